@@ -21,12 +21,12 @@ from crow.domain.messages import (
 from crow.tools.process import Process
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
-"""What a call may affect. With `none`, the call affects only the session (plan, recall). With `external`, it runs a
-tool of an MCP server."""
+"""What a call may affect. With `none`, the call affects nothing outside the session. For example, it changes the plan.
+With `external`, the call runs a tool of an MCP server and may affect anything."""
 
 CommandAccess: TypeAlias = Literal["read", "write", "full"]
-"""What a command may do: `read` changes nothing, `write` changes files in the workspace, `full` is not confined. Only
-`full` can use the network; the user's settings may allow the network for `write` too."""
+"""What a command may do: `read` changes nothing, `write` changes files in the workspace, and `full` is not confined. By
+default, only `full` can use the network. The user's settings can also allow it for `write`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,10 @@ class SandboxStatus:
     """The state of the sandbox that confines the commands of a workspace.
 
     `name` is the sandbox with its version, such as `bubblewrap 0.8.0`. If nothing confines commands, `name` is empty
-    and `problem` is a sentence that tells the user why. `setting` is the value of `sandbox.enabled`. With
-    `has_overlay`, a command with the access `read` can write into the workspace, and its changes are thrown away;
-    otherwise such a write fails. `has_network`: commands with the access `write` can use the network. `readable` and
-    `writable` are the directories that the user's settings add.
+    and `problem` is a sentence that tells the user why. `setting` is the value of `sandbox.enabled`. If `has_overlay`
+    is set, a command with the access `read` can write into the workspace, but its changes are thrown away. Otherwise
+    its writes fail. If `has_network` is set, commands with the access `write` can use the network. `readable` and
+    `writable` are the additional directories from the user's settings.
     """
 
     name: str = ""
@@ -50,14 +50,15 @@ class SandboxStatus:
 
 
 Protection: TypeAlias = Literal["none", "ask", "never"]
-"""How a path is protected from writes. With `ask`, the user is asked about each write, and no rule can allow a write in
-advance. With `never`, nobody can allow a write, for example to crow's own files."""
+"""How a path is protected from tools that write it, or from tools that read it. With `ask`, the user is asked about
+each access, and no rule can allow an access in advance. With `never`, nobody can allow an access. For example, crow's
+own files are protected in this way."""
 
 SKILL_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
 """Folders of a workspace that may hold skills."""
 
 AGENT_FOLDERS = (".crow/agents", ".agents/agents", ".claude/agents")
-"""Folders of a workspace that may hold agent files: kinds of sub-agents."""
+"""Folders of a workspace that may hold agent files. Each agent file describes a kind of sub-agent."""
 
 AGENT_MODES = ("plan", "ask", "accept-edits", "auto")
 """The permission modes that an agent file can name, the strictest first."""
@@ -71,9 +72,9 @@ class ExcludedPaths:
     """The files that the user's deny rules cover.
 
     `patterns` are regular expressions that ignore case. A file is excluded if a pattern matches its whole absolute
-    path. For a file inside cwd, a match of its whole path relative to cwd is enough. Both paths are compared in
-    Unicode's form NFC. `places` are the paths of the rules, cut before the first part that has a wildcard. They are
-    absolute, or relative to cwd.
+    path. A file inside cwd is also excluded if a pattern matches its whole path relative to cwd. Both paths are
+    compared in Unicode's form NFC. `places` are the paths of the rules, cut before the first part that has a wildcard.
+    They are absolute, or relative to cwd.
     """
 
     patterns: tuple[str, ...] = ()
@@ -89,19 +90,19 @@ class PlannedCall:
 
     The files that the call touches, with links resolved:
         `is_outside`: at least one file is outside the workspace. `rule_paths`: the paths by which permission rules may
-        name the touched file: the absolute path and, inside cwd, also the relative one. `other_paths`: more paths of
-        that file, which only deny rules use: the path as it was given, and hard links to the file. `has_hard_links`:
-        the file has several names. `has_unknown_names`: at least one of these names was not found. `excluded`: what a
-        search or a confined command must leave out; the agent fills this in.
+        name the touched file: the absolute path and, inside cwd, also the relative one. `other_paths`: the path as it
+        was given, and hard links to the file. Only deny rules use these paths. `has_hard_links`: the file has several
+        names. `has_unknown_names`: at least one of these names was not found. `excluded`: the files that a search or a
+        confined command must leave out; the agent sets this value.
 
     What decides whether the user is asked:
-        `argument`: the text that a permanent permission would cover besides the tool's name, such as the command line
-        of `shell` or the URL of `fetch`; None if there is nothing else. `rule_tool`: the tool whose rules apply, if
+        `argument`: what a permanent permission would cover in addition to the tool's name, such as the command line of
+        `shell` or the URL of `fetch`; None if it would cover only the name. `rule_tool`: the tool whose rules apply, if
         that is not the called tool. `is_protected`: the call writes to a path whose protection is `ask`, or reads a
         secret place. `is_read_only`: the user's configuration declares this external tool read-only. `asks_once`: the
-        user must be asked, but not again in this session once they have allowed exactly this `argument` or one of
-        `wider_arguments`. A deny rule about one of `narrower_arguments` also covers the call. `review_text`: the text
-        that the user should read before they answer. `command_access`: what the kernel will let a command do; `full` if
+        user must be asked, but only until they have allowed exactly this `argument` or one of `wider_arguments` in this
+        session. `narrower_arguments`: a deny rule about one of these also covers the call. `review_text`: the text that
+        the user should read before they answer. `command_access`: what the kernel will let a command do; `full` if
         nothing confines commands, None for other calls. `requested_access`: the access that the model asked for.
 
     How the call runs:
@@ -135,9 +136,9 @@ class PlannedCall:
 class Outcome:
     """The result of a call.
 
-    `text` is complete; the agent shortens it for the model. `announcement` replaces the planned announcement, for
-    example with the diff as it was applied. `skill` is the name and text of a skill, which the model gets after the
-    results. `cost` is the cost in US dollars of the models that the call used.
+    `text` is complete; the agent shortens it for the model. `announcement` replaces the announcement in the plan, for
+    example to show the diff that was really applied. `skill` is the name and the text of a skill. The model gets this
+    text after the results of the calls. `cost` is the cost in US dollars of the models that the call used.
     """
 
     text: str
@@ -170,7 +171,7 @@ class AgentKind:
 
     `tools` are the names or globs of the tools that the sub-agent may use; None means all. If `model` is empty, the
     sub-agent uses the session's model. If `mode` is not empty, the sub-agent has at most the permissions of that mode.
-    `problem` says why the file cannot be used, in words that can end a sentence.
+    `problem` says why the file cannot be used, as a clause without a full stop; empty if the file can be used.
     """
 
     name: str
@@ -186,8 +187,8 @@ class AgentKind:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
     """The state of an MCP server of the session. `detail` says why the server failed, and stays set while the server
-    starts again. `resources` counts templates, too. `losses` counts how often the server ended after it had worked;
-    `loss` is the reason for the latest such end."""
+    starts again. `resources` is the number of resources and templates. `losses` is the number of times that the server
+    was ready and then failed. `loss` is the reason for the latest of these failures."""
 
     name: str
     state: Literal["starting", "ready", "failed"]
@@ -202,7 +203,8 @@ class Toolbox(Protocol):
     """All tools of one session. The session's task opens and closes the toolbox."""
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools that the model can use now, in a stable order: built-in ones, then those of the servers."""
+        """The tools that the model can use now, in a stable order: first the built-in tools, then the tools of the
+        servers."""
 
     def servers(self) -> tuple[ServerStatus, ...]:
         """The session's MCP servers."""
@@ -218,7 +220,7 @@ class Toolbox(Protocol):
         of the restarted servers."""
 
     def prepare(self) -> None:
-        """Begin the preparations for tool calls. They run in the background, while the model answers."""
+        """Start to prepare for tool calls. The preparations run in the background while the model answers."""
 
     async def plan(self, call: ToolCall) -> PlannedCall:
         """Plan `call` without running it. For an invalid call, return a plan with a `fault` instead of raising an
@@ -230,9 +232,9 @@ class Toolbox(Protocol):
         """Run `call`. A failure is returned as an `Outcome` with `is_error`. Only cancellation and errors in crow
         itself are raised.
 
-        `call_id` is passed on to the ports. `planned` is the planned call that was allowed: if a link has changed since
-        then and the call would now touch another file, the call fails. On cancellation, child processes get SIGTERM at
-        once and SIGKILL 2 s later; this method does not wait for their end.
+        The session's ports get `call_id`. `planned` is the planned call that was allowed. If a link has changed since
+        the call was planned, so that the call would now touch another file, the call fails. On cancellation, child
+        processes get SIGTERM at once and SIGKILL 2 s later. This method does not wait for their end.
         """
 
 
@@ -240,7 +242,7 @@ class Toolbox(Protocol):
 class FileStat:
     """The state of a resolved path. `size` is in bytes; `head` has the first bytes of a file if they were requested.
 
-    If two states are equal, the file was not written in between, as far as `mtime_ns` can tell.
+    If two states of the same path are equal, the file was not written between them, as far as `mtime_ns` can tell.
     """
 
     path: Path
@@ -252,9 +254,9 @@ class FileStat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramResult:
-    """The result of a program of the user. `code` is None if the program took too long and was ended. `output` and
-    `errors` have the beginning of the program's standard output and standard error. With `is_cut`, `output` is
-    incomplete."""
+    """The result of a program that the user configured, such as a hook. `code` is None if the program took too long and
+    crow ended it. `output` and `errors` have the beginning of the program's standard output and standard error. If
+    `is_cut` is set, `output` is incomplete."""
 
     code: int | None
     output: bytes
@@ -311,11 +313,11 @@ class Workspace(Protocol):
         self, paths: Collection[Path], places: Sequence[str] = ()
     ) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
         """For each file with hard links, return its absolute names in the workspace and below `places`, and whether
-        these are all of its names. Files without hard links are left out. The search ends after a limited number of
-        entries."""
+        these are all of its names. The result contains no files without hard links. The search ends after a limited
+        number of directory entries."""
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
-        """The state of the path, which need not exist. For a file, this includes the first `head` bytes.
+        """Return the state of the path, which need not exist. The state of a file includes its first `head` bytes.
         :raises OSError: the path cannot be read."""
 
     async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
@@ -326,38 +328,38 @@ class Workspace(Protocol):
         """The whole text as the user sees it: the editor's buffer if the file is open there, else the file on disk as
         UTF-8. Bytes that cannot be decoded become U+FFFD. Newlines and the byte order mark are not changed.
 
-        :raises OSError: the file cannot be read, or the editor refuses (`PermissionError`).
+        :raises OSError: the file cannot be read. If the editor refuses the request, the error is a `PermissionError`.
         """
 
     async def write_text(self, path: Path, text: str) -> str:
         """Replace the file in one step. If the editor serves the file, the editor replaces it. Keep the file's mode,
         and create missing parent directories.
 
-        Returns the text that the file holds afterwards, because editors may format on save. :raises OSError: the file
-        cannot be written.
+        Returns the text of the file afterwards. It may differ from `text`, because editors may format a file when they
+        save it. :raises OSError: the file cannot be written.
         """
 
     async def restore(self, path: Path, content: bytes | None) -> None:
-        """Restore a file to this content, or remove the file if `content` is None. Keep the file's mode, and create
+        """Give a file this content again, or remove the file if `content` is None. Keep the file's mode, and create
         missing parent directories. :raises OSError: the file cannot be written or removed."""
 
     @property
     def is_bounded(self) -> bool:
-        """Whether tools are limited to the workspace, whatever anybody allows. If so, paths outside have the protection
-        `never`."""
+        """Whether tools can never leave the workspace, even if a user or a rule allows it. In that case, paths outside
+        the workspace have the protection `never`."""
 
     @property
     def confines(self) -> bool:
         """Whether commands with the access `read` or `write` are confined by the kernel. If not, every command has full
-        access. Valid only after `sandbox_status` was called."""
+        access. The value is valid only after a call of `sandbox_status`."""
 
     async def sandbox_status(self) -> SandboxStatus:
         """Return the state of the sandbox. The first call in this process tests the sandbox, in a thread."""
 
     def explain_failure(self, access: CommandAccess, output: str, *, has_failed: bool = True) -> str:
-        """Return a line for the model if a command's output shows that its access was not enough, else an empty string.
-        The line says which access or setting would be enough. `has_failed`: the command failed; even a command that
-        succeeds may have been unable to do everything."""
+        """Return a line for the model if a command's output shows that its access was not enough; otherwise return an
+        empty string. The line says which access or setting would be enough. `has_failed` says whether the command
+        failed. A command that succeeds may also have lacked access for a part of its work."""
 
     async def run(
         self,
@@ -371,10 +373,11 @@ class Workspace(Protocol):
         """Run a shell command in its own process group, without input or a terminal. If the command is confined, it
         cannot read the `excluded` files.
 
-        Returns the exit code, and standard output and error in the order in which they arrived. The code is None if the
-        command timed out and was killed, and the negative signal number if a signal ended it. If the output has more
-        than 10 million characters, a marker replaces its middle. On cancellation the process group gets SIGTERM at
-        once, and SIGKILL 2 s later from `reap`; this method does not wait for the end of the group.
+        Returns the exit code, and the text that the command wrote to standard output and standard error, in the order
+        of arrival. If the command timed out and was killed, the code is None. If a signal ended the command, the code
+        is the negative signal number. If the output has more than 10 million characters, a marker replaces its middle.
+        On cancellation, the process group gets SIGTERM at once, and `reap` sends SIGKILL 2 s later. This method does
+        not wait for the end of the group.
         """
 
     async def spawn(
@@ -389,13 +392,14 @@ class Workspace(Protocol):
         command cannot be started."""
 
     async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
-        """Run a program of the user, such as a hook, in cwd and with `data` as its input. The program is not confined,
-        and its environment contains no endpoint keys. If `argv` names it without a directory, it is looked up on PATH;
-        programs in the workspace do not count.
+        """Run a program that the user configured, such as a hook, in cwd and with `data` as its input. The program is
+        not confined, and its environment contains no endpoint keys. If `argv` names the program without a directory,
+        the program is looked up on PATH, but not in the workspace.
 
-        At most `max_bytes` each of the program's output and errors are kept. Processes that it leaves running are
-        ended. If the call is cancelled, the program is ended in the same way as a command. :raises OSError: the program
-        cannot be started.
+        At most `max_bytes` of the program's output and `max_bytes` of its errors are kept. Processes that the program
+        leaves running are ended. If the call is cancelled, the program is ended in the same way as a command.
+
+        :raises OSError: the program cannot be started.
         """
 
     async def start_confined(
@@ -409,17 +413,18 @@ class Workspace(Protocol):
         on_output: Callable[[bytes], None],
         on_errors: Callable[[bytes], None],
     ) -> Process:
-        """Start a program that takes input and keeps running, such as an MCP server. The program is confined like a
-        command with the access `access`.
+        """Start a program that takes input and keeps running, such as an MCP server. The sandbox confines the program
+        in the same way as it confines commands with this `access`.
 
         `directory` is the program's own directory for temporary files; the program can write to it. End the program
         with `end_confined`.
 
-        :raises OSError: the program cannot be started, or nothing confines programs here. It never runs unconfined.
+        :raises OSError: the program cannot be started, or nothing confines programs here. The program never runs
+            unconfined.
         """
 
     async def end_confined(self, process: Process, grace_s: float) -> None:
-        """End a program that `start_confined` has started: SIGTERM, then SIGKILL after `grace_s`."""
+        """End a program that `start_confined` started. The program gets SIGTERM, and SIGKILL after `grace_s`."""
 
     @property
     def has_leftovers(self) -> bool:
@@ -438,11 +443,11 @@ RecallScope: TypeAlias = Literal["this", "workspace", "all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallQuery:
-    """A query of `recall`. With `words`: find the entries that contain all of them. With `entry`: read the entry with
-    this id. With both: find the places in that entry where one of the words occurs.
+    """A query of `recall`. If only `words` is given, find the entries that contain all of the words. If only `entry` is
+    given, read the entry with this id. If both are given, find the places in that entry where one of the words occurs.
 
-    Only entries at or after `since_ms` and before `before_ms` are searched (Unix ms; None: no limit). With `session`,
-    only that session is read.
+    Only entries at or after `since_ms` and before `before_ms` are searched (Unix ms; None: no limit). If `session` is
+    given, only that session is searched.
     """
 
     words: str = ""
@@ -457,12 +462,12 @@ class Log(Protocol):
     """The part of the session's log that tools use."""
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:
-        """The text that `query` asks for, at most `limit` entries or places. Compacted entries are included. The user
-        must already have permitted any scope other than `this`."""
+        """Return the text that `query` asks for, with at most `limit` entries or places. Compacted entries are
+        included. For any scope other than `this`, the caller must first get the user's permission."""
 
     async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
-        """Store the content of the file before the call replaces it with `after`. `before` is None if there was no
-        file."""
+        """Record that a tool call is about to replace the content of a file. `before` is the old content, or None if
+        there was no file. `after` is the new content."""
 
 
 class Plan(Protocol):
@@ -474,10 +479,10 @@ class Plan(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Work for a sub-agent. `tools` are the names of the tools that it may use; None allows all tools except those that
-    sub-agents may never use. `resume` is the id of an earlier task to continue. `instructions` are the prompt of the
-    `kind`, which is None for a plain sub-agent. With `background`, the call returns when the sub-agent has started to
-    work."""
+    """Work for a sub-agent. `tools` are the names of the tools that the sub-agent may use; None allows all tools except
+    those that sub-agents may never use. `resume` is the id of an earlier task to continue. `kind` is None for a plain
+    sub-agent. Otherwise, `instructions` are the prompt of the kind. If `background` is set, the call returns as soon as
+    the sub-agent has started to work."""
 
     title: str
     prompt: str
@@ -492,7 +497,7 @@ class Task:
 class SubagentResult:
     """The result of a task. `id` can be used to resume the task; `text` is the sub-agent's last answer, or the error.
 
-    With `is_running`, the sub-agent still works in the background, and there is no answer yet.
+    If `is_running` is set, the sub-agent still works in the background and has not given an answer yet.
     """
 
     id: str
@@ -518,7 +523,7 @@ class AgentPolicy(Protocol):
     """Decides which kinds of sub-agents the model gets."""
 
     def may_offer(self, kind: AgentKind) -> bool:
-        """Whether the user's rules allow reading the kind's file. Blocks."""
+        """Whether the user's rules allow crow to read the kind's file. This call blocks the thread."""
 
     def has_model(self, name: str) -> bool:
         """Whether the user can choose this model."""
@@ -532,11 +537,11 @@ class ElicitationHandler(Protocol):
         """The kinds of questions that the editor supports."""
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-        """Ask the user as soon as all earlier questions have been answered. Return the answer: `decline` if too many
-        questions are waiting, `cancel` if the editor fails or sends an invalid answer."""
+        """Ask the user as soon as all earlier questions have been answered, and return the answer. The answer is
+        `decline` if too many questions are waiting, and `cancel` if the editor fails or sends an invalid answer."""
 
     async def finish_question(self, question_id: str) -> None:
-        """Report that the server has finished the interaction that the question started."""
+        """Tell the editor that the page of the question with this id is no longer needed."""
 
 
 class WatchedCommand(Protocol):
@@ -562,7 +567,7 @@ class WatchedCommand(Protocol):
 
 
 class BackgroundWatcher(Protocol):
-    """Tells the model later that something has ended in the background."""
+    """Tells the model when a background command has ended."""
 
     async def watch(self, call_id: str, command: WatchedCommand) -> None:
         """Watch a command that the call has started. Returns at once."""
@@ -570,11 +575,12 @@ class BackgroundWatcher(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRequest:
-    """A request of an MCP server to the session's model, sent while a call of the server runs.
+    """A request of an MCP server to the session's model. The server sends it while it works on a call from crow.
 
     `prefix` is the server's name in permission rules: `sampling(prefix)`. `call`, `name`, `arguments` and
-    `announcement` are those of the running call. The `messages` alternate between the roles. The answer ends where the
-    first of the `stop_sequences` would begin. `is_read_only`: the user's settings allow such requests in plan mode.
+    `announcement` belong to the call that the server works on. The roles of the `messages` alternate. The answer ends
+    before the first occurrence of one of the `stop_sequences`. If `is_read_only` is set, the user's settings allow the
+    server to send requests to the model in plan mode.
     """
 
     server: str
@@ -601,7 +607,7 @@ class SamplingAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRefusal:
-    """The reason why a server gets no answer from the model. `is_users`: the user did not allow an answer."""
+    """The reason why a server gets no answer from the model. If `is_users` is set, the user did not allow an answer."""
 
     words: str
     is_users: bool = False
@@ -619,8 +625,8 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The parts of the session that tools may use. Without `subagents` there is no `task` tool; without `elicitation`,
-    questions from servers are declined; without `sampler`, servers cannot use the model. Without `background`, the
+    """The parts of the session that tools may use. Without `subagents`, there is no `task` tool. Without `elicitation`,
+    questions from servers are declined. Without `sampler`, servers cannot use the model. Without `background`, the
     model is not told when a background command ends."""
 
     log: Log

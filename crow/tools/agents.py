@@ -1,8 +1,9 @@
 """Finds and reads agent files: Markdown files that describe kinds of sub-agents.
 
-The user's folder comes first, then those of the workspace. As with skills, files of the workspace are untrusted until
-the user allows them, and must be inside the workspace after links are resolved. Only the beginning of each file is read
-in advance. Files that cannot be used are returned too, with the reason, so that crow can report them.
+The user's folders are searched first, then the folders of the workspace. Files of the workspace are untrusted until the
+user allows them, as with skills. They are ignored if they are outside the workspace after links are resolved. Only the
+beginning of each file is read in advance. Files that cannot be used are returned too, with the reason, so that crow can
+report them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def find_agents(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Pa
     """All agent files, sorted by name. If several have the same name, the first one found is used. The user's folders
     are searched first, so a workspace cannot replace a user's file.
 
-    `is_inside` tells whether a resolved path is in the workspace and may be read freely.
+    `is_inside` tells whether a resolved path is in the workspace and may be read without asking the user.
     """
     found: dict[str, AgentKind] = {}
     places = [(folder, False) for folder in user_folders] + [(cwd / folder, True) for folder in AGENT_FOLDERS]
@@ -107,8 +108,8 @@ def agent_kind(name: str, head: bytes, path: Path, *, is_from_workspace: bool) -
 
 
 def tools_in(text: str) -> tuple[tuple[str, ...], str]:
-    """The tool names and globs in a list, and a text that says what is wrong with the list, empty if nothing is.
-    Commas, spaces or dashes separate the names."""
+    """Return the tool names and globs in a list, and a text that says what is wrong with the list. The text is empty if
+    nothing is wrong. Commas, spaces or dashes separate the names."""
     words = [word.strip("\"'") for word in re.split(r"[\s,\[\]]+", text)]
     names = [OTHER_NAMES.get(word, word) for word in words if word.strip("-")]
     wrong = next((name for name in names if not TOOL_NAME.fullmatch(name)), None)
@@ -135,7 +136,8 @@ def read_agent(kind: AgentKind) -> tuple[str, str]:
 
 
 def prompt_of(kind: AgentKind, text: str) -> tuple[AgentKind, str]:
-    """The kind that the whole agent file now describes, and the prompt below its front matter.
+    """Read the kind again from `text`, the whole text of its agent file. Return the kind as the file describes it now,
+    and the prompt below the front matter.
 
     :raises ~crow.domain.errors.ArgumentError: the file cannot be used any more.
     """

@@ -1,7 +1,7 @@
 """Reads the front matter of skills, agents and commands: YAML between two `---` lines at the top of a file.
 
-Each key is read as YAML by itself. A value that is not valid YAML (`Use this: then that`, `[file] [line]`) is taken as
-plain text, as its author meant it, and does not affect other keys.
+Each key is read as YAML by itself, so an invalid value does not affect other keys. A value that is not valid YAML, such
+as `Use this: then that` or `[file] [line]`, is taken as plain text, because this is what its author meant.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ MAX_CHARS = 16 * 1024
 """Front matter with more characters is ignored."""
 
 YAML_CHARS = 4_000
-"""A value with more characters is taken as plain text. Parsing a value of this size takes at most 20 ms, whatever it
-holds."""
+"""A longer value is taken as plain text. Parsing a value of at most this many characters takes at most 20 ms, whatever
+the value contains."""
 
 _KEY = re.compile(r"""(["']?)([A-Za-z][\w.-]*)\1[ \t]*:(?=\s|$)""")
 _BLOCK_MARK = re.compile(r"\s*[|>][-+0-9]*[ \t]*(?=[\r\n])")
 
 
 def front_matter(text: str, wanted: Collection[str]) -> tuple[dict[str, str], int]:
-    """The values of the `wanted` keys, and the index where the text after the front matter begins. Without front
+    """Return the values of the `wanted` keys, and the index where the text after the front matter begins. Without front
     matter, there are no values and the index is 0.
 
-    Blocks are folded; quotes and comments are removed. A value that YAML does not read as text, such as a list, stays
-    as written.
+    If YAML reads a value as text, this text is returned, without quotes and comments. Any other value, such as a list,
+    is returned as it is written in the file, but on one line.
     """
     start = 1 if text.startswith("\ufeff") else 0
     lines = text[start : start + MAX_CHARS].splitlines(keepends=True)

@@ -1,12 +1,12 @@
 """Turns the bytes of a web document into text; also runs as a program.
 
-The time is always proportional to the size of the input: the scanner looks at each character once (in many releases of
-Python, `html.parser` may look at the same character many times), and no regular expression can backtrack.
+The time is always proportional to the size of the input. The scanner looks at each character once, and no regular
+expression can backtrack. In many releases of Python, `html.parser` may look at the same character many times.
 
-Large documents are converted by running this file as a program, because a process can be killed. The file is started by
-its path, and uses the standard library alone: `python -I -S html.py MEDIA CHARSET`, with bytes on standard input and
-text on standard output. It is never started with `-m`, which would import from the current directory, perhaps a hostile
-workspace.
+Large documents are converted by running this file as a program, because a process can be killed. The program reads
+bytes from standard input, writes text to standard output, and uses only the standard library. It is started by its
+path, with `python -I -S html.py MEDIA CHARSET`. It is never started with `-m`, which would import modules from the
+current directory. That directory may be a hostile workspace.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from html import unescape
 HTML = ("text/html", "application/xhtml+xml")
 META_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
 MAX_GROWTH = 16
-"""JSON is indented only if the result is at most this many times as large. Deeply nested JSON would grow more, because
-each level indents everything inside it."""
+"""JSON is indented only if the result is at most this many times as large as the original. Deeply nested JSON would
+grow more, because each level indents everything inside it."""
 
 CPU_S = 30
 CODECS = frozenset(
@@ -35,14 +35,14 @@ CODECS = frozenset(
         *("shift_jis", "shift_jisx0213", "cp932", "euc_jp", "iso2022_jp", "euc_kr", "cp949", "johab"),
     )
 )
-"""The only codecs that a document may name: text codecs that decode in linear time. Other codecs can be much slower:
-punycode takes hours for some megabytes."""
+"""A document may name only these codecs. All of them decode text in linear time. Other codecs can be much slower:
+punycode takes hours for a few megabytes."""
 
 MARKUP = re.compile(r"<(?=[A-Za-z/!?])")
 TAG = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
 ATTRIBUTE = re.compile(r"""[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>"'][^\s>]*+)))?+""")
-"""Matching takes linear time: a search for a closing quote fails only at the last quote of its kind in the text, so it
-fails at most once for single and once for double quotes."""
+"""Matching takes linear time. A search for a closing quote fails only if no quote of the same kind follows in the whole
+text. Therefore at most one search for a single quote and one search for a double quote can fail."""
 
 TAG_END = re.compile(r"([\s/]*+)>")
 COMMENT_END = re.compile("--!?>")
@@ -68,7 +68,7 @@ AFTER = dict.fromkeys((*(BLOCKS - {"tr"}), *HEADINGS), "\n\n")
 
 
 def document_text(data: bytes, media: str, charset: str) -> str:
-    """The text of a document in its most readable form. `media` and `charset` are as the server declared them, or
+    """The text of a document in its most readable form. `media` and `charset` are what the server declared; each may be
     empty.
 
     If the charset is unknown or not in `CODECS`, the text is decoded as UTF-8. Bytes that cannot be decoded become
@@ -146,7 +146,8 @@ class Reader:
         self._links: list[str] = []
 
     def read(self, html: str) -> None:
-        """Read a page. If a tag or comment never ends, everything from its start on is left out, as in a browser."""
+        """Read a page. If a tag or comment never ends, leave out its text and everything after it, as a browser
+        does."""
         at = 0
         while markup := MARKUP.search(html, at):
             if markup.start() > at:

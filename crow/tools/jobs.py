@@ -19,8 +19,8 @@ CLOSE_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
-    """A command in the background. `unread` is the output that has arrived since the last read. `told` is set when the
-    model has been told that the command ended."""
+    """A command in the background. `unread` is the output that has arrived since the last read. `told` is set once the
+    model has been told that the command has ended."""
 
     id: str
     line: str
@@ -52,8 +52,8 @@ class Job:
         return f"ended with exit code {code}" if code >= 0 else f"ended by signal {-code}"
 
     def take_output(self) -> str:
-        """Return the unread output; from now on, it counts as read. While the command runs, text at the end that may be
-        the beginning of a secret stays unread, so that the whole secret can be recognised later."""
+        """Return the unread output and mark it as read. While the command runs, text at the end stays unread if it may
+        be the beginning of a secret. Otherwise the whole secret could not be recognised later."""
         text = self.unread.text()
         kept = self.keys().mask.unfinished(text) if self.is_running else 0
         self.unread.clear()
@@ -70,8 +70,8 @@ class Job:
 
 
 class Jobs:
-    """The background commands of a session. `close` must be called at the end. The output of a command can still be
-    read after the command has ended."""
+    """The background commands of a session. The output of a command can still be read after the command has ended.
+    `close` must be called at the end of the session."""
 
     def __init__(self, workspace: Workspace, keys: KeySource = HiddenKeys) -> None:
         self._workspace = workspace

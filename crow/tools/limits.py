@@ -79,11 +79,12 @@ class FairLimiter:
 
 COMMANDS = FairLimiter(16, each=12)
 """Limits how many shell commands run in the foreground at the same time, in the whole process. Each workspace is a
-holder."""
+holder of slots."""
 
 SEARCHES = FairLimiter(8, each=6)
-"""Limits how many programs list or search files at the same time, in the whole process. Each workspace is a holder."""
+"""Limits how many programs list or search files at the same time, in the whole process. Each workspace is a holder of
+slots."""
 
 FETCHES = FairLimiter(8, each=6)
 """Limits how many documents are fetched and converted at the same time, in the whole process. Each workspace is a
-holder."""
+holder of slots."""

@@ -1,11 +1,11 @@
 """Child processes: their environment, their process group and how they end.
 
 Every child leads its own session, so signals reach all processes that it started, and none of them can ask for input on
-a terminal. asyncio's subprocess protocol reports the end of a process separately from the end of its pipes, so a
-grandchild that holds a pipe open delays nothing.
+a terminal. asyncio's subprocess protocol reports the end of a process separately from the end of its pipes, so crow
+does not wait for a grandchild that holds a pipe open.
 
-A process that a child starts may leave the group with `setsid`, and may outlive its parent. On Linux, crow then becomes
-its parent. Crow recognises such a process by a mark that the process inherited in its environment.
+A process that a child starts may leave the child's process group with `setsid`, and may outlive its parent. On Linux,
+crow then becomes its parent. Crow recognises such a process by a mark that the process inherited in its environment.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only one way to
 KILL_S = 0.3  # time for the event loop to notice that a killed child has ended; only an unkillable child takes longer
 POLL_S = 0.01
 EXEC_READS = 5
-"""If crow reads an empty environment this many times, it concludes that the process has none. A single read proves
-nothing, because it may come in the middle of an `exec`."""
+"""If crow reads an empty environment this many times, it concludes that the environment of the process is really empty.
+A single read proves nothing, because the process may be in the middle of an `exec`."""
 
 EXEC_POLLS = 50
-"""How many times crow checks an orphan that is in the middle of an `exec`, to learn which command it belongs to."""
+"""How many times crow checks an orphan that is in the middle of an `exec`. Until the `exec` is done, crow cannot tell
+which command the orphan belongs to."""
 
 DRAIN_S = 0.2
 KEY_CHARS = 8
-"""Keys with fewer characters are not searched for, because any text may contain a short key by chance."""
+"""Crow does not search texts for keys with fewer characters, because any text may contain a short key by chance."""
 
 PLACEHOLDERS = frozenset(
     (
@@ -50,7 +51,8 @@ PLACEHOLDERS = frozenset(
         *("anything", "dummy-key", "placeholder", "undefined", "localhost", "llama.cpp"),
     )
 )
-"""Texts that users enter as a key if the endpoint needs no key. Like short keys, they are not searched for."""
+"""Texts that users enter as a key if the endpoint needs no key. They are no secrets, so crow does not search texts for
+them."""
 
 MARK = "CROW_STARTED"
 """The environment variable by which crow recognises processes that it started. If one crow process
@@ -62,8 +64,8 @@ class HiddenKeys:
     """The keys of endpoints, which no child process gets.
 
     `variables` are the names of environment variables that hold a key; `values` are the keys themselves. A variable
-    whose value contains a key is hidden too, whatever its name. `others` are further secrets that child processes may
-    get, such as tokens of MCP servers.
+    whose value contains a key is hidden too, whatever its name. `others` are further secrets, such as tokens of MCP
+    servers. The results of tools do not show them, but child processes may get them.
     """
 
     variables: frozenset[str] = frozenset({"OPENAI_API_KEY"})
@@ -80,7 +82,7 @@ class HiddenKeys:
         return result_mask((*self.values, *self.others))
 
     def names(self) -> tuple[str, ...]:
-        """The names of the variables to hide from processes that other programs start for crow."""
+        """The names of the variables to hide from processes that other programs, such as the editor, start for crow."""
         return tuple(sorted(self.variables | {name for name, value in os.environ.items() if self.hides(name, value)}))
 
 
@@ -94,7 +96,7 @@ def is_searched(key: str) -> bool:
 
 
 KeySource: TypeAlias = Callable[[], HiddenKeys]
-"""Returns the current keys: the user may change the settings while a session is open."""
+"""Returns the current keys. They can change while a session is open, because the user may change the settings."""
 
 
 def child_environment(
@@ -111,8 +113,9 @@ def child_environment(
 
 
 def trusted_path(is_inside: Callable[[Path], bool]) -> str:
-    """PATH without relative directories and without directories that are in the workspace after links are resolved. If
-    the workspace is the whole file system, only the relative directories are left out."""
+    """Return PATH without relative directories and without directories of the workspace. A link into the workspace
+    counts as a directory of the workspace. If the workspace is the whole file system, only the relative directories are
+    left out."""
     is_everything = is_inside(Path(os.sep))
     directories = filter(os.path.isabs, os.environ.get("PATH", os.defpath).split(os.pathsep))
     return os.pathsep.join(
@@ -142,10 +145,10 @@ async def start(
     takes_input: bool = False,
     make: Callable[[Callable[[bytes], None], Callable[[bytes], None] | None], Process] | None = None,
 ) -> Process:
-    """Start `argv` in its own process group. Without `on_errors`, standard error goes to `on_output` too, in the order
-    of writing.
+    """Start `argv` in its own process group. Without `on_errors`, `on_output` gets standard output and standard error
+    in the order of writing.
 
-    Standard input is /dev/null unless `takes_input`. `make` creates the returned object.
+    If `takes_input` is not set, standard input is /dev/null. `make` creates the returned object.
 
     :raises OSError: there is no such program or directory, or the command line is too long.
     :raises ValueError: an argument contains a NUL.
@@ -168,8 +171,8 @@ async def start(
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """Use this while a child is being started: before `Process.connection_made` is called, crow cannot tell the child
-    from an orphan."""
+    """Enter this context while a child is being started. Until asyncio calls `Process.connection_made`, crow cannot
+    tell the child from an orphan."""
     Process.starts += 1
     try:
         yield
@@ -183,7 +186,7 @@ class Process(asyncio.SubprocessProtocol):
     starts: ClassVar[int] = 0
     """How many children are being started now, in the whole process."""
     not_reaped: ClassVar[set[int]] = set()
-    """The ids of all children for which asyncio still waits, in the whole process."""
+    """The ids of all children in the whole process that have not been reaped yet."""
     _transport: asyncio.SubprocessTransport  # set before `start` returns
 
     def __init__(self, on_output: Callable[[bytes], None], on_errors: Callable[[bytes], None] | None) -> None:
@@ -200,7 +203,7 @@ class Process(asyncio.SubprocessProtocol):
     def marked(self, env: Mapping[str, str]) -> dict[str, str]:
         """The environment for the child, with a mark. All processes that the child starts inherit the mark.
 
-        By the mark, crow recognises processes that have left the process group and lost their parent: see
+        If a process has left the process group and lost its parent, crow recognises it by the mark: see
         :class:`Orphans`.
         """
         return {**env, MARK: f"{os.environ.get(MARK, '')} {self._mark}".strip()}
@@ -236,20 +239,21 @@ class Process(asyncio.SubprocessProtocol):
         await self.drain()
 
     async def drain(self) -> None:
-        """Wait a short time for the rest of the output. Another process may hold the pipes open."""
+        """Wait a short time for the rest of the output. This method does not wait longer, because another process may
+        hold the pipes open."""
         with anyio.move_on_after(DRAIN_S):
             await self.output_ended.wait()
             await self.errors_ended.wait()
 
     @property
     def left_others(self) -> bool:
-        """Whether other processes that the child had started were still running when the child ended. If so, they have
-        been ended too."""
+        """Whether processes that the child had started were still running when the child ended. If so, these processes
+        have been ended too."""
         return False
 
     @property
     def failure(self) -> str:
-        """The reason why the command never began, although a child was started for it; empty if the command began."""
+        """Why the command did not begin, although a child process was started for it. Empty if the command began."""
         return ""
 
     def signal(self, number: signal.Signals) -> None:
@@ -291,7 +295,8 @@ class Process(asyncio.SubprocessProtocol):
 
     def _find_strays(self) -> tuple[list[Relative], bool]:
         """Find the descendants of the child that have left its group. Return them, and whether the list is complete.
-        While an orphan is in the middle of an `exec`, crow cannot tell whether it belongs to the list."""
+        The list is not complete while an orphan is in the middle of an `exec`, because crow cannot tell yet whether the
+        orphan belongs to the child."""
         orphans = {each: each.has_mark(self._mark) for each in adopted() if each.pid not in self.not_reaped}
         roots = [] if self.exited.is_set() else [Relative(pid=self.pid, parent=os.getpid())]
         roots += [each for each, is_marked in orphans.items() if is_marked]
@@ -299,8 +304,8 @@ class Process(asyncio.SubprocessProtocol):
         return strays, None not in orphans.values()
 
     async def end(self, grace_s: float) -> None:
-        """Send SIGTERM, then SIGKILL to all that remains after `grace_s`, and close the pipes. Returns at most 0.3 s
-        after `grace_s`."""
+        """Send SIGTERM. After `grace_s`, send SIGKILL to all processes that still run. Then close the pipes. Returns at
+        most 0.3 s after `grace_s`."""
         self.signal(signal.SIGTERM)
         is_gone = False
         try:
@@ -378,14 +383,14 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relative:
-    """A descendant of this process, and its parent at the time when it was found."""
+    """A descendant of this process. `parent` was its parent when crow found it."""
 
     pid: int
     parent: int
 
     def has_mark(self, mark: str) -> bool | None:
         """Whether the process was started with this mark in its environment. None means that the process is in the
-        middle of an `exec`. Until the `exec` is done, the system does not show the environment and the arguments of the
+        middle of an `exec`. During an `exec`, the system shows neither the environment nor the arguments of the
         process."""
         try:
             for _ in range(EXEC_READS):
@@ -422,7 +427,8 @@ class Relative:
 
 
 def adopted() -> list[Relative]:
-    """The children of the main thread. This thread starts most commands, and the system gives it the orphans."""
+    """The children of the main thread. They include the orphans, because the system makes the main thread their parent.
+    The main thread also starts most commands."""
     pid = os.getpid()
     return [Relative(pid=child, parent=pid) for child in children_of(pid, pid)]
 
@@ -438,7 +444,7 @@ def families(roots: Iterable[Relative]) -> Iterator[Relative]:
 
 
 def children_of(pid: int, thread: int | str) -> list[int]:
-    """The children that a thread has started; empty if the system does not show them."""
+    """The children of a thread; empty if the system does not show them."""
     try:
         with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
             return [int(child) for child in file.read().split()]
@@ -466,8 +472,8 @@ async def orphans_ended() -> AsyncIterator[None]:
 class Orphans:
     """Descendants of this process that have lost their parent. On Linux, this process becomes their parent.
 
-    If this process replaced another program (by `exec`), it has inherited that program's children. These children are
-    left alone. `reap` must be called when a child has ended.
+    If this process replaced another program (by `exec`), it has inherited that program's children. Crow leaves these
+    children alone. `reap` must be called when a child has ended.
     """
 
     def __init__(self) -> None:
@@ -476,8 +482,8 @@ class Orphans:
         self._foreign = {child.pid for child in adopted()}
 
     def reap(self) -> None:
-        """Reap the orphans that have ended. The children that crow itself started are left to the code that waits for
-        them."""
+        """Reap the orphans that have ended. Do not reap the children that crow itself started, because other code waits
+        for them."""
         if Process.starts:
             return
         for child in self._orphans():
@@ -499,7 +505,7 @@ class Orphans:
             logger.warning("These processes cannot be killed: %s", ", ".join(str(each.pid) for each in left))
 
     def _certain_orphans(self) -> list[Relative]:
-        """The orphans that crow has certainly started. If this process has inherited children of another program, only
+        """The orphans that certainly come from crow. If this process has inherited children of another program, only
         the orphans with crow's mark are certain."""
         mark = f"{os.getpid()}-"
         return [each for each in self._orphans() if not self._foreign or each.has_mark(mark)]

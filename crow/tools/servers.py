@@ -11,11 +11,12 @@ from crow.domain.messages import Part
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """The user's options for an MCP server. The patterns are globs that match the server's own tool names.
+    """The user's options for an MCP server. `allow`, `deny` and `read_only` are globs that match the server's own tool
+    names.
 
-    An empty `allow` allows every tool; `deny` takes precedence. Tools that match `read_only` may be used in plan mode.
-    If a timeout is None, the general setting applies. `problem` says why the server cannot be started with this
-    configuration.
+    An empty `allow` allows every tool. `deny` takes precedence over `allow`. Tools that match `read_only` may be used
+    in plan mode. If a timeout is None, the general setting applies. `problem` says why the server cannot be started
+    with this configuration.
     """
 
     allow: tuple[str, ...] = ()
@@ -28,9 +29,9 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StdioServer:
-    """An MCP server to start: `command` is an absolute path, or the name of a program on PATH. `env` is added to a
-    minimal environment. `THE_WORKSPACE` in `args` and `env` stands for the session's working directory. `sandbox` is
-    the access that the server is confined to; None means that the server is not confined."""
+    """An MCP server that crow starts. `command` is an absolute path, or the name of a program on PATH. `env` is added
+    to a minimal environment. `THE_WORKSPACE` in `args` and `env` stands for the session's working directory. `sandbox`
+    is the access that the server is confined to; None means that the server is not confined."""
 
     name: str
     command: str
@@ -42,12 +43,13 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OAuthOptions:
-    """The user's options for logging in to an MCP server; crow finds out or chooses each value that is empty or 0.
+    """The user's options for logging in to an MCP server. If a value is empty or 0, crow finds it out or chooses it.
 
-    `login` is what the user passes to `crow mcp login`. If it is empty, the user passes the server's URL. `account`
-    tells two logins at one URL apart. If the user registered crow by hand, `client_id` and perhaps `client_secret` are
-    set, and only `issuer` gets them. Otherwise, `client_metadata_url` is the id, if the authorization server accepts
-    such ids. The browser comes back to `redirect_port` of this machine.
+    `login` is the argument that the user passes to `crow mcp login`. If `login` is empty, the argument is the server's
+    URL. `account` distinguishes two logins at the same URL. If the user registered crow by hand, `client_id` is set,
+    and `client_secret` if there is one. Crow sends both only to `issuer`. Otherwise, crow uses `client_metadata_url` as
+    its client id if the authorization server accepts such ids. The authorization server sends the browser back to
+    `redirect_port` on this machine.
     """
 
     login: str = ""
@@ -61,7 +63,7 @@ class OAuthOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpServer:
-    """An MCP server to connect to: `transport` is streamable HTTP or the older SSE."""
+    """An MCP server that crow connects to. `transport` is `http` for streamable HTTP, or `sse` for the older SSE."""
 
     name: str
     url: str
@@ -74,15 +76,16 @@ class HttpServer:
 McpServer: TypeAlias = StdioServer | HttpServer
 
 THE_WORKSPACE = "\0workspace\0"
-"""Stands for the session's working directory. No real argument or variable can contain it."""
+"""A placeholder for the session's working directory. No real argument or variable can contain it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginQuestion:
-    """A request to the user to log in to `server` at `page`. `place` is the host of that page.
+    """A request that the user log in to `server`. `page` is the URL of the login page, and `place` is the host of that
+    page.
 
-    `wait` returns when the browser has come back. If the browser cannot come back, `take` accepts the URL to which the
-    browser was sent, and returns whether that URL belongs to this login.
+    `wait` returns when the browser has come back. If the browser cannot come back, the user can enter the URL to which
+    the browser was sent. `take` accepts this URL, and returns whether it belongs to this login.
     """
 
     server: str
@@ -101,8 +104,8 @@ class LoginAsker(Protocol):
         """Whether there is somebody to ask."""
 
     async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
-        """Ask the user, and return the answer. `gone` means that nobody needs the login any more. This call is
-        cancelled when the login has ended."""
+        """Ask the user, and return the answer. `gone` means that nobody needs the login any more. The caller cancels
+        this call when the login has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +122,8 @@ class ServerListing:
 class ServerReport:
     """The result of trying an MCP server.
 
-    If the server did not start, `problem` says why; otherwise `implementation` is its name and version. `offered` are
-    the names of the tools that the model gets, and `faults` says what is wrong with the others.
+    If the server did not start, `problem` says why. Otherwise, `implementation` is the server's name and version.
+    `offered` are the names of the tools that the model gets. `faults` says what is wrong with each invalid tool.
     """
 
     name: str
@@ -143,8 +146,8 @@ class PromptArgument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPrompt:
-    """A prompt that an MCP server offers. `name` is `server:prompt`, unique in the session and without spaces; `server`
-    is the server's name for display."""
+    """A prompt that an MCP server offers. `name` has the form `server:prompt`, contains no spaces, and is unique in the
+    session. `server` is the server's name for display."""
 
     name: str
     server: str
@@ -165,5 +168,5 @@ class ServerPrompts(Protocol):
     async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
         """The content of the prompt, filled with these arguments. It is never empty.
 
-        :raises ~crow.domain.errors.ToolServerError: the server is gone, has refused, or has sent no usable content.
+        :raises ~crow.domain.errors.ToolServerError: the server is gone, refused the request, or sent no usable content.
         """

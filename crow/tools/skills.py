@@ -1,9 +1,9 @@
 """Finds and reads skills: folders with a SKILL.md that says how to do something.
 
-The user's folders come first, then those of the workspace. Skills of the workspace are untrusted data until the user
-allows them. Only names and descriptions are read in advance; each description is reduced to one line that cannot close
-a section of the prompt. The file of a workspace's skill must be inside the workspace after links are resolved. Files
-elsewhere, devices and very large files are ignored.
+The user's folders are searched first, then the folders of the workspace. Skills of the workspace are untrusted data
+until the user allows them. They are ignored if their files are outside the workspace after links are resolved. Only
+names and descriptions are read in advance. Each description is reduced to one line that cannot close a section of the
+prompt. Devices are ignored, and only the beginning of a very large file is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def find_skills(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Pa
     """All skills, sorted by name. If several have the same name, the first one found is used. The user's folders are
     searched first, so a workspace cannot replace a user's skill.
 
-    `is_inside` tells whether a resolved path is in the workspace.
+    `is_inside` tells whether a resolved path is in the workspace and may be read without asking the user.
     """
     found: dict[str, SkillInfo] = {}
     places = [(folder, False) for folder in user_folders] + [(cwd / folder, True) for folder in SKILL_FOLDERS]

@@ -9,7 +9,8 @@ END_OF_MARKER = " characters before this ...]\n"
 
 
 class OutputBuffer:
-    """Keeps the first and last characters of a text that arrives in pieces, `limit_chars` in all. Takes linear time."""
+    """Keeps the beginning and the end of a text that arrives in pieces, `limit_chars` characters in total. The time is
+    proportional to the length of the text."""
 
     def __init__(self, limit_chars: int) -> None:
         self._half = limit_chars // 2
@@ -47,7 +48,7 @@ class OutputBuffer:
         self._dropped_lines += piece.count("\n")
 
     def text(self) -> str:
-        """The whole text; if it is too long, its beginning and end with a marker in between."""
+        """The whole text. If it is too long, a marker replaces its middle."""
         excess = self._tail_chars - self._half if self._dropped_chars else 0
         if excess > 0:  # only a part of the oldest piece is within the limit
             tail = "".join(self._tail)

@@ -1,9 +1,9 @@
 """Gets documents from the web, but only from hosts that were allowed.
 
-A host is resolved once, all its addresses are checked, and the connection goes to a checked address. So a name server
-cannot lead the connection into a private network by a second, different answer. A redirect to another host is returned
-instead of followed, because the user has to be asked again. Size, time and the number of redirects are limited. No
-proxy, cookies or credentials are used.
+Each host is resolved once, all its addresses are checked, and the connection goes to a checked address. So a name
+server cannot lead the connection into a private network by giving a different answer to a second query. A redirect to
+another host is returned instead of followed, because the user has to be asked again. Size, time and the number of
+redirects are limited. No proxy, cookies or credentials are used.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ LOCAL = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("64:ff9b:1::/48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A response. `media` is the media type in lower case; `charset` is as the server declared it, or empty. `is_cut`:
-    `data` holds only the first bytes. `moved_to` is the target of a redirect; a redirect has no data."""
+    """A response. `media` is the media type in lower case. `charset` is what the server declared, and may be empty. If
+    `is_cut` is set, `data` holds only the first bytes. `moved_to` is the target of a redirect. A redirect has no
+    data."""
 
     url: str
     status: int
@@ -64,7 +65,7 @@ async def get(url: str, *, allow_private: bool) -> Document:
 
 
 def normalize_url(text: str) -> str:
-    """`text` as a URL with scheme, host and path, without a fragment.
+    """Return `text` as a URL with scheme, host, path and query, but without a fragment.
 
     :raises ~crow.domain.errors.ArgumentError: `text` is not an http or https URL, or contains credentials.
     """
@@ -93,7 +94,8 @@ def is_address(host: str) -> bool:
 
 
 def is_same_place(url: str, target: str) -> bool:
-    """Whether a redirect stays on the host and does not give up encryption."""
+    """Whether a redirect stays on the same host and does not go from https to http. The port may change only in a
+    redirect from http to https."""
     before, after = urlsplit(url), urlsplit(target)
     if before.hostname != after.hostname or (before.scheme, after.scheme) == ("https", "http"):
         return False
@@ -134,8 +136,8 @@ async def get_once(url: str, *, allow_private: bool) -> Document:
 
 
 async def checked_address(host: str, port: int, *, allow_private: bool) -> str:
-    """An address of `host`. :raises ~crow.domain.errors.ArgumentError: the host has no address, or one of its addresses
-    is private and private addresses are not allowed."""
+    """Return an address of `host`. :raises ~crow.domain.errors.ArgumentError: the host has no address, or it has a
+    private address although `allow_private` is not set."""
     try:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

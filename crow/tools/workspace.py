@@ -1,7 +1,8 @@
 """A workspace on the local disk. Its commands run as local processes.
 
 Paths are checked after links and `..` are resolved. The file that is opened is always the one that was checked: if a
-new link makes the path lead elsewhere, the path is refused. A cancelled command is ended later, by `reap`.
+new link makes the path lead elsewhere, the path is refused. A cancelled command gets SIGTERM at once, and `reap` waits
+for its end later.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from crow.tools.sandbox import Confiner
 from crow.tools.truncate import OutputBuffer
 
 PATH_CHARS = 16_384
-"""Longer paths are refused, because no system accepts them. This check comes before the path is resolved, because
-resolving it reads every directory on the way."""
+"""Longer paths are refused, because no system accepts them. The length is checked before the path is resolved, because
+resolving a path reads every directory on the way."""
 
 RETAINED_CHARS = 10_000_000
 SHOWN_CHARS = 65_536
 SHOWN_EVERY_S = 0.1
 TERM_S = 2.0
 PROGRAM_TERM_S = 0.3
-"""Seconds between SIGTERM and SIGKILL for a program of the user that took too long."""
+"""Seconds between SIGTERM and SIGKILL for a program that the user configured, if it took too long."""
 
 OFF = SandboxStatus(setting="off", problem='`sandbox.enabled` is "off".')
 LEFT_RUNNING = "\n[background processes that the command left running were ended]\n"
@@ -69,14 +70,14 @@ PROTECTED = frozenset(
 """Names of files and folders that make programs run commands, instruct agents, or hold credentials."""
 
 PROTECTED_FILES = frozenset({"agents.md", "claude.md", "claude.local.md", "gemini.md", "head"})
-"""Names that are protected like those in `PROTECTED`, but only as the last part of a path. A file called HEAD can turn
-its folder into a repository."""
+"""Names that are protected like those in `PROTECTED`, but only as the last part of a path. HEAD is one of them, because
+a file with this name can turn its folder into a repository."""
 
 REPOSITORY_PARTS = frozenset(
     ("config", "config.worktree", "commondir", "gitdir", "hooks", "info", "modules", "objects", "refs", "worktrees")
 )
-"""Names that are found beside the HEAD of a git repository. They are protected there, whatever the repository's folder
-is called."""
+"""Names that are protected if they are beside the HEAD of a git repository, whatever the repository's folder is
+called."""
 
 SECRET_PLACES = (
     *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".netrc", "_netrc", ".git-credentials", ".pgpass", ".my.cnf"),
@@ -110,17 +111,17 @@ NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 FILE = os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0)
 FOLDER = getattr(os, "O_DIRECTORY", 0) | NO_LINK | getattr(os, "O_PATH", os.O_RDONLY)
 OPENS_FOLDERS = hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
-"""Whether this system can keep a directory open and work in it even after the directory's path has changed."""
+"""Whether this system can open a directory, and then work in it even if the directory's path changes."""
 
 
 class DiskWorkspace:
     """A :class:`crow.tools.Workspace` on this machine.
 
-    Commands do not get the `keys` of endpoints in their environment. `own` are crow's files; paths that begin with one
-    of them are crow's too, such as the log files beside a database. `own_folders` are crow's folders. `own_readable`
-    are folders of crow that tools can read; tools can read no other files of crow. Without a `confiner`, all commands
-    have full access. With `is_bounded`, tools can never read or change anything outside the workspace, even if a user
-    or a rule allows it.
+    Commands do not get the `keys` of endpoints in their environment. `own` are paths of crow's files. Paths that begin
+    with one of these paths are crow's too, such as the log files beside a database. `own_folders` are crow's folders.
+    `own_readable` are folders of crow that tools can read. Tools can read no other files of crow. Without a `confiner`,
+    all commands have full access. If `is_bounded` is set, tools can never read or change anything outside the
+    workspace, even if a user or a rule allows it.
     """
 
     def __init__(
@@ -217,7 +218,7 @@ class DiskWorkspace:
 
     def _replace(self, path: Path, content: bytes | None) -> None:
         if self._is_out_of_bounds(path):
-            raise PermissionError(errno.EACCES, "outside the workspace, where tools may change nothing", str(path))
+            raise PermissionError(errno.EACCES, "tools may not change anything outside the workspace", str(path))
         if content is None:
             path.unlink()
         else:
@@ -249,8 +250,8 @@ class DiskWorkspace:
     ) -> tuple[int | None, str]:
         """See :meth:`crow.tools.Workspace.run`. Runs bash, or sh if there is no bash.
 
-        Processes that the command leaves in the background are ended when the command ends. `on_output` gets the newest
-        64 K characters.
+        Processes that the command leaves in the background are ended when the command ends. Each call of `on_output`
+        gets the newest 64 K characters of the output.
 
         :raises OSError: the command could not be started (no such directory, or the command line is too long).
         """
@@ -418,7 +419,8 @@ class LimitedBytes:
 
 
 class SpawnedCommand:
-    """The :class:`crow.tools.BackgroundCommand` of a process. `finish` is called once, after the end of the process."""
+    """The :class:`crow.tools.BackgroundCommand` of a process. `finish` is called after the end of the process, perhaps
+    more than once."""
 
     def __init__(
         self,
@@ -468,8 +470,8 @@ async def show_output(process: Process, retained: OutputBuffer, on_output: OnOut
 def is_protected(path: Path) -> bool:
     """Whether the file at a resolved path may hold secrets, instruct agents, or make programs run commands.
 
-    Such files are those inside `.git`, settings of editors and agents, start-up files of shells, and places of
-    credentials. Two names that are the same for at least one file system are the same for this function.
+    Examples are the files in `.git`, the settings of editors and agents, the start-up files of shells, and files with
+    credentials. If at least one file system treats two names as the same, this function does so too.
     """
     names = [fold_name(part) for part in path.parts]
     if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES or is_secret(path):
@@ -482,8 +484,8 @@ def is_protected(path: Path) -> bool:
 
 
 def is_secret(path: Path) -> bool:
-    """Whether a resolved path is a place for keys or passwords in any user's home directory, or is inside such a
-    place."""
+    """Whether a resolved path is a place for keys or passwords, or is inside such a place. Some files of processes in
+    /proc count as such places."""
     names = [fold_name(part) for part in path.parts]
     place = f"/{'/'.join(names[1:])}/"
     if any(f"/{secret}/" in place for secret in FOLDED_SECRET_PLACES):
@@ -494,7 +496,7 @@ def is_secret(path: Path) -> bool:
 
 
 def secret_places() -> list[str]:
-    """The secret places of this machine and of its user, which need not exist."""
+    """Return the secret places of this machine and of its user. Not all of these places exist."""
     home = os.path.expanduser("~")
     tops = [os.sep, home] if os.path.isabs(home) else [os.sep]
     more = [os.path.join(home, place) for place in HOME_SECRET_PLACES] if os.path.isabs(home) else []
@@ -509,8 +511,8 @@ def folded_home_secrets(home: str) -> tuple[str, ...]:
 
 
 def folded_places(paths: Sequence[Path], *, is_folder: bool = False) -> tuple[str, ...]:
-    """The given paths, and the same paths with links resolved. All are case-folded path prefixes, ready for
-    comparison."""
+    """Return the given paths, and the same paths with links resolved. All of them are case-folded path prefixes, ready
+    for comparison."""
     end = "/" if is_folder else ""
     return tuple({place.casefold() + end for path in paths for place in (str(path), os.path.realpath(path))})
 
@@ -534,7 +536,8 @@ def shared_inode(path: Path) -> tuple[int, int] | None:
 
 
 def all_names(tops: Sequence[str], paths: Collection[Path]) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
-    """Map each path with hard links to its names at or below `tops`, and to whether these are all of its names."""
+    """Map each path with hard links to its names at or below `tops`, and to a flag that says whether these are all of
+    its names."""
     inodes = {path: inode for path in paths if (inode := shared_inode(path)) is not None}
     if not inodes:
         return {}
@@ -546,7 +549,7 @@ def names_in(
     tops: Sequence[str], wanted: Mapping[tuple[int, int], int], limit: int = MAX_LINK_ENTRIES
 ) -> Mapping[tuple[int, int], list[str]]:
     """Return the names of certain files at or below `tops`. `wanted` maps the device and inode number of each file to
-    the number of names to look for. Looks at up to `limit` entries, in the order of `tops`."""
+    the number of names to look for. Reads at most `limit` directory entries, in the order of `tops`."""
     found: dict[tuple[int, int], list[str]] = {inode: [] for inode in wanted}
     numbers = {number for _, number in wanted}
     missing, left = sum(wanted.values()), limit
@@ -587,8 +590,10 @@ def fold_name(name: str) -> str:
 
 
 def file_stat(path: Path, head: int = 0) -> FileStat:
-    """The state of `path`, which need not exist. For a file, this includes the first `head` bytes. :raises OSError: the
-    path cannot be read."""
+    """Return the state of `path`, which need not exist. The state of a file includes its first `head` bytes.
+
+    :raises OSError: the path cannot be read.
+    """
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -632,7 +637,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def write_new_file(name: str, model: str, folder: int | None, data: bytes) -> None:
-    """Write a new file and flush it to disk. Copy the mode and, if possible, the owner of the file `model`."""
+    """Write a new file and flush it to disk. If the file `model` exists, copy its mode and, if possible, its owner."""
     try:
         like = os.stat(model, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

@@ -152,8 +152,8 @@ async def test_modes_and_rules_hold_and_rules_about_tools_do_not_cover_requests(
     ("arguments", "message"),
     [
         ({"maxTokens": 0}, "maxTokens is 0; expected at least 1"),
-        ({"messages": []}, "messages has 0 messages; expected 1 to 200"),
-        ({"messages": [QUESTION] * 201}, "messages has 201 messages; expected 1 to 200"),
+        ({"messages": []}, "the request has 0 messages; expected 1 to 200"),
+        ({"messages": [QUESTION] * 201}, "the request has 201 messages; expected 1 to 200"),
         ({"systemPrompt": "x" * 100_000}, "the messages have 100,011 characters; expected at most 100,000"),
         (
             {"tools": [{"name": "a", "inputSchema": {"type": "object"}}]},

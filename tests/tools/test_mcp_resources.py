@@ -172,7 +172,7 @@ async def test_a_template_needs_its_server_and_variable(open_box: OpenBox) -> No
             {"template": "a:{b}", "variable": "b"},
         ):
             fault = (await box.plan("list_resources", **arguments)).fault
-            assert fault == "list_resources: a call with template also needs server and variable"
+            assert fault == "list_resources: if template is given, server and variable must be given too"
 
 
 @ERAS

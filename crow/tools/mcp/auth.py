@@ -1,9 +1,9 @@
 """Logs in to MCP servers with OAuth, and keeps the logins valid.
 
 The SDK's `OAuthClientProvider` decides which requests to send, for discovery, registration, PKCE, refresh and wider
-scopes. It is a generator that yields these requests, and crow sends them through `LoginClient`, because they must not
-carry the headers of the MCP server, go to arbitrary addresses, or delay other calls to the server while the user logs
-in.
+scopes. It yields these requests, and crow sends them through `LoginClient`. The requests must not carry the headers of
+the MCP server, and must not go to arbitrary addresses. While the user logs in, they must not delay other calls to the
+server.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ LOGIN_S = 900.0
 EARLY_S = 30.0
 """A token is refreshed this many seconds before it expires."""
 RETRY_S = 15.0
-"""For this many seconds after a failed attempt to get a token, further requests fail at once."""
+"""For this many seconds after a failed attempt to get a token, crow does not try again. Requests that need a new token
+fail at once."""
 REASON_CHARS = 300
 TOKEN = re.compile(r"[!-~]{1,16384}")
 
@@ -60,9 +61,9 @@ TOKEN = re.compile(r"[!-~]{1,16384}")
 class ServerAuth(httpx2.Auth):
     """Adds the token to each request to an MCP server, and gets a new token if the server asks for one.
 
-    `hold` returns a context that is entered while crow gets a new token, so that a server that is starting gets more
-    time. With `forces_login`, the user is asked to log in even if a login is stored. `problem` says why crow has no
-    token that the server accepts; it is empty if all is well.
+    `hold` returns a context that crow enters while it gets a new token. In this context, a server that is starting gets
+    more time. If `forces_login` is set, the user is asked to log in even if a login is stored. `problem` says why crow
+    has no token that the server accepts; it is empty if there is no problem.
     """
 
     server: HttpServer
@@ -78,8 +79,8 @@ class ServerAuth(httpx2.Auth):
     _steps: set[str] = field(default_factory=set)
     _refused: set[str] = field(default_factory=set)
     _fresh: set[str] = field(default_factory=set)
-    """The token of the last refresh, until the server has accepted it. If the server refuses this token, the user must
-    log in."""
+    """Holds the token of the last refresh until the server has accepted it. If the server refuses this token, the user
+    must log in."""
     _lock: anyio.Lock = field(default_factory=anyio.Lock)
 
     @property
@@ -95,7 +96,7 @@ class ServerAuth(httpx2.Auth):
         self._fresh.clear()
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """See `httpx2.Auth`. A failed login raises no exception; the server's refusal is returned."""
+        """See `httpx2.Auth`. A failed login raises no exception. Instead, the response is the server's refusal."""
         token = await self._token_for(request)
         response = yield request
         asked_for: set[int] = set()
@@ -168,7 +169,8 @@ class ServerAuth(httpx2.Auth):
     async def _refreshed_after(
         self, request: httpx2.Request, response: httpx2.Response, login: Login | None
     ) -> Login | None:
-        """The refreshed login; None if the server wants wider scopes, or if the token cannot be refreshed."""
+        """Return the login with a refreshed token. Return None if there is no login, if the server wants wider scopes,
+        or if the token cannot be refreshed."""
         if response.status_code != 401 or login is None:
             return None
         refreshed = await self._refreshed(request, login)
@@ -215,7 +217,7 @@ class ServerAuth(httpx2.Auth):
     async def _asked(self, request: httpx2.Request, response: httpx2.Response, login: Login | None) -> Login:
         """Ask the user to log in. If another session is already asking, use its login.
 
-        :raises ToolServerError: nobody has logged in.
+        :raises ToolServerError: the user did not log in.
         """
         found: Login | None = None
         known = login.token if login is not None else ""
@@ -248,7 +250,7 @@ class ServerAuth(httpx2.Auth):
         return found
 
     async def _authorized(self, request: httpx2.Request, response: httpx2.Response, login: Login | None) -> Login:
-        """Run the whole authorization flow; the user logs in with a browser."""
+        """Run the whole authorization flow, in which the user logs in with a browser."""
         options = self.server.oauth
         client = client_of(login)
         port = options.redirect_port or registered_port(client)
@@ -280,9 +282,9 @@ class ServerAuth(httpx2.Auth):
         *,
         registers: bool = False,
     ) -> Login:
-        """Run the authorization flow; the browser comes back to `port`.
+        """Run the authorization flow. The authorization server sends the browser back to `port` on this machine.
 
-        With `registers`, crow registers again instead of using the stored registration.
+        If `registers` is set, crow registers again instead of using the stored registration.
         """
         async with listening(port) as redirect:
             configured = self._configured_client(redirect.uri)
@@ -305,7 +307,7 @@ class ServerAuth(httpx2.Auth):
         )
 
     def _provider(self, storage: Storage, redirect: RedirectListener | None) -> OAuthClientProvider:
-        """Make the SDK's provider for a login. Without `redirect`, the provider can only refresh."""
+        """Make the SDK's provider for a login. Without `redirect`, the provider can only refresh the token."""
         options, page = self.server.oauth, ""
 
         async def open_page(url: str) -> None:
@@ -338,7 +340,8 @@ class ServerAuth(httpx2.Auth):
     async def _drive(
         self, provider: OAuthClientProvider, request: httpx2.Request, response: httpx2.Response | None
     ) -> None:
-        """Send the requests of the SDK until the SDK has a token. Without `response`, the SDK only refreshes the token.
+        """Send the requests that the SDK yields until the SDK has a token. Without `response`, the SDK only refreshes
+        the token.
 
         :raises ToolServerError: the login failed.
         """
@@ -389,7 +392,8 @@ class ServerAuth(httpx2.Auth):
         return response
 
     def _check_registration(self, provider: OAuthClientProvider) -> None:
-        """Check that crow may register itself. :raises ToolServerError: crow should not or cannot register."""
+        """Check that crow may register itself at the authorization server. :raises ToolServerError: the user has set a
+        client id, or the authorization server does not let crow register."""
         options, metadata = self.server.oauth, provider.context.oauth_metadata
         place = shown(provider.context.auth_server_url or self.account.url)
         uris = provider.context.client_metadata.redirect_uris or ()
@@ -429,7 +433,7 @@ class ServerAuth(httpx2.Auth):
         await LoginClient(self.account.url, options.issuer).check(page)
 
     async def _code(self, redirect: RedirectListener, page: str) -> AuthorizationCodeResult:
-        """Ask the user to visit `page`, and wait for the browser to come back."""
+        """Ask the user to open the login page, wait for the browser to come back, and return the authorization code."""
         try:
             page, host = page_to_open(page)
         except ArgumentError as error:
@@ -481,8 +485,8 @@ class ServerAuth(httpx2.Auth):
         return login
 
     def _must_wait(self) -> bool:
-        """Whether crow should not try again now: the last attempt has just failed, or no further attempt can
-        succeed."""
+        """Whether crow must not try again now, because the last attempt failed less than `RETRY_S` ago or because no
+        attempt can succeed."""
         return self._is_final or (bool(self.problem) and time.monotonic() - self._failed_at < RETRY_S)
 
     def _note(self, error: ToolServerError) -> None:
@@ -499,7 +503,7 @@ class ServerAuth(httpx2.Auth):
 
 @dataclass(eq=False, kw_only=True)
 class Storage:
-    """The SDK's storage during one login. Nothing reaches the disk before the login is complete."""
+    """The SDK's storage during one login. Nothing is written to disk before the login is complete."""
 
     login: Login | None
     client: OAuthClientInformationFull | None = None
@@ -588,7 +592,7 @@ def has_ended(login: Login) -> bool:
 
 
 def client_of(login: Login | None) -> OAuthClientInformationFull | None:
-    """Crow's registration at the authorization server; None if there is none, or if the stored registration is
+    """Crow's registration at the authorization server; None if crow is not registered or the stored registration is
     damaged."""
     if login is None:
         return None
@@ -598,7 +602,7 @@ def client_of(login: Login | None) -> OAuthClientInformationFull | None:
 
 
 def registered_port(client: OAuthClientInformationFull | None) -> int:
-    """The port on 127.0.0.1 in a registration's redirect addresses; 0 if there is none."""
+    """The port on 127.0.0.1 in a registration's redirect addresses; 0 if there is no such port."""
     for uri in (client.redirect_uris if client is not None else None) or ():
         if uri.host == "127.0.0.1" and uri.port:
             return uri.port
@@ -610,14 +614,15 @@ def same_issuer(metadata: OAuthMetadata | None, issuer: str) -> bool:
 
 
 def one_query(page: str) -> str:
-    """Make the URL of a login page valid. The SDK adds a second `?` if the server's URL already has one."""
+    """Make the URL of a login page valid. If the server's URL already has a `?`, the SDK adds a second one. Replace the
+    second one with `&`."""
     head, mark, query = page.partition("?")
     return f"{head}{mark}{query.replace('?', '&')}"
 
 
 def reason_of(response: httpx2.Response) -> str:
-    """Return why the authorization server refused a token. If its answer has the standard form, this is the server's
-    own text, otherwise the HTTP status."""
+    """Return why the authorization server refused a request. If its answer has the standard form, the reason is the
+    error in the answer. Otherwise, the reason is the HTTP status."""
     found: object = None
     with suppress(ValueError, RecursionError):
         found = json.loads(response.content)
@@ -628,7 +633,7 @@ def reason_of(response: httpx2.Response) -> str:
 
 
 async def revoke(login: Login) -> bool:
-    """Revoke the tokens at the authorization server. Return False if the server does not offer that.
+    """Revoke the tokens at the authorization server. Return False if the server does not offer revocation.
 
     :raises ToolServerError: the server did not revoke a token.
     """

@@ -83,7 +83,7 @@ def outcome_of(result: mcp.CallToolResult) -> Outcome:
 
 def parts_of(result: mcp.GetPromptResult) -> tuple[Part, ...]:
     """Convert a filled prompt to the parts of one user message. If at least one of the prompt's messages is not from
-    the user, each message is preceded by its role."""
+    the user, the name of the role is put before each message."""
     contents = [part_of(message.content) for message in result.messages]
     solid = [not isinstance(part, Text) or bool(part.text.strip()) for part in contents]
     is_dialogue = any(message.role != "user" for message in result.messages)
@@ -115,7 +115,8 @@ def part_of(block: mcp.ContentBlock) -> Part:
 
 
 def picture(data: str, mime_type: str, uri: str | None) -> Image | None:
-    """An image of a type that models accept, with its base64 re-encoded in canonical form; None for anything else."""
+    """Return an image with its base64 re-encoded in canonical form. Return None if models do not accept the type or the
+    data is not valid base64."""
     try:
         raw = base64.b64decode("".join(data.split()), validate=True)
     except (binascii.Error, ValueError):
@@ -141,7 +142,8 @@ def count_bytes(data: str) -> int:
 
 
 def describe_error(error: BaseException) -> str:
-    """The reason for a failure in one line. Exception groups around the error are left out."""
+    """The reason for a failure in one line. For an exception group, it is the reason of the first exception in the
+    group."""
     match error:
         case BaseExceptionGroup(exceptions=exceptions):
             return describe_error(exceptions[0])
@@ -174,11 +176,11 @@ def report_progress(on_output: OnOutput) -> ProgressFnT:
 async def ask_user(
     elicitation: ElicitationHandler | None, server: str, params: mcp.ElicitRequestParams, call_id: str, question_id: str
 ) -> mcp.ElicitResult | mcp.ErrorData:
-    """Ask the user a question of `server`; decline the question if nobody can be asked. A question that could mislead
-    the user is refused with an error.
+    """Ask the user a question of `server`. If nobody can be asked, decline the question. If the question could mislead
+    the user, refuse it with an error.
 
     `call_id` is the call that the question belongs to, or "" if that is not certain. If the question asks the user to
-    visit a page and the server gave the question no id, `question_id` becomes its id.
+    visit a page but has no id from the server, `question_id` becomes its id.
     """
     message, call = f"{server}: {shorten(params.message, MESSAGE_CHARS)}", parse_call_id(call_id)
     question: Elicitation
@@ -207,7 +209,7 @@ async def ask_user(
 async def ask_to_log_in(
     elicitation: ElicitationHandler, server: str, question: LoginQuestion, call_id: str, question_id: str
 ) -> Literal["accept", "decline"]:
-    """Ask the user to log in to `server`. If the user agrees, return when the browser has come back.
+    """Ask the user to log in to `server`. If the user agrees, wait until the browser has come back.
 
     `call_id` and `question_id` are the same as for `ask_user`.
     """
@@ -245,11 +247,11 @@ def defaults(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def page_to_open(text: str) -> tuple[str, str]:
-    """The URL that the user is asked to open, and its host. A host with characters outside ASCII is returned in
+    """Return the URL that the user is asked to open, and its host. A host with characters outside ASCII is returned in
     punycode.
 
-    :raises ~crow.domain.errors.ArgumentError: `text` is not an https URL (for this machine, http is enough), or the URL
-    hides its host.
+    :raises ~crow.domain.errors.ArgumentError: `text` is not an http or https URL, has credentials, spaces or hidden
+        characters, or is an http URL of another machine.
     """
     if safe(text) != text or len(text.split()) != 1:
         raise ArgumentError(
@@ -274,8 +276,8 @@ def is_this_machine(host: str) -> bool:
 def readable_form(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The form, with hidden characters in its titles and descriptions escaped.
 
-    :raises ~crow.domain.errors.ArgumentError: a name or value has hidden characters. These cannot be escaped, because
-        the answer must repeat the name or value exactly.
+    :raises ~crow.domain.errors.ArgumentError: a name or value has hidden characters. Names and values cannot be
+        escaped, because the answer must repeat them exactly.
     """
     form = {key: readable(value, key) for key, value in schema.items()}
     return {readable(key, ""): value for key, value in form.items()}

@@ -1,7 +1,8 @@
 """All tools of one session: the built-in ones and those of external MCP servers.
 
 The SDK of MCP takes 400 ms to import, but the first request to a model needs only the specs of the built-in tools.
-Therefore a thread imports the SDK: at once if there are external servers, otherwise while the model thinks.
+Therefore a thread imports the SDK. If there are external servers, the import starts at once. Otherwise it runs while
+the model thinks.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ READ_RESOURCE = tool_spec(
     uri=argument("string", "The URI of the resource, without variables."),
 )
 RESOURCE_TOOLS = {spec.name: spec for spec in (LIST_RESOURCES, READ_RESOURCE)}
-"""The tools for resources. They are offered while a server has resources."""
+"""The tools that list and read resources. The model gets them while at least one server has resources."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +87,11 @@ class ToolSettings:
 
     A server must start within `start_timeout_s`, and a call of one of its tools must end within `call_timeout_s`. If
     there are more external tools than `offered`, the model finds the rest with `find_tools`. `skill_folders` and
-    `agent_folders` are the user's own folders. Each server starts in a directory below one of the `server_places`,
-    where only the user can write. Processes that tools start do not get the `keys`, and results do not show them.
-    Logins to servers are kept in the `login_folder`; without one, crow does not log in. `on_secrets` is called with
-    each token. `asker` asks the user to log in, even if there is a login already. If `asker` is None, the editor asks
-    the user, but only if there is no login.
+    `agent_folders` are the user's own folders. A server without a sandbox starts in its own directory below one of the
+    `server_places`, where only the user can write. Processes that tools start do not get the `keys`, and results do not
+    show the keys. Logins to servers are kept in the `login_folder`. Without this folder, crow does not log in.
+    `on_secrets` is called with each token. `asker` asks the user to log in, even if there is a login already. If
+    `asker` is None, the editor asks the user, but only if there is no valid login.
     """
 
     start_timeout_s: float = 10.0
@@ -115,11 +116,11 @@ async def open_toolbox(
     *,
     on_change: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[McpToolbox]:
-    """Open the tools of a session. Enter and leave this context in the session's task; leaving takes less than a
+    """Open the tools of a session. Enter and leave this context in the session's task. Leaving takes less than a
     second.
 
-    The servers start in the background: `McpToolbox.servers` tells their state, and `on_change` is called when it
-    changes.
+    The servers start in the background. `McpToolbox.servers` returns their states. `on_change` is called when a server
+    is ready, has failed, or has changed its tools or prompts.
     """
     settings = settings or ToolSettings()
     logins = LoginFolder(settings.login_folder, settings.on_secrets) if settings.login_folder is not None else None
@@ -161,7 +162,7 @@ async def open_connections(
     on_change: Callable[[], Awaitable[None]] | None,
     logins: LoginFolder | None,
 ) -> Sequence[ServerConnection]:
-    """One connection for each server. The connection's `serve` starts the server."""
+    """Return one connection for each server. The connection's `serve` starts the server."""
     await anyio.to_thread.run_sync(import_sdk)
     from crow.tools.mcp.connection import ServerConnection
     from crow.tools.mcp.listing import prefixes
@@ -186,13 +187,13 @@ async def open_connections(
 
 
 def keys_with_tokens(keys: KeySource, logins: LoginFolder) -> HiddenKeys:
-    """The keys, together with the tokens of MCP servers, because results must not show these either."""
+    """Return the keys together with the tokens of MCP servers, because results must not show the tokens either."""
     found = keys()
     return replace(found, others=(*found.others, *logins.secrets)) if logins.secrets else found
 
 
 def import_sdk() -> None:
-    """Import the SDK of MCP and everything of crow that uses it. Blocks."""
+    """Import the SDK of MCP and all modules of crow that use it. This call blocks the thread."""
     import crow.tools.builtin.server
     import crow.tools.mcp.connection  # noqa: F401
 
@@ -271,10 +272,10 @@ class BuiltinServer:
 
 @dataclass(frozen=True, eq=False)
 class McpToolbox:
-    """The :class:`crow.tools.Toolbox` of a session. Made by :func:`open_toolbox`.
+    """The :class:`crow.tools.Toolbox` of a session, made by :func:`open_toolbox`.
 
-    Built-in tools have plain names. External tools have the prefix of their server, so they cannot replace a built-in
-    tool.
+    Built-in tools have plain names. The names of external tools begin with the prefix of their server, so they cannot
+    replace a built-in tool.
     """
 
     _context: ToolContext
@@ -336,8 +337,9 @@ class McpToolbox:
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
         """Get ready for a turn: find skills and agent files, and start failed servers again.
 
-        Waits at most `timeout_s` for servers that are starting. If a server has never worked and this call starts it
-        again, the call does not wait for it. `beside` is called in the thread that finds the files.
+        Waits at most `timeout_s` for servers that are starting. Does not wait for a server that this call starts again
+        and that has never been ready. `beside` is an additional function that is called in the thread that finds the
+        files.
         """
 
         def load() -> tuple[tuple[tools.SkillInfo, ...], tuple[tools.AgentKind, ...]]:
@@ -439,8 +441,8 @@ class McpToolbox:
         return await connection.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
 
     async def _plan_reading(self, call: ToolCall) -> tools.PlannedCall:
-        """Plan a call that lists or reads resources. In permission rules, reading a resource counts as a call of a tool
-        `read_resource` of the server.
+        """Plan a call that lists or reads resources. Permission rules treat reading a resource as a call of the
+        server's tool `read_resource`, although the server has no such tool.
 
         :raises ~crow.domain.errors.ArgumentError: the arguments are invalid, or there is no such server.
         """
@@ -473,10 +475,10 @@ class McpToolbox:
         return tools.Outcome(text=describe_resources(listed, arguments.get("query", "")))
 
     def _readable(self, server: str | None) -> list[ServerConnection]:
-        """The server with this name, or all servers that have resources.
+        """Return the server with this name. Without a name, return all servers that have resources.
 
         :raises ~crow.domain.errors.ArgumentError: there is no such server, or the user's settings do not let the model
-        read its resources.
+            read its resources.
         """
         if server is None:
             return [connection for connection in self._connections if connection.offers_resources]
@@ -499,8 +501,8 @@ class McpToolbox:
         return next((one for one in self._connections if name.startswith(f"{one.prefix}{separator}")), None)
 
     async def _find(self, name: str) -> tuple[ServerConnection, ExternalTool] | None:
-        """The server that offers the tool with this name, and the tool itself. Waits for a server that is starting, and
-        restarts a failed server."""
+        """Return the server that offers the tool with this name, and the tool itself; None if there is no such tool.
+        Waits for a server that is starting, and restarts a failed server."""
         connection = self._connection_of(name, "__")
         if connection is None:
             return None
@@ -531,7 +533,7 @@ class McpToolbox:
 
 
 def masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
-    """The plan, with secrets masked in the texts of files and errors."""
+    """The plan, with secrets masked in its announcement, error message and review text."""
     return replace(
         plan,
         announcement=masked_announcement(plan.announcement, mask),
@@ -565,8 +567,9 @@ def masked_announcement(announcement: Announcement, mask: SecretMask) -> Announc
 
 
 def masked_output(text: str, mask: SecretMask) -> str:
-    """The output so far, with secrets masked. A secret is also masked if its first part was cut off at the beginning of
-    the output, or if it may be incomplete at the end because more output will arrive."""
+    """The output so far, with secrets masked. If the output begins with the end of a secret that was cut off, this end
+    is masked too. If the output ends with what may be the beginning of a secret, that text is left out until more
+    output arrives."""
     marker, end, rest = text.partition(END_OF_MARKER) if text.startswith("[... ") else ("", "", text)
     text = mask(rest)
     if start := mask.cut_off(text):
@@ -600,7 +603,7 @@ def masked_part(part: Part, mask: SecretMask) -> Part:
 def load_files(
     settings: ToolSettings, workspace: tools.Workspace, ports: tools.Ports
 ) -> tuple[tuple[tools.SkillInfo, ...], tuple[tools.AgentKind, ...]]:
-    """Find the skills and the kinds of sub-agents that the user and the workspace have. Blocks."""
+    """Find the skills and the kinds of sub-agents that the user and the workspace have. This call blocks the thread."""
 
     def is_open(path: Path) -> bool:
         return workspace.contains(path) and workspace.read_protection(path) == "none"
@@ -633,7 +636,7 @@ def resource_arguments(call: ToolCall) -> dict[str, str]:
     except ArgumentError as error:
         raise ArgumentError(f"{call.name}: {error}") from None
     if "template" in arguments and not {"server", "variable"} <= arguments.keys():
-        raise ArgumentError(f"{call.name}: a call with template also needs server and variable")
+        raise ArgumentError(f"{call.name}: if template is given, server and variable must be given too")
     if re.search(r"[{}]", arguments.get("uri", "")):
         raise ArgumentError(f"{call.name}: the uri is a template; fill in the variables between the braces")
     return arguments

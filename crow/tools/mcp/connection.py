@@ -69,7 +69,7 @@ STEADY_S = 60.0
 LISTEN_AGAIN_S = 1.0
 PROBE_S = 1.0
 READ_RESOURCE = "read_resource"
-"""The name by which the user's settings refer to reading resources, as if that were a tool of the server."""
+"""The user's settings treat reading resources as a tool of the server. This is the name of that tool."""
 
 LOG_LEVELS: Mapping[mcp.LoggingLevel, int] = {
     "debug": logging.DEBUG,
@@ -85,16 +85,17 @@ REFUSED_HANDSHAKE = frozenset(
     # only the newer protocol defines the codes from -32099 to -32020; for example, -32020 means missing headers
     (mcp.METHOD_NOT_FOUND, mcp.INVALID_REQUEST, mcp.INVALID_PARAMS, *range(-32099, mcp.HEADER_MISMATCH + 1))
 )
-"""The error codes with which servers that speak only the newer protocol answer `initialize`."""
+"""A server that speaks only the newer protocol answers `initialize` with one of these error codes."""
 
 
 @dataclass(eq=False, kw_only=True)
 class ServerConnection:
-    """The connection to an MCP server. `serve` runs as its own task, which owns the library's client; all other methods
+    """The connection to an MCP server. `serve` runs as its own task, which owns the library's client. All other methods
     may be called from any task.
 
-    A failed server is restarted when it is needed again. If the server had worked for `STEADY_S`, it is restarted at
-    once, otherwise after a delay that grows with each failure.
+    A failed server is restarted when it is needed again, but only after a delay that grows with each failure. There is
+    no delay after the first failure of a server that has been ready before. After a server has worked for `STEADY_S`,
+    its next failure counts as the first one again.
     """
 
     server: StdioServer | HttpServer
@@ -110,15 +111,15 @@ class ServerConnection:
     logins: LoginFolder | None = None
     asker: LoginAsker | None = None
     """Asks the user to log in, even if there is a login already. If None, the editor asks the user, but only if there
-    is no login."""
+    is no valid login."""
     tools: tuple[ExternalTool, ...] = ()
-    """The tools that the server listed last, kept after the server is gone."""
+    """The tools that the server listed last. They are kept after the server has ended."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Maps each invalid tool of the server to a text that says what is wrong with it."""
     prompts: Mapping[ServerPrompt, str] = field(default_factory=dict)
-    """Maps each prompt that the server listed last to the server's own name for it."""
+    """Maps each prompt that the server listed last to the server's own name for this prompt."""
     resources: tuple[ExternalResource, ...] = ()
-    """The resources and templates that the server listed last, kept after the server is gone."""
+    """The resources and templates that the server listed last. They are kept after the server has ended."""
     settled: anyio.Event = field(default_factory=anyio.Event)
     """Set while the server is ready or has failed. Each start replaces this event with a new one."""
     was_ready: bool = False
@@ -195,7 +196,7 @@ class ServerConnection:
     # The life of the server
 
     async def serve(self) -> None:
-        """Start the server and keep it running until `stop`. Failures of the server are never raised."""
+        """Start the server and keep it running until `stop`. A failure of the server raises no exception."""
         while not self._stopping.is_set():
             self._wanted, self._restarting, self._lost = anyio.Event(), anyio.Event(), anyio.Event()
             self._ready_at, self._is_initialized = math.inf, False
@@ -232,7 +233,8 @@ class ServerConnection:
         return True
 
     def restart(self) -> None:
-        """Start the server again, whatever its state. If the server waits for a login, the user is asked again."""
+        """Start the server again, whatever its state. If the server is waiting for a login, the user is asked to log in
+        again."""
         if self._auth is not None:
             self._auth.reset()
         if self._questions.withdraw_login():
@@ -260,7 +262,7 @@ class ServerConnection:
         return matches(READ_RESOURCE, self.server.options.read_only)
 
     async def listed(self) -> None:
-        """Wait until the server has failed, or is ready and has listed its resources."""
+        """Wait until the server either has failed, or is ready and has listed its resources."""
         await self.settled.wait()
         if self._state == "ready":
             await self._resources_known.wait()
@@ -275,10 +277,10 @@ class ServerConnection:
     async def _connect_in_any_version(self, deadline: float) -> None:
         """Connect with a version of the protocol that the server speaks, and stay connected.
 
-        HTTP servers are probed for the newer protocol first, because old servers refuse the probe at once. If a server
-        leaves the probe unanswered for `PROBE_S` or closes the connection, the old handshake follows. With other
-        transports the old handshake comes first: many old programs do not answer a probe, but newer programs answer the
-        old handshake by refusing it.
+        HTTP servers are first probed for the newer protocol, because old servers refuse the probe at once. If a server
+        does not answer the probe within `PROBE_S` or closes the connection, crow tries the old handshake. With other
+        transports, crow tries the old handshake first, because many old programs never answer a probe. Newer programs
+        refuse the old handshake, and then crow sends the probe.
 
         :raises Exception: the server failed.
         """
@@ -396,7 +398,8 @@ class ServerConnection:
             await self._resources_changed.next()
 
     async def _listen(self, client: Client) -> None:
-        """Listen for changes of the listings. A server with the newer protocol sends them on a separate stream."""
+        """Listen for changes of the listings. A server with the newer protocol reports these changes on a separate
+        stream."""
         while True:
             try:
                 async with client.listen(
@@ -478,8 +481,8 @@ class ServerConnection:
         await self._settle("failed", detail)
 
     def _describe_end(self, error: BaseException) -> str:
-        """Return why the server failed. If the server's process has ended, return how the process ended, because that
-        says more than the error of the broken connection."""
+        """Return why the server failed. If the server's process has ended, the reason says how the process ended,
+        because that is more useful than the error of the broken connection."""
         if self._auth is not None and self._auth.problem:
             return self._auth.problem
         process = self._process
@@ -532,7 +535,8 @@ class ServerConnection:
         return await self._run(running, on_one_line(template), send)
 
     async def _run(self, running: RunningCall, what: str, send: Callable[[Client], Awaitable[Outcome]]) -> Outcome:
-        """Send a request about `what` as soon as a slot is free. A failure is returned as an outcome."""
+        """Send a request as soon as a slot is free. `what` is the name of the requested tool or resource for error
+        messages. A failure is returned as an outcome."""
         await self.available()
         async with self._slots.slot():
             if self._client is None:
@@ -570,7 +574,7 @@ class ServerConnection:
 
     @contextmanager
     def _without_deadline(self) -> Iterator[None]:
-        """While the user logs in, suspend the time limit for the server's start."""
+        """Suspend the time limit for the server's start while the user logs in."""
         is_starting = self._state == "starting" and self._client is None
         if is_starting:
             self._has_answered = True
@@ -607,7 +611,8 @@ class ServerConnection:
 
 
 def trace_meta() -> mcp.RequestParamsMeta | None:
-    """The `_meta` of a call: the trace context of the client's prompt."""
+    """The `_meta` of a call, which holds the trace context of the client's prompt; None if there is no trace
+    context."""
     return cast("mcp.RequestParamsMeta", current_trace_context()) or None
 
 
@@ -617,7 +622,7 @@ def root_of(directory: Path) -> mcp.Root:
 
 
 def refused_handshake(error: BaseException) -> bool:
-    """Whether this error can mean that a server that speaks only the newer protocol has refused the old handshake."""
+    """Whether this error can be the refusal of the old handshake by a server that speaks only the newer protocol."""
     match error:
         case BaseExceptionGroup(exceptions=exceptions):
             return any(map(refused_handshake, exceptions))

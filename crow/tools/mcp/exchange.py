@@ -29,12 +29,12 @@ TIMEOUT_S = 20.0
 SHOWN_CHARS = 200
 PUBLIC, PRIVATE, LOCAL, NEVER = range(4)
 """The possible distances of an address from this machine, the farthest first. A server may name only addresses that are
-as far away as its own address, or farther."""
+at least as far away as its own address. It may never name an address with the distance `NEVER`."""
 
 
 class LoginClient:
     """The HTTP client for the login to one MCP server. `issuer` is the authorization server in the user's settings, or
-    empty. The URLs of this server and of `issuer` come from the user, so any address is allowed for them."""
+    empty. The URLs of the MCP server and of `issuer` come from the user, so these URLs may have any address."""
 
     def __init__(self, server_url: str, issuer: str = "") -> None:
         self._server_url = server_url
@@ -68,7 +68,7 @@ class LoginClient:
             raise ToolServerError(f"{place} cannot be reached: {safe(reason)[:SHOWN_CHARS]}") from None
 
     async def check(self, url: str) -> str | None:
-        """Check that crow, or the user's browser, may go to `url`. Return the address to connect to, or None if a proxy
+        """Check that crow, or the user's browser, may open `url`. Return the address to connect to, or None if a proxy
         makes the connection.
 
         :raises ToolServerError: `url` is not allowed.
@@ -162,8 +162,8 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def depth(text: str) -> int:
-    """Return how close an address is to this machine: PUBLIC, PRIVATE or LOCAL. NEVER means that crow does not connect
-    to it."""
+    """Return how close an address is to this machine: `PUBLIC`, `PRIVATE` or `LOCAL`. `NEVER` stands for an address
+    that no MCP server may name."""
     address = ipaddress.ip_address(text.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     if address.is_loopback or (mapped is not None and mapped.is_loopback):

@@ -22,7 +22,8 @@ HTTP_READ_S = 300.0
 async def http_transport(
     server: HttpServer, auth: httpx2.Auth | None, stack: AsyncExitStack
 ) -> AbstractAsyncContextManager[Any]:
-    """The transport to `server`. If the transport needs a separate HTTP client, `stack` closes that client."""
+    """Return the transport to `server`. If the transport needs a separate HTTP client, the client is closed when
+    `stack` is closed."""
     headers = dict(server.headers)
     if server.transport == "sse":
         return sse_client(server.url, headers=headers, timeout=HTTP_S, sse_read_timeout=HTTP_READ_S, auth=auth)

@@ -57,8 +57,8 @@ LISTS: Mapping[str, tuple[type[mcp.Resource | mcp.ResourceTemplate], str, int]] 
     "resources": (mcp.Resource, "uri", MAX_RESOURCES),
     "resourceTemplates": (mcp.ResourceTemplate, "uriTemplate", MAX_TEMPLATES),
 }
-"""Maps the name of each list in a server's answer to the type of the list's items, the member of an item that is a URI,
-and the maximum number of items that are kept."""
+"""Maps the name of each list in a server's answer to three values: the type of the list's items, the member of an item
+that holds its URI, and the maximum number of items to keep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +92,8 @@ async def list_tools(client: Client, prefix: str, options: ServerOptions) -> tup
 
 
 async def list_prompts(client: Client, server: str, prefix: str) -> dict[ServerPrompt, str]:
-    """Map each prompt of a server to the server's own name for it. The result is empty or incomplete if listing
-    fails."""
+    """Map each prompt of a server to the server's own name for the prompt. The result is empty or incomplete if the
+    listing fails."""
     if client.server_capabilities.prompts is None:
         return {}
     found: dict[str, mcp.Prompt] = {}
@@ -120,7 +120,7 @@ def server_prompt(prompt: mcp.Prompt, name: str, server: str) -> ServerPrompt:
 
 
 async def pages(fetch: Callable[..., Awaitable[Page]]) -> AsyncIterator[Page]:
-    """The pages of a listing; `fetch` takes the cursor of the page to get."""
+    """Yield the pages of a listing, at most `MAX_PAGES`. `fetch` gets the page at a cursor."""
     cursor: str | None = None
     for _ in range(MAX_PAGES):
         page = await fetch(cursor=cursor)
@@ -154,8 +154,8 @@ def external_tool(tool: mcp.Tool, name: str, options: ServerOptions) -> External
 
 
 def find_tools(query: str, specs: Sequence[ToolSpec]) -> str:
-    """The tools that match the query best, with their schemas. A match in a tool's name counts three times as much as
-    one in its description."""
+    """Return a text with the tools that match the query best, and their schemas. A match in a tool's name counts three
+    times as much as a match in its description."""
     words = [word for word in re.split(r"[^a-z0-9]+", query.lower()) if word]
     scores = [
         sum(3 * (word in spec.name.lower()) + (word in spec.description.lower()) for word in words) for spec in specs
@@ -176,10 +176,10 @@ def find_tools(query: str, specs: Sequence[ToolSpec]) -> str:
 
 
 class Changes:
-    """The server's reports that a listing has changed.
+    """Records the server's reports that a listing has changed.
 
-    After the first report, the listing may be fetched again at once. If reports keep coming, the wait before each fetch
-    grows.
+    After the first report, the listing may be fetched again at once. If the server keeps sending reports, the wait
+    before each fetch grows.
     """
 
     def __init__(self) -> None:
@@ -212,11 +212,11 @@ async def filter_invalid_tools(
     on_fault: Callable[[str, str], None],
 ) -> AsyncIterator[tuple[ObjectReceiveStream[SessionMessage | Exception], Any]]:
     """Wrap `transport` so that invalid tools and resources are removed from each listing. `on_message` is called for
-    each message of the server. `on_fault` is called for each invalid tool, with the tool's name and what is wrong with
-    it.
+    each message of the server. `on_fault` is called for each invalid tool, with the tool's name and a text that says
+    what is wrong with it.
 
-    Because of a single invalid tool, the library would refuse the whole listing, and a provider would refuse the whole
-    request.
+    Without this filter, a single invalid tool would make the library refuse the whole listing, or a provider refuse the
+    whole request.
     """
     async with transport as (incoming, outgoing):
         yield ValidTools(incoming, server, on_message, on_fault), outgoing
@@ -262,8 +262,8 @@ class ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
 
 
 def tool_fault(tool: object) -> str | None:
-    """Return why a listed tool cannot be offered, or None if it can. Sets the root type of the tool's schema to
-    `object` and rewrites the schema so that every endpoint accepts it."""
+    """Return why a listed tool cannot be offered, or None if it can. Changes the tool's schema so that its root has the
+    type `object` and every endpoint accepts it."""
     if not isinstance(tool, dict):
         return "it is not an object"
     schema = tool.get("inputSchema")
@@ -290,11 +290,11 @@ def tool_fault(tool: object) -> str | None:
 
 
 def schema_fault(schema: object, where: str = "the schema", depth: int = 0) -> str | None:
-    """Return what is wrong with a JSON Schema, or None if nothing is. Checks only for faults that make providers refuse
-    the schema.
+    """Return what is wrong with a JSON Schema, or None if nothing is wrong. Checks only for faults that make providers
+    refuse the schema.
 
-    `jsonschema` would take forty times as long (4 ms for ten properties), and would block the event loop for each tool
-    of a server.
+    The library `jsonschema` would take forty times as long (4 ms for ten properties), and would block the event loop
+    for each tool of a server.
     """
     if isinstance(schema, bool):
         return None
@@ -314,8 +314,8 @@ def schema_fault(schema: object, where: str = "the schema", depth: int = 0) -> s
 
 
 def inner_schemas(schema: Mapping[str, Any], where: str) -> Iterator[tuple[object, str]]:
-    """The schemas directly inside a schema, each with its path. None stands for a container of schemas, such as
-    `properties`, that has the wrong type."""
+    """Yield the schemas directly inside a schema, each with its path. If a container of schemas, such as `properties`,
+    has the wrong type, yield None in place of its schemas."""
     for key in ("properties", "patternProperties", "$defs", "definitions"):
         inner = schema.get(key, {})
         named = inner.items() if isinstance(inner, Mapping) else [("", None)]
@@ -333,8 +333,8 @@ def inner_schemas(schema: Mapping[str, Any], where: str) -> Iterator[tuple[objec
 def keep_valid_resources(result: dict[str, Any], server: str) -> None:
     """Remove invalid and surplus resources from an answer of a server.
 
-    The library would refuse a whole listing because of one invalid resource, and would spend seconds on a listing with
-    hundreds of thousands of resources.
+    Otherwise the library would refuse a whole listing because of one invalid resource, and would spend seconds on a
+    listing with hundreds of thousands of resources.
     """
     for key, (model, uri_key, most) in LISTS.items():
         listed = result.get(key)
@@ -364,8 +364,8 @@ def resource_fault(one: object, model: type[mcp.Resource | mcp.ResourceTemplate]
 
 
 def checked_uri(uri: object) -> str:
-    """The URI of a resource. :raises ~crow.domain.errors.ArgumentError: `uri` is not a URI, or could mislead the
-    user."""
+    """Return `uri`, the URI of a resource, if it is valid. :raises ~crow.domain.errors.ArgumentError: `uri` is not a
+    URI, or could mislead the user."""
     if not isinstance(uri, str) or not uri:
         raise ArgumentError("the uri is missing; expected text such as file:///notes.md")
     if len(uri) > URI_CHARS:
@@ -380,8 +380,8 @@ def checked_uri(uri: object) -> str:
 
 
 def prefixes(servers: Sequence[str]) -> tuple[str, ...]:
-    """A unique prefix for each server name, in the order of `servers`. If two servers have the same name, their
-    positions make the prefixes differ.
+    """Return a unique prefix for each server name, in the order of `servers`. If another server already has the prefix,
+    a hash of the server's name and position is added.
 
     No prefix contains a double underscore or ends with an underscore, so tools of different servers never get the same
     name.
@@ -396,11 +396,11 @@ def prefixes(servers: Sequence[str]) -> tuple[str, ...]:
 
 
 def unique_names(prefix: str, separator: str, names: Sequence[str]) -> tuple[str, ...]:
-    """The names of a server's tools or prompts for the model or the user, in the order of `names`, which must not
-    contain duplicates.
+    """Return the names under which the model or the user sees a server's tools or prompts. They are in the order of
+    `names`, the server's own names, which must not contain duplicates.
 
-    A name consists of `prefix`, `separator` and the server's own name with invalid characters replaced. A hash is added
-    if the result is too long, or if replacing characters made it equal to another name.
+    A name consists of `prefix`, `separator` and the server's own name, in which invalid characters are replaced. A hash
+    is added if the result is too long, or if replacing characters made the name equal to another name.
     """
     valid = [valid_name(name) for name in names]
     counts = Counter(valid)

@@ -45,8 +45,9 @@ class Account:
 class Login:
     """A login: the tokens, and what is needed to refresh and revoke them.
 
-    `client` is crow's registration at the authorization server, `metadata` describes that server, and `resource` is the
-    description that the MCP server gave of itself. `expires_at` is in seconds since 1970; None if unknown.
+    `client` is crow's registration at the authorization server. `metadata` describes the authorization server.
+    `resource` is the description that the MCP server gave of itself. `expires_at` is the time when the access token
+    expires, in seconds since 1970; None if unknown.
     """
 
     account: Account
@@ -98,7 +99,8 @@ class LoginFolder:
         return login
 
     def write(self, login: Login) -> None:
-        """Store a login; replace an earlier one for the same account. :raises OSError: the file cannot be written."""
+        """Store a login. It replaces an earlier login for the same account. :raises OSError: the file cannot be
+        written."""
         self._remember(login)
         self._make_folder()
         file = self._file(login.account)
@@ -153,7 +155,8 @@ class LoginFolder:
 
 
 def is_locked_now(descriptor: int) -> bool:
-    """Try to lock an open file; return whether it is locked now. Without support for locks, always return True."""
+    """Try to lock an open file, and return whether crow now holds the lock. If the system or the file system does not
+    support locks, always return True."""
     if fcntl is None:
         return True
     try:

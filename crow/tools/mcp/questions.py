@@ -22,11 +22,12 @@ logger = logging.getLogger(__name__)
 
 
 class ServerQuestions:
-    """Passes on the questions of one server. A question is taken back when the call that it belongs to has ended.
+    """Passes on the questions of one server. A question is withdrawn when the call that it belongs to has ended.
 
     Without `elicitation`, every question to the user is declined. `on_sampling` needs a `sampler`. `is_starting`
-    returns True as long as the server cannot be used yet. If `may_log_in` is false, the user does not own this machine.
-    Because a login is kept for everybody who uses this crow, only the operator then logs in, with `crow mcp login`.
+    returns True as long as the server cannot be used yet. If `may_log_in` is false, the user does not own this machine
+    and cannot log in. A login is kept for everybody who uses this crow, so only the operator may log in then, with
+    `crow mcp login`.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class ServerQuestions:
         self._may_log_in = may_log_in
         self._running: list[RunningCall] = []
         self._open: dict[anyio.CancelScope, str] = {}
-        """Maps each open question to the id of its call. The id is empty if the call is not certain."""
+        """Maps the scope of each open question to the id of its call. The id is empty if it is not certain which call
+        the question belongs to."""
         self._asked = 0
         self._login: anyio.CancelScope | None = None
-        """Set while the server cannot start before the user has logged in."""
+        """Cancels the question about a login without which the server cannot start; None if no such question is
+        open."""
 
     @contextmanager
     def running(self, call: RunningCall) -> Iterator[None]:
@@ -67,8 +70,8 @@ class ServerQuestions:
                     scope.cancel()  # nobody needs the answer to this question any more
 
     def withdraw_login(self) -> bool:
-        """Take back the question about a login without which the server cannot start. Return whether there was such a
-        question."""
+        """Withdraw the question about a login without which the server cannot start. Return whether such a question was
+        open."""
         if self._login is None:
             return False
         self._login.cancel()
@@ -94,8 +97,8 @@ class ServerQuestions:
     async def on_sampling(
         self, context: ClientRequestContext, params: mcp.CreateMessageRequestParams
     ) -> mcp.CreateMessageResult | mcp.ErrorData:
-        """Let the session's model answer the server, if the user allows it. The question is shown with the newest
-        running call of the server."""
+        """Let the session's model answer the server, if the user allows it. The request for permission belongs to the
+        newest running call of the server."""
         assert self._sampler is not None, "sampling is offered only with a sampler"
         server = self._server
         try:

@@ -45,8 +45,9 @@ class RedirectListener:
         self._visitors = 0
 
     def take(self, target: str) -> bool:
-        """Take the URL to which the browser was sent, or only the path and query of that URL. Return whether the URL
-        belongs to this login."""
+        """Take the answer of the authorization server from the URL to which the browser was sent, or from only the path
+        and query of that URL. Return False if the URL does not belong to this login, or if an answer was already
+        taken."""
         try:
             parts = urlsplit(target.strip())
             given = parse_qs(parts.query, max_num_fields=50)
@@ -110,7 +111,7 @@ async def read_head(visitor: anyio.abc.SocketStream) -> str:
 
 @asynccontextmanager
 async def listening(port: int) -> AsyncIterator[RedirectListener]:
-    """Listen on a port of this machine until the block ends. With port 0, any free port is used.
+    """Listen on a port of this machine until the block ends. If `port` is 0, the system chooses a free port.
 
     :raises OSError: the port is in use.
     """

@@ -1,4 +1,4 @@
-"""Lists the resources of MCP servers, describes them to the model, and converts what is read."""
+"""Lists the resources of MCP servers, describes them to the model, and converts their contents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ COMPLETIONS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalResource:
-    """A resource that a server lists, or a template for the URIs of resources. `about` is text for the model."""
+    """A resource that a server lists, or a template for the URIs of resources. `about` describes the resource for the
+    model."""
 
     uri: str
     about: str = ""
@@ -46,7 +47,8 @@ class ExternalResource:
 
 
 async def list_resources(client: Client, server: str) -> tuple[ExternalResource, ...]:
-    """The resources and templates of a server, in the server's order. Empty or incomplete if listing fails."""
+    """Return the resources and templates of a server, in the server's order. The result is empty or incomplete if a
+    listing fails."""
     if client.server_capabilities.resources is None:
         return ()
     resources: dict[str, ExternalResource] = {}
@@ -92,7 +94,8 @@ def shortened(text: str, limit: int) -> str:
 
 
 def describe_resources(servers: Mapping[str, Sequence[ExternalResource]], query: str) -> str:
-    """A listing for the model: those resources of each server whose description contains all words of the query."""
+    """Return a listing for the model. It contains those resources of each server whose URI and description together
+    contain all words of the query."""
     words = query.lower().split()
     blocks: list[str] = []
     room, total = MAX_SHOWN, 0
@@ -112,7 +115,8 @@ def describe_resources(servers: Mapping[str, Sequence[ExternalResource]], query:
 
 
 def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
-    """The contents of a resource for the model and the user. Each content has a heading, unless there is only one."""
+    """The contents of a resource for the model and the user. Each part has a heading, except a text that is the only
+    part."""
     pieces: list[str] = []
     images: list[Image] = []
     attachments: list[Attachment] = []
@@ -140,7 +144,7 @@ def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
 
 
 def completions_of(result: mcp.CompleteResult, variable: str) -> str:
-    """A text for the model with the values that a server suggests for a variable of a template."""
+    """Return a text for the model with the values that a server suggests for a variable of a template."""
     values = [shortened(value, URI_CHARS) for value in result.completion.values[:COMPLETIONS]]
     if not values:
         return f"The server suggests no values for {variable}."

@@ -23,11 +23,11 @@ from crow.tools.mcp.listing import matches
 from crow.tools.servers import ServerOptions
 
 SAMPLING = "sampling"
-"""In a server's setting `read_only`, this name stands for the server's requests to the model, as if they were a
+"""The setting `read_only` of a server treats the server's requests to the model as a tool. This is the name of that
 tool."""
 
 SERVER_WAITS = 16
-"""At most this many of one server's questions to the user and requests to the model may wait at once."""
+"""A server may have at most this many open questions to the user and requests to the model at once."""
 
 MAX_MESSAGES = 200
 MAX_CHARS = 100_000
@@ -45,7 +45,8 @@ STOP_REASONS: Mapping[str, Literal["endTurn", "maxTokens", "stopSequence"]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunningCall:
-    """A request from crow that a server is working on. `call_id` is empty if no tool call of the model caused it."""
+    """A request from crow that a server is working on. `call_id` is empty if the request does not come from a tool call
+    of the model."""
 
     call_id: str
     name: str
@@ -66,10 +67,11 @@ def sampling_request(
     options: ServerOptions,
     mask: SecretMask,
 ) -> SamplingRequest:
-    """The request for the session. `running` is the call that the server works on.
+    """Convert a server's request to the form that the session gets. `running` is the call that the server is working
+    on.
 
-    Only the server's own messages are sent to the model: `includeContext`, `metadata`, the temperature and the
-    preferences about the model are ignored, as the protocol allows.
+    Only the server's own system prompt and messages are sent to the model. `includeContext`, `metadata`, the
+    temperature and the preferences about the model are ignored, as the protocol allows.
 
     :raises ~crow.domain.errors.ArgumentError: the request is invalid or too large, or no call is running.
     """
@@ -81,7 +83,7 @@ def sampling_request(
     if params.max_tokens < 1:
         raise ArgumentError(f"maxTokens is {params.max_tokens}; expected at least 1")
     if not 1 <= len(params.messages) <= MAX_MESSAGES:
-        raise ArgumentError(f"messages has {len(params.messages):,} messages; expected 1 to {MAX_MESSAGES}")
+        raise ArgumentError(f"the request has {len(params.messages):,} messages; expected 1 to {MAX_MESSAGES}")
     stops = params.stop_sequences or []
     if len(stops) > MAX_STOPS or any(not 1 <= len(stop) <= STOP_CHARS for stop in stops):
         raise ArgumentError(f"stopSequences: expected at most {MAX_STOPS} texts of 1 to {STOP_CHARS} characters")
@@ -113,8 +115,8 @@ def sampling_request(
 
 
 def message_from(role: str, parts: list[Part]) -> UserMessage | AssistantMessage:
-    """Convert a message of the server. :raises ~crow.domain.errors.ArgumentError: the message has the role of the
-    model, but holds a picture."""
+    """Convert a message of the server. :raises ~crow.domain.errors.ArgumentError: the message has the role `assistant`
+    but contains a picture."""
     if role == "user":
         return UserMessage(parts=tuple(parts))
     if not all(isinstance(part, Text) for part in parts):
@@ -147,9 +149,9 @@ def result_of(answer: SamplingAnswer | SamplingRefusal) -> mcp.CreateMessageResu
 
 
 def progress_sender(context: ClientRequestContext) -> Callable[[int], Awaitable[None]]:
-    """Make a callback that reports the length of the answer to the server, at most ten times a second. Nothing is sent
-    if the server did not ask for progress. Nothing is sent with newer protocols either, because they have no progress
-    in this direction."""
+    """Make a callback that reports the length of the answer to the server, at most ten times a second. The callback
+    sends nothing if the server did not ask for progress. It also sends nothing with newer protocols, in which a client
+    cannot report progress to a server."""
     meta: Mapping[str, Any] = context.meta or {}
     token = meta.get("progress_token", meta.get("progressToken"))
     is_wanted = token is not None and context.session.protocol_version not in MODERN_PROTOCOL_VERSIONS

@@ -18,9 +18,10 @@ _INDEX_DIGITS = 6
 def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema that allows what `schema` allows, and that strict servers accept.
 
-    llama.cpp refuses every request if the schema of one tool has `true` instead of `{}`, an empty `enum` or `anyOf`, a
-    limit that is not a number, or a reference other than `#/name/name`. Such a list or limit is left out. References
-    that cannot be rewritten are left out too. Any value is allowed in their place; the MCP server checks it anyway.
+    llama.cpp refuses every request if the schema of one tool contains one of these: `true` instead of `{}`, an empty
+    `enum` or `anyOf`, a limit that is not a number, or a reference other than `#/name/name`. Empty lists, limits that
+    are not numbers, and references that cannot be rewritten are left out. The schema then allows any value in their
+    place. The MCP server checks the value anyway.
     """
     rewriter = _Rewriter(schema)
     plain = rewriter.rewrite(schema)
@@ -31,8 +32,8 @@ def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Rewriter:
-    """Rewrites the parts of one schema. References to the root become references to a copy of the root,
-    `$defs/root`."""
+    """Rewrites the parts of one schema. A reference to the root becomes a reference to `$defs/root`, which is a copy of
+    the root."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
@@ -61,7 +62,7 @@ class _Rewriter:
         return plain
 
     def _reference(self, reference: object) -> str | None:
-        """Return the reference in a form that every server can resolve; None if that is not possible."""
+        """Return the reference in a form that every server can resolve, or None if there is no such form."""
         followed: set[str] = set()
         target: object = {"$ref": reference}
         while isinstance(target, Mapping) and "$ref" in target:
@@ -94,7 +95,7 @@ class _Rewriter:
 
 
 def _is_usable(key: str, value: object) -> bool:
-    """Whether a member of a schema can be kept. Empty lists cannot be kept, nor can limits that are not numbers."""
+    """Whether a member of a schema can be kept. Empty lists and limits that are not numbers cannot be kept."""
     if key in _LISTS:
         return value != []
     if key in _COUNTS:

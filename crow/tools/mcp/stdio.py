@@ -45,8 +45,8 @@ SCALAR = re.compile(rb'"(id|method)"\s*:\s*("[^"\\]{1,200}"|-?\d{1,18})')
 MEMBER = rb'\s*"\w{1,40}"\s*:\s*(?:"[^"\\]{0,200}"|-?\d{1,18})\s*'
 SCALARS_BEFORE = re.compile(rb"\s*\{(?:" + MEMBER + rb",)+")
 SCALARS_AFTER = re.compile(rb"(?:," + MEMBER + rb")+\}\s*\Z")
-"""`SCALARS_BEFORE` matches the members of a message that stand before all objects and lists, and `SCALARS_AFTER` those
-that stand after them. `SCALAR` finds the id in these members."""
+"""`SCALARS_BEFORE` matches the members of a message that come before all objects and lists, and `SCALARS_AFTER` matches
+those that come after them. `SCALAR` finds the id and the method in these members."""
 
 INHERITED = (
     *("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER"),
@@ -62,14 +62,16 @@ class ServerProcess:
     """An MCP server as a child process: a transport for `mcp.Client`. Enter and leave it in the same task, and only
     once.
 
-    The child gets a minimal environment without the `keys`, a PATH without relative directories and without directories
-    of the workspace, and an empty directory, which is removed on leaving. This directory is made in one of the
-    `places`, but never in the workspace, because `npx` looks for programs in all parents of the directory where it
-    starts. The child leads a process group. On leaving, its input is closed. After `CLOSE_S`, the whole group and all
-    processes that have left it get SIGTERM; after a further `TERM_S`, they get SIGKILL. Lines of the child's
-    output that are not messages are ignored. Its standard error is logged.
+    The child gets a minimal environment without the `keys`. Its PATH contains no relative directories and no
+    directories of the workspace. It starts in an empty directory, which is removed when the context is left. This
+    directory is made in one of the `places` outside the workspace if possible, because `npx` looks for programs in all
+    parents of the directory where it starts.
 
-    `closed` is set when the child has ended, closed its output or broken the protocol; `reason` then says which of
+    The child leads a process group. When the context is left, the child's input is closed. After `CLOSE_S`, the whole
+    group and all processes that have left the group get SIGTERM. After a further `TERM_S`, they get SIGKILL. Lines of
+    the child's output that are not messages are ignored. Its standard error is logged.
+
+    `closed` is set when the child has ended, closed its output or broken the protocol. `reason` then says which of
     these happened.
     """
 
@@ -158,8 +160,9 @@ class ServerProcess:
             await self._arrived.wait()
 
     def _parse(self, line: bytes) -> SessionMessage | None:
-        """The message in a line. A request that cannot be read is answered here with an error, and a response that
-        cannot be read becomes an error response. Otherwise one side would wait for ever."""
+        """Return the message in a line, or None if there is none for the client. If a request cannot be read, answer it
+        with an error. If a response cannot be read, return an error response instead. Otherwise one side would wait for
+        ever."""
         try:
             return parse_message(line)
         except ValueError as error:
@@ -260,7 +263,7 @@ class ServerProcess:
             self._arrived.set()
 
     def _on_output(self, data: bytes) -> None:
-        """Split output into lines. Stop reading from the server while too many lines wait to be processed."""
+        """Split output into lines. Stop reading from the server while too much output waits to be processed."""
         self._received_bytes += len(data)
         first, *others = data.split(b"\n")
         self._partial += first
@@ -295,11 +298,12 @@ class ServerProcess:
 
 
 def make_directory(places: Sequence[Path]) -> Path:
-    """Make a directory that only this user can access: in the first of the `places` where that works, else in the
-    system's directory for temporary files. The new directory contains an empty directory `temporary/work`, in which a
-    server starts.
+    """Make a directory that only this user can access. It is made in the first of the `places` where that works, or
+    else in the system's directory for temporary files. The new directory contains an empty directory `temporary/work`,
+    in which a server starts.
 
-    In a sandbox, `temporary` may be mounted on /tmp. Then it also shows other directories that are mounted there.
+    A sandbox may mount `temporary` on /tmp. In that case, other directories that are mounted below /tmp appear in
+    `temporary`, but `temporary/work` stays empty.
     """
     for place in (*places, None):
         try:
@@ -349,8 +353,8 @@ def parse_message(line: bytes) -> SessionMessage | None:
 def unreadable_message(line: bytes, error: ValueError) -> tuple[mcp.JSONRPCError | None, bool]:
     """Return the error response to an unreadable message, and whether that message is a request of the server.
 
-    A message is unreadable if it nests too deeply, for example. Its id is found if the id stands before or after all
-    objects and lists, as in all usual messages. If no id is found, the response is None.
+    For example, a message is unreadable if it nests too deeply. Its id can be found only if it comes before or after
+    all objects and lists, as it does in all usual messages. If no id is found, the response is None.
     """
     members: dict[bytes, bytes] = {}
     for part in (SCALARS_BEFORE.match(line[:ID_BYTES]), SCALARS_AFTER.search(line[-ID_BYTES:])):

@@ -75,8 +75,8 @@ async def inspect(connection: ServerConnection, client: Client, started_s: float
 
 
 async def listing(kind: str, fetch: Callable[..., Awaitable[Any]], key: str, name: str) -> ServerListing:
-    """Read all pages of a listing. `key` is the member of each page that holds the entries; `name` is the member
-    of each entry that holds its name."""
+    """Read all pages of a listing. `key` is the attribute of a page that holds the entries. `name` is the attribute of
+    an entry that holds the entry's name."""
     began = time.monotonic()
     names: list[str] = []
     problem = ""
