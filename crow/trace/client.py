@@ -17,8 +17,8 @@ from crow.trace.rules.settings import options_of
 from crow.trace.run import Connection, EndpointLog
 
 Answer: TypeAlias = Literal["allow", "reject", "hold", "fail"]
-"""The client's answer to a permission request: an option that allows or rejects the call, no answer until the prompt is
-cancelled (`hold`), or an error (`fail`)."""
+"""The client's answer to a permission request: an option that allows the call (`allow`) or rejects it (`reject`), no
+answer until the prompt is cancelled (`hold`), or an error (`fail`)."""
 
 MAX_SILENCES = 5
 """After this many unanswered requests, the check waits only a third of `answer_s` for each later answer."""
@@ -177,8 +177,8 @@ class CheckClient:
                 self._clock.count_silence()
 
     def barrier(self) -> None:
-        """Sends a request with an unknown method and waits for the error. By then, the agent has read all earlier
-        lines."""
+        """Sends a request with an unknown method and waits for the error. When the error arrives, the agent has read
+        all earlier lines."""
         self.ask("_acp_check/barrier", {})
 
     def settle(self) -> None:
@@ -198,7 +198,7 @@ class CheckClient:
         return True
 
     def watch(self, session: str) -> Callable[[], bool]:
-        """Returns a function that says whether a prompt has begun since this call.
+        """Returns a function that says whether a prompt has begun since `watch` was called.
 
         If the agent uses the check's endpoint, a prompt has begun when a request arrives there. Otherwise, a prompt has
         begun when the session gets an update.
@@ -227,7 +227,7 @@ class CheckClient:
             pass
 
     def _take(self, timeout_s: float) -> bool:
-        """Reads and handles one line. Returns False if no line was there."""
+        """Reads and handles one line. Returns False if no line came in time."""
         line = self.io.read_line(max(0.0, timeout_s))
         if not line:
             self.has_ended = self.has_ended or line == b""
@@ -339,8 +339,8 @@ class CheckClient:
         return resolved if resolved.is_relative_to(self._workspace.resolve()) else None
 
     def _terminal(self, method: str) -> dict[str, Any]:
-        """Returns the result of a terminal request. The client runs no command, but answers as if each had printed one
-        line."""
+        """Returns the result of a terminal request. The client does not run commands, but answers as if each command
+        had printed one line."""
         status = {"exitCode": 0, "signal": None}
         match method:
             case "terminal/create":

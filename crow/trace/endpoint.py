@@ -31,8 +31,9 @@ _PLANS = (("todo", "plan"),)
 class ScriptedEndpoint:
     """Serves chat completions on 127.0.0.1. The word after `acp-check:` in the last user message selects the answer.
 
-    For `say`, the answer is a fixed text. For `tool` and `plan`, it calls tools that the agent offers. For `hang`, it
-    never ends. For `flood`, it is long. Any other request, such as one for a title, is answered with `ok`.
+    For `say`, the answer is a fixed text. For `tool` and `plan`, the answer calls tools that the agent offers. For
+    `hang`, the answer never ends. For `flood`, the answer is long. Any other request, such as one for a title, is
+    answered with `ok`.
     """
 
     def __init__(self, workspace: str) -> None:
@@ -160,7 +161,7 @@ def _purpose(messages: list[dict[str, Any]]) -> str:
 
 
 def _tool_calls(tools: Any, families: tuple[tuple[str, ...], ...], workspace: str) -> Iterator[dict[str, Any]]:
-    """Yields one call for each family of tools of which the agent offers a tool."""
+    """Yields one tool call for each family of tools. Families of which the agent offers no tool are left out."""
     functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     named = [each for each in functions if isinstance(each, dict) and isinstance(each.get("name"), str)]
     for number, words in enumerate(families):

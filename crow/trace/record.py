@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 _SECRET_NAME = re.compile(r"(?i)(api[-_]?key|secret|password|passwd|credential|authorization|^token$|access[-_]?token)")
 _URL_PASSWORD = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]*(?=@)")
 _PAIRS = ("env", "headers")
-"""The names of members that contain only secret values, as an object or as a list of `{"name": ..., "value": ...}`."""
+"""The names of members in which every value is secret. Such a member is an object, or a list of objects like
+`{"name": ..., "value": ...}`."""
 
 
 class Recorder:

@@ -26,7 +26,7 @@ class Report:
     """The verdicts about a run.
 
     `client_faults` are the client's errors as `line 12: text`. `unanswered` are the requests that had no response when
-    a recording ended, as `method (id)`. Neither is an error of the agent.
+    a recording ended, as `method (id)`. Neither of these counts as an error of the agent.
     """
 
     run: Run
@@ -163,5 +163,5 @@ def _quote(line: Recorded) -> str:
 
 
 def _xml(text: str) -> str:
-    """Returns `text`, with the characters replaced that XML does not allow."""
+    """Returns `text`, with a replacement for each character that XML does not allow."""
     return _NOT_XML.sub("�", text)

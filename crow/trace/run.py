@@ -21,8 +21,8 @@ NO_CODE = 0
 class Exit:
     """The end of an agent's process after its stdin was closed.
 
-    `code` is the exit code, or None if the process had to be killed. `leftovers` says whether other processes of its
-    group still ran when it had exited.
+    `code` is the exit code, or None if the process had to be killed. `leftovers` says whether other processes of the
+    agent's group were still running after the agent had exited.
     """
 
     code: int | None
@@ -31,8 +31,8 @@ class Exit:
 
 @dataclass(slots=True, kw_only=True)
 class EndpointLog:
-    """The counters of the check's endpoint. `requests` counts all requests, `hung` the answers that never end, and
-    `left` those of them that the agent closed."""
+    """The counters of the check's endpoint. `requests` counts all requests. `hung` counts the answers that never end.
+    `left` counts those endless answers whose connection the agent closed."""
 
     requests: int = 0
     hung: int = 0
@@ -226,7 +226,7 @@ class Connection:
 
     @property
     def strays(self) -> list[tuple[Recorded, str]]:
-        """The agent's responses that belong to no open request. With each comes the problem: `twice` (the request was
+        """The agent's responses that belong to no open request. Each comes with its problem: `twice` (the request was
         already answered), `unknown` (no such request) or `type` (an open request has this id as another JSON type)."""
         return self._sorted.strays
 
@@ -261,8 +261,8 @@ class Connection:
         return [method for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
 
     def reactions(self, purpose: str) -> list[tuple[Recorded, list[Recorded], Exchange]]:
-        """Returns an item for each line that the client sent for this purpose: this line, the lines that the agent
-        wrote before it answered the client's next request, and that request."""
+        """For each line that the client sent for this purpose, returns the line, the lines that the agent wrote before
+        it answered the client's next request, and that next request."""
         found = []
         for place, line in enumerate(self.lines):
             if line.sender == "client" and line.purpose == purpose:
@@ -407,7 +407,8 @@ class _Sorted:
                 self._children.add(update.child)  # a sub-agent may send updates outside a turn of its own
 
     def _turn(self, session: str) -> RecordedTurn | None:
-        """Returns the turn that runs in a session, else the last turn that ran there, else None.
+        """Returns the running turn of a session. If no turn is running, returns the session's last turn, or None if
+        there was none.
 
         While a load runs, all updates of its session are counted as part of the load, because a replay looks like the
         updates of a prompt.

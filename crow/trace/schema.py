@@ -189,7 +189,7 @@ def is_served_by_client(method: str) -> bool:
 def _is_plain_chunk(update: dict[str, Any]) -> bool:
     """Whether `update` is a chunk of plain text with a message id.
 
-    Such updates are the most frequent, and always valid. They need no check against the schema.
+    These updates are the most frequent. They are always valid, so they need no check against the schema.
     """
     match update:
         case {

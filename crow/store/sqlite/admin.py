@@ -128,7 +128,8 @@ class SessionAdmin(UsageMethods, Admin):
 
     @snapshot()
     def _listed(self, sql: Connection, chosen: SessionFilter, limit: int | None) -> tuple[_Rows, Mapping[str, _Rows]]:
-        """Return the sessions. Also return a mapping from each session's id to its sub-agents at any depth."""
+        """Return the sessions that `chosen` selects, at most `limit`. Also return a mapping from each session's id to
+        its sub-agents at any depth."""
         limits: dict[str, object] = {
             name: getattr(chosen, name) for name in ("archived", "model", "since_ms", "before_ms")
         }
@@ -298,8 +299,8 @@ class SessionAdmin(UsageMethods, Admin):
         )
 
     async def _write_hidden(self, group: Sequence[Importer]) -> list[Importer]:
-        """Write some whole conversations, which stay hidden. Return the importers of the conversations that were new to
-        the database."""
+        """Write all conversations of a group, and keep them hidden. Return the importers of the conversations that were
+        new to the database."""
         owner = self._store.owner
 
         def begin(sql: Connection) -> list[Importer]:

@@ -1,9 +1,10 @@
 """Stores turns: queued prompts, claims, appended entries, drafts, and repair after a crash.
 
-A session runs one turn at a time. Its row names the store that runs the turn, the owner. A store can claim a session
-that is idle or whose owner is dead. If the owner is dead, the claim first closes the owner's turn: it appends the draft
-as an interrupted answer, then the turn's end. If the dead owner had queued prompts, the claim also appends each of
-them, followed by the end of a turn that never ran. Stored entries do not change.
+A session runs one turn at a time. The session's row names the store that runs the turn. That store is the owner of the
+session. A store can claim a session if the session is idle or its owner is dead. If the owner is dead, the claim first
+closes the owner's turn: it appends the draft as an interrupted answer, and then the end of the turn. If the dead owner
+had queued prompts, the claim also appends each prompt, followed by the end of a turn that never ran. Stored entries do
+not change.
 """
 
 from __future__ import annotations
@@ -197,8 +198,8 @@ class TurnMethods(PathMethods):
         )
 
     def _store_end(self, sql: Connection, session_id: str) -> None:
-        """Store the last entries of a disowned turn. If they cannot be stored, change the turn's owner to one that
-        counts as dead."""
+        """Store the last entries of a turn that was given up by `disown`. If the entries cannot be stored, replace the
+        turn's owner by one that counts as dead."""
         store_end = self._unstored_ends.get(session_id)
         if store_end is None:
             return
@@ -379,7 +380,7 @@ def _dequeue(sql: Connection, session_id: str, message_id: str) -> tuple[Part, .
 
 def _check_writable(state: SessionState, owner: str, leaf: int | None) -> None:
     """:raises SessionBusy: another living store runs a turn.
-    :raises LeafMoved: the session has another leaf, or a dead owner has left a turn that is not repaired yet.
+    :raises LeafMoved: the session has another leaf, or a dead owner left a turn that must be repaired first.
     """
     if state.state == "running" and state.owner != owner:
         if state.is_owner_alive:
@@ -393,7 +394,8 @@ def _check_writable(state: SessionState, owner: str, leaf: int | None) -> None:
 
 
 def _needs_repair(state: SessionState, owner: str) -> bool:
-    """Whether a dead owner has left a turn or a queued prompt, and no living owner runs a turn."""
+    """Whether a dead owner left a turn or a queued prompt behind. While a living owner runs a turn, the session needs
+    no repair."""
     if state.state == "running":
         return state.owner != owner and not state.is_owner_alive
     return bool(_orphans(state, owner))
@@ -437,9 +439,9 @@ def _saved_draft(state: SessionState) -> Assistant | None:
 
 
 def _estimated_usage(state: SessionState, answer: Assistant) -> tuple[str, Usage]:
-    """Return the model of an unfinished answer, and the estimated usage of its request. The input is estimated as the
-    input plus the output of the previous request. It is unknown if there was no previous request. The output is
-    estimated from the saved text."""
+    """Return the model of an unfinished answer, and the estimated usage of its request. The estimated input is the sum
+    of the input and the output of the previous request. If there was no previous request, the input is unknown. The
+    output is estimated from the saved text."""
     row = state.sql.execute(
         "SELECT model, input_tokens + output_tokens FROM entries WHERE session = ? AND conversation = ?"
         " AND kind = 'assistant' ORDER BY id DESC LIMIT 1",
@@ -452,8 +454,8 @@ def _estimated_usage(state: SessionState, answer: Assistant) -> tuple[str, Usage
 
 
 def _has_ended(state: SessionState) -> bool:
-    """Whether the turn's end is already stored. This happens if the owner died after it stored the end and before it
-    released the turn."""
+    """Whether the turn's end is already stored. This is the case if the owner died between storing the end and
+    releasing the turn."""
     row = state.sql.execute("SELECT kind, turn FROM entries WHERE id = ?", (state.leaf,)).fetchone()
     return bool(row == ("turn_end", state.turn))
 
@@ -468,7 +470,7 @@ def _orphans(state: SessionState, owner: str) -> list[tuple[int, str, str, str]]
 
 
 def _waiting(state: SessionState, owner: str) -> tuple[QueuedPrompt, ...]:
-    """Return the texts in the inbox that are not prompts, except those of other living owners."""
+    """Return the texts in the inbox that are not prompts. Texts of other living owners are left out."""
     return tuple(
         QueuedPrompt(parts=decode_parts(parts), message_id=message_id)
         for _, sender, parts, message_id, created_ms in state.inbox()

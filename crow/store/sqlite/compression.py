@@ -1,9 +1,10 @@
 """Compresses the blobs of old entries, and reads compressed blobs.
 
-A compressed blob is a zlib stream that is shorter than the blob's `size`. SQLite's archives have the same form, so
+A compressed blob is a zlib stream that is shorter than the blob's `size`. SQLite's archives use the same format, so
 `sqlar_uncompress(data, size)` decompresses a blob in the `sqlite3` shell. The name of a compressed blob is still the
-sha256 of its content. The last bytes of the content are compressed separately, so that an excerpt can be read without
-the middle. With tool outputs, zstd saves 3 % more at the same speed, which is not worth a dependency.
+sha256 of the uncompressed content. The last bytes of the content are compressed separately, so that an excerpt can be
+read without decompressing the middle. For tool outputs, zstd would save 3 % more at the same speed, but that is not
+worth a dependency.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _END_MARK = b"\0\0\xff\xff"
 
 _CHECKSUM_BYTES = 4
 _MOST_ADDED_BYTES = 64
-"""A part that compression does not make smaller grows by fewer bytes than this."""
+"""If compression cannot make a part smaller, the part grows by fewer bytes than this."""
 
 _LEAST_BYTES = 1024
 _MOST_BYTES = 64 * 1024 * 1024
@@ -151,7 +152,7 @@ class CompressedBlob:
 
 def members_of(data: bytes) -> str | None:
     """Return, as JSON, the members of a tool result's body that SQL views show. Views cannot decompress a body, so
-    these members are stored separately for each compressed one. Return None if the body is damaged."""
+    these members are stored separately for each compressed body. Return None if the body is damaged."""
     try:
         body: Any = json.loads(data)
     except (ValueError, RecursionError):
@@ -180,7 +181,7 @@ class _Compressed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
     """Blobs to compress. `before` and `after` are the positions in `blob_refs` before and after these blobs. A position
-    is an entry id and the name of a blob."""
+    consists of an entry id and a blob's name."""
 
     before: tuple[int, str]
     after: tuple[int, str]
@@ -196,8 +197,8 @@ class CompressionMethods(UsesDatabase):
         """Compress the blobs of entries that are older than `compress_after_days`. Each transaction compresses about a
         megabyte.
 
-        The table `compression` has the position of the last compressed blob. So if this call is cancelled or the
-        process is killed, the next call continues there.
+        The table `compression` stores the position that this method has reached. If this call is cancelled or the
+        process is killed, the next call continues from that position.
         """
         if self.compress_after_days is None or self.database.is_read_only:
             return
@@ -230,8 +231,8 @@ class CompressionMethods(UsesDatabase):
         return None if after == position else _Batch(before=position, after=after, blobs=blobs)
 
     async def _compress(self, found: _Found) -> _Compressed | None:
-        """Return the compressed form of a blob. Return None if the blob was removed, is damaged, or would save too
-        little."""
+        """Return the compressed form of a blob. Return None if the blob was removed or is damaged, or if compression
+        would save too little."""
 
         def read(sql: Connection) -> bytes | None:
             row = sql.execute("SELECT size, data FROM blobs WHERE rowid = ? AND hash = ?", (found.rowid, found.name))
@@ -243,7 +244,8 @@ class CompressionMethods(UsesDatabase):
 
     @transaction()
     def _replace(self, sql: Connection, batch: _Batch, compressed: Sequence[_Compressed]) -> bool:
-        """Store the compressed forms. If another process has already stored them, return false."""
+        """Store the compressed forms. If another process has compressed these blobs meanwhile, store nothing and return
+        false."""
         moved = sql.execute(
             "UPDATE compression SET entry = ?, blob = ? WHERE (entry, blob) = (?, ?)", (*batch.after, *batch.before)
         )

@@ -38,8 +38,8 @@ REPAIR = "Quit every crow, then run crow doctor --repair: it keeps a copy and re
 _ATTEMPTS = 5
 
 _CLOSING_TIMEOUT_S = 0.4
-"""How long to wait for a lock when the process ends. Processes that write one after another hold the lock for less time
-than this. Editors wait longer than this for crow to exit."""
+"""How long to wait for a lock when the process ends. Even when several processes write in turn, each holds the lock for
+less time than this. Editors give crow more time than this to exit."""
 
 fcntl: Any = None
 with suppress(ImportError):  # not available on Windows
@@ -109,9 +109,9 @@ class FileGone(Exception):
 class SqliteConnection:
     """A connection in autocommit mode that runs whole functions in its thread. Whoever opens it must close it.
 
-    aiosqlite runs one statement at a time. Between two statements of a task, another task may use the connection, and a
-    cancelled task leaves its transaction open. In this class, a function runs all its statements without interruption.
-    A function that has started always finishes, and only then does the next function start.
+    aiosqlite runs one statement at a time. Between two statements of one task, another task may use the connection, and
+    a cancelled task leaves its transaction open. In this class, a function runs all its statements without
+    interruption. A function that has started always finishes, and only then does the next function start.
 
     `file` identifies the open file, or is None if the file is unknown.
     """
@@ -155,8 +155,8 @@ class SqliteConnection:
         return cls(path, connection, file)
 
     async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Call `function` in the connection's thread, with the connection as its argument, and return the result.
-        Errors of `function` are raised here.
+        """Call `function` in the connection's thread, with the connection as its argument, and return the result. If
+        `function` raises an error, so does this call.
 
         A function that is queued or running continues even if the caller is cancelled.
 
@@ -221,10 +221,11 @@ def _connect(path: Path, busy_timeout_s: float, mode: str) -> tuple[sqlite3.Conn
 
 
 async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosqlite.Connection:
-    """Create a connection in a daemon thread. Such a thread does not keep the process alive if nobody closes the store.
+    """Create a connection whose thread is a daemon. A daemon thread does not keep the process alive if nobody closes
+    the store.
 
-    aiosqlite creates the thread and does not make it a daemon. But a thread that a daemon thread creates is a daemon,
-    too.
+    aiosqlite creates the connection's thread, and does not make it a daemon. But a thread that was created by a daemon
+    thread is a daemon too.
     """
     created: Future[aiosqlite.Connection] = Future()
     created.set_running_or_notify_cancel()  # from now on, the future cannot be cancelled, so `set_result` cannot fail
@@ -237,8 +238,8 @@ async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosql
 
 
 def explain(error: Exception, path: Path, waited_s: float) -> Exception:
-    """Return a `StoreUnavailable` that tells the user what to do about `error`, one of `FAILURES`. If only a bug in
-    crow can cause `error`, return `error` itself."""
+    """Return a `StoreUnavailable` that tells the user what to do about `error`, which is one of `FAILURES`. If `error`
+    can only come from a bug in crow, return `error` itself."""
     code = getattr(error, "sqlite_errorcode", None)
     elsewhere = "set CROW_HOME to another directory"
     match None if code is None else code & 0xFF:
@@ -318,7 +319,8 @@ class FileLock:
             os.close(file)  # releases the lock
 
     def _is_there(self, file: int) -> bool:
-        """Whether the path still names the open lock file, or the file's directory does not exist any more."""
+        """Whether the path still names the open lock file. This is also true if the file's directory no longer
+        exists."""
         opened, found = os.fstat(file), file_id(self._path)
         return found == (opened.st_dev, opened.st_ino) or (found is None and not self._path.parent.is_dir())
 
@@ -358,7 +360,7 @@ class FileLock:
 
 @dataclass(slots=True)
 class WriteJob(Generic[T]):
-    """A function that waits for a write transaction. After the function was called, `result` or `error` is set."""
+    """A function to run in a write transaction. After the function was called, `result` or `error` is set."""
 
     function: Callable[[sqlite3.Connection], T]
     result: T | None = None

@@ -86,8 +86,8 @@ def transaction(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], 
 
 
 def snapshot(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], AsyncMethod[S, P, T]]:
-    """Return a decorator for a method that only reads. It is like the decorator of `transaction`, but the method runs
-    on one snapshot (`Database.read`)."""
+    """Return a decorator like that of `transaction`, for a method that only reads. The method runs on one snapshot of
+    the database (`Database.read`)."""
     return _runs_in(Database.read, raise_if_moved)
 
 
@@ -112,10 +112,10 @@ class Database:
 
     If the open file is deleted or replaced, its content is copied to a new file, and the connections continue with the
     new file. Then the next call with `raise_if_moved` raises an error that tells the user what happened. Calls without
-    `raise_if_moved` raise no such error.
+    `raise_if_moved` do not raise this error.
 
-    `foreign_version` is a number that changes when another process writes to the file. Each write transaction brings it
-    up to date. `warning` is a message for the user. It is empty if all is well.
+    `foreign_version` is a number that changes when another process writes to the file. Each write transaction updates
+    this number. `warning` is a message for the user, or empty if all is well.
     """
 
     _writer: SqliteConnection
@@ -151,7 +151,7 @@ class Database:
         reading only.
 
         :raises StoreUnavailable: the file cannot be created or read, or belongs to another program.
-        :raises StoreTooNew: a newer crow wrote it.
+        :raises StoreTooNew: a newer crow wrote the file.
         """
         if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
             raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; crow needs 3.34 or newer.")
@@ -176,7 +176,7 @@ class Database:
 
         :raises StoreUnavailable: there is no such file, it cannot be read, it belongs to another program, or an older
             crow wrote it.
-        :raises StoreTooNew: a newer crow wrote it.
+        :raises StoreTooNew: a newer crow wrote the file.
         """
         if not await anyio.Path(path).is_file():
             raise StoreUnavailable(f"There is no database at {path}. Crow creates one when the first session starts.")
@@ -209,8 +209,8 @@ class Database:
         is cancelled later still finishes and returns its result. (A task that was cancelled with `asyncio.Task.cancel`
         does not receive the result.)
 
-        :raises StoreUnavailable: the file cannot be written. With `raise_if_moved`, also: this is the first call after
-            the file was deleted, or another file has taken its place.
+        :raises StoreUnavailable: the file cannot be written. With `raise_if_moved`, this error also comes from the
+            first call after the file was deleted, and from every call after another file has taken its place.
         """
         await checkpoint_if_cancelled()
         self._check_open()
@@ -235,8 +235,8 @@ class Database:
     async def read(self, work: Callable[[sqlite3.Connection], T], *, raise_if_moved: bool = False) -> T:
         """Call `work` on one snapshot of the database.
 
-        :raises StoreUnavailable: the file cannot be read. With `raise_if_moved`, also: this call found that the file
-            was deleted, or another file has taken its place.
+        :raises StoreUnavailable: the file cannot be read. With `raise_if_moved`, this error also comes from a call that
+            finds that the file was deleted, and from every call after another file has taken its place.
         """
         while True:
             await self._exchange_done()
@@ -352,8 +352,8 @@ class Database:
         """Return the reader. A new session reads nothing, so the reader is opened when it is first needed.
 
         Without a WAL, return the writer instead: two connections would keep each other waiting. On a disk without
-        working file locks, one connection could even take the journal of the other for the journal of a dead process,
-        and roll the other's changes back.
+        working file locks, one connection could even mistake the other's journal for the journal of a dead process, and
+        roll back the other's changes.
         """
         if self.journal_mode != "wal":
             return self._writer
@@ -398,8 +398,8 @@ class Database:
                 pass
 
     async def _move(self, exchanges: int) -> None:
-        """Copy the open file and continue with the copy. If `_exchanges` is no longer `exchanges`, do nothing, because
-        another call has replaced the connections.
+        """Copy the open file and continue with the copy. If `_exchanges` no longer equals `exchanges`, another call has
+        already replaced the connections, so do nothing.
 
         :raises StoreUnavailable: no copy can be made.
         """
@@ -613,17 +613,17 @@ def _schema_version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """:raises StoreUnavailable: the schema is not of this version, and would have to be migrated."""
+    """:raises StoreUnavailable: the version of the schema is not `VERSION`, so it would have to be migrated first."""
     if (version := _schema_version(connection, path)) != VERSION:
         raise StoreUnavailable(f"its schema is version {version}, not {VERSION}")
 
 
 def _check_readable(connection: sqlite3.Connection, path: Path) -> None:
-    """:raises StoreUnavailable: the schema is not of this version, and would have to be migrated."""
+    """:raises StoreUnavailable: the version of the schema is not `VERSION`, so it would have to be migrated first."""
     if (version := _schema_version(connection, path)) != VERSION:
         raise StoreUnavailable(
-            f"{path} has schema version {version}, but only version {VERSION} can be read here. Run crow sessions once:"
-            " it migrates the file."
+            f"{path} has schema version {version}, but this command reads only version {VERSION}. Run crow sessions"
+            " once to migrate the file."
         )
 
 
@@ -665,7 +665,7 @@ def _is_unwritable(refused: StoreUnavailable) -> bool:
 
 
 def _read_modes(path: Path) -> tuple[str, ...]:
-    """Return URI queries to try, the best one first, when SQLite is to open a file that is not writable."""
+    """Return the URI queries to try, best first, when opening a file that is not writable."""
     if not path.is_file() or not path.stat().st_size:
         return ()
     wal = Path(f"{path}-wal")

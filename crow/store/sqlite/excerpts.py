@@ -1,9 +1,9 @@
 """Reads the beginning and the end of a long tool result, without the rest of it.
 
 After a year, a session may have hundreds of megabytes of tool output. A client that opens the session shows only a
-little of each output. So only the database pages with the beginning and the end of each output are read. The sha256 of
-an output is checked only when the whole output is read. If the JSON of a result is not as crow writes it, the whole
-result is read.
+little of each output. So this module reads only the database pages with the beginning and the end of each output. The
+sha256 of an output is checked only when the whole output is read. If the JSON of a result does not have the form that
+crow writes, the whole result is read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BEFORE_TEXT = b',"text":"'
 _AFTER_TEXT = b'","is_error":'
 
 _OTHER_BYTES = 2_048
-"""The members before the text usually take fewer bytes than this. The same holds for the members after the text."""
+"""The members before the text usually take fewer bytes than this, and so do the members after the text."""
 
 _MOST_OTHER_BYTES = 64 * 1024
 _ESCAPE_BYTES = 6
@@ -45,8 +45,8 @@ def excerpt_of_text(blob: BlobReader, most_bytes: int, call_id: str) -> bytes | 
 
 
 def excerpt_of_result(blob: BlobReader, most_bytes: int, load: Load) -> ToolResult | None:
-    """Return the result whose JSON is in `blob`, with an excerpt of about `most_bytes` bytes as its text. Older
-    versions of crow stored a whole long result as one blob.
+    """Return the result whose JSON is in `blob`. Its text is replaced by an excerpt of about `most_bytes` bytes. Only
+    older versions of crow stored a whole long result in one blob.
 
     Return None if the whole result must be read, because its text is short or its other members are long.
     """
@@ -88,7 +88,7 @@ def _result(
 
 def _parse_end(end: bytes) -> tuple[bytes, dict[str, object]] | None:
     """Split the end of a result's JSON. Return the end of the text, still escaped, and the members after the text.
-    Return None if the members do not begin in `end`."""
+    Return None if those members begin before `end`."""
     at = end.find(_AFTER_TEXT)
     while at >= 0:
         try:

@@ -1,8 +1,9 @@
 """Reads rows straight from the pages of a damaged SQLite file.
 
 SQLite finds a row through the header, the schema and the pages above the row's page. If one of these is damaged, SQLite
-cannot read the rows below it, and Python's `sqlite3` has no `.recover`. This module reads each page independently, so
-only the rows on a damaged page are lost. SQLite documents the layout of pages as its database file format.
+cannot read the rows below it. SQLite's shell can recover such rows with `.recover`, but Python's `sqlite3` cannot. This
+module reads each page independently, so only the rows on a damaged page are lost. The layout of pages is documented on
+SQLite's page about its database file format.
 """
 
 from __future__ import annotations
@@ -211,8 +212,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 _SIZES = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)
-"""The size of a value in bytes, indexed by the value's type number. Numbers from 12 on are blobs and texts. SQLite does
-not use 10 and 11."""
+"""The sizes of values in bytes, indexed by type number. The type numbers from 12 on, for blobs and texts, are not in
+this list. SQLite does not use 10 and 11."""
 
 
 def _values(payload: bytes, *, is_whole: bool) -> tuple[Value, ...]:

@@ -4,7 +4,7 @@ A path is read from its leaf towards the root in batches, and only as far as nee
 depends on the distance to its newest checkpoint. Ids increase along a path, so sorting by id gives the path's order.
 
 A damaged byte affects one entry, never a whole session. If an entry cannot be read, the user and the model see a text
-in place of the entry. This text says what happened. The stored bytes are not changed.
+in its place that says what happened. The stored bytes stay as they are.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ CHECKED_COLUMNS = (
     *("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cost", "estimate", "created_ms"),
     *("cache_write_tokens", "estimated"),
 )
-"""The columns that the checksum of an entry covers, in this order. The last two are NULL in old entries. A checksum
-does not cover one of these two columns if it is NULL."""
+"""The columns that the checksum of an entry covers, in this order. The last two columns are NULL in old entries. If one
+of these two is NULL, the checksum does not cover it."""
 
 _checked_values = attrgetter(*CHECKED_COLUMNS)
 
@@ -267,8 +267,8 @@ def has_user(sql: Connection, leaf: int) -> bool:
 def entries_of(
     sql: Connection, ids: Sequence[int], *, result_bytes: int | None = None
 ) -> tuple[tuple[Entry, ...], int]:
-    """Return the entries for the first ids of `ids` (ascending), and the number of these first ids. One call reads at
-    most 256 ids or about 4 MiB.
+    """Return the entries for as many of the ascending `ids` as one call reads, and the number of those ids. One call
+    reads at most 256 ids or about 4 MiB.
 
     With `result_bytes`, the text of a tool result has at most about that many bytes. Longer texts become excerpts.
     """
@@ -321,7 +321,7 @@ def _entry_with_excerpt(sql: Connection, row: StoredRow, load: Load, most_bytes:
 
 
 def _load_excerpt(sql: Connection, load: Load, text: str, most_bytes: int, call_id: str, name: str) -> bytes | None:
-    """Return the content of the blob `name`. If this is also the blob `text`, and its content is long, return only an
+    """Return the content of the blob `name`. If `name` equals `text` and the content is long, return only an
     excerpt."""
     row = sql.execute("SELECT rowid FROM blobs WHERE hash = ?", (name,)).fetchone() if name == text else None
     if row is None:
@@ -333,8 +333,8 @@ def _load_excerpt(sql: Connection, load: Load, text: str, most_bytes: int, call_
 
 
 def _checked(entries: Sequence[Entry], expected: Sequence[int], before: int | None, row: SessionRow) -> Sequence[Entry]:
-    """Return `entries`, and remarks about missing entries. `expected` are the ids of this part of the path, and
-    `before` is the id of the entry before this part.
+    """Return `entries`, with remarks where entries are missing or may be missing. `expected` are the ids in this part
+    of the path. `before` is the id of the entry before this part.
 
     The path was read from an index. If the index is damaged, the path may be wrong.
     """
@@ -409,8 +409,8 @@ def _body_of(row: StoredRow, load: Load) -> Body:
 
 
 def checksum(body: bytes, values: Sequence[object]) -> int:
-    """Return the checksum of an entry. `body` is the JSON of the entry's body, or the hash of the blob that has this
-    JSON. `values` are the values of `CHECKED_COLUMNS`."""
+    """Return the checksum of an entry. `body` is the JSON of the entry's body or, if that JSON is stored as a blob, the
+    blob's hash. `values` are the values of `CHECKED_COLUMNS`."""
     # The last two columns came later. Older checksums do not cover them.
     columns = tuple(values[:-2]) + tuple([value for value in values[-2:] if value is not None])
     return zlib.crc32(body, zlib.crc32(ascii(columns).encode()))
@@ -427,8 +427,8 @@ def loader(sql: Connection) -> Load:
 
 
 def missing_entry(entry_id: int, conversation: int, session: str = "", *, is_alone: bool = False) -> Entry:
-    """Return a remark in place of a missing entry to which another entry or a session refers. `is_alone` is true if the
-    entries before the missing entry are known."""
+    """Return a remark to show in place of a missing entry. Another entry or a session refers to that entry. `is_alone`
+    is true if the entries before the missing entry are known."""
     more = "" if is_alone else ", and so is everything before it"
     words = f"Entry {entry_id} is missing from the database{more}. {REPAIR}"
     body = Remark(text=words, message_id=f"unreadable-{entry_id}")
@@ -441,8 +441,8 @@ _PathRows = tuple[list[tuple[int, int | None, str]], int | None, int | None]
 def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, limit: int = _PATH_BATCH) -> _PathRows:
     """Return the id, parent and kind of up to `limit` entries of the path that ends at `start`, newest first.
 
-    The second value is the id from which to continue, or None at the end of the path. If the entry with the next id is
-    missing, the third value is this id, otherwise None.
+    The second value is the id from which to continue, or None if there is nothing more to read. The third value is the
+    id of the next entry if that entry is missing, otherwise None.
     """
     rows = sql.execute(_PATH, {"start": start, "limit": limit, "conversation": conversation}).fetchall()
     if not rows:
@@ -458,8 +458,8 @@ def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, 
 def _path_batches(
     sql: Connection, start: int | None, conversation: int | None = None
 ) -> Iterator[tuple[list[tuple[int, int | None, str]], int | None]]:
-    """Yield batches of a path, newest first. If the path stops at a missing entry, the second value of the last batch
-    is that entry's id, otherwise None."""
+    """Yield batches of a path, newest first, each with a second value. If the path stops after the batch because an
+    entry is missing, the second value is that entry's id, otherwise None."""
     while start is not None:
         rows, start, missing = _path_rows(sql, start, conversation)
         yield rows, missing

@@ -52,11 +52,12 @@ _BLOB_NAME = re.compile(rb'\{"blob":"([0-9a-f]{64})"')
 _TABLES = ("conversations", "sessions", "entries", "inbox", "drafts", "moves", "blobs", "imports")
 
 _OLD_COLUMNS = {"entries": 18, "sessions": 35}
-"""Maps tables to the numbers of columns that they had in version 1. Later versions added columns, but rows that version
-1 wrote do not have the added columns."""
+"""Maps tables to their numbers of columns in version 1. Rows that version 1 wrote do not have the columns that later
+versions added."""
 
 _PLACE_COLUMNS = 5
-"""The number of columns that say where an entry belongs: id, conversation, session, parent, turn. They come first."""
+"""The number of columns at the beginning of an entry's row that say where the entry belongs: id, conversation, session,
+parent, turn."""
 
 _SUMS = ("turn", "entries", "created_ms", "updated_ms", "tokens_in", "tokens_out", "tokens_cached", "cost")
 """Columns of a session that can be computed from its entries."""
@@ -95,7 +96,7 @@ def repair(path: Path) -> Repaired:
     at `path`.
 
     :raises ArgumentError: the file does not exist, or another process has it open.
-    :raises StoreTooNew: a newer crow wrote it.
+    :raises StoreTooNew: a newer crow wrote the database.
     :raises StoreUnavailable: there is no room for copies, or the file contains no crow data.
     """
     stem = f"{path.stem}-damaged-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -173,7 +174,7 @@ def _repair(path: Path, kept: Path, work: Path) -> Repaired:
             finally:
                 remove_files(source)
             if remaining := _check(work):
-                raise StoreUnavailable(f"{path} could not be repaired ({remaining[0]}). It was left as it is.")
+                raise StoreUnavailable(f"{path} could not be repaired ({remaining[0]}). The file was not changed.")
     with closing(sqlite3.connect(work, isolation_level=None)) as connection:
         (sessions,) = connection.execute("SELECT count(*) FROM sessions WHERE deleted_ms IS NULL").fetchone()
         (entries,) = connection.execute("SELECT count(*) FROM entries").fetchone()
@@ -191,7 +192,7 @@ def _repair(path: Path, kept: Path, work: Path) -> Repaired:
 def _check(path: Path) -> tuple[str, ...]:
     """Migrate this copy of the database, and return descriptions of the damage to it.
 
-    :raises StoreTooNew: a newer crow wrote it.
+    :raises StoreTooNew: a newer crow wrote the database.
     """
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -228,8 +229,8 @@ def _rebuild_indexes(path: Path, found: tuple[str, ...]) -> bool:
 
 @contextmanager
 def _exclusive(path: Path) -> Iterator[int]:
-    """Open and lock the file, and yield its descriptor. Until the end of the context, nothing else in this process may
-    open the file, because the system drops the lock when a second handle to the file is closed.
+    """Open and lock the file, and yield its descriptor. Until the context ends, nothing else in this process may open
+    the file, because the system drops the lock when the process closes any other handle to the file.
 
     :raises ArgumentError: the file does not exist, or another process has it open.
     """
@@ -264,7 +265,7 @@ def _copy(file: int, path: Path, target: Path) -> None:
 def _recover(source: Path, target: Path) -> tuple[str, ...]:
     """Make a database at `target` from the rows of `source`, and return descriptions of the lost data.
 
-    First, SQLite moves the content of the write-ahead log of `source` into `source`.
+    SQLite first moves the content of the write-ahead log into `source`.
 
     :raises StoreUnavailable: `source` contains no crow rows.
     """
@@ -289,7 +290,8 @@ def _recover(source: Path, target: Path) -> tuple[str, ...]:
 
 
 def _index_words(connection: sqlite3.Connection) -> None:
-    """Rebuild the full-text index from the view `searchable`. FTS5's own `rebuild` cannot read from such a view."""
+    """Rebuild the full-text index from the view `searchable`. FTS5's own `rebuild` command cannot read from this
+    view."""
     connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('delete-all')")
     connection.execute("INSERT INTO entries_fts (rowid, text) SELECT id, text FROM searchable WHERE text <> ''")
 
@@ -302,8 +304,8 @@ class _Recovery:
         self._new = new
         self._types = {table: _column_types(new, table) for table in _TABLES}
         self._damaged: dict[int, tuple[Value, ...]] = {}
-        """Maps the ids of damaged entries to their rows. It has only rows that still show the entry's conversation and
-        parent."""
+        """Maps the ids of damaged entries to their rows. Rows in which the conversation or the parent cannot be read
+        are left out."""
         self._lost: list[str] = []
 
     def run(self) -> list[str]:
@@ -401,8 +403,8 @@ class _Recovery:
     def _replace_entry(
         self, entry: int, conversation: int, parent: int | None, *, session: object, call: tuple[object, object] | None
     ) -> None:
-        """Insert a message in place of one lost entry. Session, turn, model and time come from the entry's parent or
-        child."""
+        """Insert a message in place of one lost entry. Turn, model and time come from the entry's parent or child, and
+        so does the session if `session` is not a string."""
         beside = self._new.execute(
             "SELECT session, turn, model, created_ms FROM entries WHERE id = ? OR parent = ? ORDER BY id DESC LIMIT 1",
             (parent, entry),

@@ -31,8 +31,8 @@ def rescue(
 
     Return the path of the file that now has the data, and a message for the user. The message is empty if another
     process has already restored the file. `opened` identifies the open file. `shared` identifies the index of the
-    file's write-ahead log (`-shm`), and is None if there is no log. Everything is written within the context manager
-    that `writing` returns.
+    file's write-ahead log (`-shm`), and is None if there is no log. All writes happen inside the context manager that
+    `writing` returns.
 
     :raises StoreUnavailable: no copy could be made; `connection` still has all the data.
     """
@@ -71,8 +71,8 @@ def rescue(
 
 
 def _detach_log(connection: sqlite3.Connection, path: Path, shared: FileId | None) -> None:
-    """Remove the files of the write-ahead log, because SQLite would apply the log to the next file at this path. The
-    open connection can still read the log."""
+    """Remove the files of the write-ahead log, because SQLite would otherwise apply the log to the next file at this
+    path. The open connection can still read the log."""
     if shared is None or file_id(f"{path}-shm") != shared:
         return
     # A checkpoint fails while another connection reads. Then this connection still reads the log, even after the log

@@ -2,9 +2,10 @@
 
 The full-text index has the trigrams of titles, prompts and answers, so it finds words of at least three characters in
 any script. For shorter words, the texts themselves are searched. If the query also has a longer word, only the texts
-with this longer word are searched. Otherwise all messages are searched, or, in a search of one session, the newest few
-thousand entries of the session's path. Titles come before entries, and the newest results first. The index and a path
-both return ids in descending order. So the ids that are in both are read only as far as needed.
+with this longer word are searched. Otherwise all messages are searched. In a search of one session, the newest few
+thousand entries of the session's path are searched instead. Titles come before entries, and within both the newest
+results come first. The index and a path both return ids in descending order, so a search for ids that are in both reads
+no further than needed.
 """
 
 from __future__ import annotations
@@ -151,8 +152,8 @@ _IN_SCOPE = (
 
 
 def seen_in(table: str) -> str:
-    """Return the SQL condition that the principal `:seen_by` sees a session in this table. If `:seen_by` is NULL, the
-    condition is true for every session."""
+    """Return an SQL condition for the sessions in this table. The condition is true if the principal `:seen_by` may see
+    the session, or if `:seen_by` is NULL."""
     return (
         f"(:seen_by IS NULL OR {table}.principal = :seen_by OR EXISTS"
         f" (SELECT 1 FROM shares WHERE shares.principal = :seen_by AND shares.session = {table}.id))"
@@ -209,8 +210,8 @@ def _texts(sql: Connection, ids: Iterator[int], session_id: str | None, limits: 
 
 
 def _session_with(sql: Connection, conversation: int, entry_id: int, limits: Mapping[str, object]) -> str | None:
-    """Return the oldest session that has the entry on its path. This is for an entry whose own session was deleted or
-    is hidden from the principal. With `cwd`, only sessions of that directory count."""
+    """Return the id of the oldest session that has the entry on its path. Use this for an entry whose own session was
+    deleted or is hidden from the principal. If `limits` has a `cwd`, only sessions of that directory count."""
     rows = sql.execute(
         "SELECT id, leaf FROM sessions WHERE conversation = :conversation AND deleted_ms IS NULL"
         f" AND coalesce(:cwd, cwd) = cwd AND {seen_in('sessions')} ORDER BY number",
@@ -220,7 +221,7 @@ def _session_with(sql: Connection, conversation: int, entry_id: int, limits: Map
 
 
 def _indexed(sql: Connection, match: str, limits: Mapping[str, object]) -> Iterator[int]:
-    """Return the ids of the entries that match in the index, newest first."""
+    """Return the ids of the entries whose indexed text matches, newest first."""
     query = (
         "SELECT f.rowid FROM entries_fts f JOIN entries e ON e.id = f.rowid"
         f" WHERE entries_fts MATCH :match AND f.rowid > 0 AND {_MAYBE_IN_DIRECTORY} AND {_MAYBE_SEEN}"

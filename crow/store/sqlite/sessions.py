@@ -1,9 +1,10 @@
 """Creates, lists, changes, forks, hides and removes sessions.
 
 A deleted session is hidden, and `tidy` removes its data later. A session that is not deleted needs the entries that it
-wrote and the entries on its current and former paths. `tidy` removes the entries that no such session needs. The search
-for these entries may take a while, so it holds no write lock. Then the entries are removed newest first, a few at a
-time. If a session of the conversation changes meanwhile, or the process is killed, the next `tidy` removes the rest.
+wrote and the entries on its current and former paths. `tidy` removes the entries that none of these sessions needs. The
+search for these entries may take a while, so it holds no write lock. Then the entries are removed newest first, a few
+at a time. If a session of the conversation changes meanwhile, or the process is killed, the next `tidy` removes the
+rest.
 
 The hidden sessions of an interrupted import are removed like deleted sessions. The hidden sessions of a running import
 have a living owner, and are not removed.
@@ -34,16 +35,16 @@ from crow.store.sqlite.paths import has_user, marks, session_row, session_values
 _ENTRIES_PER_REMOVAL = 50
 _INDEX_PAGES = 200
 _OPEN_MS = 7 * 86_400_000
-"""If a store on another machine or in another container has opened a session, crow cannot find out whether the session
-is still open there. For this time after the opening, crow assumes that it is."""
+"""Crow cannot find out whether a store on another machine or in another container still has a session open. For this
+time after the opening, crow assumes that the session is still open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
     """The data to remove from a conversation. `entries` are sorted newest first.
 
-    `living` is a text that describes the conversation's sessions and their leaves. If `_living` returns another text
-    later, the removal is out of date.
+    `living` is a text that describes the conversation's sessions and their leaves. When `_living` returns a different
+    text, the removal is out of date.
     """
 
     conversation: int
@@ -188,8 +189,8 @@ class SessionMethods(UsesDatabase):
 
     @transaction()
     def record_opening(self, sql: Connection, session_id: str) -> None:
-        """If the session is empty, record that this store has opened it. Because of this record, `tidy` does not remove
-        it.
+        """If the session is empty, record that this store has opened it. The record keeps `tidy` from removing the
+        session.
 
         :raises NoSuchSession: another process has just removed the session.
         """
@@ -197,8 +198,8 @@ class SessionMethods(UsesDatabase):
         self._note_opening(sql, session_id)
 
     def _note_opening(self, sql: Connection, session_id: str) -> None:
-        """If the session is empty, record that this store has opened it. Because of this record, `tidy` does not remove
-        it."""
+        """If the session is empty, record that this store has opened it. The record keeps `tidy` from removing the
+        session."""
         if _is_empty(sql, session_id):
             sql.execute(
                 "INSERT INTO openings (session, owner, opened_ms) VALUES (?, ?, ?)"
@@ -212,7 +213,8 @@ class SessionMethods(UsesDatabase):
 
     @transaction()
     def _remove_empty(self, sql: Connection) -> None:
-        """Remove the empty sessions that no store has open any more. They have no entries, texts or blobs."""
+        """Remove the empty sessions that no store has open any more. Empty sessions have no entries, texts or blobs to
+        remove."""
         for session_id in _closed_openings(sql):
             if _is_empty(sql, session_id):
                 (conversation,) = session_values(sql, session_id, "conversation")
@@ -221,7 +223,7 @@ class SessionMethods(UsesDatabase):
             sql.execute("DELETE FROM openings WHERE session = ?", (session_id,))
 
     async def remove_deleted(self) -> None:
-        """Remove the data of deleted sessions, and empty sessions that nobody uses, in small batches."""
+        """Remove the data of deleted sessions in small batches. Also remove the empty sessions that nobody uses."""
         if not self.database.is_read_only and await self._has_closed():
             await self._remove_empty()
         has_removed = False
@@ -287,9 +289,9 @@ class SessionMethods(UsesDatabase):
 
     @transaction()
     def remove_sessions(self, sql: Connection, removal: Removal) -> bool:
-        """Remove the deleted sessions of a conversation after all their entries were removed. If no other session is
-        left in the conversation, remove the conversation, too. If `removal` is out of date, return false and remove
-        nothing."""
+        """Remove the deleted sessions of a conversation. Call this after all their entries were removed. If no other
+        session is left in the conversation, remove the conversation too. If `removal` is out of date, return false and
+        remove nothing."""
         conversation = removal.conversation
         if _living(sql, conversation) != removal.living:
             return False
@@ -321,7 +323,7 @@ def _is_empty(sql: Connection, session_id: str) -> bool:
 
 
 def _closed_openings(sql: Connection) -> list[str]:
-    """Return those sessions in `openings` that are not empty any more or that no store has open any more."""
+    """Return the sessions in `openings` that are no longer empty, and those that no store has open any more."""
     now, is_open = now_ms(), dict[str, bool]()
     for session_id, owner, opened_ms in sql.execute("SELECT session, owner, opened_ms FROM openings").fetchall():
         # This time is longer than the lease of a turn, because nothing renews it.

@@ -61,7 +61,7 @@ class SqliteStore(
 
         :raises ~crow.domain.errors.StoreUnavailable: the file cannot be created, opened or read, or is not a crow
             database.
-        :raises ~crow.domain.errors.StoreTooNew: a newer crow wrote it.
+        :raises ~crow.domain.errors.StoreTooNew: a newer crow wrote the file.
         """
         database = await Database.open(path, journal_mode=journal_mode, busy_timeout_s=busy_timeout_s)
         try:
@@ -80,7 +80,7 @@ class SqliteStore(
 
         :raises ~crow.domain.errors.StoreUnavailable: there is no such file, it cannot be read, it is not a crow
             database, or an older crow wrote it.
-        :raises ~crow.domain.errors.StoreTooNew: a newer crow wrote it.
+        :raises ~crow.domain.errors.StoreTooNew: a newer crow wrote the file.
         """
         return cls(await Database.open_to_read(path, busy_timeout_s=busy_timeout_s), owner="")
 

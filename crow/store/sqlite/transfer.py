@@ -58,8 +58,8 @@ _NEEDED = """
 
 
 def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[int, tuple[str, ...]]:
-    """Map conversations to the chosen sessions and their sub-agents. If `ids` is None, every listed session is
-    chosen."""
+    """Return the chosen sessions and their sub-agents, grouped by conversation. If `ids` is None, every listed session
+    is chosen."""
     start = "SELECT value FROM json_each(:ids)"
     if ids is None:
         start = "SELECT id FROM sessions WHERE has_prompt = 1 AND parent_id IS NULL"
@@ -76,7 +76,8 @@ def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[in
 def choose(
     connection: sqlite3.Connection, conversation: int, sessions: Sequence[str], known: frozenset[str]
 ) -> ExportSelection:
-    """Return the selection for `sessions` of `conversation`. `known` are the ids of all sessions in the file."""
+    """Return the export selection for the `sessions` of a conversation. `known` are the ids of all sessions in the
+    export file."""
     chosen = {"conversation": conversation, "ids": json.dumps(sessions)}
     ids, missing = _entry_ids(connection, chosen)
     query = "SELECT created_ms FROM conversations WHERE id = ?"
@@ -110,8 +111,8 @@ def choose(
 
 
 def _values_for(record: type[SessionRecord | MoveRecord], rows: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield each row as a mapping from the names of the record's fields to values. The columns are expected in the
-    order of these fields."""
+    """Yield each row as a mapping from the names of the record's fields to values. The columns must be in the order of
+    the record's fields."""
     names = [field.name for field in fields(record)]
     return (dict(zip(names, row, strict=True)) for row in rows)
 
@@ -119,8 +120,8 @@ def _values_for(record: type[SessionRecord | MoveRecord], rows: Iterable[Sequenc
 def next_entries(
     connection: sqlite3.Connection, chosen: ExportSelection, start: int, most: int
 ) -> tuple[list[Entry], int]:
-    """Return the entries for the next ids, at most `most`, beginning with `chosen.ids[start]`. Also return the number
-    of these ids.
+    """Return the entries for at most `most` ids, beginning with `chosen.ids[start]`. Also return the number of ids that
+    were read.
 
     A remark replaces each missing entry.
 
@@ -141,8 +142,8 @@ def next_entries(
 
 
 def _entry_ids(connection: sqlite3.Connection, chosen: dict[str, object]) -> tuple[array[int], frozenset[int]]:
-    """Return the ids of the exported entries, ascending, and those of these ids that are missing. An id is missing if
-    other rows refer to it but the database has no entry with this id."""
+    """Return the ids of the exported entries in ascending order. Also return the set of missing ids among them. An id
+    is missing if other rows refer to it, but the database has no entry with this id."""
     rows = connection.execute("SELECT leaf FROM sessions WHERE id IN (SELECT value FROM json_each(:ids))", chosen)
     named = {leaf for (leaf,) in rows}
     found = array("q")
@@ -161,9 +162,9 @@ def _maybe_number(ids: array[int], entry: int | None) -> int | None:
 class Importer:
     """Imports one conversation of a file. Call `begin`, pass each `next_piece` to `add`, then call `show`.
 
-    Each call is a small transaction, so that other processes can write in between. Until `show`, the sessions are
-    hidden like deleted ones, and this store owns them as if it were running a turn in each. If the process dies, they
-    are removed like deleted sessions. Entry number n of the conversation gets the id `_base` + n. `begin` reserves
+    Each call is a small transaction, so that other processes can write in between. Until `show` is called, the sessions
+    are hidden like deleted ones, and this store owns them as if it were running a turn in each. If the process dies,
+    `tidy` removes the hidden sessions. Entry number n of the conversation gets the id `_base` + n. `begin` reserves
     these ids.
     """
 
@@ -368,7 +369,7 @@ def _no_session(session_id: str) -> NoReturn:
 
 
 def groups_of(importers: Sequence[Importer]) -> Iterator[Sequence[Importer]]:
-    """Yield the importers in groups. The conversations of a group together fit into one small transaction. A large
+    """Yield the importers in groups. All conversations of a group fit together into one small transaction. A large
     conversation is alone in its group."""
     group: list[Importer] = []
     entries = size = 0
@@ -389,7 +390,7 @@ def show(connection: sqlite3.Connection, imports: Sequence[Importer]) -> None:
 
 
 def abandon(connection: sqlite3.Connection, here: str) -> None:
-    """Give up the imports of the owner `here`, so that `tidy` removes the data that they have written."""
+    """Give up the imports of the owner `here`, so that `tidy` removes the data that the imports have written."""
     connection.execute(
         "UPDATE sessions SET state = 'idle', owner = '' WHERE owner = ? AND deleted_ms IS NOT NULL", (here,)
     )

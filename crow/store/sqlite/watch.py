@@ -16,8 +16,8 @@ from crow.store.watching import News, Piece, SessionRead, follow
 
 _POLL_S = 0.05
 _POLLS_PER_LOOK = 10
-"""The death of an owner does not change the file. Therefore the session is read after this many polls even if the file
-has not changed."""
+"""After this many polls, the session is read even if the file has not changed. Otherwise the death of an owner would
+not be noticed, because it does not change the file."""
 
 _MOST_ENTRIES = 256
 

@@ -20,10 +20,11 @@ class Confinement:
 
     `masked`: directories that the command sees as empty, such as /home, /run and /tmp. `readable` and `writable`: trees
     that are visible, even inside a masked directory. Paths that are neither masked nor in one of these trees can be
-    read but not written. `read_only`: existing protected paths inside a writable tree. `hidden`: files and directories
-    inside a visible tree that the command must not see, such as keys and crow's own files. `throwaway`: trees in which
-    the command can write, but its writes are discarded when it ends. If the sandbox cannot discard writes, the trees
-    are read-only. `temporary`: the session's private directory for temporary files, which is writable too.
+    read but not written. `read_only`: existing protected paths in a writable tree, which the command must not change.
+    `hidden`: files and directories inside a visible tree that the command must not see, such as keys and crow's own
+    files. `throwaway`: trees in which the command can write, but everything that it writes is discarded when the
+    command ends. If the sandbox cannot discard writes, these trees are read-only. `temporary`: the session's private
+    directory for temporary files, which is writable too.
 
     `blank` is a file to show in place of a hidden file. `layers` is a new, empty directory for the files that the
     command writes into throwaway trees; None if these trees are read-only. `has_network`: the command may reach more
@@ -53,7 +54,7 @@ class Sandbox(Protocol):
     @property
     def protects_files(self) -> bool:
         """Whether the sandbox can make paths inside a writable tree read-only. If not, `ProtectedFiles` must undo
-        changes."""
+        changes to these paths."""
 
     @property
     def has_overlay(self) -> bool:
@@ -72,7 +73,7 @@ class Sandbox(Protocol):
     ) -> Process:
         """Start a confined command in its own process group. See :func:`crow.tools.process.start`.
 
-        :raises OSError: the command cannot be started, or cannot be confined. It never runs unconfined.
+        :raises OSError: the command cannot be started, or cannot be confined. The command never runs unconfined.
         """
 
 
@@ -102,21 +103,23 @@ class Confiner(Protocol):
         """Start a confined program in `cwd`. `directory` replaces the session's directory for temporary files. The
         program cannot read the `excluded` files.
 
-        After the end of the process, call `finish`.
+        When the process has ended, call `finish`.
 
-        :raises OSError: the program cannot be started, or nothing confines it. It never runs unconfined.
+        :raises OSError: the program cannot be started, or no sandbox can confine it. The program never runs unconfined.
         """
 
     async def finish(self, process: Process) -> tuple[str, ...]:
-        """Discard what an ended command wrote into throwaway trees, and put protected files back. Return a sentence for
-        each protected file that the command changed. A second call for the same command does nothing."""
+        """Clean up after a command that has ended: discard what it wrote into throwaway trees, and restore protected
+        files. Return a sentence for each protected file that the command changed. A second call for the same command
+        does nothing."""
 
     def accept(self, path: Path) -> None:
-        """Record that crow itself, not a running command, has changed a protected file. Blocks."""
+        """Record that crow itself changed a protected file, so that `finish` does not undo the change. This call
+        blocks."""
 
     def explain(self, access: CommandAccess, output: str, *, has_failed: bool) -> str:
-        """Return a line for the model if a command's output shows that its access was not enough, else an empty
-        string."""
+        """Return a line for the model if the output of a command shows that the command needs more access. Otherwise
+        return an empty string."""
 
     async def close(self) -> None:
         """Remove the session's private directories."""

@@ -27,8 +27,8 @@ set -- /proc/[0-9]*
 [ $# -le 2 ] || echo left >&2
 exit $code"""
 """The shell script that runs the command inside the sandbox. bubblewrap's exit code does not show whether the command
-began, left processes running, or was ended by a signal. The script reports all three on its own standard error. It
-reports a signal by its name."""
+began, left processes running, or was ended by a signal. The script reports all three on its own standard error, and
+names the signal."""
 
 MOUNT = """set -e
 mount=$1
@@ -49,10 +49,11 @@ View = Literal["mask", "read", "write", "deny", "throwaway"]
 
 
 class ConfinedProcess(Process):
-    """A command under bubblewrap. `failure` says why the command never began. It is empty if the command began, and as
-    long as crow does not know whether it began.
+    """A command under bubblewrap. `failure` says why the command never began. It is empty if the command began, or if
+    crow does not know yet whether the command began.
 
-    The process that crow started is bubblewrap's outer process. When it dies, all processes in the sandbox die at once.
+    The process that crow started is bubblewrap's outer process. When that process dies, all processes in the sandbox
+    die at once.
     """
 
     def __init__(self, on_output: Callable[[bytes], None], on_errors: Callable[[bytes], None] | None) -> None:
@@ -142,7 +143,7 @@ class Bubblewrap:
 
     `overlay` tells how commands with the access `read` get a throwaway layer over the workspace. With `native`,
     bubblewrap makes the layer. With `mounted`, the layer is mounted before bubblewrap starts. With `none`, there is no
-    layer. `program`, `unshare` and `mount` are absolute paths outside of the workspace.
+    layer. `program`, `unshare` and `mount` are the absolute paths of programs outside the workspace.
     """
 
     program: str
@@ -185,7 +186,8 @@ class Bubblewrap:
         )
 
     def problem(self) -> str:
-        """Try to confine a command. Return an empty string if that works, otherwise the problem in words. Blocks."""
+        """Try to confine a command. Return an empty string if that works, otherwise the problem in words. This call
+        blocks."""
         return try_confinement(
             lambda argv, confinement: run(self.command_line(argv, confinement, cwd=Path("/"))),
             has_overlay=self.has_overlay,
@@ -281,8 +283,8 @@ def make_layer(layers: Path, number: int) -> tuple[str, str]:
 
 
 def probe(program: str, *, unshare: str | None = None, mount: str | None = None) -> Bubblewrap | str:
-    """Try bubblewrap with real commands. Return a sandbox that works, or a text that says why none does. Blocks for
-    about 20 ms."""
+    """Try bubblewrap with real commands. Return a sandbox that works, or a text that says why bubblewrap does not work.
+    This call blocks for about 20 ms."""
     try:
         name = run([program, "--version"]).stdout.decode(errors="replace").strip() or "bubblewrap"
         version = tuple(int(part) for part in name.split()[-1].split(".") if part.isdigit())

@@ -57,8 +57,8 @@ NO_NETWORK = (
     r"|connection refused|could(?:n't| not) connect|\bECONNREFUSED\b"
 )
 UNCHANGED = re.compile(r"device or resource busy|^\[the command (?:changed|removed|moved)", re.IGNORECASE)
-"""Matches a line of output about a protected file. The line says that the command could not replace the file, or that
-crow has put it back."""
+"""Matches two kinds of output lines. One says that the command could not replace a protected file, the other that crow
+put a protected file back."""
 NAME = re.compile(r"[^\s'\":;]+")
 MAX_NAMED = 5
 
@@ -79,9 +79,9 @@ _probing = threading.Lock()
 
 
 def choose_sandbox(is_untrusted: Callable[[Path], bool] = lambda _path: False) -> Choice:
-    """Find a sandbox that works. Each sandbox is tried only once while crow runs. Blocks.
+    """Find a sandbox that works. Each kind of sandbox is tried only once while crow runs. This call blocks.
 
-    `is_untrusted` tells whether a resolved path is in the workspace: programs from there are not used.
+    `is_untrusted` says whether a resolved path is in the workspace. Programs in the workspace are not used.
     """
     probes: list[tuple[str, Callable[[], Sandbox | str]]] = []
     if sys.platform == "darwin":
@@ -136,7 +136,7 @@ class Prepared:
 class KernelConfiner:
     """The :class:`crow.tools.sandbox.Confiner` of one session.
 
-    `directories` are those of the workspace.
+    `directories` are the directories of the workspace.
     """
 
     def __init__(self, directories: Sequence[Path], options: SandboxOptions) -> None:
@@ -313,7 +313,8 @@ class KernelConfiner:
         return Prepared(confinement=confinement, env=env, snapshot=snapshot)
 
     def _overlay_works(self, sandbox: Sandbox, confinement: Confinement, private: Private) -> bool:
-        """Whether an overlay can be mounted over the file system of this workspace. Tried only once."""
+        """Whether an overlay can be mounted over the file system of this workspace. Only the first call tries to mount
+        one."""
         with self._lock:
             if self._has_overlay is None:
                 assert isinstance(sandbox, bubblewrap.Bubblewrap)
@@ -335,8 +336,8 @@ class Private:
 
     @classmethod
     def create(cls, caches: Path | None, roots: Sequence[Path]) -> Private:
-        """Create the directories, and remove those of sessions whose process has died. :raises OSError: they cannot be
-        created."""
+        """Create the directories, and remove the directories of sessions whose process died. :raises OSError: they
+        cannot be created."""
         temporary = Path(os.path.realpath(tempfile.gettempdir()))
         remove_stale(temporary)
         new = Path(tempfile.mkdtemp(prefix="crow-new-", dir=temporary))

@@ -27,7 +27,7 @@ from crow.tools.sandbox.protected import (
 from crow.tools.workspace import shared_inode
 
 MAX_DENIED = 500
-"""The maximum number of paths to hide: each hidden path delays a command by up to 1 ms."""
+"""The maximum number of paths to hide. It is limited because each hidden path delays a command by up to 1 ms."""
 
 NOT_SEARCHED = SKIPPED | GIT_FOLDERS
 ANY_NAME = "\1"
@@ -37,8 +37,8 @@ ANY_NAME = "\1"
 @dataclass(frozen=True, slots=True)
 class Found:
     """A file, folder or link. `path` is the path by which the search reached it. `real` is that path with links
-    resolved, except for the last part. `is_denied`: the rules cover the file, or everything that could be in the
-    folder."""
+    resolved, except for a link in its last part. `is_denied` says whether the rules cover the file, or everything that
+    could be in the folder."""
 
     path: str
     real: str
@@ -52,8 +52,8 @@ class DeniedFiles:
 
     The search covers the visible trees and the places that the rules name. In each of them, it goes down at most four
     levels and reads at most 4,000 folders. It enters the folders in `SKIPPED` (git, dependencies, build results) only
-    if a rule names them. Within these limits, it also finds a denied file's other names: its hard links and, if the
-    denied name is a link, the file that the link leads to.
+    if a rule names them. Within these limits, the search also finds other paths to a denied file: the hard links of the
+    file, and the target of a link with a denied name.
 
     Relative patterns start at the directory `root`. The directories in `kept` and their parents are never hidden as a
     whole. The methods block, and may be called from several threads.
@@ -159,8 +159,9 @@ class DeniedFiles:
 
 
 def target_of(found: Found, top: str) -> str:
-    """The path to hide: for a link, the file that it leads to. Return an empty string if that file is outside of the
-    searched tree: otherwise a link in the workspace could make crow hide any file of the system."""
+    """Return the path to hide. For a link, this is the file that the link leads to. Return an empty string if the link
+    does not lead to a file in the searched tree. Otherwise a link in the workspace could make crow hide any file of the
+    system."""
     if found.kind != "link":
         return found.real
     target = os.path.realpath(found.real)

@@ -121,8 +121,8 @@ class Landlock:
         return process
 
     def probe(self) -> str:
-        """Try to confine a command. Return an empty string if that works, otherwise the problem in words. Blocks for
-        about 10 ms."""
+        """Try to confine a command. Return an empty string if that works, otherwise the problem in words. This call
+        blocks for about 10 ms."""
         if not sys.platform.startswith("linux"):
             return "Landlock is a part of Linux"
         reason = missing_architecture() or missing_landlock()
@@ -174,7 +174,7 @@ class Landlock:
         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program_header))
 
     def _find_ruleset(self, confinement: Confinement, abi: int) -> Ruleset:
-        """Return the kernel's rules for a confinement. They are made again if a path now leads to another file."""
+        """Return the kernel's rules for a confinement. New rules are made if a path now leads to another file."""
         ruleset = self._rulesets.pop(confinement, None)
         if ruleset is not None and not ruleset.is_current():
             ruleset.close()
@@ -192,7 +192,8 @@ class Ruleset:
     """A ruleset of the kernel, which any number of threads can apply.
 
     Rules belong to files, not to paths. `stamps` show whether each path still leads to the same file. In some
-    directories, each entry has its own rule; for these, the stamps also show whether the entries are still the same.
+    directories, each entry has its own rule. The stamps of these directories also show whether the entries are still
+    the same.
     """
 
     handle: int
@@ -256,9 +257,9 @@ class Ruleset:
 def make_ruleset(confinement: Confinement, abi: int) -> Ruleset:
     """Make the rules for a confinement. The last part of a path need not exist.
 
-    Landlock cannot take away what a rule allows. So a directory that leads to an excluded path gets no rule, or only
-    one that allows listing it. Each of its other entries gets a rule of its own. Files that a command creates in such a
-    directory are accessible only to later commands.
+    Landlock cannot take away what a rule allows. So a directory that leads to an excluded path gets no rule, or only a
+    rule that allows listing the directory. Instead, the entries that do not lead to an excluded path get rules of their
+    own. A file that a command creates in this directory has no rule yet, so only later commands can access the file.
     """
     rights = sum(bits for since, bits in FILE_RIGHTS_BY_ABI.items() if since <= abi)
     network = 0 if confinement.has_network or abi < TCP_ABI else TCP_RIGHTS
@@ -354,7 +355,7 @@ def syscall(number: int, *arguments: int | bytes | None) -> int:
 
 @cache
 def libc() -> ctypes.PyDLL:
-    """The C library. Its calls are so short that they do not release the interpreter's lock."""
+    """The C library. Its calls do not release the interpreter's lock, because they are short."""
     library = ctypes.PyDLL(None, use_errno=True)
     library.syscall.restype = ctypes.c_long
     return library

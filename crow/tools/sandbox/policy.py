@@ -54,10 +54,11 @@ FOLDERS = (
 """Folders below HOME that contain toolchains or secrets."""
 
 GENERAL = frozenset((".local", ".config", ".cache", "Desktop", "Documents", "Downloads", "Library", "snap"))
-"""Directories in HOME that hold files of many programs, or the user's own. No program needs all of such a directory."""
+"""Directories in HOME that hold files of many programs, or the user's own files. No single program needs everything in
+them."""
 
 PREFIX_PARTS = ("lib", "lib64", "libexec", "share", "versions", "conda-meta", "pyvenv.cfg", "jre")
-"""A directory that contains `bin` is taken for an installed program if it also contains at least one of these names."""
+"""A directory that contains `bin` counts as an installed program if it also contains at least one of these names."""
 
 MAX_READ_ONLY = 32
 """At most this many paths are made read-only, because each of them delays a command by about 0.3 ms. Changes to further
@@ -79,16 +80,16 @@ CACHES = {
     "COMPOSER_CACHE_DIR": ("composer", ".cache/composer"),
     "CARGO_HOME": ("cargo", ".cargo"),
 }
-"""Maps each variable that says where a cache is to the cache's name in the commands' own directory, and to its usual
-place below HOME."""
+"""The keys are variables that say where a cache is. Each value has the cache's name in the commands' own directory, and
+the cache's usual place below HOME."""
 
 WORKSPACE_CACHES = {"MYPY_CACHE_DIR": "mypy", "RUFF_CACHE_DIR": "ruff", "CARGO_TARGET_DIR": "cargo-target"}
-"""Maps each variable that moves a tool's files out of the workspace to the name of the directory that receives the
-files. Only commands that cannot write into the workspace at all get these variables."""
+"""The keys are variables that move a tool's files out of the workspace. The values are the names of the directories
+that receive the files. Only commands that cannot write into the workspace at all get these variables."""
 
 PYTEST_CACHE = "pytest"
-"""The name of the directory for pytest's cache, which an option of pytest sets. The directory must exist: otherwise
-pytest would create it and change its mode, which not every sandbox allows."""
+"""The name of the directory for pytest's cache, which an option of pytest sets. The directory must exist before pytest
+runs. Otherwise pytest would create it and change its mode, which not every sandbox allows."""
 
 KEPT_PLACES = {
     "COREPACK_HOME": ".cache/node/corepack",
@@ -96,15 +97,16 @@ KEPT_PLACES = {
     "PLAYWRIGHT_BROWSERS_PATH": ".cache/ms-playwright",
     "GRADLE_RO_DEP_CACHE": ".gradle/caches",
 }
-"""Maps each variable that says where programs or dependencies are installed to that place below HOME. Without these
-variables, tools would look below the new XDG_CACHE_HOME or GRADLE_USER_HOME."""
+"""The keys are variables that say where programs or dependencies are installed. The values are the usual places of
+these installations below HOME. Without these variables, tools would look below the new XDG_CACHE_HOME or
+GRADLE_USER_HOME."""
 
 REMOVED = (
     *("SSH_AUTH_SOCK", "SSH_AGENT_PID", "GPG_AGENT_INFO", "DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR"),
     *("DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "SESSION_MANAGER", "TMUX", "VSCODE_IPC_HOOK_CLI"),
 )
-"""Variables that refer to the user's other programs, mostly to their sockets. Confined commands cannot reach these
-programs."""
+"""Variables that refer to the user's other programs, mostly to their sockets. Commands do not get these variables,
+because confined commands cannot reach those programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +158,7 @@ class OuterRepository:
 class Policy:
     """The rules that say which paths the commands of one workspace may see and change.
 
-    `roots` are the workspace's directories with links resolved, `env` is the environment that commands start from.
+    `roots` are the workspace's directories with links resolved. `env` is the environment that crow adapts for commands.
     """
 
     roots: tuple[Path, ...]
@@ -208,8 +210,8 @@ class Policy:
         snapshot: Snapshot | None = None,
         denied: Sequence[Path] = (),
     ) -> Confinement:
-        """The confinement of a command with this access. For `write`, `snapshot` has the protected paths. `denied` are
-        additional paths to hide."""
+        """The confinement of a command with this access. With the access `write`, `snapshot` has the protected paths.
+        `denied` are additional paths to hide."""
         home, writable = self.home, self.writable_roots()
         masked = self._masked(home)
         found = self._found_places(home)
@@ -250,7 +252,7 @@ class Policy:
         """Additional variables for a confined command: private places for temporary files and caches.
 
         A cache that the command can write to anyway stays where it is. `has_overlay` means that a `read` command can
-        write into the workspace, and its writes are discarded.
+        write into the workspace, but everything that it writes there is discarded.
         """
         home = self.home or Path(os.sep)
         writable = self.writable_roots() if access == "write" else ()
@@ -277,7 +279,8 @@ class Policy:
         return variables
 
     def _found_places(self, home: Path | None) -> FoundPlaces:
-        """Toolchains and secret places. The search is repeated only if something was created or removed."""
+        """Toolchains and secret places. The search is repeated only if something was created or removed in one of the
+        searched folders."""
         folders = [Path("/etc"), *(() if home is None else (home, *(home / name for name in FOLDERS)))]
         stamp = tuple(modified_ns(folder) for folder in (*folders, *self.options.own))
         if not self._places or self._places[0].stamp != stamp:
@@ -351,8 +354,8 @@ class Policy:
         yield from (Path(os.path.realpath(path)) for path in self.options.own if os.path.exists(path))
 
     def _outer_repositories(self) -> tuple[OuterRepository, ...]:
-        """The repositories around the roots, which are searched for only once. Commands get no access to a repository
-        that is created later, because its hooks would not be protected."""
+        """The repositories around the roots that existed at the first call. Commands get no access to a repository that
+        is created later, because its hooks would not be protected."""
         found = []
         for root in self.roots:
             repository = self._find_repository(root)
@@ -411,7 +414,7 @@ def linked_repository(tree: Path) -> Path | None:
 
 
 def linked_path(file: Path, prefix: str = "") -> Path | None:
-    """The path that a file of git contains; None if the file contains no path. Links are resolved, except for the last
+    """The path in a file that git wrote; None if the file contains no path. Links are resolved, except for the last
     part of the path."""
     if os.path.islink(file) or not os.path.isfile(file):
         return None
@@ -462,13 +465,14 @@ def is_inside_any(path: Path, roots: Iterable[Path]) -> bool:
 
 
 def is_general(place: Path, home: Path) -> bool:
-    """Whether a directory holds other things besides programs. This is true for HOME, for directories above HOME, and
-    for collections such as ~/.config."""
+    """Whether a directory holds more than programs. This is true for HOME, for directories above HOME, and for
+    collections such as ~/.config."""
     return home.is_relative_to(place) or (place.parent == home and place.name in GENERAL)
 
 
 def installed_tree(directory: Path, home: Path) -> Path:
-    """Return the whole directory tree of the program to which a directory on PATH belongs, or the directory itself."""
+    """Return the whole tree of the program to which a directory on PATH belongs. If there is no such tree, return the
+    directory itself."""
     tree = directory.parent
     if directory.name not in ("bin", "shims", "sbin") or is_general(tree, home) or os.path.islink(directory):
         return directory
@@ -476,8 +480,8 @@ def installed_tree(directory: Path, home: Path) -> Path:
 
 
 def folders_above(paths: Iterable[Path], roots: Sequence[Path]) -> Iterator[Path]:
-    """Return the folders above each path that is inside a root, up to and including the root. A command must not rename
-    these folders, because that would move the path."""
+    """For each path inside a root, return the folders above the path, up to and including the root. A command must not
+    rename these folders, because renaming one would move the path."""
     for path in paths:
         for root in roots:
             if path.is_relative_to(root):
@@ -491,7 +495,7 @@ def is_visible(path: Path, masked: Iterable[Path], visible: Iterable[Path]) -> b
 
 def protected_parts(snapshot: Snapshot | None) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Return the protected paths that must be read-only, and the git directories that stay writable but must not be
-    moved. There are at most `MAX_READ_ONLY` read-only paths; those of repositories come first.
+    moved. There are at most `MAX_READ_ONLY` read-only paths. Paths in repositories come first.
 
     Links are left out, because nothing can be mounted on a link. `ProtectedFiles` puts links back.
     """

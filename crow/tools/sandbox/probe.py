@@ -12,7 +12,7 @@ from typing import TypeAlias
 from crow.tools.sandbox import Confinement
 
 RunConfined: TypeAlias = Callable[[Sequence[str], Confinement], "subprocess.CompletedProcess[bytes]"]
-"""Runs a command to its end; standard error goes to the output. Raises OSError if it cannot be started."""
+"""Runs a command to its end. The output includes standard error. Raises OSError if the command cannot be started."""
 
 OUTPUT_CHARS = 500
 

@@ -1,4 +1,5 @@
-"""Restores protected files after a command has run. Needed if the kernel cannot prevent changes to them."""
+"""Restores protected files after a command has run. This is needed if the kernel cannot prevent changes to these
+files."""
 
 from __future__ import annotations
 
@@ -55,9 +56,10 @@ class FileState:
     """The state of one protected path.
 
     `stamp` holds device, inode, size, and the times of modification and change. `content` is a file's content or a
-    link's target; None if it is not kept. `is_settled`: any later change of the content also changes the stamp, which
-    is not certain if the file has only just changed. `is_repository`: the path is a repository's own directory.
-    `is_mutable`: the content may change and only the existence is protected, as with HEAD of a repository.
+    link's target; None if it is not kept. `is_settled`: any later change of the content also changes the stamp. This is
+    not certain for a file that changed a moment ago. `is_repository`: the path is a repository's own directory.
+    `is_mutable`: the content may change, and only the existence of the path is protected. HEAD of a repository is an
+    example.
     """
 
     kind: Kind
@@ -102,14 +104,14 @@ class Snapshot:
 class ProtectedFiles:
     """The protected files of a workspace, which commands under a weak sandbox could change.
 
-    This class watches the names that :func:`crow.tools.workspace.is_protected` protects: in each root and down to four
-    folders below it, in at most 4,000 folders. In a repository's own directory, the watched names are config, hooks and
-    info, also for each of its submodules and worktrees. Commands may change objects, refs, HEAD, index and info/refs.
-    Protected files and repositories that a command creates are watched too.
+    This class watches the names that :func:`crow.tools.workspace.is_protected` protects. It searches each root and the
+    folders up to four levels below it, at most 4,000 folders. In a repository's own directory, and in those of its
+    submodules and worktrees, the watched names are config, hooks and info. Commands may change objects, refs, HEAD,
+    index and info/refs. Protected files and repositories that a command creates are watched too.
 
     Not watched: deeper folders, folders of dependencies and build results (`SKIPPED`), anything behind a link,
-    protected entries after the first 5,000, and extended attributes. Changes of files over 1 MB, and of files after the
-    first 20 MB in all, are reported but cannot be put back.
+    protected entries after the first 5,000, and extended attributes. Changes to files over 1 MB, and to files beyond
+    the first 20 MB in total, are reported but cannot be undone.
 
     The files that commands wrote are moved to the directory `kept`. Commands must not be able to write there. All
     methods block, and may be called from several threads.
@@ -126,8 +128,8 @@ class ProtectedFiles:
     def snapshot(self) -> Snapshot:
         """Remember the state of all protected paths. Call this before a command starts, and `put_back` after its end.
 
-        If another command is already running, this reuses the states from before that command. Otherwise `put_back`
-        would not undo what that command has already changed.
+        If another command is already running, this call reuses the states from before that command. Otherwise
+        `put_back` would not undo what that command has already changed.
         """
         with self._lock:
             running = next(iter(self._active), None)
@@ -139,9 +141,9 @@ class ProtectedFiles:
     def put_back(self, snapshot: Snapshot, *, only_created: bool = False) -> tuple[str, ...]:
         """Undo all changes since the snapshot. Return one sentence for each changed path.
 
-        With `only_created`, undo only what was created, because the command could not change or remove other paths.
-        Links are the exception: changed and removed links are put back too. The files that the command wrote are moved
-        to `kept`.
+        With `only_created`, undo only what was created. The caller uses this if the sandbox kept the command from
+        changing or removing other paths. Links are the exception: changed and removed links are put back too. The files
+        that the command wrote are moved to `kept`.
         """
         with self._lock:
             undo = Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
@@ -154,8 +156,8 @@ class ProtectedFiles:
             return tuple(undo.sentences.values())
 
     def accept(self, path: Path | None = None) -> None:
-        """Record that the user allowed a change of this path (None: of all paths) while commands run. `put_back` will
-        leave the path as it is now."""
+        """Record that the user allowed a change while commands run. `put_back` will leave the path as it is now. If
+        `path` is None, this applies to all paths."""
         with self._lock:
             if not self._active:
                 return
@@ -211,8 +213,8 @@ class Scan:
             level = below
 
     def add_known(self, before: Mapping[str, FileState]) -> None:
-        """Add the paths in `before` that still exist. A command may have created so much that the limits would now
-        leave these paths out."""
+        """Add the paths in `before` that still exist. The search may have missed these paths, because the command may
+        have created so many files that the limits were reached."""
         for path in before.keys() - self.states.keys():
             self._add_one(path, is_repository=before[path].is_repository, is_mutable=before[path].is_mutable)
 
@@ -353,8 +355,8 @@ class Scan:
 class Undo:
     """Undoes the changes since a snapshot, in several rounds, because one change can hide others.
 
-    Which other files in a directory are protected depends on whether it has a file called HEAD, so changes of such
-    files are undone first.
+    Whether a directory has a file called HEAD decides which of its other files are protected. Therefore changes to
+    files called HEAD are undone first.
     """
 
     def __init__(
@@ -368,7 +370,7 @@ class Undo:
         self._given_up: set[str] = set()
 
     def run(self, current: Mapping[str, FileState]) -> bool:
-        """Undo the differences. Return whether there was one. If so, another round must check the result."""
+        """Undo the differences. Return whether there were any. If there were, another round must check the result."""
         if not self._only_created and self._restore_moved_repositories(current):
             return True
         differences = self._differences(current)
@@ -481,8 +483,8 @@ class Undo:
         return None
 
     def _keep(self, path: str, *, stays: bool = False) -> str:
-        """Move what is at the path to `kept`. With `stays`, only copy it, because the caller will replace it. Return
-        the new place, in the form that is shown to the model."""
+        """Move the file or folder at the path to the directory `kept`. With `stays`, only copy it, because the caller
+        will replace it. Return the new path, in the form that is shown to the model."""
         root = next((root for root in self._roots if is_inside(path, root)), os.sep)
         target = self._kept / os.path.relpath(path, root)
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

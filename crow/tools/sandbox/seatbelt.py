@@ -55,8 +55,8 @@ class Seatbelt:
 
     `throwaway` trees are read-only. Masked directories refuse access instead of being empty. Without network, programs
     cannot use the loopback interface either, because it would reach the user's other programs. There is no process
-    namespace: a process that leaves its group outlives the command. New protected files in a writable tree are not
-    protected: see :class:`crow.tools.sandbox.protected.ProtectedFiles`.
+    namespace: a process that leaves its group outlives the command. Seatbelt does not stop a command from creating new
+    protected files in a writable tree: see :class:`crow.tools.sandbox.protected.ProtectedFiles`.
     """
 
     name = "Seatbelt"
@@ -80,7 +80,8 @@ class Seatbelt:
         return await start(command, cwd=cwd, env=env, on_output=on_output, on_errors=on_errors, takes_input=takes_input)
 
     def probe(self) -> str:
-        """Try to confine a command. Return an empty string if that works, otherwise the problem in words. Blocks."""
+        """Try to confine a command. Return an empty string if that works, otherwise the problem in words. This call
+        blocks."""
         if sys.platform != "darwin":
             return "Seatbelt is a part of macOS"
         if not os.access(PROGRAM, os.X_OK):
@@ -112,7 +113,8 @@ def confined_command(argv: Sequence[str], confinement: Confinement) -> list[str]
 
 
 def make_profile(confinement: Confinement) -> tuple[str, dict[str, str]]:
-    """The profile, and its parameters, which map names to paths. The last rule that matches an operation decides."""
+    """Return the profile, and its parameters as a mapping from names to paths. If several rules match an operation, the
+    last one decides."""
     profile = Profile()
     profile.add("deny file-read-data file-read-xattr", "subpath", confinement.masked)
     writable = (*confinement.writable, confinement.temporary)

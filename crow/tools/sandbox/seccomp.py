@@ -1,8 +1,8 @@
 """Makes a seccomp filter that refuses the system calls that confined commands must not use.
 
 The filter refuses what Landlock does not cover: sockets other than TCP, changes of modes and owners, the kernel's keys,
-and the limits of other processes. Like containers, it also refuses calls that needlessly enlarge the kernel's attack
-surface.
+and the limits of other processes. Like the filters of containers, it also refuses calls that would needlessly enlarge
+the kernel's attack surface.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ def missing_architecture() -> str:
 def make_filter(access: ConfinedAccess, *, has_network: bool, checks_truncate: bool) -> bytes:
     """The filter for this machine as an array of BPF instructions.
 
-    `checks_truncate`: Landlock itself checks calls of `truncate` (since its ABI 3). Without network, the filter refuses
-    all internet sockets, because Landlock's rules for TCP miss TCP Fast Open, Multipath TCP and `listen` without
-    `bind`. Unix sockets are refused even with network: through them, D-Bus or Docker would run commands outside the
-    sandbox. A command may always call `socketpair`, and read the network interfaces by netlink.
+    `checks_truncate` says that Landlock itself checks calls of `truncate`, which it does since ABI 3. Without network,
+    the filter refuses all internet sockets, because Landlock's rules for TCP miss TCP Fast Open, Multipath TCP and
+    `listen` without `bind`. Unix sockets are refused even with network: through them, D-Bus or Docker would run
+    commands outside the sandbox. A command may always call `socketpair`, and read the network interfaces by netlink.
     """
     architecture = ARCHITECTURES[platform.machine()]
     program = Program(architecture)
@@ -190,14 +190,15 @@ class Program:
         )
 
     def limits_of_others(self) -> None:
-        """Refuse to set the resource limits of another process: a limit on processor time could kill that process."""
+        """Refuse to set the resource limits of another process, because a limit on processor time could kill that
+        process."""
         block = [self._load(0), (JUMP_IF_EQUAL, 0, 5, 0)]
         block += [self._load(2), (JUMP_IF_EQUAL, 0, 0, 2), self._load(2, upper=True), (JUMP_IF_EQUAL, 0, 1, 0)]
         self._block("prlimit64", [*block, *self._verdicts()])
 
     def truncating_read(self, name: str, argument: int) -> None:
-        """Refuse to open a file for reading if this would also truncate it. Landlock before ABI 3 treats such a call as
-        a mere read."""
+        """Refuse to open a file for reading if the call would also truncate the file. Landlock before ABI 3 treats such
+        a call as a mere read."""
         block = [self._load(argument), (JUMP_IF_BITS, O_ACCMODE, 2, 0), (JUMP_IF_BITS, O_TRUNC, 0, 1)]
         self._block(name, [*block, *self._verdicts()])
 

@@ -15,7 +15,7 @@ from crow.tools.process import Process
 
 
 async def adopt(child: subprocess.Popen[bytes], process: Process) -> None:
-    """Connect a child to the running event loop. Its pipes must be unbuffered.
+    """Connect a child to the running event loop. The child's pipes must be unbuffered.
 
     :raises OSError: the child's pipes cannot be used; the child is killed.
     """
@@ -29,9 +29,9 @@ async def adopt(child: subprocess.Popen[bytes], process: Process) -> None:
 
 
 class ChildTransport(asyncio.SubprocessTransport):
-    """The transport of a :class:`~crow.tools.process.Process` for a child of another thread.
+    """The transport of a :class:`~crow.tools.process.Process` for a child that another thread started.
 
-    asyncio has a transport only for children that it has started itself.
+    asyncio's own transport works only for children that asyncio itself started.
     """
 
     def __init__(self, child: subprocess.Popen[bytes], process: Process) -> None:

@@ -109,7 +109,7 @@ class Shown:
 
 
 def answered_by_result(words: str, nothing: str, *purposes: str) -> Check:
-    """Returns a check that each request with one of these purposes was answered with a result."""
+    """Returns a check for the requests with one of these purposes: each must have been answered with a result."""
     return every(
         lambda run: run.exchanges(*purposes),
         lambda exchange: None if exchange.result is not None else f"{words}: {describe(exchange)}",
@@ -120,7 +120,7 @@ def answered_by_result(words: str, nothing: str, *purposes: str) -> Check:
 def answered_by_error(
     words: str, nothing: str, *purposes: str, codes: tuple[int, ...] = (), if_refused: bool = False
 ) -> Check:
-    """Returns a check that each request with one of these purposes was answered with an error.
+    """Returns a check for the requests with one of these purposes: each must have been answered with an error.
 
     With `codes`, the error must have one of these codes. With `if_refused`, a request that was answered with a result
     passes too.
@@ -137,7 +137,8 @@ def answered_by_error(
 
 
 def answered(words: str, nothing: str, *purposes: str) -> Check:
-    """Returns a check that each request with one of these purposes was answered with a result or an error."""
+    """Returns a check for the requests with one of these purposes: each must have been answered with a result or an
+    error."""
     return every(
         lambda run: run.exchanges(*purposes),
         lambda exchange: None if exchange.is_answered else words,

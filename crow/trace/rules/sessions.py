@@ -65,7 +65,7 @@ def _different(run: Run) -> Outcome:
 
 
 def _early(run: Run) -> Outcome:
-    """Finds updates for sessions of which the client cannot know yet."""
+    """Finds updates for sessions that the client cannot know about yet."""
     found = []
     for connection in run.connections:
         known: dict[str, int] = {}
@@ -255,7 +255,7 @@ def _row_time(_: Exchange, row: dict[str, Any]) -> str | None:
 
 
 def time_problem(value: Any) -> str | None:
-    """Returns the problem with an ISO 8601 time, or None if the time is right or missing."""
+    """Returns the problem with an ISO 8601 time, or None if the time is valid or missing."""
     if value is None:
         return None
     try:
@@ -321,7 +321,7 @@ def _unadvertised(run: Run) -> Outcome:
 
 
 def _is_used(problem: str, *purposes: str) -> Check:
-    """Returns a check that each prompt with one of these purposes was answered with a result."""
+    """Returns a check for the prompts with one of these purposes: each must have been answered with a result."""
     return answered_by_result(problem, "no session was opened this way", *purposes)
 
 

@@ -67,7 +67,7 @@ def options_of(value: Any) -> list[dict[str, Any]]:
 
 
 def choices(option: dict[str, Any]) -> list[Any]:
-    """Returns the values to choose from for an option, including the values in groups."""
+    """Returns the values that can be chosen for an option, including the values in groups."""
     found: list[Any] = []
     for each in options_of(option.get("options")):
         found += (
@@ -134,7 +134,8 @@ def _all_options(run: Run) -> Outcome:
 
 
 def _in_sync(run: Run) -> Outcome:
-    """Finds requests that set a mode, but left the option of category mode (if there is one) with another value."""
+    """Finds requests that set a mode, but left the option of the category `mode` with another value. Agents without
+    this option are not checked."""
     found, has_any = [], False
     for connection in run.connections:
         for exchange in connection.asked_for("session/set_mode"):
@@ -150,8 +151,9 @@ def _in_sync(run: Run) -> Outcome:
 
 
 def _mode_option(connection: Connection, exchange: Exchange) -> Any:
-    """Returns the value of the option of category mode just before the next request that sets a mode or an option.
-    Returns None if there is no such option, or if the option does not offer the mode that was set."""
+    """Returns the value that the option of the category `mode` has just before the next request that sets a mode or an
+    option. Returns None if the agent does not have this option, or if the option does not offer the mode that was
+    set."""
     if exchange.response is None:
         return None
     setting = (each for each in connection.asked if each.method in ("session/set_mode", "session/set_config_option"))

@@ -92,7 +92,7 @@ def _update(kind: str) -> Check:
 
 
 def is_plain_chunk(body: dict[str, Any]) -> bool:
-    """Whether an update is a chunk of plain text. Such updates are the most frequent, and always valid."""
+    """Whether an update is a chunk of plain text. These updates are the most frequent, and they are always valid."""
     match body:
         case {"content": {"type": "text", "text": str(), **others}, **rest} if not others:
             message = rest.pop("messageId", "")

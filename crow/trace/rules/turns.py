@@ -62,7 +62,7 @@ class _LateTurn:
 
 
 def _outside(run: Run) -> Outcome:
-    """Finds messages and tool calls in a session that has had no prompt and no load yet."""
+    """Finds messages and tool calls that were sent in a session before its first prompt or load."""
     found = []
     for connection in run.connections:
         begun: dict[str, int] = {}
@@ -269,7 +269,7 @@ def _currency(update: Update) -> str | None:
 
 
 def _other_session(run: Run) -> Outcome:
-    """Finds prompts that did not go on when a prompt of another session was cancelled."""
+    """Finds prompts that stopped when a prompt of another session was cancelled."""
     others = run.turns("prompt-other")
     if not others:
         return _NOT_SENT

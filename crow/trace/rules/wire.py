@@ -123,7 +123,8 @@ def _last_line(run: Run) -> Outcome:
 
 
 def _survives(*purposes: str) -> Check:
-    """Returns a check that, after a line with one of these purposes, the agent still answers the next request."""
+    """Returns a check for the lines with one of these purposes: after each line, the agent must still answer the next
+    request."""
 
     def check(run: Run) -> Outcome:
         reactions = [each for at in run.connections for purpose in purposes for each in at.reactions(purpose)]
@@ -139,8 +140,8 @@ def _survives(*purposes: str) -> Check:
 
 
 def _refused(code: int, *purposes: str) -> Check:
-    """Returns a check that the agent answers a line with one of these purposes with exactly one error, with this
-    code."""
+    """Returns a check for the lines with one of these purposes: the agent must answer each line with exactly one error,
+    and the error must have this code."""
 
     def check(run: Run) -> Outcome:
         reactions = [each for at in run.connections for purpose in purposes for each in at.reactions(purpose)]
@@ -178,7 +179,7 @@ def _null_id(run: Run) -> Outcome:
 
 
 def _silent(*purposes: str) -> Check:
-    """Returns a check that a notification with one of these purposes gets no response."""
+    """Returns a check for the notifications with one of these purposes: the agent must not answer them."""
 
     def check(run: Run) -> Outcome:
         reactions = [each for at in run.connections for purpose in purposes for each in at.reactions(purpose)]
@@ -273,8 +274,8 @@ def _reused(run: Run) -> Outcome:
 
 
 def _while_prompt(run: Run) -> Outcome:
-    """Finds requests that were not answered while a prompt ran. Only prompts that ran until they were cancelled
-    count."""
+    """Finds requests that the agent did not answer while a prompt was running. Only prompts that ran until they were
+    cancelled count."""
     found, has_any = [], False
     for connection in run.connections:
         for exchange in connection.asked:
