@@ -63,15 +63,15 @@ ID_BYTES = 1_000
 
 WARM_AFTER_S = 0.2
 DRAIN_S = 0.5
-"""After the end of stdin, unfinished requests may run for this many seconds."""
+"""The number of seconds for which unfinished requests may still run after stdin has ended."""
 
 CHECK_SHARES_S = 2.0
-"""The number of seconds between two checks whether a client may still see its sessions. A client that may no longer see
-a session gets updates until the next check."""
+"""The number of seconds between two checks of whether a client may still see its sessions. A client that loses
+access to a session still gets updates until the next check."""
 
 SHORT_ENTRIES = 30
-"""A request to close a session cancels a load of its history only if that history has more than this many entries. A
-shorter load takes only a moment."""
+"""If a client closes or deletes a session while crow sends the session's history, crow stops sending only if the
+history has more than this many entries. Sending a shorter history takes only a moment."""
 
 CLOSE_S = 0.8
 """The time limit in seconds for closing all sessions and the store. Work that is not finished by then is cancelled."""
@@ -91,7 +91,7 @@ OPENING = frozenset({"session/new", "session/fork", "session/load", "session/res
 """Requests that open a session."""
 
 CANCELLABLE = OPENING | {"session/list"}
-"""Requests that `$/cancel_request` can cancel. It can cancel prompts too. All other requests end too soon to be
+"""In addition to prompts, `$/cancel_request` can cancel these requests. All other requests end too quickly to be
 cancelled."""
 
 UNSTABLE = frozenset(
@@ -100,8 +100,8 @@ UNSTABLE = frozenset(
         *("auth/status", "providers/list", "providers/set", "providers/disable"),
     }
 )
-"""Requests that are not part of the stable protocol. The response to `initialize` offers these requests. They are
-refused if they come earlier."""
+"""Requests that are not part of the stable protocol. The response to `initialize` offers them, so crow refuses them
+before `initialize`."""
 
 Method = Callable[[RequestParams], Awaitable[dict[str, Any]]]
 
@@ -115,15 +115,16 @@ async def serve(
     is_warmed: bool = True,
     agent_type: type[AcpAgent] | None = None,
 ) -> None:
-    """Serves a connection until the client is gone or the connection is stopped. Then closes everything within
-    `CLOSE_S` seconds.
+    """Serves a connection until the client is gone or the connection is stopped. After that, closes the sessions and
+    the store within `CLOSE_S` seconds.
 
-    With a shared `host`, the sessions stay open after that, and `requester` describes the user of the connection.
+    If `host` is given, it is a shared host: its sessions and its store stay open after the connection has ended. In
+    this case, `requester` describes the user of the connection.
 
-    With `is_warmed`, crow prepares for the first prompt while the client sends nothing. This is not needed for a client
-    that sends a prompt at once. `agent_type` is the class that serves the methods, by default `AcpAgent`.
+    With `is_warmed`, crow prepares for the first prompt while the client sends nothing. A client that sends a prompt at
+    once does not need this. `agent_type` is the class that serves the methods, by default `AcpAgent`.
 
-    Each session runs in this function's task group, so it outlives the request that opens it.
+    Without a shared host, each session runs in this function's task group, so it outlives the request that opens it.
     """
     if host is not None:
         await _serve_shared(connection, host, requester, agent_type or AcpAgent)
@@ -262,7 +263,8 @@ class AcpAgent:
         await self._host.close_all()
 
     async def check_shares(self) -> None:
-        """Checks every few seconds whether the sessions of this connection are still shared with its user."""
+        """Checks every `CHECK_SHARES_S` seconds whether the user of this connection may still see the connection's
+        sessions."""
         while True:
             await anyio.sleep(CHECK_SHARES_S)
             try:
@@ -271,7 +273,7 @@ class AcpAgent:
                 logger.warning("Crow could not check which sessions are shared: %s", error)
 
     def leave(self) -> None:
-        """Leaves all sessions of this connection. Running requests end with an error, except prompts."""
+        """Leaves all sessions of this connection. Running requests other than prompts end with an error."""
         self._is_closing = True
         for scope in tuple(self._running.values()):
             scope.cancel()
@@ -325,13 +327,15 @@ class AcpAgent:
 
     async def _authenticate(self, params: RequestParams) -> dict[str, Any]:
         if params["methodId"] != CONFIGURED:
-            raise ArgumentError(f'No authentication method "{params["methodId"]}"; the only one is "{CONFIGURED}".')
+            raise ArgumentError(
+                f'There is no authentication method "{params["methodId"]}"; the only one is "{CONFIGURED}".'
+            )
         self._dependencies.check_model()
         self._is_logged_out = False
         return {}
 
     async def _logout(self, _params: RequestParams) -> dict[str, Any]:
-        """Refuses to open sessions until the client authenticates again.
+        """Makes crow refuse to open sessions until the client authenticates again.
 
         Open sessions continue, and no key is deleted.
         """
@@ -349,8 +353,8 @@ class AcpAgent:
         return status if self._sessions.requester.may_configure else status | {"accounts": []}
 
     def _tell_auth_status(self) -> None:
-        """If the client has asked for the authentication status and the status has changed since, sends the new
-        status."""
+        """Sends the authentication status if it has changed since the client last got it. Sends nothing to a client
+        that never asked for it."""
         if self._told_auth_status is not None and (status := self._present_auth_status()) != self._told_auth_status:
             self._told_auth_status = status
             self._tasks.start_soon(self._connection.notify, "auth/status_update", status)
@@ -383,8 +387,8 @@ class AcpAgent:
 
     @asynccontextmanager
     async def _loaded(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[OpenSession]:
-        """Opens a stored session and sends its history. The request is cancelled if the client closes or deletes the
-        session meanwhile."""
+        """Opens a stored session and sends its history. If the client closes or deletes the session while a long
+        history is sent, the request is cancelled."""
         limits, session_id = ReplayLimits(is_full=wants_full_replay(params)), params["sessionId"]
         self._loading[params.request_id] = load = Load(session_id, partial(self._cancel, params.request_id))
         try:
@@ -411,7 +415,7 @@ class AcpAgent:
 
     @asynccontextmanager
     async def _resumed(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[OpenSession]:
-        """Opens a stored session. If the request has a cursor, sends the updates that the client has missed since that
+        """Opens a stored session. If the request has a cursor, also sends the updates that the client missed after that
         cursor."""
         cursor = cursor_in(params)
         async with self._sessions.reopened(params["sessionId"], request) as opened:
@@ -498,10 +502,10 @@ class AcpAgent:
             del self._cancel_by_id[params.request_id]
 
     async def _prompt_shared(self, params: RequestParams) -> dict[str, Any]:
-        """Runs a prompt in the host, and waits for the end of its turn.
+        """Runs a prompt in the host, and waits until the prompt's turn ends.
 
-        If a client repeats a prompt after its connection broke, the prompt does not run again: the client gets the
-        response to the original prompt.
+        If a client sends a prompt again after its connection broke, crow does not run the prompt again. The client gets
+        the response to the original prompt.
         """
         opened = await self._writable(params["sessionId"])
         key = (self._sessions.requester.connection_id, params.request_id)
@@ -524,7 +528,8 @@ class AcpAgent:
         return {"stopReason": prompt.stop} | ({} if prompt.usage is None else {"usage": usage_object(prompt.usage)})
 
     async def _writable(self, session_id: object) -> OpenSession:
-        """Returns an open session that this client may change. :raises CrowError: the client may not change it."""
+        """Returns an open session that this client may change. :raises CrowError: the session is not open, or the
+        client may not change it."""
         await self._sessions.require(session_id, "write")
         opened = self._sessions.opened(session_id)
         self._sessions.refuse_watcher(session_id)
@@ -533,8 +538,8 @@ class AcpAgent:
     async def _steer(self, params: RequestParams) -> dict[str, Any]:
         """Adds a prompt to the running turn. Does not start a turn if none is running.
 
-        The protocol allows updates of a turn only while a `session/prompt` request waits for its response, so this
-        request cannot start a turn.
+        The protocol allows updates of a turn only while a `session/prompt` request waits for its response, so a
+        steering request cannot start a turn.
         """
         opened, message_id = await self._writable(params["sessionId"]), new_message_id()
         opened.note_sent(message_id)

@@ -45,27 +45,27 @@ from crow.store import Access
 logger = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""A client is disconnected if it has left about this many bytes unread."""
+"""If about this many bytes wait to be sent to a client, crow disconnects the client."""
 
 STALLED_S = 60.0
-"""A client is disconnected if updates wait for it and it has read nothing for this many seconds."""
+"""If updates wait for a client and the client has read nothing for this many seconds, crow disconnects the client."""
 
 EVENT_BYTES = 500
-"""The number of bytes that a waiting event takes in addition to its text."""
+"""The estimated memory that a waiting event takes in addition to its text, in bytes."""
 
 MAX_ORIGINS = 200
-"""The number of a session's newest prompts whose senders crow remembers."""
+"""Crow remembers which client sent a prompt for this many of a session's newest prompts."""
 
 Answer = TypeVar("Answer")
 Origin = object
-"""The identity of a client. This is the connection id, which stays the same when the client connects again. If the
-client has no connection id, it is the connection itself."""
+"""The identity of a client. This is the connection id, which stays the same when the client connects again. A client
+without a connection id is identified by its connection object."""
 
 
 @dataclass(slots=True, eq=False)
 class WaitingItem:
-    """An event that waits to be sent to a client. Calling `send` sends the event. `size` is about the memory that the
-    event takes, in bytes."""
+    """An event that waits to be sent to a client. Calling `send` sends the event. `size` is the approximate memory that
+    the event takes, in bytes."""
 
     send: Callable[[], Awaitable[object]]
     size: int
@@ -73,10 +73,12 @@ class WaitingItem:
 
 
 class AttachedClient:
-    """One client of a shared session, with the queue of events that wait for the client. `run` sends these events.
+    """One client of a shared session, with the queue of events that are still to be sent to the client. `run` sends
+    these events.
 
-    A client that does not read delays neither the session nor other clients. If too much waits for such a client, it is
-    disconnected. `may_write` means that the client may send prompts and answer questions.
+    A client that does not read delays neither the session nor other clients. If its queue grows too large, or if it
+    reads nothing for too long, the client is disconnected. `may_write` means that the client may send prompts and
+    answer questions.
     """
 
     def __init__(
@@ -93,8 +95,8 @@ class AttachedClient:
         self.may_write = may_write
         self.is_detached = False
         self.check: Callable[[Access], Awaitable[None]] | None = None
-        """Checks the access of the client's user. Raises NoSuchSession if the user may no longer see the session, and
-        ArgumentError if the user has less access than is asked for."""
+        """Checks that the client's user has the given access to the session. Raises NoSuchSession if the user may no
+        longer see the session, and ArgumentError if the user has less than the given access."""
         self.editor: EditorWorkspace | None = None
         """The workspace in which this client's editor serves files and terminals, or None."""
         self._drop = drop
@@ -130,8 +132,11 @@ class AttachedClient:
                 await self._wake.wait()
 
     def put(self, send: Callable[[], Awaitable[object]], size: int = EVENT_BYTES) -> WaitingItem | None:
-        """Puts `send` at the end of the queue, to be called after all events that wait now have been sent. If too much
-        waits for the client, disconnects the client instead."""
+        """Adds `send` to the end of the queue. It is called after everything that is already in the queue. Returns the
+        new item of the queue.
+
+        If too much waits for the client, disconnects the client instead and returns None.
+        """
         if self.is_detached:
             return None
         now = time.monotonic()
@@ -150,8 +155,8 @@ class AttachedClient:
         return item
 
     def publish(self, client: SessionClient, event: Event, *, is_own: bool) -> None:
-        """Puts an event into the queue for `client`. This is either the attached client itself or the part of it that
-        shows a sub-agent."""
+        """Adds an event to the queue. `client` is the object that will send the event: either this client's own
+        `SessionClient`, or the one that shows a sub-agent to this client."""
         if isinstance(event, CallProgressed):
             # Each progress event holds the whole output so far, so a newer one replaces one that still waits.
             waiting = self._progress.get(event.call)
@@ -171,14 +176,14 @@ class AttachedClient:
         self.put(partial(client.publish_shared, event, is_own=is_own), _size(event))
 
     def check_access(self) -> None:
-        """Puts a check into the queue: before any later event is sent, crow checks whether the client may still see the
-        session."""
+        """Adds a check to the queue. Before any later event is sent, the check finds out whether the client may still
+        see the session."""
         if self.check is not None:
             self.put(partial(self.has_access, "read"))
 
     async def has_access(self, access: Access) -> bool:
-        """Returns whether the client still has `access` to the session. If the client may no longer see the session,
-        detaches the client."""
+        """Returns whether the client's user still has `access` to the session. If the user may no longer see the
+        session, detaches the client. If the user has less access than `access`, the client may no longer write."""
         try:
             if self.check is not None:
                 await self.check(access)
@@ -225,16 +230,16 @@ class AttachedClient:
 
 @dataclass(frozen=True, slots=True)
 class Failure(Generic[Answer]):
-    """The result of asking a client that could not ask its user. If no client can ask its user, `answer` counts as the
-    answer to the question."""
+    """The result of a question that one client could not ask its user. If none of the clients can ask its user,
+    `answer` is used as the answer to the question."""
 
     answer: Answer
 
 
 class OpenQuestion(Generic[Answer]):
-    """A question that is asked of every client that may answer. The first answer counts.
+    """A question that is sent to every client that may answer it. The first answer counts.
 
-    `ask` asks one client. It returns a `Failure` if that client's user could not be asked.
+    `ask` sends the question to one client. It returns a `Failure` if that client could not ask its user.
     """
 
     def __init__(
@@ -253,14 +258,15 @@ class OpenQuestion(Generic[Answer]):
 
     def ask(self, attachment: AttachedClient, tasks: anyio.abc.TaskGroup) -> None:
         """Asks a client, after all events that wait for the client have been sent. Does nothing if the client may not
-        answer, or has been asked already."""
+        answer, or if it was already asked."""
         if self._is_candidate(attachment) and attachment not in self._asked:
             self._asked[attachment] = anyio.CancelScope()
             attachment.put(partial(self._start, attachment, tasks))
             self.note_change()
 
     def note_change(self) -> None:
-        """Wakes `answer`. Must be called when an answer has arrived, and when other clients than before may answer."""
+        """Wakes `answer`. Must be called when a client has answered or failed, and when the set of clients that may
+        answer changes."""
         self._changed.set()
 
     def forget(self, attachment: AttachedClient) -> None:
@@ -271,8 +277,8 @@ class OpenQuestion(Generic[Answer]):
         self.note_change()
 
     async def answer(self, wait_s: float) -> Answer | None:
-        """Waits for the first answer and returns it. Returns None if for `wait_s` seconds there was no client that
-        could answer."""
+        """Waits for the first answer and returns it. If every client that may answer fails to ask its user, returns the
+        `answer` of a `Failure`. Returns None if for `wait_s` seconds there is no client that may answer."""
         while not self._answers:
             candidates = [each for each in self.group.root.attachments if self._is_candidate(each)]
             if candidates and all(each in self._failures for each in candidates):
@@ -327,8 +333,8 @@ class ClientGroup:
         self.running = RunningTurn()
 
     def client_of(self, attachment: AttachedClient) -> SessionClient | None:
-        """Returns the part of an attached client that shows this session or sub-agent, or None if the client shows
-        neither."""
+        """Returns the object that shows this session or sub-agent to an attached client, or None if that client does
+        not show it."""
         raise NotImplementedError
 
     def pairs(self) -> Iterator[tuple[AttachedClient, SessionClient]]:
@@ -377,14 +383,15 @@ class ClientGroup:
 
     @property
     def takes_notices(self) -> bool:
-        """See :class:`crow.agent.Client`. False if no client is attached, because notices must then be stored."""
+        """See :class:`crow.agent.Client`. False if no client is attached, because crow must store the notices in that
+        case."""
         notices = [client.takes_notices for _, client in self.pairs()]
         return bool(notices) and all(notices)
 
     @property
     def question_kinds(self) -> frozenset[ElicitationKind]:
-        """See :class:`crow.agent.Client`. If no client is attached now, returns the kinds of the clients that were
-        attached last, because a client may connect again."""
+        """See :class:`crow.agent.Client`. If no client is attached now, returns the kinds that the last attached
+        clients supported, because a client may connect again."""
         return self.root.known_kinds
 
     async def finish_question(self, question_id: str) -> None:
@@ -394,7 +401,8 @@ class ClientGroup:
 
     @property
     def shows_subagents(self) -> bool:
-        """See :class:`crow.agent.Client`. True only if all clients show sub-agents."""
+        """See :class:`crow.agent.Client`. True only if at least one client is attached and all attached clients show
+        sub-agents."""
         shown = [client.shows_subagents for _, client in self.pairs()]
         return bool(shown) and all(shown)
 
@@ -431,9 +439,9 @@ class SubagentClients(ClientGroup):
 class AttachedClients(ClientGroup):
     """All clients that are attached to a session. Clients may be attached and detached while the session works.
 
-    This object is also the session's :class:`crow.agent.session.TurnListener`, and makes `workspace` use the files of
-    the client whose prompt runs. The tasks of clients run in `tasks`. If no client can answer a question, the question
-    waits `wait_s` seconds for a client that can answer.
+    This object is also the session's :class:`crow.agent.session.TurnListener`. While a client's prompt runs, this
+    object makes `workspace` use that client's editor. The clients' tasks run in `tasks`. If no client can answer a
+    question, the question waits `wait_s` seconds for a client that can.
     """
 
     def __init__(self, tasks: anyio.abc.TaskGroup, workspace: SharedWorkspace, *, wait_s: float) -> None:
@@ -463,7 +471,7 @@ class AttachedClients(ClientGroup):
         return attachment.client
 
     def follow(self, session: Session) -> None:
-        """Sets the session of these clients. The session is created after this object. Must be called before the
+        """Connects the clients with their session, which is created after this object. Must be called before the
         session runs."""
         branch = session.branch
         self.leaf = lambda: branch.leaf
@@ -473,8 +481,8 @@ class AttachedClients(ClientGroup):
     def attach(
         self, client: SessionClient, *, origin: Origin, may_write: bool, drop: Callable[[str], None]
     ) -> AttachedClient:
-        """Adds a client. The client gets all events from now on, and the earlier events of the running turn; see
-        `SessionClient.learn`."""
+        """Adds a client, which gets all events from now on. If a turn is running, `SessionClient.learn` tells the
+        client about the turn's earlier events."""
         attachment = AttachedClient(client, origin=origin, may_write=may_write, drop=drop, leave=self.detach)
         client.learn(self.running.events(), self.place.copy())
         for state in self._states.values():
@@ -492,7 +500,7 @@ class AttachedClients(ClientGroup):
         return attachment
 
     def detach(self, attachment: AttachedClient) -> None:
-        """Removes a client. Open questions are treated as if this client had never been asked."""
+        """Removes a client. Open questions then count this client as never asked."""
         if attachment in self.attachments:
             self.attachments.remove(attachment)
         if attachment.editor is not None and attachment.editor is self.workspace.editor:
@@ -510,8 +518,7 @@ class AttachedClients(ClientGroup):
             self.detach(attachment)
 
     def note_sender(self, message_id: str, attachment: AttachedClient) -> None:
-        """Remembers which client has sent a prompt. The client that has sent a prompt already shows it, and waits for
-        the response."""
+        """Remembers which client sent a prompt. That client already shows the prompt, and waits for the response."""
         self._origins[message_id] = attachment.origin
         self._senders[message_id] = attachment
         if message_id == self._turn_id:  # the client has repeated its prompt after connecting again
@@ -525,7 +532,7 @@ class AttachedClients(ClientGroup):
         return self._origins.get(message_id) == origin
 
     def has_begun(self, prompt: PendingPrompt) -> bool:
-        """Whether the turn of the prompt is running and the prompt has been sent to the clients."""
+        """Whether the prompt's turn is running and the prompt was sent to the clients."""
         return self._turn_id == prompt.message_id and not prompt.needs_servers
 
     def is_own_prompt(self, attachment: AttachedClient, message_id: str) -> bool:
@@ -553,8 +560,8 @@ class AttachedClients(ClientGroup):
         self.show_turn(prompt, self.leaf())
 
     def show_turn(self, prompt: PendingPrompt, leaf: int | None) -> None:
-        """Tells the clients that a turn has begun, here or in another process. `leaf` is the id of the session's newest
-        entry. If the prompt is stored, this is the id of the prompt's entry."""
+        """Tells the clients that a turn began, here or in another process. `leaf` is the id of the session's newest
+        entry. If the prompt is already stored, the newest entry is the prompt's entry."""
         self.place.pass_prompt(entry=leaf)
         self._turn_id, self._turn_origin = prompt.message_id, self._origins.get(prompt.message_id)
         sender = self._senders.get(prompt.message_id)

@@ -44,8 +44,8 @@ from crow.tools.limits import FairLimiter
 logger = logging.getLogger(__name__)
 
 SendRequest: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
-"""A function that sends a request to the editor and returns the result. Raises RequestError if the editor answers with
-an error, and ConnectionError if the editor is gone."""
+"""A function that sends a request to the editor and returns the result. It raises RequestError if the editor answers
+with an error, and ConnectionError if the editor is gone."""
 
 
 Handler: TypeAlias = Callable[[str, Any, bool], Awaitable[Any]]
@@ -57,8 +57,7 @@ MAX_WAITING_QUESTIONS = 16
 """The maximum number of questions from MCP servers that may wait while the user answers another question."""
 
 MAX_REMEMBERED = 1_000
-"""Of the messages and calls that a replay has sent, crow remembers this many of the newest messages and this many of
-the newest calls."""
+"""Crow remembers this many of the newest messages that a replay sent, and this many of the newest calls."""
 
 
 class RequestParams(dict[str, Any]):
@@ -75,9 +74,10 @@ class ClientConnection(Protocol):
     """The connection to one client. For an editor, this is :class:`crow.frontend.connection.EditorConnection`."""
 
     async def run(self, handle: Handler) -> None:
-        """Calls `handle` in a task of its own for each request and notification, until the client is gone.
+        """Calls `handle` for each request and notification, until the client is gone. Each call runs in a task of its
+        own.
 
-        The parameters of a request are `RequestParams`.
+        For a request, the parameters are passed to `handle` as `RequestParams`.
         """
         ...
 
@@ -103,8 +103,8 @@ class ClientConnection(Protocol):
 
 
 def request_error(code: int, message: str, **data: object) -> RequestError:
-    """Returns an error with the text in both `message` and `data.details`, because each client shows only one of
-    them."""
+    """Returns an error with the text in both `message` and `data.details`, because some clients show only one of the
+    two."""
     message = limit_text(safe(message), MESSAGE_BYTES)
     return RequestError(code, message, {**data, "details": message})
 
@@ -150,7 +150,7 @@ class SessionClient:
         self._replayed_messages: frozenset[str] = frozenset()
         self._replayed_calls: frozenset[CallRef] = frozenset()
         self.has_learned = False
-        """Whether the client joined a running turn, but has not yet been sent its unfinished message and calls."""
+        """Whether the client joined a running turn and must still be sent the turn's unfinished message and calls."""
         self.place = CursorTracker(is_used=caps.cursors)
         """The place in the session's log up to which the client has been sent everything."""
         self.sent_at = 0.0
@@ -158,7 +158,7 @@ class SessionClient:
         self.is_closed = False
         self._parent: SessionClient | None = None
         self.subagents: dict[str, SessionClient] = {}
-        """The clients of the running sub-agents that the client sees as sessions, by session id."""
+        """The clients that show running sub-agents as sessions of their own, by the ids of these sessions."""
         self._states: dict[str, events.SubagentChanged] = {}
         self._replayed: dict[str, events.SubagentChanged] = {}
 
@@ -176,9 +176,9 @@ class SessionClient:
         self._is_known = asyncio.Event()
 
     def learn(self, running: Sequence[Event], place: CursorTracker | None = None) -> None:
-        """Prepares a client that joins a running turn. `running` contains the events of the turn so far, which were
-        already sent to other clients; see `crow.domain.replay.RunningTurn`. `place` is the place of those clients in
-        the log."""
+        """Prepares a client that joins a running turn. `running` contains the turn's events so far, which the other
+        clients already got; see `crow.domain.replay.RunningTurn`. `place` is the place in the log that the other
+        clients have reached."""
         if place is not None and self._caps.cursors:
             self.place = place
         for event in running:
@@ -186,7 +186,8 @@ class SessionClient:
         self.has_learned = True
 
     async def catch_up(self) -> None:
-        """If the client has joined a running turn without a replay, sends the turn's unfinished message and calls."""
+        """Sends the unfinished message and calls of the running turn. Does nothing if the client did not join a running
+        turn, or if a replay has already sent them."""
         if self.has_learned:
             self.has_learned = False
             async with self._updating:
@@ -227,8 +228,8 @@ class SessionClient:
         """Announces the session's sub-agents and sends their stored histories. Must be called before the history of the
         session is sent.
 
-        New updates of running sub-agents wait for `tell_subagents`. Until then, the client treats everything that it is
-        sent as history.
+        New updates of running sub-agents wait until `tell_subagents` is called. The editor treats everything that it
+        gets before that as history.
         """
         rows = [row for row in await store.subagents(self._session_id) if row.has_prompt]
         for index, row in enumerate(rows):
@@ -256,7 +257,8 @@ class SessionClient:
             self._replayed[row.id] = replace(shown, stop=updates.stop, detail=updates.detail)
 
     async def tell_subagents(self) -> None:
-        """Sends the state of each sub-agent, right after the response to the request that opened the session."""
+        """Sends the state of each sub-agent. Must be called right after the response to the request that opened the
+        session."""
         known, self._replayed = self._replayed, {}
         for session_id in dict.fromkeys([*known, *self.subagents]):
             state = self._states.get(session_id) or known[session_id]
@@ -288,7 +290,7 @@ class SessionClient:
         return client
 
     async def publish(self, event: Event) -> None:
-        """See :class:`crow.agent.Client`. Waits while a replay runs, and skips events that the replay has sent."""
+        """See :class:`crow.agent.Client`. Waits while a replay runs, and skips events that the replay already sent."""
         if isinstance(event, events.CallProgressed) and (subagent := self._subagent_with(event.call)) is not None:
             await subagent.publish(event)
             return
@@ -322,19 +324,19 @@ class SessionClient:
                 return False
 
     async def publish_shared(self, event: Event, *, is_own: bool) -> None:
-        """Sends an event of a session that may have several clients. If the event says that a prompt of another client
-        was stored, first sends that prompt."""
+        """Sends an event of a session that may have several clients. If the event is the newly stored prompt of another
+        client, sends the prompt first."""
         match event:
             case events.EntryStored(entry=Entry(body=User(message_id=message_id, parts=parts))) if not is_own:
                 await self._show_prompt_of_other(message_id, prompt_updates(message_id, parts))
         await self.publish(event)
 
     async def show_turn(self, prompt: PendingPrompt, entry: int | None, *, is_own: bool) -> None:
-        """Tells the client that a turn begins, and sends the prompt. Sends neither to the client that has sent the
+        """Tells the client that a turn begins, and sends the turn's prompt. Does neither for the client that sent the
         prompt.
 
-        `entry` is the id of the prompt's entry. If the prompt is a slash command, or is not complete yet, `entry` is
-        the id of the last entry before the turn, or None if there is no earlier entry.
+        `entry` is the id of the prompt's entry. If the prompt is a slash command, or still needs content from an MCP
+        server, `entry` is the id of the last entry before the turn, or None if there is no earlier entry.
         """
         updates: Sequence[Update] = ()
         if prompt.command is not None:
@@ -351,8 +353,8 @@ class SessionClient:
                 await self.send(turn_state_update({"state": "running"}))
 
     async def show_turn_end(self, prompt: PendingPrompt, state: Mapping[str, Any], *, is_own: bool) -> None:  # noqa: ARG002
-        """Sends the `state` in which a turn has ended. Does nothing for the client that has sent the prompt, because
-        the response tells that client."""
+        """Sends the `state` in which a turn ended. Sends nothing to the client that sent the prompt, because that
+        client learns the state from the response."""
         if not is_own:
             await self._is_known.wait()
             async with self._updating:
@@ -401,11 +403,12 @@ class SessionClient:
         return updates
 
     async def resume(self, missed: Missed, *, is_running: bool, is_own: Callable[[str], bool]) -> None:
-        """Sends the updates that the client has missed. Leaves out the prompts that the client has sent itself.
+        """Sends the updates that the client missed, except the prompts that the client itself sent.
 
-        If a turn is running, also sends the parts of its unfinished message and calls that the client does not have.
+        If a turn is running, also sends the parts of the turn's unfinished message and calls that the client does not
+        have yet.
 
-        :raises CursorGap: the client was sent a part of a message that is not in the history.
+        :raises CursorGap: the client has a part of a message that is not in the history.
         """
         async with self._updating:
             self.has_learned = False
@@ -446,7 +449,8 @@ class SessionClient:
                     await self._send_all(self._live.ended_elsewhere(call, body))
 
     async def _resume_subagents(self, missed: Missed) -> None:
-        """Tells the user that updates of sub-agents may be missing, because sessions of sub-agents have no cursors."""
+        """Warns the user if updates of sub-agents may be missing. The sessions of sub-agents have no cursors, so crow
+        cannot send those updates again."""
         for subagent in self.subagents.values():
             subagent.has_learned = False  # the client may already have a part of the unfinished message
         results = (entry.body for entry in missed.entries if isinstance(entry.body, ToolResult))
@@ -455,9 +459,10 @@ class SessionClient:
             await self._send_all(self._live.updates(events.NoticeShown(severity="warning", title=title)))
 
     def _check(self, missed: Missed) -> None:
-        """Checks that the history has the message in the cursor, with at least as much text as was sent to the client.
+        """Checks that the history contains the message that the cursor names, with at least as much text as the client
+        already has.
 
-        :raises CursorGap: the history has no such message, or has less text in this message.
+        :raises CursorGap: the history does not contain this message, or contains less of its text.
         """
         cursor = missed.cursor
         if not (cursor.text or cursor.thought):
@@ -480,10 +485,10 @@ class SessionClient:
         cursor: Cursor | None = None,
         skipped: int = 0,
     ) -> int:
-        """Sends the updates of an entry. Leaves out the updates that were sent before `cursor`, and then the first
-        `skipped` updates.
+        """Sends the updates of an entry. With `cursor`, leaves out what the client got before the cursor. If the
+        entry's kind is in `PIECEMEAL`, also leaves out the first `skipped` of the remaining updates.
 
-        Returns the number of updates that still have to be skipped.
+        Returns how many updates of later entries must still be skipped.
         """
         found: list[tuple[Event, Update]] = []
         for event in replay.feed(entry):
@@ -510,8 +515,7 @@ class SessionClient:
         return skipped
 
     async def _send_event(self, event: Event, updates: Sequence[Update]) -> None:
-        """Sends the updates of an event. The last update carries the cursor of the place right after the event's
-        entry."""
+        """Sends the updates of an event. The cursor in the last update is the place right after the event's entry."""
         entry = event.entry if isinstance(event, events.EntryStored) else None
         for index, update in enumerate(updates, 1):
             self.place.pass_update(event, update)
@@ -614,8 +618,8 @@ class SessionClient:
             return await self._elicit(params)
 
     async def _decline(self, message: str) -> None:
-        """Tells the user that a question was declined. Later questions are declined without a notice until the queue of
-        questions is empty again."""
+        """Tells the user that a question was declined. After that, crow declines further questions without a notice,
+        until no more questions are waiting."""
         if not self._has_declined:
             self._has_declined = True
             title = f"MCP servers ask too many questions: {MAX_WAITING_QUESTIONS} already wait for your answer."
@@ -646,8 +650,8 @@ class SessionClient:
 
 
 def turn_state_update(state: Mapping[str, Any]) -> Update:
-    """Returns an update with the state of a turn that another client has started. For a turn that the client has
-    started itself, a client of version 1 learns the state from the response to the prompt."""
+    """Returns an update with the state of a turn that another client started. A client of version 1 learns the state of
+    its own turns from the responses to its prompts."""
     return {"sessionUpdate": "session_info_update", "_meta": {"acp/turnState": dict(state)}}
 
 

@@ -1,7 +1,7 @@
-"""The connection to an editor, built on the protocol SDK's connection and models. Only this module imports acp.
+"""The connection to an editor, built on the connection and the models of the protocol's SDK, `acp`. Only this module
+imports `acp`.
 
-The module is separate because the SDK takes 300 ms to import, and a client that runs in this process does not need the
-SDK.
+Importing the SDK takes 300 ms, and a client that runs in this process does not need it, so this module is separate.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ with models_built_on_use():
     from acp.connection import Connection
 
 DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
-"""The values that replace null in these parameters. Null must be replaced before validation, because the SDK's models
-reject null."""
+"""The values that replace null in these two parameters before validation, because the SDK's models reject null
+there."""
 
 
 class ConfigOptionRequest(BaseModel, strict=True, defer_build=True):
@@ -94,15 +94,16 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "providers/disable": ProviderRequest,
     "_session/steering": PromptRequest,
 }
-"""The model that validates the parameters of each request. The models are only used to validate, because they drop
-members that they do not know."""
+"""The models that check the parameters of requests, by method. Crow uses these models only for the check, because they
+drop members that they do not know."""
 
 
 class EditorConnection:
     """The JSON-RPC connection to the editor.
 
     This object is also the transport of the SDK's connection, so it sees every message. The SDK handles a request and
-    sends the response in the same task. So the current task tells this class to which request a response belongs.
+    sends the response in the same task. So this class uses the current task to find out which request a response
+    belongs to.
     """
 
     def __init__(self, transport: Transport, *, ends_on_signals: bool = True) -> None:

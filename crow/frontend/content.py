@@ -26,10 +26,10 @@ _REPEATED_COUNT = re.compile(
 
 
 def parts_from(prompt: object) -> tuple[Part, ...]:
-    """Converts the `prompt` of `session/prompt` into parts. Returns at least one part, and none that is empty.
+    """Converts the `prompt` of `session/prompt` into parts. Returns at least one part. Empty text blocks are left out.
 
-    Content that crow cannot use is replaced by a sentence that says so. If a link points to a file or a page, that file
-    or page is not read here.
+    Content that crow cannot use is replaced by a sentence that says so. The files and pages behind links are not read
+    here.
 
     :raises ArgumentError: the prompt is empty, or a content block is invalid. The message names the block.
     """
@@ -44,8 +44,9 @@ def parts_from(prompt: object) -> tuple[Part, ...]:
 def without_repeated_prompts(parts: tuple[Part, ...], *, is_first: bool) -> tuple[Part, ...]:
     """Removes the earlier prompts that some clients (avante) repeat with every new prompt.
 
-    Such a client puts each prompt into tags, the newest first, and adds a sentence with the number of prompts. If this
-    is the first prompt of a session, crow does not know the earlier prompts yet. They are then kept, the oldest first.
+    Such a client encloses each prompt in tags, starts with the newest prompt, and adds a sentence with the number of
+    prompts. In the first prompt of a session, the earlier prompts are new to crow. They are then kept, and the oldest
+    comes first.
     """
     texts = {index: part.text for index, part in enumerate(parts) if isinstance(part, Text)}
     counts = {index: match[1] for index, text in texts.items() if (match := _REPEATED_COUNT.fullmatch(text))}
@@ -117,7 +118,9 @@ def _part(where: str, block: object) -> Part | None:
 
 def _resource(where: str, resource: object) -> Part:
     if not isinstance(resource, dict):
-        raise ArgumentError(f"{where} is {describe(resource)}; expected an object with uri and text or blob.")
+        raise ArgumentError(
+            f'{where} is {describe(resource)}; expected an object with "uri" and either "text" or "blob".'
+        )
     uri, mime_type = _string(where, resource, "uri"), _optional_string(resource, "mimeType")
     match resource:
         case {"text": str(text)}:
@@ -125,14 +128,14 @@ def _resource(where: str, resource: object) -> Part:
         case {"blob": str(blob)}:
             return _binary(f"{where}.blob", blob, mime_type or "", uri)
         case _:
-            raise ArgumentError(f"{where} has neither text nor blob; expected one of them as a string.")
+            raise ArgumentError(f'{where} has neither "text" nor "blob"; expected one of them as a string.')
 
 
 def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
-    """Converts base64 or a data URI into a part.
+    """Converts base64 data or a data URI into a part.
 
-    If models accept images of this type, the part is an image. Otherwise, if the data is text, the part is a resource.
-    In all other cases, the part is a sentence about the file.
+    The part is an image if models accept images of this type. Otherwise, it is a resource if the data is text. In all
+    other cases, it is a sentence that describes the file and says that crow cannot read it.
     """
     data_uri = _DATA_URI.match(data)
     if data_uri is not None:

@@ -22,14 +22,14 @@ MAX_CALLS = 64
 """A cursor contains at most this many open calls."""
 
 MAX_MISSED_TURNS = 500
-"""If a client has missed more turns than this, it must load the session."""
+"""A client that has missed more turns than this cannot resume from its cursor. It must load the session."""
 
 MAX_OWN = 50
-"""A tracker remembers this many of the session's own newest answers. Answers of sub-agents are not among them."""
+"""A tracker remembers this many of the session's newest answers. Answers of sub-agents do not count."""
 
 PIECEMEAL = (entries.User, entries.Remark, entries.Custom, entries.Command)
-"""The kinds of entries whose updates must not be sent twice, because clients join these updates into one text. Sending
-the updates of all other entries twice does no harm."""
+"""The kinds of entries whose updates must not be sent twice, because clients join these updates into one text. For all
+other kinds, sending the updates twice does no harm."""
 
 _CURSOR = re.compile(
     r"e(?P<entry>\d{1,18})\.(?P<pieces>\d{1,9})"
@@ -51,12 +51,11 @@ class Cursor:
     """A place in the log of a session: the point up to which the client has been sent everything.
 
     - `entry`: the id of the last entry whose updates were all sent.
-    - `pieces`: the number of updates that were sent of the first entry after `entry` that a user sees.
+    - `pieces`: how many updates were sent of the first entry after `entry` whose kind is in `PIECEMEAL`.
     - `message`: the id of a later message that was sent in part, or of a slash command whose text was sent. Empty if
       there is neither.
-    - `thought` and `text`: the numbers of characters that were sent of the thought and the text of `message`.
-    - `calls`: the calls that have not ended. Each value is the number of characters that were sent to the terminal of
-      the call.
+    - `thought` and `text`: how many characters were sent of the thought and the text of `message`.
+    - `calls`: the calls that have not ended, each with the number of characters that were sent to its terminal.
     """
 
     entry: int = 0
@@ -77,10 +76,10 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
-        """Parses the text of a cursor. :raises CursorGap: crow has not made this text."""
+        """Parses the text of a cursor. :raises CursorGap: crow did not make this text."""
         found = _CURSOR.fullmatch(text[:8_000])
         if found is None:
-            raise CursorGap("crow has not made this cursor.")
+            raise CursorGap("crow did not make this cursor.")
         calls: dict[CallRef, int] = {}
         for call in (found["calls"] or "").split(",") if found["calls"] else ():
             name, _, chars = call.partition("=")
@@ -101,7 +100,7 @@ class Cursor:
 class CursorTracker:
     """Keeps the cursor of one client up to date. The caller must call a `pass_...` method before it sends each update.
 
-    Entries of sub-agents never move the cursor. If `is_used` is false, the client gets no cursors, so entries and
+    Entries of sub-agents never move the cursor. With `is_used=False`, the client gets no cursors, so entries and
     updates of the session do not move the cursor either.
     """
 
@@ -111,8 +110,8 @@ class CursorTracker:
         self._own: dict[int, None] = {}
 
     def copy(self) -> CursorTracker:
-        """Returns a tracker at the same place, but without the unfinished message and calls, because the client of the
-        new tracker will be sent all of these."""
+        """Returns a tracker at the same place for a new client. The tracker leaves out the unfinished message and
+        calls, because the new client will be sent them from the beginning."""
         made = CursorTracker(replace(self.cursor, message="", thought=0, text=0, calls={}))
         made._own = dict(self._own)
         return made
@@ -131,8 +130,8 @@ class CursorTracker:
             self.cursor = replace(self.cursor, message="", thought=0, text=0)
 
     def note_answer(self, entry: Entry) -> None:
-        """Notes that an entry belongs to the session itself, and not to a sub-agent. Does nothing if the entry is not
-        an answer."""
+        """Notes that an answer belongs to the session itself, and not to a sub-agent. Does nothing if `entry` is not an
+        answer."""
         if isinstance(entry.body, entries.Assistant):
             self._own[entry.id] = None
             if len(self._own) > MAX_OWN:
@@ -156,8 +155,8 @@ class CursorTracker:
                     self._pass_chunk(kind, message_id, len(update["content"]["text"]))
 
     def pass_prompt(self, *, entry: int | None, command: str = "") -> None:
-        """Notes that a turn has begun. Its prompt is the entry with the id `entry`, or the slash command with the id
-        `command`."""
+        """Notes that a turn began. `entry` is the id of the prompt's entry, or of the last entry before the turn. If
+        the prompt is a slash command, `command` is its id."""
         self.cursor = replace(self.cursor, entry=entry or 0, pieces=0, message=command, thought=0, text=0)
 
     def _pass_chunk(self, kind: str, message_id: str, chars: int) -> None:
@@ -188,9 +187,8 @@ class CursorTracker:
 class Missed:
     """The part of a session that a client has missed: the `entries` after its cursor.
 
-    `before` contains the entries from the last answer before the cursor up to the cursor. They are needed because calls
-    of that answer may end in `entries`. Some calls that the cursor lists were made by sub-agents: `results` contains
-    the results of these calls.
+    `before` contains earlier entries. It includes the answers that made the calls whose results are in `entries`. The
+    cursor may also list calls that sub-agents made. `results` contains the results of those calls.
     """
 
     cursor: Cursor
@@ -202,15 +200,15 @@ class Missed:
 def cursor_in(params: Mapping[str, Any]) -> Cursor | None:
     """Reads the cursor in the parameters of a request, or returns None if there is none.
 
-    :raises CursorGap: crow has not made this cursor.
+    :raises CursorGap: crow did not make this cursor.
     """
     text = resume_cursor(params)
     return None if text is None else Cursor.parse(text)
 
 
 async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Sequence[Entry]) -> Missed:
-    """Returns the part of a session that a client has missed since `cursor`. `newest` contains those entries of the
-    session that are in memory.
+    """Returns the part of a session that a client has missed since `cursor`. `newest` contains the newest entries of
+    the session, which are in memory.
 
     :raises CursorGap: the cursor is not in the current history of the session, or the client has missed too many turns.
     """
@@ -242,7 +240,7 @@ async def _answers_of_calls(store: Store, session_id: str, missed: Sequence[Entr
 
 
 async def _results(store: Store, session_id: str, calls: Sequence[CallRef]) -> dict[CallRef, Entry]:
-    """Returns the results of those `calls` that sub-agents of the session have made."""
+    """Returns the results of those `calls` that sub-agents of the session made."""
     found: dict[CallRef, Entry] = {}
     subagents = await store.subagents(session_id) if calls else ()
     for call in calls:

@@ -22,7 +22,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provider:
-    """A provider of models whose address the client may set. `base_url` is None if the client has disabled it.
+    """A model provider whose address the client may set. If the client has disabled the provider, `base_url` is None.
 
     If `is_required` is true, the client may not disable the provider.
     """
@@ -39,8 +39,8 @@ class Provider:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """The credentials that crow has. For each endpoint with a key, `accounts` contains a label, and whether the default
-    model uses that endpoint."""
+    """The credentials that crow has. `accounts` has an entry for each endpoint with a key: a label, and whether the
+    default model uses the endpoint."""
 
     state: AuthState
     accounts: Mapping[str, bool]

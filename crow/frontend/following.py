@@ -25,11 +25,11 @@ from crow.store.watching import Draft, News, Watcher
 logger = logging.getLogger(__name__)
 
 OWN_TURN_S = 0.2
-"""While this process runs a turn, it checks every so many seconds for changes by other processes, such as a new title
-or a cancellation."""
+"""While this process runs a turn, it checks for changes by other processes each time this many seconds have passed. The
+changes may be a new title or a cancellation, for example."""
 
 TRY_AGAIN_S = 1.0
-"""While a prompt waits for the turn of another process, crow tries at least once in this many seconds to begin the
+"""While a prompt waits for another process to end its turn, crow tries at least once in this many seconds to begin the
 prompt's turn."""
 
 CATCH_UP_S = 5.0
@@ -40,9 +40,9 @@ class HostedFollower:
     """Follows a session in the store, and shows its clients the entries that other processes add.
 
     This class implements :class:`crow.agent.session.SessionFollower`. The store reports each entry of the session
-    exactly once and in order. Entries that this process has stored are skipped, because its clients got their updates
-    when they were stored. For entries of another process, the clients here get the same updates as the clients of that
-    process, except questions and the progress of calls.
+    exactly once and in order. Entries that this process stored are skipped, because the clients of this process got the
+    updates when the entries were stored. For entries of another process, the clients here get the same updates as the
+    clients of that process. They do not get questions or the progress of calls.
 
     The owner must call `begin` before the session runs, and then run `run` until the session is closed.
     """
@@ -105,7 +105,7 @@ class HostedFollower:
                 await self._news.wait()
 
     async def catch_up(self, row: SessionRow) -> None:
-        """Waits until all entries that were stored before `row` was read have been published.
+        """Waits until all entries up to the newest entry of `row` have been published.
 
         :raises StoreUnavailable: these entries cannot be read now.
         """
@@ -137,10 +137,12 @@ class HostedFollower:
         self._wake.set()
 
     async def _rest(self, news: News) -> None:
-        """Wait a moment while this process runs a turn, because the store reports each of its own writes too.
+        """Waits a moment while this process runs a turn, because the store also reports each entry that this process
+        writes.
 
-        If another process has taken over the turn, wait until this process has given it up, and show the held entries.
-        The store may report nothing after that."""
+        If another process has taken over the turn, waits until this process has given up the turn, and then shows the
+        held entries. This method shows them itself, because the store may report nothing more.
+        """
         branch = self._session.branch
         self._wake = anyio.Event()
         if self._held:
@@ -227,8 +229,8 @@ class HostedFollower:
 
 
 async def draft_of(store: Store, tail: Tail) -> Draft | None:
-    """If another process runs a turn, returns the unfinished answer that comes after the entries of `tail`. Returns
-    None otherwise."""
+    """Returns the unfinished answer of another process's turn, which comes after the entries of `tail`. Returns None if
+    there is no such answer."""
     if not store.notifies or tail.row.state != "running":
         return None
     async with aclosing(cast(Watcher, store).watch(tail.row.id, after=tail.row.newest_entry)) as all_news:

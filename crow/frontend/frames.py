@@ -86,8 +86,8 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[bytes | FrameError]:
-        """Must be called at the end of the stream. Returns a list with the last line if that line has no newline, else
-        an empty list."""
+        """Returns a list with the last line if that line does not end with a newline, else an empty list. Must be
+        called at the end of the stream."""
         return [self._take()] if self._size else []
 
     def _add(self, part: bytes) -> None:
@@ -107,8 +107,9 @@ def parse(line: bytes) -> Message | FrameError | None:
     """Parses a line. Returns its message if the line is valid, an error to send if the line is invalid, and None if the
     line must be ignored.
 
-    The SDK's connection can handle every message that is returned: a request or notification has a string as its method
-    and an object as its parameters, a request has a valid id, and an error response has an object as its error.
+    The SDK's connection can handle every message that this function returns. In a request or notification, the method
+    is a string and the parameters are an object. In a request, the id is valid. In an error response, the error is an
+    object.
     """
     line = line.strip().removeprefix(_BOM).strip()
     if not line:
@@ -191,8 +192,8 @@ def _finite(value: Any) -> Any:
 
 
 def _call(value: Message) -> Message | FrameError | None:
-    """Returns a request or notification if it is valid, an error to send if it is invalid, and None if it must be
-    ignored."""
+    """Checks a request or notification. Returns the message if it is valid, an error to send if it is invalid, and None
+    if crow must ignore it."""
     request_id, method, params = value.get("id"), value.get("method"), value.get("params")
     if "id" in value and not _is_id(request_id):
         problem = f"A request's id is {describe(request_id)}; expected a whole number or a short string."

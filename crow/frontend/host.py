@@ -41,7 +41,8 @@ from crow.tools.servers import McpServer
 logger = logging.getLogger(__name__)
 
 IDLE_S = 3.0
-"""The store is tidied when no turn has run for this many seconds. Usually the user is then still reading the answer."""
+"""The store is tidied when no turn has run for this many seconds. Usually the user is still reading the answer at that
+time."""
 
 SHUT_DOWN_S = 5.0
 """A shared host has this many seconds to close its sessions and its store."""
@@ -50,8 +51,8 @@ KEEP_S = 600.0
 """The result of a prompt is kept for this many seconds, so that a client whose connection broke can still get it."""
 
 MAX_KEPT = 1_000
-"""The results of at most this many prompts are kept. If there are more when a prompt starts, the oldest results are
-dropped."""
+"""At most this many results of prompts are kept. If there are more when a prompt starts, crow drops the oldest
+results."""
 
 SessionView: TypeAlias = Callable[[Store, SessionRow], Store]
 """A function that wraps a store, so that the tools of a session find only what the owner of the session may see."""
@@ -63,8 +64,8 @@ class ServerDependencies:
 
     - `open_store` opens the store, or raises StoreError.
     - `check_model` raises AuthError or ConfigError if a setting that every prompt needs is missing. It is fast.
-    - `import_rest` imports the packages that a request to a model needs. `import_for_calls` imports those that tool
-      calls need in addition. Both work outside the event loop.
+    - `import_rest` imports the packages that a request to a model needs. `import_for_calls` imports the further
+      packages that tool calls need. Both work outside the event loop.
     - `trim` returns free memory to the system. It blocks.
     - `more_models` asks the endpoint for its models, and returns their names. If the request fails or takes too long,
       it returns no names.
@@ -77,7 +78,8 @@ class ServerDependencies:
     - `editor_timeout_s` is the time limit for responses of the editor, and `user_timeout_s` for answers of its user.
     - `has_network` means that confined commands with the access `write` may use the network.
     - `servers` are the user's own MCP servers. Every session gets them.
-    - `unattended_s` is about the time after which a shared host closes a session that no client has open.
+    - `unattended_s` is the approximate time in seconds after which a shared host closes a session that no client has
+      open.
     - `log_hint` is a sentence that says where the log is.
     """
 
@@ -107,8 +109,8 @@ class ServerDependencies:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostedSession:
-    """A session that is open in this process. `client` is the client that gets the session's events. On a shared host,
-    it stands for all such clients.
+    """A session that is open in this process. `client` gets the session's events. On a shared host, `client` stands for
+    all clients of the session.
 
     `request` is the request that opened the session. On a shared host, `follower` shows what other processes do with
     the session.
@@ -143,7 +145,7 @@ class HostedSession:
 
 
 class PromptRun:
-    """A prompt whose turn runs to its end even if the connection that has sent the prompt breaks.
+    """A prompt whose turn runs to its end even if the connection that sent the prompt breaks.
 
     `connection` is the connection that now waits for the response.
     """
@@ -249,11 +251,11 @@ class SessionHost:
         self.tasks.start_soon(self._run, hosted)
 
     def prompt_again(self, connection: ClientConnection, key: tuple[str, RequestId]) -> PromptRun | None:
-        """If a client repeats a prompt after its connection broke, returns the original prompt. Returns None if the
-        prompt is new.
+        """Returns the original prompt if a client repeats it after its connection broke. Returns None if the prompt is
+        new.
 
-        `key` contains the client's connection id and the id of its request. From now on, the response goes to
-        `connection`.
+        `key` contains the client's connection id and the id of its request. From now on, the response to the original
+        prompt goes to `connection`.
         """
         known = self._prompts.get(key) if key[0] else None
         if known is None or known.connection is connection:
@@ -262,8 +264,8 @@ class SessionHost:
         return known
 
     def run_prompt(self, run: PromptRun, key: tuple[str, RequestId]) -> None:
-        """Runs a submitted prompt. The client that has sent the prompt can ask for the result again until `KEEP_S`
-        after the end of the turn."""
+        """Runs a submitted prompt. For `KEEP_S` seconds after the end of the turn, the client that sent the prompt can
+        ask for the result again."""
         self.tasks.start_soon(run.run, self.idle)
         if key[0]:
             now = time.monotonic()
@@ -274,8 +276,8 @@ class SessionHost:
             self._prompts[key] = run
 
     def close_when_idle(self, hosted: HostedSession) -> None:
-        """If a session has no clients, closes the session about `unattended_s` after the end of its work. Does not
-        close it if a client opens the session again before that."""
+        """Closes a session that no client has open, about `unattended_s` seconds after its work has ended. If a client
+        opens the session before that, the session stays open."""
         if not hosted.clients.attachments and hosted not in self._closing:
             self._closing.add(hosted)
             self.tasks.start_soon(self._close_when_idle, hosted)
@@ -351,8 +353,8 @@ class SessionHost:
         await self._add_models()
 
     def reload_settings(self) -> None:
-        """If the settings have changed, applies them to all sessions that are opened from now on, and offers new models
-        in all sessions."""
+        """Reloads the user's settings. If they have changed, sessions that are opened from now on use the new settings,
+        and all sessions offer the new models."""
         dependencies = self.dependencies.reload()
         if dependencies is not None:
             self.dependencies = dependencies
@@ -391,9 +393,10 @@ class SessionHost:
         return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
 
     async def warn_about_sandbox(self) -> None:
-        """If commands are not confined, warns the user about this once per process, in the first session.
+        """Warns the user if commands are not confined. The warning is shown once per process, in the first session.
 
-        If the editor shows no notices, the warning becomes part of the session's history, but only in a new session.
+        If the editor shows no notices, the warning becomes part of the session's history instead, but only in a new
+        session.
         """
         hosted = next(iter(self.open.values()), None)
         if hosted is None or self._has_checked_sandbox:
@@ -442,8 +445,8 @@ class SessionHost:
 async def share_host(
     dependencies: ServerDependencies, *, session_view: SessionView | None = None
 ) -> AsyncIterator[SessionHost]:
-    """Yields a shared host. Its sessions stay open after the connections that opened them end. At the end, closes all
-    sessions and the store."""
+    """Yields a shared host. Its sessions stay open after the connections that opened them have ended. On exit from the
+    `with` block, closes all sessions and the store."""
     async with anyio.create_task_group() as tasks:
         host = SessionHost(dependencies, tasks, is_shared=True, session_view=session_view)
         tasks.start_soon(host.idle.run)
@@ -458,7 +461,8 @@ async def share_host(
 
 
 class IdleTimer:
-    """Calls `tidy` when no turn has run for `after_s` seconds. If a turn begins, cancels the call of `tidy`.
+    """Calls `tidy` when no turn has run for `after_s` seconds. If a turn begins, cancels the scheduled or running
+    call.
 
     The owner must run `run` as a task.
     """
@@ -487,7 +491,8 @@ class IdleTimer:
         self._schedule(0.0)
 
     def stop(self) -> None:
-        """Cancels any tidying, and prevents it from now on. Must be called before the store is closed."""
+        """Cancels a running or scheduled call of `tidy`, and prevents later calls. Must be called before the store is
+        closed."""
         self._turns += 1
         self._waiting.cancel()
 

@@ -27,7 +27,7 @@ _THOUGHT_LEVELS = {"default": "Default of the endpoint", "off": "Off", "low": "L
 level, requests to the endpoint contain no thought level."""
 
 _NO_MODEL = "none"
-"""The current value of the option for the model before a model is chosen. It is needed because every option must have a
+"""The value of the model option while no model is chosen. The placeholder is needed because every option must have a
 current value."""
 
 
@@ -72,7 +72,7 @@ def mode_named(value: object) -> Mode:
     for mode in MODES:
         if value == mode:
             return mode
-    raise ArgumentError(f"No mode {describe(value)}; choose one of {', '.join(MODES)}.")
+    raise ArgumentError(f"There is no mode {describe(value)}; choose one of {', '.join(MODES)}.")
 
 
 def option_value(option: object, value: object, *, model: str, models: Sequence[str]) -> str | bool:
@@ -92,18 +92,20 @@ def option_value(option: object, value: object, *, model: str, models: Sequence[
             remedy = "none is offered; run `crow login`, or set CROW_MODEL or model.name in config.toml"
             if names:
                 remedy = f"choose one of {', '.join(names)}"
-            raise ArgumentError(f"No model {describe(value)}; {remedy}.")
+            raise ArgumentError(f"There is no model {describe(value)}; {remedy}.")
         case "thought_level":
             if isinstance(value, str) and value in _THOUGHT_LEVELS:
                 return "" if value == "default" else value
-            raise ArgumentError(f"No thought level {describe(value)}; choose one of {', '.join(_THOUGHT_LEVELS)}.")
+            raise ArgumentError(
+                f"There is no thought level {describe(value)}; choose one of {', '.join(_THOUGHT_LEVELS)}."
+            )
         case "auto_compact":
             if isinstance(value, bool):
                 return value
             raise ArgumentError(f"auto_compact is {describe(value)}; expected true or false.")
         case _:
             known = "mode, model, thought_level and auto_compact"
-            raise ArgumentError(f"No config option {describe(option)}; the options are {known}.")
+            raise ArgumentError(f"There is no config option {describe(option)}; the options are {known}.")
 
 
 def _select(option_id: str, name: str, text: str, current: str, choices: list[dict[str, str]]) -> dict[str, Any]:

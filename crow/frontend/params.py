@@ -104,7 +104,7 @@ class OpenRequest:
 def open_request_from(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
     """Reads the parameters of a request that opens a session. Unknown members of `_meta` are ignored.
 
-    If `cwd` does not exist and `may_be_missing` is true, no error is raised, and `missing` in the result is set.
+    If `cwd` does not exist and `may_be_missing` is true, sets `missing` in the result instead of raising an error.
 
     :raises ArgumentError: a parameter cannot be used. The message names the parameter.
     """
@@ -204,8 +204,8 @@ def trace_context(params: Mapping[str, Any]) -> dict[str, str]:
 
 
 def archived_filter(params: Mapping[str, Any]) -> bool | None:
-    """Reads which sessions to list. Returns True for archived sessions only, False for sessions that are not archived,
-    and None for both.
+    """Returns which sessions to list: True for archived sessions only, False for sessions that are not archived, and
+    None for both.
 
     `_meta.crow.archived` is the older way to ask for archived sessions. This member is ignored if `archived` is
     present.
@@ -232,7 +232,7 @@ def new_title(text: str) -> str:
 
 
 def resume_cursor(params: Mapping[str, Any]) -> str | None:
-    """Reads `_meta["acp/cursor"]`, the cursor after which the client has missed updates. Returns None if there is no
+    """Reads `_meta["acp/cursor"]`, the cursor from which the client wants to resume. Returns None if there is no
     cursor.
 
     :raises ArgumentError: the cursor is not a string.
@@ -244,8 +244,8 @@ def resume_cursor(params: Mapping[str, Any]) -> str | None:
 
 
 def wants_full_replay(params: Mapping[str, Any]) -> bool:
-    """Reads `_meta.crow.replay`. Returns whether it is "full". If it is, `session/load` sends whole tool results even
-    in a long session.
+    """Returns whether `_meta.crow.replay` is "full". In that case, `session/load` sends whole tool results even in a
+    long session.
 
     :raises ArgumentError: the value is neither "full" nor "short".
     """
@@ -257,7 +257,9 @@ def wants_full_replay(params: Mapping[str, Any]) -> bool:
 
 def _server(where: str, entry: object) -> McpServer:
     if not isinstance(entry, dict):
-        raise ArgumentError(f"{where} is {describe(entry)}; expected an object with name and command or url.")
+        raise ArgumentError(
+            f'{where} is {describe(entry)}; expected an object with "name" and either "command" or "url".'
+        )
     name = _text(where, entry, "name")
     match entry.get("type"):
         case None | "stdio":
@@ -290,7 +292,9 @@ def _pairs(where: str, entry: Mapping[str, Any], key: str) -> tuple[tuple[str, s
             case {"name": str(name), "value": str(value)}:
                 pairs.append((name, value))
             case _:
-                raise ArgumentError(f"{where}.{key}: expected a list of objects with name and value, both strings.")
+                raise ArgumentError(
+                    f'{where}.{key}: expected a list of objects in which "name" and "value" are strings.'
+                )
     return tuple(pairs)
 
 
@@ -312,12 +316,13 @@ def _existing_directory(name: str, path: object) -> str:
 def _system_prompt(prompt: object) -> dict[str, object]:
     """Reads `systemPrompt` as a change of the session's configuration. Null changes nothing.
 
-    `override` replaces crow's role in the system prompt. `append` adds the text to the end of the system prompt.
+    With the mode `override`, the text replaces crow's role in the system prompt. With the mode `append`, the text is
+    added to the end of the system prompt.
     """
     if prompt is None:
         return {}
     if not isinstance(prompt, dict):
-        raise ArgumentError(f"systemPrompt is {describe(prompt)}; expected an object with mode and content.")
+        raise ArgumentError(f'systemPrompt is {describe(prompt)}; expected an object with "mode" and "content".')
     mode, content = prompt.get("mode"), prompt.get("content")
     if mode not in ("append", "override"):
         raise ArgumentError(f'systemPrompt.mode is {describe(mode)}; expected "append" or "override".')
@@ -337,8 +342,8 @@ def _system_prompt(prompt: object) -> dict[str, object]:
 
 
 def _meta_system_prompt(prompt: object) -> dict[str, object]:
-    """Reads `_meta.systemPrompt`, which some clients send instead of `systemPrompt`. A string means `override`, and
-    `{"append": text}` means `append`."""
+    """Reads `_meta.systemPrompt`, which some clients send instead of `systemPrompt`. A string counts as the mode
+    `override`, and `{"append": text}` counts as the mode `append`."""
     match prompt:
         case None:
             return {}
@@ -351,8 +356,7 @@ def _meta_system_prompt(prompt: object) -> dict[str, object]:
 
 
 def _prompt_config(mode: object, text: str) -> dict[str, object]:
-    """Returns a change of the configuration: it stores `text` for `mode`, and removes the text for the other of the two
-    modes."""
+    """Returns a change of the configuration that stores `text` for `mode` and removes any text for the other mode."""
     appended = mode == "append"
     return {"system_prompt": None if appended else text, "system_prompt_append": text if appended else None}
 

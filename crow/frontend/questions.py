@@ -25,7 +25,8 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
     """Returns the parameters of `session/request_permission`.
 
     The parameters repeat everything about the call, because many clients build their dialog from this request alone. If
-    a call is too large to be shown completely, the user can allow or reject the call only once, not always.
+    a call is too large to be shown completely, the user can only allow or reject this one call, and gets no "always"
+    answers.
     """
     announcement = question.plan.announcement
     call = tool_calls.call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
@@ -55,7 +56,7 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
 def permission_answer(result: object, offered: Collection[str] = PERMISSION_KINDS) -> PermissionAnswer:
     """Reads the answer in the response to `session/request_permission`. Anything unclear counts as a rejection.
 
-    If an "always" answer was not `offered`, it counts as the same answer for "once".
+    An "always" answer that is not in `offered` counts as the same answer for "once".
     """
     match result:
         case {"outcome": {"outcome": "cancelled"}}:
@@ -85,7 +86,7 @@ def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]
 def elicitation_answer(result: object) -> ElicitationAnswer:
     """Reads the answer in the response to `elicitation/create`. Anything unclear counts as `cancel`.
 
-    Values of a type that is not possible in a form are left out.
+    Leaves out values whose type no form field can have.
     """
     match result:
         case {"action": "accept", "content": dict(content)}:

@@ -57,7 +57,7 @@ class GuardedStore(Store, Protocol):
         """Returns the principal's access to a session, or None if the session is unknown or hidden."""
 
     async def require(self, session_id: str, need: Access) -> Access:
-        """Returns the principal's access to a session. It is at least `need`.
+        """Returns the principal's access to a session, which must be at least `need`.
 
         :raises NoSuchSession: the session is unknown or hidden.
         :raises ArgumentError: the principal has less access than `need`.
@@ -69,9 +69,9 @@ class Requester:
     """The user of a connection to a shared host, with this user's rights.
 
     `view` wraps the store, so that it shows only the sessions that this user may see. If `view` is None, the user may
-    see and do everything. `check` raises an error if the user may not open a session with this request. `check_params`
-    raises an error if the user may not send a request with these parameters. It is called before crow uses any path in
-    the parameters.
+    see and do everything. `check` raises an error if the user may not send the given request to open a session.
+    `check_params` gets the method, the parameters and the store, and raises an error if the user may not send these
+    parameters. Crow calls `check_params` before it uses any path in the parameters.
 
     `connection_id` stays the same when the client connects again. It may be empty. With `may_configure`, the user may
     change settings of the whole process, such as endpoints.
@@ -88,8 +88,8 @@ class Requester:
 class OpenSession:
     """A session that a connection has opened, with the client that sends the session's updates over this connection.
 
-    If the user has not worked in the session's directory before, `contents` describes the directory, else it is None.
-    `attachment` is None if the host is not shared.
+    `contents` describes the session's directory if the user has not worked there before, else it is None. `attachment`
+    is None if the host is not shared.
     """
 
     session: Session
@@ -104,13 +104,12 @@ class OpenSession:
             await self.attachment.flushed()
 
     def note_sent(self, message_id: str) -> None:
-        """Remembers that this client has sent the prompt with this id. Does nothing if the host is not shared."""
+        """Remembers that this client sent the prompt with this id. Does nothing if the host is not shared."""
         if self.attachment is not None:
             self.hosted.clients.note_sender(message_id, self.attachment)
 
     def has_sent(self, message_id: str) -> bool:
-        """Whether crow remembers that the client has sent the prompt with this id. Crow does not remember old
-        prompts."""
+        """Whether crow remembers that the client sent the prompt with this id. Crow forgets old prompts."""
         return self.attachment is not None and self.hosted.clients.has_sent(self.attachment.origin, message_id)
 
 
@@ -166,7 +165,7 @@ class OpenSessions:
         return self._view
 
     async def require(self, session_id: object, access: Access) -> None:
-        """Checks that this connection has the access `access` to a session.
+        """Checks that this connection has at least the access `access` to a session.
 
         :raises NoSuchSession: the session is unknown, or the connection may not see it.
         :raises ArgumentError: the connection has less access.
@@ -191,10 +190,11 @@ class OpenSessions:
         return self.opened(session_id).session
 
     def cancel(self, session_id: object) -> None:
-        """Cancels the turn of an open session, or the work of a sub-agent of an open session.
+        """Cancels the turn of an open session, or the work of a sub-agent of an open session. Does nothing to
+        a session that this connection only watches.
 
-        :raises NoSuchSession: no session that this connection has opened has this id, and no running sub-agent of such
-        a session.
+        :raises NoSuchSession: the id belongs neither to a session that this connection has opened nor to a running
+        sub-agent of such a session.
         """
         for opened in self._opened.values():
             if isinstance(session_id, str) and self._may_write(opened) and opened.session.cancel_subagent(session_id):
@@ -286,8 +286,9 @@ class OpenSessions:
         closed again.
 
         If the session is already open in this process, it is closed and opened again, so that the request takes effect.
-        It is not closed if it is busy, if it has a result that could not be stored yet, or if the host is shared and
-        other clients use it.
+        But it stays open if it is busy, or if it has a result that could not be stored yet. On a shared host, it also
+        stays open if this client only watches it, if other clients use it, or if it already has everything that the
+        request asks for.
         """
         self.requester.check(request)
         store, host = await self.store(), self.host
@@ -352,8 +353,9 @@ class OpenSessions:
                 raise
 
     async def _check_missing(self, store: Store, session_id: str, request: OpenRequest) -> None:
-        """Checks a request with a directory that does not exist here. Such a request is valid only if the session's
-        files are on another machine. :raises ArgumentError: the request is not valid."""
+        """Checks a request whose directory does not exist here. The request is valid only if the session's files are on
+        another machine, and if the request does not change the session's directories. :raises ArgumentError: the
+        request is not valid."""
         row = await store.session(session_id)
         is_elsewhere = node_of(row) not in ("", self.host.adapters.node) and self.host.adapters.node
         if not is_elsewhere or (row.cwd, row.additional_directories) != (request.cwd, request.directories):
@@ -383,8 +385,8 @@ class OpenSessions:
         return await self.host.inspect_if_new(store, request, principal=principal)
 
     async def check_again(self) -> None:
-        """Checks this connection's access to each open session again. If the connection may no longer see a session,
-        leaves the session. If the connection may now only read a session, only watches the session from now on."""
+        """Checks this connection's access to each open session again. Leaves a session that the connection may no
+        longer see. If the connection may now only read a session, it only watches the session from now on."""
         for opened in tuple(self._opened.values()):
             access = await self._access(opened.session.id)
             if access is None:
@@ -405,8 +407,8 @@ class OpenSessions:
                 await hosted.session.branch.change(SessionChanges(config=config))
 
     async def close(self, session_id: str) -> None:
-        """Cancels the turn of a session and closes the session. If other clients have opened the session too, only
-        leaves the session.
+        """Cancels the turn of a session and closes the session. If other clients use the session too, or if this
+        connection only watches it, only leaves the session.
 
         :raises NoSuchSession: this connection has not opened the session.
         """
@@ -465,8 +467,8 @@ class OpenSessions:
                 await self.host.change(session_id, SessionChanges(archived=False))
 
     async def set_title(self, session_id: str, title: str) -> None:
-        """Stores a title that the user has chosen. Crow never replaces such a title. :raises NoSuchSession: the session
-        does not exist."""
+        """Stores a title that the user chose. Crow never replaces such a title with its own. :raises NoSuchSession:
+        the session does not exist."""
         store = await self.store()
         await self.require(session_id, "write")
         if session_id in self._opened:
@@ -533,7 +535,8 @@ class OpenSessions:
         draft: Draft | None = None,
         is_watcher: bool = False,
     ) -> OpenSession:
-        """Opens a session in the host and on this connection. This method never waits.
+        """Opens a session in the host and on this connection. The method contains no await, so no other request can
+        run in between.
 
         If another process runs a turn of the session, `draft` is the unfinished answer of that turn, else None.
         """
@@ -609,7 +612,7 @@ class OpenSessions:
         )
 
     def _bind(self, client: SessionClient, session: Session) -> None:
-        """Does nothing. A subclass can connect a new client with its session here."""
+        """Connects a new client with its session. Does nothing here, but a subclass can override it."""
 
     def _drop(self, reason: str) -> None:
         logger.warning("A client is disconnected: %s", reason)
@@ -652,8 +655,8 @@ class OpenSessions:
             return replace(tail, row=row)
 
     def _warn_about_cwd(self, live: OpenSession, request: OpenRequest) -> None:
-        """If the request asks for another directory while the session is busy, tells the user after the response that
-        the session cannot move now."""
+        """Warns the user if the request asks for another directory but the session is busy and cannot move now. Sends
+        the warning after the response."""
         cwd = live.session.branch.row.cwd
         if request.cwd != cwd and live.session.busy:
             title = (
@@ -664,8 +667,8 @@ class OpenSessions:
             self._connection.after_response(lambda: self._tasks.start_soon(live.client.publish, notice))
 
     async def _warn_about_files(self, opened: OpenSession) -> None:
-        """If the session's files are on another machine, tells the user after the response that the session can only be
-        read here."""
+        """Warns the user if the session's files are on another machine and the session can only be read here. Sends the
+        warning after the response."""
         problem = await opened.session.files_elsewhere()
         if problem is not None:
             notice = NoticeShown(severity="warning", title=str(problem))
@@ -725,8 +728,8 @@ def _iso_time(ms: int) -> str:
 def _merge_servers(own: Sequence[McpServer], offered: Sequence[McpServer]) -> tuple[McpServer, ...]:
     """Returns the user's servers, followed by the editor's. A server that is in both lists is included only once.
 
-    If two different servers have the same name, both are included, because the user's rules for one of them must not
-    apply to the other.
+    If two different servers have the same name, both are included. They stay separate, because the user's rules for one
+    of them must not apply to the other.
     """
 
     def identity(server: McpServer) -> tuple[str, ...]:

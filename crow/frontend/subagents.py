@@ -26,12 +26,12 @@ CAPABILITIES: Mapping[str, Any] = {"cancel": {}}
 
 @dataclass(slots=True, kw_only=True)
 class Family:
-    """The sub-agents of the session `session_id` that a replay of the session has found.
+    """The sub-agents that a replay of the session `session_id` has found.
 
-    If the session is itself a sub-agent, and is replayed together with the session that it works for, `parent_id` is
-    the id of that session. The keys of both `tasks` and `answers` are ids of `task` calls. For each call, `tasks`
-    contains the id of the sub-agent that carried it out, and `answers` contains the answer of that sub-agent. The
-    replay of a sub-agent adds to both. `known` contains the ids of the sub-agents that were announced.
+    If the session is itself a sub-agent, and is replayed together with its parent session, `parent_id` is the id of the
+    parent session. The keys of both `tasks` and `answers` are the ids of `task` calls. For each call, `tasks` contains
+    the id of the sub-agent that carried out the call, and `answers` contains that sub-agent's answer. Replaying a
+    sub-agent adds to both. `known` contains the ids of the sub-agents that were announced.
     """
 
     session_id: str
@@ -85,8 +85,8 @@ def _stop(stop: str, detail: str) -> Fields:
 
 
 def message_updates(message: SessionMessage, seen_by: str) -> tuple[Update, ...]:
-    """Returns updates that show a message from one session to another. The updates are for the session `seen_by`, which
-    is one of these two. A long text is split."""
+    """Returns updates that show a message from one session to another. `seen_by` is the session that gets the updates:
+    either the sender or the recipient of the message. A long text is split."""
     other = "recipientMessageId" if seen_by == message.sender else "senderMessageId"
     first, *rest = split_text(limit_text(message.text)) or [""]
     update: Update = {
@@ -118,8 +118,8 @@ def order_of(call: CallRef, arguments: str | None, sender: str, recipient: str) 
 
 
 def answer_of(result: ToolResult, sender: str, recipient: str, later: str | None = None) -> SessionMessage | None:
-    """Returns the sub-agent's answer to a `task` call. The text is the answer in the call's result, or `later` if the
-    result has no answer. Returns None if there is no text."""
+    """Returns a message with the sub-agent's answer to a `task` call. The answer is taken from the call's result, or
+    from `later` if the result has no answer. Returns None if neither has one."""
     text = answer_text(result) or later
     if text is None:
         return None

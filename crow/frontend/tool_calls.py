@@ -22,8 +22,8 @@ from crow.tools import PlannedCall
 Fields: TypeAlias = dict[str, Any]
 
 LINE_BYTES = 1_000_000
-"""The maximum size of a line that crow sends. The limits of the parts of one update add up to less than this. All sizes
-in this module are in bytes of JSON."""
+"""The maximum size of a line that crow sends. The limits for the parts of an update add up to less than this size. All
+sizes in this module are in bytes of JSON."""
 
 _TEXT_BYTES = 50_000
 OUTPUT_BYTES = 100_000
@@ -35,7 +35,7 @@ PART_BYTES = 900_000
 """The size limit of a value that can be neither cut nor split. The limit leaves room for the rest of the line."""
 
 QUESTION_CHARS = 16_000
-"""A question shows at most this many characters of a command, a URL or arguments."""
+"""A permission request shows at most this many characters of a command, of a URL, or of a call's arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ FULL = CallLimits(text=300_000, repeats_output=False)
 
 
 def short_limits(result_bytes: int) -> CallLimits:
-    """Returns the limits of a replay whose stored results were each shortened to about `result_bytes`."""
+    """Returns the limits for a replay in which each stored result was shortened to about `result_bytes`."""
     return CallLimits(
         arguments=max(1_000, 2 * result_bytes),
         raw_output=max(1_000, result_bytes),
@@ -142,8 +142,8 @@ def _escaped(value: object) -> object:
 
 
 def announcement_from(name: str, arguments: str) -> Announcement:
-    """Builds an announcement for a call that was stored without one. The title of the announcement is the command. For
-    a call without a command, it is the tool's name and main argument."""
+    """Builds an announcement for a call that was stored without one. The title is the call's command. If the call has
+    no command, the title is the tool's name and main argument."""
     value = raw_input(arguments)
     texts = {key: item for key, item in value.items() if isinstance(item, str)} if isinstance(value, dict) else {}
     if texts.get("command"):
@@ -234,7 +234,7 @@ ACCESS_WORDS = {
         "It is not confined, because commands cannot be confined here: it can do everything that you can."
     ),
 }
-"""The sentences that tell the user, before the user allows a command, how much the command can do."""
+"""The sentences in a permission request that tell the user what a command can do."""
 
 
 def question_contents(
@@ -346,8 +346,8 @@ def diff_view(diffs: Iterable[Diff], limit: int = _DIFF_BYTES) -> tuple[list[Fie
 
 
 def _fitting_regions(diff: Diff, regions: Sequence[DiffHunk], room: int, limit: int) -> tuple[dict[int, Fields], int]:
-    """Chooses the regions of a diff to show, alternately from the beginning and the end. Together they take at most
-    `room` bytes, which is what is left of `limit`.
+    """Chooses which regions of a diff to show, alternately from the beginning and the end. The chosen regions take at
+    most `room` bytes in total. `room` is the part of `limit` that is still free.
 
     Returns the diffs of the chosen regions by their index, and the number of characters of `regions` that are not
     shown.
@@ -452,8 +452,8 @@ def limit_json(value: object, limit: int) -> object:
 
 
 def _fits(value: object, limit: int) -> bool:
-    """Whether `value` takes at most `limit` bytes of JSON. Encodes the value only if its number of characters does not
-    decide this."""
+    """Whether `value` takes at most `limit` bytes of JSON. Encodes the value only if counting its characters does not
+    settle the question."""
     if isinstance(value, str) and 6 * len(value) + 2 <= limit:
         return True
     if isinstance(value, dict) and _most_bytes(value) <= limit:
@@ -462,8 +462,8 @@ def _fits(value: object, limit: int) -> bool:
 
 
 def _most_bytes(value: dict[str, object]) -> float:
-    """Returns an upper bound of the size of an object, without encoding it. Returns infinity if the object contains
-    other values than texts, null, truth values and small whole numbers."""
+    """Returns an upper bound for the size of an object as JSON, without encoding the object. Returns infinity if a
+    value is not a string, null, a boolean or a small whole number."""
     total = 2
     for key, item in value.items():
         if isinstance(item, str):

@@ -20,8 +20,8 @@ from crow.frontend import frames
 from crow.frontend.frames import FrameError, LineSplitter, Message
 
 Observer: TypeAlias = Callable[[Literal["in", "out"], bytes], None]
-"""A function that is called with every line that crow receives or sends, without the newline, before the line is
-handled. It must not raise an exception."""
+"""A function that crow calls with each line that it receives or sends. The line comes without the newline, and before
+crow handles it. The function must not raise an exception."""
 
 CHUNK_BYTES = 256 * 1024
 
@@ -33,8 +33,8 @@ LINE_OVERHEAD_BYTES = 4096
 too."""
 
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
-"""While the editor does not read crow's output, crow reads about this many bytes of the editor's messages ahead.
-Without reading ahead, crow would not notice the end of stdin."""
+"""While the editor does not read crow's output, crow still reads about this many bytes of input in advance. Otherwise,
+crow would not notice the end of stdin."""
 
 GIVE_UP_S = 0.3
 """If the editor has closed stdin and does not read crow's output, crow waits this many seconds for the editor to read,
@@ -120,7 +120,7 @@ class Wire:
     def encode(self, message: Message) -> bytes:
         """Returns `message` as a line.
 
-        :raises TypeError: a request or notification has a value that JSON does not have.
+        :raises TypeError: a request or notification contains a value that JSON cannot represent.
         :raises RecursionError: a request or notification is nested too deeply.
         """
         if "method" in message and "id" in message:
@@ -138,8 +138,8 @@ class Wire:
         return line
 
     def decode(self, line: bytes | FrameError) -> Message | FrameError | None:
-        """Returns the message in `line`. If the line is invalid, returns the error with which to answer it. Returns
-        None if there is nothing to handle."""
+        """Returns the message in `line`. If the line is invalid, returns the error to send as the answer. Returns None
+        if there is nothing to handle."""
         if isinstance(line, bytes):
             self._observe("in", line)
         message = frames.parse(line) if isinstance(line, bytes) else line
@@ -257,9 +257,10 @@ class StdioTransport:
         await self._sink.close()
 
     async def _read_while_behind(self) -> bytes | None:
-        """Waits until the editor reads again.
+        """Waits until the editor reads crow's output again or new input arrives. Returns the new input, or None if
+        there is none.
 
-        While it waits, reads a limited amount of input ahead, to notice the end of stdin.
+        Crow reads ahead to notice the end of stdin, but only up to a limit.
         """
         caught_up = self._sink.caught_up()
         if self._at_end:

@@ -55,8 +55,8 @@ PLAN_ID = "plan"
 """The id of a session's plan. A session has at most one plan."""
 
 PROGRESS_CHARS = 8_000
-"""If a running command has no terminal in the client, the last characters of its output are shown, at most this
-many."""
+"""If a running command has no terminal in the client, crow shows at most this many characters from the end of its
+output."""
 
 
 @dataclass(slots=True)
@@ -64,8 +64,8 @@ class _OpenCall:
     """An announced call that has not ended.
 
     `in_terminal` is the output that was sent to the client's terminal, or None if the call has no terminal. `content`
-    is the content that the client shows. If a sub-agent that the client knows carries out the call, `subagent` is the
-    id of that sub-agent, else it is empty.
+    is the content that the client shows. `subagent` is the id of the sub-agent that carries out the call. It is empty
+    if there is no such sub-agent, or if the client does not know the sub-agent.
     """
 
     announcement: Announcement
@@ -171,7 +171,7 @@ class LiveUpdates:
     def catch_up(
         self, *, ended: Iterable[CallRef] = (), shown: Collection[str] = (), cursor: Cursor | None = None
     ) -> tuple[Update, ...]:
-        """Returns updates with the unfinished message and calls, for a client that has just got the stored history.
+        """Returns updates with the unfinished message and calls, for a client that just received the stored history.
 
         Leaves out the calls in `ended`, which have ended in that history. Leaves out the message if `shown` contains
         its id. With `cursor`, also leaves out the text and the output that the client was sent before the cursor.
@@ -194,8 +194,8 @@ class LiveUpdates:
         return tuple(updates)
 
     def ended_elsewhere(self, call: CallRef, result: ToolResult | None) -> tuple[Update, ...]:
-        """Returns updates that end a call. The client still shows the call as running, but the call has ended, and its
-        entry is not in the session's own log."""
+        """Returns updates that end a call that the client still shows as running. The call has ended, but its result is
+        not in the session's own log."""
         if result is not None:
             return _finished_call(result, by_id=self._caps.plans)
         return (_call_update(call, _ended_status(self._caps)),)
@@ -350,10 +350,10 @@ class LiveUpdates:
 
 
 class ReplayLimits:
-    """The limits for the parts of each call in a replay. A longer history has lower limits.
+    """The limits for the parts of each call in a replay. The longer the history, the lower the limits.
 
-    If several histories are replayed one after the other, such as those of sub-agents, the length is that of all
-    histories so far. `is_full` means that the client asked for whole results.
+    If several histories are replayed one after the other, such as those of sub-agents, the total length of all
+    histories so far counts. `is_full` means that the client asked for whole results.
     """
 
     def __init__(self, *, is_full: bool = False) -> None:
@@ -364,9 +364,9 @@ class ReplayLimits:
         """The limit for the answer of a slash command, in bytes."""
 
     def result_bytes(self, entries: int) -> int | None:
-        """Sets the limits for the next history, which has this many entries.
+        """Sets the limits for the next history. `entries` is the number of entries in that history.
 
-        Returns how many bytes of each tool result to read at most, or None to read whole results.
+        Returns the maximum number of bytes to read of each tool result, or None to read whole results.
         """
         self._entries += entries
         most = REPLAY_RESULTS_BYTES * 3 // max(1, self._entries)  # about every third entry is a result
@@ -549,8 +549,8 @@ def command_updates(message_id: str, text: str) -> tuple[Update, ...]:
 def plan_updates(items: Sequence[PlanItem] | None, *, by_id: bool = False) -> tuple[Update, ...]:
     """Returns updates with the complete plan, or no updates if `items` is None.
 
-    `by_id` means that the client supports the protocol's unstable updates for plans with ids. The client is then sent
-    those updates, one of which tells it that the plan has become empty.
+    With `by_id`, returns the protocol's unstable updates for plans with ids, which only some clients support. If the
+    plan has become empty, the unstable update says so.
     """
     if items is None:
         return ()
@@ -600,8 +600,8 @@ def _text_updates(message_id: str, text: str) -> tuple[Update, ...]:
 
 
 def _remark_updates(message_id: str, words: str) -> tuple[Update, ...]:
-    """Returns updates with a remark by crow. Even a client that joins all chunks shows the remark as a paragraph of its
-    own.
+    """Returns updates with a remark by crow. The remark ends with an empty line, so that even a client that joins all
+    chunks shows the remark as a paragraph of its own.
 
     The remark may quote hostile text, so hidden characters are escaped.
     """

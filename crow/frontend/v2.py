@@ -158,7 +158,7 @@ class SessionClientV2(SessionClient):
             self._state = state_after(ends[-1])
 
     def note_last_turn(self, state: Mapping[str, Any]) -> None:
-        """If it is not known how the last turn of the session ended, takes this from `state`."""
+        """Takes from `state` how the last turn of the session ended, unless this is already known."""
         if self._state is IDLE and (stop := state.get("stopReason", "error")) != "error":
             self._state = IDLE | {"stopReason": stop}
 
@@ -177,8 +177,8 @@ class SessionClientV2(SessionClient):
         await self._show_whether_blocked()
 
     async def _request(self, method: str, params: dict[str, Any]) -> Any:
-        """Sends a question for the user. Until the answer arrives, the state of the session is `requires_action`, if no
-        other calls are running."""
+        """Sends a question for the user, and returns the answer. While the question is open and no other calls are
+        running, the state of the session is `requires_action`."""
         call_id = params.get("toolCallId", "")
         if method == "session/request_permission":
             call_id, params = params["toolCall"]["toolCallId"], permission_params(params)
@@ -221,8 +221,8 @@ class SessionClientV2(SessionClient):
             await self._show(state)
 
     def _is_blocked(self) -> bool:
-        """Whether the turn cannot continue before the user has answered. A question from a sub-agent blocks the `task`
-        call that the sub-agent carries out."""
+        """Whether the turn cannot continue until the user answers. A question from a sub-agent blocks the `task` call
+        that the sub-agent carries out."""
         working = self._running_calls - self._questions.keys()
         tasks = {call_id for call_id in working if self._names.get(call_id) == "task"}
         own = self.session.running_calls  # a question about a call that is not in here comes from a sub-agent
@@ -230,8 +230,8 @@ class SessionClientV2(SessionClient):
         return bool(self._questions) and working == tasks and len(tasks) <= asked_by_subagents
 
     def _with_capabilities(self, update: Update) -> Update:
-        """If an update changes whether the client may cancel the call, adds this to the update. Also notes which calls
-        are running."""
+        """Returns `update`. If the update changes whether the client may cancel the call, the returned update says so.
+        Also notes which calls are running."""
         call_id, status = update["toolCallId"], update.get("status")
         if status in FINAL_STATUSES:
             self._running_calls.discard(call_id)
@@ -268,7 +268,7 @@ class VersionedSessions(OpenSessions):
 
     async def find_to_cancel(self, session_id: object) -> Session | None:
         """Returns the open session with this id. Returns None if there is no such session, or if this client may not
-        cancel the prompts of other clients in the session."""
+        cancel prompts in it."""
         opened = self._opened.get(session_id) if isinstance(session_id, str) else None
         if opened is None or not self._may_write(opened):
             return None
@@ -526,7 +526,7 @@ def revoke_waiting(session: Session | None) -> None:
 
 
 async def drop(session: Session, prompt: PendingPrompt) -> None:
-    """Removes a prompt from the inbox. Must be called if the client that has sent the prompt gets an error."""
+    """Removes a prompt from the inbox. Must be called if the client that sent the prompt gets an error."""
     try:
         await session.adapters.store.drop_prompt(session.id, prompt.message_id)
     except StoreError as error:
@@ -588,8 +588,8 @@ def wants_replay(params: Mapping[str, Any]) -> bool:
 
 
 def object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Returns the parameter `key`, which must be an object. :raises ArgumentError: the parameter is missing or no
-    object."""
+    """Returns the parameter `key`, which must be an object. :raises ArgumentError: the parameter is missing or is not
+    an object."""
     value = params.get(key)
     if not isinstance(value, dict):
         raise ArgumentError(f"{key} is {describe(value)}; expected an object.")
@@ -597,7 +597,7 @@ def object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def text_in(params: Mapping[str, Any], key: str, where: str = "") -> str:
-    """Returns the parameter `key`, which must be a string. :raises ArgumentError: the parameter is missing or no
+    """Returns the parameter `key`, which must be a string. :raises ArgumentError: the parameter is missing or is not a
     string."""
     value = params.get(key)
     if not isinstance(value, str):

@@ -48,8 +48,8 @@ class Wording:
         self._replayed.clear()
 
     def updates(self, update: Update) -> Iterator[Update]:
-        """Yields the updates of version 2 that replace `update`. Yields none if version 2 sends the content of `update`
-        elsewhere."""
+        """Yields the updates of version 2 that replace `update`. Yields nothing if version 2 sends the content of
+        `update` elsewhere."""
         match update["sessionUpdate"]:
             case "user_message_chunk" | "agent_message_chunk" | "agent_thought_chunk" as kind:
                 yield self._chunk(kind, update)

@@ -21,8 +21,8 @@ from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, FileStat, OnOutput, SandboxStatus, Workspace
 
 SILENCE_S = 2.0
-"""While a write request has no response, crow checks the file on disk every so many seconds, because some editors write
-the file and never respond."""
+"""While the editor has not responded to a write request, crow checks the file on disk each time this many seconds have
+passed, because some editors write the file and never respond."""
 
 POLL_S = 0.3
 OUTPUT_BYTES = 1_000_000
@@ -39,8 +39,8 @@ _REFUSAL = re.compile(
 class EditorRequests:
     """Sends the requests of one session to the editor.
 
-    `answer_s` is the time limit for a response, in seconds. While a write request has no response, crow checks the file
-    on disk every `silence_s` seconds.
+    `answer_s` is the time limit for a response, in seconds. While the editor has not responded to a write request, crow
+    checks the file on disk every `silence_s` seconds.
     """
 
     def __init__(self, session_id: str, request: SendRequest, *, answer_s: float, silence_s: float = SILENCE_S) -> None:
@@ -59,7 +59,8 @@ class EditorRequests:
 
 
 class DiskBackedWorkspace:
-    """The methods of a :class:`crow.tools.Workspace` that no editor serves. All of these methods come from `disk`."""
+    """The methods of a :class:`crow.tools.Workspace` for which no editor is used. All of these methods come from
+    `disk`."""
 
     def __init__(self, disk: Workspace) -> None:
         self.disk = disk
@@ -85,9 +86,9 @@ class EditorWorkspace(DiskBackedWorkspace):
 
     Only a file that exists on disk can be read. If the editor's response looks wrong, the text on disk is used instead.
 
-    Only the editor writes text, except for text that does not fit into one line of the protocol. If the editor refuses
-    a write, the text is not written to the disk either. After a write, the file is read again, because some editors
-    format text when they save it, and some report success without writing.
+    The editor writes all text that fits into one line of the protocol, and `disk` writes longer text. If the editor
+    refuses a write, crow does not write the text to the disk either. After a write, crow reads the file again, because
+    some editors format text when they save it, and some report success without writing.
 
     If `hidden` is None, `disk` runs the commands. Otherwise they run in the editor's terminals, without the environment
     variables that `hidden` names.
@@ -143,8 +144,8 @@ class EditorWorkspace(DiskBackedWorkspace):
     async def restore(self, path: Path, content: bytes | None) -> None:
         """See :class:`crow.tools.Workspace`.
 
-        Text is first written through the editor, so that an open buffer shows the text. If the file on disk differs
-        after that, the content is written to the disk.
+        Text is first written through the editor, so that an open buffer shows the text. If the file on disk still does
+        not contain `content` after that, `disk` restores it.
         """
         with suppress(UnicodeDecodeError):
             if content is not None:
@@ -223,8 +224,8 @@ class EditorWorkspace(DiskBackedWorkspace):
         """Returns the text of the file after a write.
 
         Usually this is the text on disk. If the editor has formatted the text or has not saved it yet, it is the text
-        in the editor's buffer. If neither disk nor buffer has changed, the editor has not written anything. In this
-        case, this method writes the text to the disk.
+        in the editor's buffer. If neither the file on disk nor the buffer has changed, the editor did not write
+        anything. In this case, this method writes the text to the disk.
         """
         saved = await self._saved(path)
         if saved == f"{text}\n" and text.endswith("\n"):
@@ -249,8 +250,8 @@ class EditorWorkspace(DiskBackedWorkspace):
         return None
 
     async def _buffer(self, path: Path) -> str | None:
-        """Returns the text in the editor's buffer, or None if the editor does not return it. The text on disk must then
-        be used.
+        """Returns the text in the editor's buffer. If the editor does not return the text, returns None, and
+        the caller must use the text on disk.
 
         :raises PermissionError: the editor did not allow reading the file.
         """
@@ -276,8 +277,8 @@ class EditorWorkspace(DiskBackedWorkspace):
 class SharedWorkspace(DiskBackedWorkspace):
     """The workspace of a session that several clients may use.
 
-    While the prompt of a client runs, that client's editor serves files and runs commands, as far as it supports this.
-    If no such client is connected, `disk` does both.
+    While a client's prompt runs, that client's editor serves files and runs commands, as far as the editor supports it.
+    `disk` does the rest. If that client is not connected, `disk` does everything.
     """
 
     def __init__(self, disk: Workspace) -> None:
@@ -340,8 +341,8 @@ class SharedWorkspace(DiskBackedWorkspace):
         on_output: OnOutput,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
     ) -> tuple[int | None, str]:
-        """See :class:`crow.tools.Workspace`. If a client's terminal cannot run a command that was allowed there, `disk`
-        does not run the command instead."""
+        """See :class:`crow.tools.Workspace`. If a command was allowed in the editor's terminal but cannot run there,
+        `disk` does not run the command instead."""
         return await self._current.run(
             command, access=access, timeout_s=timeout_s, on_output=on_output, excluded=excluded
         )
@@ -380,8 +381,8 @@ def _make_directories(directory: Path) -> list[Path]:
 
 
 class EditorTerminals:
-    """Runs the commands of one session in terminals of the editor. Each command gets a terminal of its own, which is
-    released after the command.
+    """Runs the commands of one session in terminals of the editor. Each command gets its own terminal, which is
+    released after the command has ended.
 
     The environment variables that `hidden` names are set to an empty string, because the editor's own environment may
     contain them.
@@ -417,7 +418,7 @@ class EditorTerminals:
         return bool(self._leftovers)
 
     async def reap(self) -> None:
-        """Kills the cancelled commands and releases their terminals. Stops after a limited time."""
+        """Kills the cancelled commands and releases their terminals. Gives up after `REAP_S` seconds."""
         leftovers, self._leftovers = self._leftovers, []
         with anyio.move_on_after(REAP_S):
             for terminal in leftovers:
@@ -443,7 +444,7 @@ class EditorTerminals:
             case {"terminalId": str(terminal)}:
                 return terminal
             case _:
-                raise PermissionError("The editor opened no terminal; the command was not run.")
+                raise PermissionError("The editor did not open a terminal; the command was not run.")
 
     async def _wait(self, terminal: str, on_output: OnOutput) -> Any:
         """Shows the output until the command ends. Returns the exit status, or None if the editor reports none."""
@@ -484,8 +485,8 @@ class EditorTerminals:
 
 
 def exit_code(status: Any) -> int:
-    """Returns the exit code from an exit status. For a signal, it is the negative number of the signal. If the status
-    has neither a code nor a signal, it is -1."""
+    """Returns the exit code from the editor's exit status. If a signal ended the command, this is the negative number
+    of the signal. If the status has neither a code nor a signal, this is -1."""
     match status:
         case {"exitCode": int(code)}:
             return code

@@ -101,11 +101,11 @@ def test_unknown_members_and_invalid_annotations_are_ignored() -> None:
         ([{"type": "image", "data": PNG}], "prompt[0].mimeType is missing or null; expected a string."),
         (
             [{"type": "resource", "resource": []}],
-            "prompt[0].resource is a list; expected an object with uri and text or blob.",
+            'prompt[0].resource is a list; expected an object with "uri" and either "text" or "blob".',
         ),
         (
             [{"type": "resource", "resource": {"uri": "u"}}],
-            "prompt[0].resource has neither text nor blob; expected one of them as a string.",
+            'prompt[0].resource has neither "text" nor "blob"; expected one of them as a string.',
         ),
         ([{"type": "resource_link", "name": "n"}], "prompt[0].uri is missing or null; expected a string."),
         ([], "The prompt is empty; send at least one content block with some text."),

@@ -63,15 +63,15 @@ def test_valid_choices_give_the_value_to_store() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("mode", "yolo", 'No mode "yolo"; choose one of ask, accept-edits, plan, auto.'),
-        ("mode", True, "No mode true; choose one of ask, accept-edits, plan, auto."),
-        ("model", "c", 'No model "c"; choose one of b, a.'),
-        ("thought_level", "huge", 'No thought level "huge"; choose one of default, off, low, medium, high.'),
+        ("mode", "yolo", 'There is no mode "yolo"; choose one of ask, accept-edits, plan, auto.'),
+        ("mode", True, "There is no mode true; choose one of ask, accept-edits, plan, auto."),
+        ("model", "c", 'There is no model "c"; choose one of b, a.'),
+        ("thought_level", "huge", 'There is no thought level "huge"; choose one of default, off, low, medium, high.'),
         ("auto_compact", "no", 'auto_compact is "no"; expected true or false.'),
         (
             "effort",
             "high",
-            'No config option "effort"; the options are mode, model, thought_level and auto_compact.',
+            'There is no config option "effort"; the options are mode, model, thought_level and auto_compact.',
         ),
     ],
 )

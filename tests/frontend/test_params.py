@@ -73,13 +73,13 @@ def test_servers_are_read_with_and_without_optional_members() -> None:
     ("given", "words"),
     [
         ({}, "mcpServers is an object; expected a list of servers."),
-        (["x"], 'mcpServers[0] is "x"; expected an object with name and command or url.'),
+        (["x"], 'mcpServers[0] is "x"; expected an object with "name" and either "command" or "url".'),
         ([{"command": "x"}], "mcpServers[0].name: expected a string that is not empty."),
         ([{"name": "a"}], "mcpServers[0].command: expected a string that is not empty."),
         ([{"name": "a", "command": "x", "args": "y"}], "mcpServers[0].args (a): expected a list of strings."),
         (
             [{"name": "a", "command": "x", "env": {"TOKEN": "secret"}}],
-            "mcpServers[0].env: expected a list of objects with name and value, both strings.",
+            'mcpServers[0].env: expected a list of objects in which "name" and "value" are strings.',
         ),
         ([{"type": "ws", "name": "a"}], 'mcpServers[0].type (a) is "ws"; expected stdio, http or sse.'),
         (

@@ -72,7 +72,7 @@ async def test_a_command_that_takes_too_long_is_killed_if_the_editor_can() -> No
             RequestError(-32603, "Internal error", {"details": "Permission denied"}),
             "run the command: Permission denied",
         ),
-        ({"terminalId": None}, "opened no terminal"),
+        ({"terminalId": None}, "did not open a terminal"),
         (ConnectionError("gone"), "gone"),
     ],
 )

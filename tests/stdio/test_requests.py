@@ -352,8 +352,8 @@ PICTURE = {"type": "image", "data": "", "mimeType": "image/png"}
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ("Be brief.", 'systemPrompt is "Be brief."; expected an object with mode and content.'),
-        ([], "systemPrompt is a list; expected an object with mode and content."),
+        ("Be brief.", 'systemPrompt is "Be brief."; expected an object with "mode" and "content".'),
+        ([], 'systemPrompt is a list; expected an object with "mode" and "content".'),
         ({"content": []}, 'systemPrompt.mode is missing or null; expected "append" or "override".'),
         (instructions("prepend", "a"), 'systemPrompt.mode is "prepend"; expected "append" or "override".'),
         (instructions("_mine", "a"), 'systemPrompt.mode is "_mine"; expected "append" or "override".'),
