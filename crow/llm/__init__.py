@@ -113,8 +113,8 @@ class Stream(Protocol):
         """Return what was yielded so far, without tool calls. Its `finish` is `interrupted`."""
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """Return the attempts that the endpoint accepted, in order. The last one may still be running, or may be the
-        one that gave the answer."""
+        """Return the attempts that the endpoint accepted, in order. The last attempt may still be running. If the
+        request has succeeded, the last attempt gave the answer."""
 
 
 class Model(Protocol):
@@ -132,8 +132,8 @@ class Model(Protocol):
         """
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[Stream]:
-        """Return a context manager with the stream of `request`. When the context ends, also by cancellation, the
-        connection is closed at once."""
+        """Return a context manager with the stream of `request`. The connection is closed as soon as the context ends,
+        even if it ends because of a cancellation."""
 
     async def close(self) -> None:
         """Close the connections within a limited time. `close` may be called more than once."""
@@ -151,8 +151,8 @@ class EndpointMemory(Protocol):
 
 
 def cost_of(usage: Usage | None, info: ModelInfo) -> float | None:
-    """Return the price of one request in USD, or None if usage or prices are unknown. Tokens that were read from the
-    provider's cache or written to it cost as much as other input if they have no price of their own."""
+    """Return the price of one request in USD, or None if the usage or the prices are unknown. If tokens read from the
+    provider's cache or written to it have no price of their own, they cost as much as other input."""
     if usage is None or info.input_price is None or info.output_price is None:
         return None
     cached, written = usage.cached_tokens or 0, usage.cache_write_tokens or 0

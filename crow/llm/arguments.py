@@ -35,8 +35,8 @@ class InvalidArguments(ValueError):
 
 
 def read_arguments(pieces: list[str], schema: JsonObject | None) -> list[dict[str, object]]:
-    """Return a list with one object: the arguments of a call. If the arguments of several calls ran together and each
-    object fits `schema`, the list has all these objects.
+    """Return a list with one object, which contains the arguments of the call. If the text contains the arguments of
+    several calls in a row and each object fits `schema`, return all these objects.
 
     `schema` is the schema of the called tool, or None if no such tool is offered.
 
@@ -81,15 +81,17 @@ def begins_object(text: str) -> bool:
 
 
 def is_whole(pieces: list[str]) -> bool:
-    """Whether the pieces so far form one complete object. No further text can belong to such an object."""
+    """Whether the pieces so far form one complete object, so that no further text can belong to it."""
     return bool(pieces) and pieces[-1].rstrip().endswith("}") and isinstance(_decoded("".join(pieces)), dict)
 
 
 def fits(arguments: Mapping[str, object], schema: JsonObject | None) -> bool:
-    """Whether the object can be meant for a tool: it has no unknown member, and no required member is missing.
+    """Whether the object can contain the arguments of a tool: it has no unknown member, and no required member is
+    missing.
 
-    Only the names of members are compared. Importing `jsonschema` would delay the first answer by 80 ms. Besides, that
-    package matches patterns from a server's schema against text from a model, and such a match may take extremely long.
+    Only the names of members are compared. Importing `jsonschema` would delay the first answer by 80 ms. Also,
+    `jsonschema` would match text from a model against patterns from a server's schema, and this may take extremely
+    long.
     """
     properties = schema.get("properties") if schema is not None else None
     if schema is None or not isinstance(properties, Mapping):
@@ -108,9 +110,9 @@ def _decoded(text: str) -> object:
 
 
 def _objects_in(text: str) -> list[dict[str, object]]:
-    """Return the objects in `text`, at least one.
+    """Return the objects in `text`. There is at least one.
 
-    :raises InvalidArguments: `text` contains no object, or anything besides objects.
+    :raises InvalidArguments: `text` contains no object, or contains something other than objects.
     :raises RecursionError: the objects are nested too deeply.
     """
     try:
@@ -170,8 +172,8 @@ def _describe(error: ValueError, text: str) -> str:
 
 
 def _last_snapshot(pieces: list[str]) -> dict[str, object] | None:
-    """Return the object in the last piece if each piece starts with the whole piece before it, else None. Such pieces
-    are snapshots of the growing arguments, not additions to them."""
+    """If the pieces are snapshots of the growing arguments, return the object in the last piece, else None. Pieces are
+    snapshots if each piece starts with the whole piece before it."""
     spoken = [piece for piece in pieces if piece]
     if len(spoken) < 2 or not begins_object(spoken[0]):
         return None
@@ -182,8 +184,8 @@ def _last_snapshot(pieces: list[str]) -> dict[str, object] | None:
 
 
 def _unwrapped(arguments: dict[str, object], schema: JsonObject | None) -> dict[str, object]:
-    """Return the inner object of `{"name": ..., "arguments": {...}}` if the inner object can be meant for the tool and
-    the outer one cannot. Otherwise return `arguments`."""
+    """If `arguments` has the form `{"name": ..., "arguments": {...}}`, return the inner object, provided that the inner
+    object fits the tool and the outer object does not. Otherwise return `arguments`."""
     inner = arguments.get("arguments", arguments.get("parameters"))
     if not isinstance(inner, dict) or not arguments.keys() <= {"name", "arguments", "parameters"}:
         return arguments
@@ -191,7 +193,8 @@ def _unwrapped(arguments: dict[str, object], schema: JsonObject | None) -> dict[
 
 
 def _with_decoded_members(arguments: dict[str, object], schema: JsonObject | None) -> dict[str, object]:
-    """Decode each member that is a string with JSON although the schema allows only a list or only an object."""
+    """If the schema allows only lists or only objects for a member, and the member is a string that contains such a
+    value as JSON, decode the string."""
     properties = schema.get("properties") if schema is not None else None
     if not isinstance(properties, Mapping):
         return arguments

@@ -65,15 +65,15 @@ _CONNECT_ERRORS = (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream)
 """Errors that a failed connection raises. The HTTP client does not wrap all of them in its own error types."""
 
 _NO_KEY = "none"
-"""The key for endpoints that need none. The client library requires a key."""
+"""A placeholder for endpoints that need no key, because the client library requires one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Client:
     """The client of an endpoint.
 
-    `template` is a request without a body. Each request is built from it, because merging all headers again would take
-    0.1 ms.
+    `template` is a request without a body. Each request is built from this template, because merging all headers again
+    would take 0.1 ms.
     """
 
     api: openai.AsyncOpenAI
@@ -82,10 +82,10 @@ class _Client:
 
 
 class ChatCompletions:
-    """One model at one endpoint; see :class:`crow.llm.Model`. Sessions share this object. The connection is made with
-    the first request.
+    """One model at one endpoint; see :class:`crow.llm.Model`. Sessions share this object. It connects to the endpoint
+    when the first request is sent.
 
-    `learned` contains the facts that `memory` has already stored.
+    `learned` contains the facts that are already stored in `memory`.
     """
 
     def __init__(
@@ -228,8 +228,8 @@ class ChatCompletions:
         return isinstance(error, errors.BadRequest) and form.revert(body.searched)
 
     async def accept(self, request: Request, form: RequestForm) -> None:
-        """Learn which parts of requests the endpoint refuses or accepts, from a request that it accepted in this
-        form."""
+        """Record that the endpoint accepted `request` in this form. This shows which parts of requests it refuses or
+        accepts."""
 
         def shows(part: str) -> bool:
             sent, without = form.dialect, form.dialect_without(part)
@@ -392,7 +392,7 @@ class ChatTransport:
 
 
 async def _read_start(response: httpx2.Response, timeout_s: float) -> bytes:
-    """Read the start of an HTTP error's body. Stop after `_MAX_ERROR_BYTES` or `timeout_s`."""
+    """Read the start of an HTTP error's body. Stop after `_MAX_ERROR_BYTES` bytes or `timeout_s` seconds."""
     body = bytearray()
     with anyio.move_on_after(timeout_s):
         async with aclosing(response.aiter_bytes()) as pieces:
@@ -414,7 +414,7 @@ def _certificates(file: str) -> ssl.SSLContext:
     except OSError as error:
         reason = error.strerror or str(error)
         raise errors.ConfigError(
-            f"The CA file {file} cannot be used: {reason}. Name a file of PEM certificates."
+            f"The CA file {file} cannot be used: {reason}. Use a file that contains PEM certificates."
         ) from error
     return context
 
@@ -436,8 +436,8 @@ class _HttpBody:
         self._reader = asyncio.create_task(self._read_all())
 
     async def read(self) -> bytes:
-        """Wait for at least one byte, and return all bytes that have arrived since the last call. At the end, return
-        no bytes."""
+        """Wait for at least one byte, and return all bytes that have arrived since the last call. At the end of the
+        body, return `b""`."""
         while not self._arrived and not self._reader.done():
             self._has_news.clear()
             await self._has_news.wait()

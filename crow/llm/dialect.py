@@ -7,15 +7,16 @@ from typing import Any, Literal, TypeAlias
 
 LimitField: TypeAlias = Literal["max_tokens", "max_completion_tokens"]
 Thinking: TypeAlias = Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"]
-"""How a request states the thought level: in the member `reasoning_effort`, `reasoning`, `thinking.type` (alone or with
-an effort), or `enable_thinking`."""
+"""How a request states the thought level. `effort`: in the member `reasoning_effort`. `reasoning`: in the member of
+this name. `switch`: in `thinking.type`. `switch_effort`: in `thinking.type` and `reasoning_effort`. `enable_thinking`:
+in the member of this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """The form of requests to one endpoint: their parts, and how these are written. A dialect starts as configured.
-    When the endpoint rejects a part of a request by name, the dialect changes. `refused` lists the names of the
-    rejected parts, oldest first.
+    """The form of requests to one endpoint: which parts requests have, and how these parts are written. A dialect
+    starts as configured. When the endpoint rejects a part of a request by name, the dialect changes. `refused` lists
+    the names of the rejected parts, oldest first.
 
     `limit_field` is the name of the member that limits the output. `usage_option` means that
     `stream_options.include_usage` is sent. If `parallel_calls` is None, the endpoint decides whether the model may make
@@ -23,9 +24,9 @@ class Dialect:
     sent as several messages with one call each. `empty_content` is the content of a message that has calls but no text.
     If `reasoning` is `own`, each thought is sent back in the field that it came in. If `reasoning` is `always`,
     messages without a thought also contain this field, with an empty text, because some endpoints require it. If
-    `cache` is `key`, the endpoint caches by a key; if it is `marker`, only where a marker asks for caching. `thinking`
-    is the member that takes the thought level, or None to send no level. If `streams` is False, the answer comes in one
-    piece.
+    `cache` is `key`, requests contain a cache key. If `cache` is `marker`, requests ask for caching with a marker if
+    the model needs one. `thinking` says how requests state the thought level. If `thinking` is None, they do not state
+    it. If `streams` is False, the answer comes in one piece.
     """
 
     limit_field: LimitField | None = "max_tokens"

@@ -28,10 +28,10 @@ _CACHES_ON_REQUEST = re.compile(r"claude|anthropic", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A message in the form that is sent. `images` are the images of a tool result. They are sent in a user message
-    after this result and the results that directly follow it. If an endpoint accepts only one call per message, `calls`
-    contains a message for each call after the first. Each of these messages is inserted before the result of its
-    call."""
+    """A message in the form in which it is sent. `images` are the images of a tool result. They are sent in a user
+    message after this result and the results that directly follow it. If an endpoint accepts only one call per message,
+    `calls` contains a message for each call after the first. Each of these messages is inserted before the result of
+    its call."""
 
     message: domain.Message
     sent: bytes
@@ -61,8 +61,8 @@ class Encoder:
         extra: Mapping[str, object] | None = None,
     ) -> bytes:
         """Return the request body. `endpoint` names the receiver: opaque members of an answer are sent back only to the
-        endpoint that they came from. `limit` is the output limit in tokens; None sends no limit. Members of `extra`
-        replace crow's own members of the same name."""
+        endpoint that they came from. `limit` is the output limit in tokens, or None to send no limit. Members of
+        `extra` replace crow's own members of the same name, except those in `_FIXED_MEMBERS`."""
         if self._for != (dialect, endpoint):
             self._for = (dialect, endpoint)
             self._messages, self._encoded = (), []

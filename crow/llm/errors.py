@@ -1,7 +1,7 @@
 """Turns an error that an endpoint reports into one of crow's errors.
 
 Endpoints put the text of an error in different places of a body or event. `ErrorBody` holds the status, code and text
-of an error. These decide which of crow's errors is raised. The first line that applies counts:
+of an error. From these three, crow chooses the error to raise. The first line of this table that applies decides:
 
     402, or no credit or quota left ........................ QuotaExceeded
     429, or too many requests .............................. RateLimited
@@ -10,8 +10,8 @@ of an error. These decide which of crow's errors is raised. The first line that 
     401, 403, or a refused key ............................. AuthError
     an unknown model ....................................... ModelNotFound
     404, 405 without a better reason ....................... BadRequest (a wrong base URL)
-    5xx and the like, or an error event without a reason ... Overloaded (but not if tools need a flag)
-    below 400 .............................................. ProtocolError
+    5xx and the like, or an error event without a reason ... Overloaded (BadRequest if tools need a flag)
+    a status below 400 ..................................... ProtocolError
     anything else .......................................... BadRequest
 
 Rate limits are checked before overflow, because messages about rate limits may mention tokens too. The provider's own
@@ -37,8 +37,8 @@ _SHOWN_CHARS = 1000
 _SEARCHED_CHARS = 20_000
 _TRANSIENT_STATUS = frozenset({408, 409, 425, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 _MIN_WINDOW = 256
-"""Context windows are larger than this. A smaller number in a message is something else, such as a status or a
-position."""
+"""Every context window has at least this many tokens. A smaller number in a message is something else, such as a status
+or a position."""
 
 _NUMBER = r"\d[\d,_]*(?:\.\d+)?[km]?\b"
 _AMOUNT = r"\d++(?:\.\d++)?\s*+(?:milliseconds?|minutes?|mins?|seconds?|secs?|hours?|days?|ms|[smhd])?(?![a-z])"
@@ -118,9 +118,9 @@ span
 
 A message that matches "overflow" reports an overflow. A message also reports an overflow if it contains a number of
 tokens and matches "window", "request" and "too much", but not "too little". A message that matches "not overflow" never
-reports an overflow, whatever else it matches. Some such messages list "possible causes", because the server does not
-know whether a parameter is bad or the request is too long. Others are about the output limit, or about the name or
-description of a tool.
+reports an overflow, whatever else it matches. Some messages of this kind list "possible causes", because the server
+does not know whether a parameter is bad or the request is too long. Others are about the output limit, or about the
+name or description of a tool.
 
 A message that matches "unclear overflow" may report an overflow. A number directly after a match of "code before" may
 be an error code.
@@ -139,8 +139,8 @@ _NUMBERED = tuple(
         r"range of input length should be \[\d+,\s*LIMIT",
     )
 )
-"""Patterns for messages in which the words before a number do not tell whether it is the limit or the size. Both are in
-tokens."""
+"""Patterns for messages that state a limit or a size in tokens, but do not say directly before the number which of the
+two it is."""
 
 _PLAIN_NUMBER = re.compile(
     r"(?<![\w.])(\d{1,3}(?:[,_.'\u00a0\u202f]\d{3})+|\d+(?:\.\d+)?)\s?([km])?(?![\w\d])", re.IGNORECASE
@@ -173,8 +173,8 @@ class ErrorBody:
 
     @property
     def shown(self) -> str:
-        """The text to show to the user. It has the message, the status, and the code if the message does not contain
-        it."""
+        """The text to show to the user. It consists of the message, the status and the code. The code is left out if
+        the message contains it."""
         message = " ".join(self.message.split())[:_SHOWN_CHARS].rstrip(" .")
         facts = [f"HTTP {self.status}"] if self.status is not None else []
         if self.code and self.code.lower() not in message.lower():
@@ -376,8 +376,8 @@ def _is_overflow(words: str) -> bool:
 
 
 def _overflow_numbers(words: str, message: str) -> tuple[int | None, int | None]:
-    """Return `(limit, size)` in tokens, or None for a number that is not stated. If the endpoint counts the output too,
-    the size includes the output.
+    """Return `(limit, size)` in tokens. A number that the message does not state is None. If the endpoint also counts
+    the output, the size includes the output.
 
     The patterns in `_NUMBERED` are applied to all of `words`. Other numbers are read only from `message`, which is a
     part of `words`.
@@ -458,8 +458,8 @@ stream                 any   \bstreaming.{0,30}(?:not supported|unsupported|disa
 no_content             any   content.{0,40}(?:required|missing)|missing.{0,40}content
 """
 """The parts of a request in the order in which they are checked, each with a pattern for messages that refuse it. A
-"near" pattern matches only together with a word of refusal that stands shortly before or after. The patterns of
-"stream" match few messages on purpose: one broken stream must not disable streaming at an endpoint permanently."""
+"near" pattern matches only if a word of refusal stands shortly before or after it. The patterns of "stream" match few
+messages on purpose: one broken stream must not disable streaming at an endpoint permanently."""
 
 
 def _refusal_pattern(where: str, wording: str) -> re.Pattern[str]:
@@ -481,8 +481,8 @@ _MAX_OUTPUT = re.compile(
 
 
 def refused_part(body: ErrorBody, dialect: Dialect) -> str | None:
-    """Return the part of the request that the endpoint refused, or None. A part is not returned if the next request
-    would be the same without it."""
+    """Return the part of the request that the endpoint refused, or None. A part is skipped if leaving it out would not
+    change the request."""
     # An error inside a successful response may have no status.
     if body.status not in {None, 400, 404, 415, 422, 500, 501}:
         return None
@@ -526,8 +526,8 @@ def _number(text: str) -> float | None:
 
 
 def _wait(text: str, now_s: float) -> float | None:
-    """Return the number of seconds to wait that `text` states, or None if it states none. `text` is a duration (`1s`,
-    `6m0s`, `120`) or a time (Unix time in s or ms, an HTTP date, ISO 8601)."""
+    """Return how many seconds `text` asks crow to wait, or None if it does not ask for a wait. `text` is a duration
+    (`1s`, `6m0s`, `120`) or a time (Unix time in s or ms, an HTTP date, ISO 8601)."""
     if (number := _number(text)) is not None:
         if number > 1000 * _MIN_TIMESTAMP and number > 100 * now_s:
             number /= 1000

@@ -39,14 +39,15 @@ class LearnedWindow:
 
     A window that was learned only once (`times` is 1) applies only to `session`. A window that was learned more than
     once applies to every session. `checked_on` is the day on which a check last confirmed the window, and `answers` is
-    the number of answers since that check. Crow tests the window again when `answers` has reached `patience` or the day
-    is no longer `checked_on`. For a test, crow does not compact when the context is full, but sends a longer request.
-    `source` says what the size was learned from. Dates are ISO dates in UTC. `is_silent` means that the endpoint
-    truncates longer requests instead of refusing them.
+    the number of answers since that check. Crow tests the window again after `patience` answers, or on a later day than
+    `checked_on`. In a test, crow does not compact a full context, but sends a longer request. `source` says what the
+    size was learned from. Dates are ISO dates in UTC. `is_silent` means that the endpoint truncates longer requests
+    instead of refusing them.
 
-    When the endpoint accepts a longer request, `times` becomes 0, and the window no longer applies. The fact is kept
-    because of its `patience`. If this happens on the day on which the window was learned, the endpoint changes often.
-    Then `patience` returns to its first value, so that crow tests often.
+    When the endpoint accepts a longer request, `times` becomes 0, and the window no longer applies. The fact is kept,
+    because a window that is learned later takes over its `patience`. If the endpoint accepts a longer request on the
+    day on which the window was learned, crow assumes that the endpoint changes often. Then `patience` returns to its
+    first value, so that crow tests often.
     """
 
     tokens: int
@@ -115,8 +116,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageShape:
-    """The token counts that the endpoint reports. `counts` has their names, such as `input output cached`, separated by
-    blanks. It is empty if the endpoint reports none."""
+    """The token counts that the endpoint reports. `counts` has their names, separated by spaces, such as `input output
+    cached`. `counts` is empty if the endpoint reports no token counts."""
 
     counts: str
     learned_on: str
@@ -148,9 +149,9 @@ def learned_window(facts: Mapping[str, object]) -> LearnedWindow | None:
 
 
 def learned_refusals(facts: Mapping[str, object]) -> dict[str, Refusal]:
-    """Return the refusals by the name of the refused part, oldest first. Older versions of crow stored only the names
-    of refused parts and the output limit, even after a single refusal. The next request tests facts from those
-    versions."""
+    """Return the refusals, oldest first. The keys are the names of the refused parts. Older versions of crow stored
+    only these names and the output limit, even after a single refusal. Crow tests facts from those versions with the
+    next request."""
     listed = facts.get(REFUSED)
     found: dict[str, Refusal] = {}
     for item in listed[:_MAX_REFUSALS] if isinstance(listed, (list, tuple)) else ():
@@ -207,7 +208,7 @@ def describe(facts: Mapping[str, object], session: str | None = None) -> tuple[L
 
 def describe_window(window: LearnedWindow, *, answers: int = 0, is_tested: bool = False, is_own: bool = True) -> str:
     """Describe a learned window in full sentences. `answers` is the number of answers since `window.answers` was
-    stored. `is_tested` means that crow is testing the window at the moment, and so ignores it. `is_own` means that the
+    stored. `is_tested` means that crow is testing the window now and therefore ignores it. `is_own` means that the
     words are shown in a session to which the window applies."""
     left = max(0, window.patience - window.answers - answers)
     more = f"{left} more answer{'s' * (left != 1)}"
@@ -282,8 +283,8 @@ def _day_after(day: str, days: int) -> str:
 
 
 def _is_past(day: str, days: int, today: date) -> bool:
-    """Whether `days` days have passed since `day`. Return True also if `day` cannot be read, or lies in the future
-    because a clock was wrong."""
+    """Whether `days` days have passed since `day`. The result is also True if `day` cannot be read, or if it lies in
+    the future because a clock was wrong."""
     return not today.isoformat() < _day_after(day, days) or day > today.isoformat()
 
 

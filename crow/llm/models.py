@@ -49,11 +49,12 @@ _OUTPUTS = (("top_provider", "max_completion_tokens"), ("max_completion_tokens",
 _MIN_WINDOW = 256
 _MAX_NAME_CHARS = 200
 _LISTING_INTERVAL = 50
-"""Crow counts the answers with at least half of the context window in use. It reads the list of models again after the
-first of them, and then after every further `_LISTING_INTERVAL` of them."""
+"""Crow counts the answers to requests that fill at least half of the context window. It reads the list of models again
+after the first of these answers, and from then on after every `_LISTING_INTERVAL` more."""
 
 _MIN_OUTPUT = 512
-"""A lower output limit is not remembered, because it usually depends on the length of a single request."""
+"""Crow does not remember a lower output limit than this, because such a limit usually depends on the length of a single
+request."""
 
 _MISSING_USAGE = 3
 """After this many answers in a row without token counts, crow stores that the endpoint reports none."""
@@ -143,9 +144,9 @@ class RequestForm:
 
     `known` are the refusals that apply to the session. `tested` are parts in `known` that this request contains anyway,
     to test whether the endpoint still refuses them. `refused` are the parts that the endpoint has refused in this
-    request. `doubted` are parts that were being tested when the endpoint refused the request without a usable reason;
-    the request no longer contains them. `restored` are parts in `known` that were left out when the endpoint refused
-    the request; the request now contains them, because the endpoint may require them.
+    request. `doubted` are parts that were being tested when the endpoint refused the request without a usable reason.
+    The request no longer contains them. `restored` are parts in `known` that were left out when the endpoint refused
+    the request. The request now contains them, because the endpoint may require them.
     """
 
     session: str
@@ -181,8 +182,8 @@ class RequestForm:
 
     def revert(self, words: str) -> bool:
         """Change the form after a refusal that names no part to leave out. If parts are being tested, leave them out
-        again. Otherwise send the parts that were left out: those that `words`, the text of the refusal, mentions, or
-        all of them if it mentions none. Return False if there is nothing to change."""
+        again. Otherwise send again the parts that were left out and that `words`, the text of the refusal, mentions. If
+        it mentions none of them, send all of them again. Return False if there is nothing to change."""
         if self.tested:
             self.doubted, self.tested = self.doubted | self.tested, set()
             return True
@@ -278,9 +279,9 @@ class EndpointFacts:
 
     def output_limit(self, wanted: int | None, known: int | None) -> int | None:
         """Return the output limit to send, or None to send no limit. `known` is the largest limit that the endpoint is
-        known to accept. If `wanted` is None, the configured limit is the wanted one. The result is the smallest of the
-        wanted limit, the limit that the endpoint lists, and `known`. If there is neither `wanted` nor a configured
-        limit, the result is `known`."""
+        known to accept. If `wanted` is None, the configured limit takes its place. The result is the smallest of the
+        wanted limit, the limit that the endpoint lists, and `known`. If `wanted` is None and no limit is configured,
+        the result is `known`."""
         wanted = wanted or self._endpoint.max_output_tokens
         listed = self._listed.max_output_tokens if self._listed is not None and wanted is not None else None
         return min((limit for limit in (wanted, listed, known) if limit is not None), default=None)
@@ -314,8 +315,8 @@ class EndpointFacts:
         )
 
     async def settle(self, form: RequestForm, shows: Callable[[str], bool]) -> None:
-        """Learn from a request that the endpoint accepted in this form. `shows` returns whether the request would be
-        different without a given part. If not, the request has not tested that part."""
+        """Learn from a request that the endpoint accepted in this form. `shows(part)` returns whether the request would
+        be different without this part. If it would not, the request did not test the part."""
         if form.is_settled:
             return
         form.is_settled = True
@@ -337,15 +338,15 @@ class EndpointFacts:
             await self._store(stored_refusals(refusals))
 
     async def set_listed(self, offered: Offered | None) -> None:
-        """Record the entry for this model in the endpoint's list of models. If `offered` is None, the list has no such
-        entry."""
+        """Record what the endpoint's list of models says about this model. If `offered` is None, the list does not
+        contain the model."""
         self._listed, self._info = offered or Offered(name=self._endpoint.model), None
         await self._store(facts_of(self._listed))
 
     async def add_usage(self, usage: Usage | None) -> bool:
-        """Record which counts the endpoint reports. Forget the listed context window if this request was longer than
-        the window. Return True if it is time to read the list of models: either crow never read it, or the window is
-        filling up and its size may have changed at the server."""
+        """Record which token counts the endpoint reports. Forget the listed context window if this request was longer
+        than the window. Return True if it is time to read the list of models: either crow has never read the list, or
+        the window is filling up and its size may have changed at the server."""
         await self._note_usage(usage)
         used = (usage.input_tokens or 0) if usage is not None else 0
         window = self._listed.context_window if self._listed is not None else None

@@ -139,8 +139,8 @@ class OfflineStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfflineStep:
-    """One step of a prompt, or a whole reply. It consists of a thought, then a text, then at most one call (name and
-    arguments).
+    """What the model sends for one step of a prompt, or as a whole reply: a thought, then a text, then at most one call
+    (name and arguments).
 
     `is_slow` means that the text is streamed at reading speed.
     """
@@ -274,8 +274,8 @@ def _is_summary_instruction(prompt: str) -> bool:
 
 
 def _summarise(messages: Sequence[domain.Message], instruction: str = "") -> str:
-    """Return a summary with some of the fixed headings. Its length is within the limit of words or tokens in the
-    instruction."""
+    """Return a summary with some of the fixed headings. If `instruction` states a limit in words or tokens, the summary
+    is not longer."""
     limit = 400
     if match := _WORD_LIMIT.search(instruction):
         limit = max(20, int(match[1].replace(",", "")) // (1 if match[2].lower() == "word" else 2))

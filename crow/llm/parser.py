@@ -76,9 +76,9 @@ def repeated_passage(text: str) -> str:
 class StreamParser:
     """Parses the events of one answer. Call `feed` with the data of events as they arrive, then `flush`, then `finish`.
 
-    The joined texts of all `TextDelta`s are the text of the answer and of `partial()`. The same holds for thoughts. If
-    an event reported an error, `error_body` is its content. `is_done` means that `[DONE]` arrived; everything after
-    that is ignored.
+    The joined texts of all `TextDelta`s are the text of the answer and of `partial()`. In the same way, all
+    `ThoughtDelta`s together are the thought. If an event reported an error, `error_body` describes this error.
+    `is_done` means that `[DONE]` arrived. Everything after `[DONE]` is ignored.
     """
 
     def __init__(
@@ -380,7 +380,7 @@ class StreamParser:
             self._pieces.append((ThoughtDelta, thought))
 
     def _within_limit(self, piece: str) -> str:
-        """Return as much of `piece` as the character limit allows, but count all its characters."""
+        """Return as much of `piece` as the character limit allows. All characters of `piece` are counted."""
         room = max(0, MAX_CHARS - self._size)
         self._chars += len(piece)
         return piece[:room]
@@ -435,13 +435,13 @@ class StreamParser:
             raise ContextOverflow(f'The request is too long for the model (finish reason "{word}").')
         if ending == "malformed":
             if not (self._calls or self._legacy_calls):
-                raise ProtocolError(f'{who} could not read a tool call by its model (finish reason "{word}").')
+                raise ProtocolError(f'{who} could not read a tool call that the model wrote (finish reason "{word}").')
             ending = "stop"
         return "refusal" if self._is_refused else ending
 
     def _check_empty(self, finish: FinishReason, *, has_thought: bool) -> None:
-        """Raise the error for an answer without text and calls. Raise none if the output limit explains why the answer
-        is empty."""
+        """Raise the error for an answer that has neither text nor calls. Do not raise an error if the output limit
+        explains why the answer is empty."""
         who, word = self._origin.endpoint, self._finish_word
         if finish == "length":
             if has_thought or self._usage is None or self._usage.output_tokens != 0:

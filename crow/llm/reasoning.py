@@ -85,7 +85,8 @@ class ReasoningDetails:
                     last[key] = value
 
     def opaque(self) -> dict[str, object]:
-        """Return the member to send back with the message, or an empty mapping if there were no details."""
+        """Return the joined details as the member that is sent back with the message. If there were no details, return
+        an empty dict."""
         self._join()
         return {"reasoning_details": self._items} if self._items else {}
 
@@ -173,8 +174,8 @@ class ThinkSplitter:
         return (held, "") if self._state == "thought" else ("", held)
 
     def _read_start(self) -> bool:
-        """Decide whether the held text starts with a tag, a token or the answer, and remove a tag or token. Return True
-        if one was removed; the text after it can then be read."""
+        """Decide whether the held text starts with a tag, a token or the answer. If it starts with a tag or a token,
+        remove it and return True, so that the text after it can be read."""
         begun = self.held.lstrip()
         if not begun:
             if self._state == "after":

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from crow.domain.errors import AnswerTooLong
 
 MAX_EVENT_BYTES = 8 * 1024 * 1024
-"""The limit for one event: two bytes for each character that crow accepts in an answer."""
+"""The limit for one event. It allows two bytes for each character that an answer may have."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -71,8 +71,8 @@ class SseDecoder:
         return events
 
     def finish(self) -> list[str]:
-        """Tell the decoder that no more bytes follow. Return the data of the last event if no blank line has followed
-        it. This event may be incomplete."""
+        """Tell the decoder that no more bytes follow. Return the data of the last event if no blank line has ended it.
+        This event may be incomplete."""
         lines = [bytes(self._rest), b""] if self._rest else [b""]
         self._rest.clear()
         return self._events_of(lines)
@@ -138,8 +138,8 @@ def is_keep_alive(data: str) -> bool:
 
 
 def chunks_in(data: str) -> tuple[list[dict[str, object]], bool]:
-    """Return the chunks in `data`, and whether the end marker follows them. `data` may contain several chunks, and
-    these may be framed incorrectly. If it contains anything else, return no chunks."""
+    """Return the chunks in `data`, and whether the end marker follows them. `data` may contain several chunks, because
+    some servers frame events incorrectly. If `data` contains anything other than chunks, return no chunks."""
     chunks: list[dict[str, object]] = []
     at = 0
     while True:

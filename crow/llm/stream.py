@@ -76,7 +76,7 @@ class RequestTransport(Protocol):
         """Learn what the endpoint supports from the form in which it accepted the request."""
 
     async def learn_from(self, answer: Answer) -> None:
-        """Learn facts about the endpoint from a complete answer, including what `accept` learns."""
+        """Learn facts about the endpoint from a complete answer. This also learns what `accept` learns."""
 
     def redact(self, error: errors.ModelError) -> None:
         """Remove secrets from the message of an error."""
@@ -117,7 +117,8 @@ class ChatStream:
         return self._parser.partial()
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """The attempts that the endpoint accepted, except those for which it sent only an error."""
+        """The attempts that the endpoint accepted. An attempt is left out if the endpoint sent nothing but an error for
+        it."""
         if self._answer is not None:
             return (*self._failed, Attempt(usage=self._answer.usage))
         return (*self._failed, self._parser.attempt()) if self._is_accepted else tuple(self._failed)

@@ -53,10 +53,10 @@ _CALL_STARTS = (
 )
 _STARTS = (*_OPENING, *_CALL_STARTS, *_TURN)
 _RECIPIENT = "to="
-"""The start of a Harmony call if the server has removed the tokens before this word."""
+"""A Harmony call begins with this word if the server has removed the tokens before it."""
 
 _END_TOKENS = ("<|return|>", "<|end|>", "<|END_RESPONSE|>", "<|end_of_solution|>")
-"""Tokens that end an answer. The formats that use them also put tokens before the answer."""
+"""Tokens that end an answer. Formats with these tokens also put tokens before the answer."""
 
 _WATCHED = (*_STARTS, *_END_TOKENS)
 _PREFIXES = frozenset(token[:length] for token in _WATCHED for length in range(1, len(token)))
@@ -67,7 +67,7 @@ _WORD = re.compile(r"[\w-]+")
 _CANDIDATE = re.compile(r"[<\[]")
 
 _MAX_STARTS = 20
-"""After this number of places that look like calls but are not calls, the rest of the answer is treated as text."""
+"""If this many places in an answer look like calls but are not calls, crow treats the rest of the answer as text."""
 
 _SMALL_CHARS = 1000
 """Held-back text up to this size is examined with each new piece. Longer text is examined again only when its size has
@@ -199,8 +199,8 @@ class CallDetector:
         return not (is_tag and self._before.is_in_line) or _TAG_ALONE.match(text, at) is not None
 
     def _calls(self, found: _Found, *, is_bare: bool = False) -> tuple[ToolCall, ...]:
-        """Return the calls, or none if one of them is invalid. If `is_bare` is set, the name must match exactly and the
-        arguments must fit the schema."""
+        """Return the calls. If one of them is invalid, return no calls. If `is_bare` is set, the name must match
+        exactly and the arguments must fit the schema."""
         calls: list[ToolCall] = []
         for written, text in found:
             name = written if is_bare else tool_name(written, self._tools)
@@ -217,8 +217,8 @@ class CallDetector:
 
 
 class _TextBefore:
-    """Reads a text up to a position, and tells whether this position is inside code, inside a quotation, or within a
-    line."""
+    """Reads the text before a position. Tells whether the position is inside code or a quotation, and whether there is
+    other text before it in its line."""
 
     _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
     _ELEMENT = re.compile(r"<(/?)(pre|code)(?=[\s>])")
@@ -239,8 +239,8 @@ class _TextBefore:
 
     @property
     def is_in_unknown_form(self) -> bool:
-        """Whether the text directly before this position is a tag that begins a call in a form that crow does not know.
-        Such a tag was already shown as text. The text after it is shown too, because a call is never shown in part."""
+        """Whether a tag directly before this position begins a call in a form that crow does not know. This tag was
+        already shown as text. The text after it must be shown too, because crow never shows only a part of a call."""
         return self._UNKNOWN_FORM.search(self._recent) is not None
 
     @property
@@ -502,8 +502,8 @@ def _parameters(body: str, schema: JsonObject) -> dict[str, object] | None:
 
 
 def _members(pattern: re.Pattern[str], text: str, at: int, schema: JsonObject) -> tuple[dict[str, object] | None, int]:
-    """Return the arguments from `at` on and the position of their end. Return None instead of the arguments if one of
-    them appears twice."""
+    """Return the arguments that begin at `at`, and the position of their end. If an argument appears twice, return None
+    instead of the arguments."""
     members: dict[str, object] = {}
     while match := pattern.match(text, at):
         key, value, string = match["key"].strip(), match["text"], match.groupdict().get("string")

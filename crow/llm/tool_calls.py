@@ -34,7 +34,7 @@ _MAX_PIECES = 10_000
 
 
 def new_call_id() -> str:
-    """Return a new ID of nine letters and digits. Every endpoint accepts this form."""
+    """Return a new ID of nine letters and digits. Every endpoint accepts IDs of this form."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
@@ -148,8 +148,8 @@ class CallAssembler:
                     self.size += len(key) + len(str(members[key]))
 
     def finish(self, *, is_cut: bool = False) -> tuple[ToolCall, ...]:
-        """Return the calls in order of arrival. `is_cut` means that the output limit ended the stream. The last call is
-        then marked as faulty and must not run."""
+        """Return the calls in order of arrival. `is_cut` means that the stream ended because of the output limit. In
+        this case, the last call is marked as faulty and must not run."""
         # A call that consists only of an ID or an index is ignored.
         calls = [call for call in self._calls if call.name.strip() or "".join(call.pieces).strip()]
         finished: list[ToolCall] = []
@@ -212,7 +212,7 @@ class CallAssembler:
         return None if self._opens_anew(call, name, arguments, same_index=index is not None) else call
 
     def _opens_anew(self, call: _PartialCall, name: str, arguments: str, *, same_index: bool) -> bool:
-        """Whether a fragment with a name belongs to a new call, although its ID or index points to `call`."""
+        """Whether a fragment with a name begins a new call, although its ID or index is that of `call`."""
         if not call.name:
             return False
         if name != call.name.strip():
@@ -270,7 +270,7 @@ def _joined_name(name: str, piece: str) -> str:
 
 
 def _index(value: object) -> int | str | None:
-    """Return the index of a fragment. A number in quotes or with a zero fraction is treated as an integer."""
+    """Return the index of a fragment. A number in quotes, or a number such as `1.0`, is treated as an integer."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str) and value.isdecimal() and len(value) < 10:
@@ -285,7 +285,7 @@ def _text(value: object) -> str:
 
 
 def _arguments_text(*places: Mapping[str, object]) -> str:
-    """Return, as text, the arguments from the first of `places` that has arguments."""
+    """Return the arguments as text. They are taken from the first of `places` that contains arguments."""
     value = next((place[key] for place in places for key in _ARGUMENTS_KEYS if place.get(key) is not None), "")
     if isinstance(value, str):
         return value

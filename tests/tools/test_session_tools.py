@@ -53,7 +53,7 @@ async def test_recall_of_other_sessions_asks_once_for_its_scope(open_box: OpenBo
     assert (near.announcement.title, near.argument) == ("Recall entry 7 from session s2", "workspace")
     assert near.wider_arguments == ("all",)
     assert here.fault == (
-        'recall: session needs scope "workspace" or "all"; leave session out to search this conversation'
+        'recall: the argument session needs scope "workspace" or "all"; leave session out to search this conversation'
     )
     days, moment = box.log.queries
     assert (days.words, days.scope) == ("", "all")

@@ -24,8 +24,8 @@ from crow.llm import ModelInfo
 from crow.store import SessionChanges
 
 ASSUMED_FIXED = 6_000
-"""While there is no prompt entry, crow assumes that the system message and the tools have this many tokens, but at most
-a sixth of the window."""
+"""While there is no prompt entry, crow assumes that the system message and the tools take this many tokens, or a sixth
+of the window if that is less."""
 
 SAMPLE_CHARS = 100_000
 """A text with more characters than this is estimated from its head and tail, because the model will see only these
@@ -33,7 +33,8 @@ parts."""
 
 CALIBRATION = (0.5, 4.0)
 BELIEVED = (0.25, 4.0)
-"""The provider's token count is believed if its ratio to the calibrated estimate lies between these two numbers."""
+"""Crow believes the provider's token count if the count divided by the calibrated estimate lies between these two
+numbers."""
 
 BREAKS = (Checkpoint, Mask, Restore, Prompt)
 ANSWERS_COMPARED = 16
@@ -42,14 +43,14 @@ ANSWERS_SEARCHED = 64
 answers have none either, because a server reports counts with every answer or never."""
 
 SHRUNK = 1.1
-"""A request that extends an earlier request cannot have fewer tokens than the earlier one. If the provider's count is
-lower by this factor, one of the two counts is wrong."""
+"""A request that extends an earlier request cannot have fewer tokens than the earlier one. If the provider's earlier
+count is more than this many times the later one, one of the two counts is wrong."""
 
 GREW = 1.2
 PLATEAU = (0.75, 1.005)
 BLOCK = 1_500
-"""Some providers report only uncached input. Their counts may exceed the size of the new messages by this many tokens,
-because their caches work in blocks."""
+"""Some providers count only the input that was not read from their cache. Because these caches work in blocks, such a
+count may be larger than the new messages by this many tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +59,11 @@ class CompactionPolicy:
 
     If `auto` is false, crow compacts only on command. `threshold` is the fraction of the window at which compaction
     starts. At most `keep_tokens` tokens of recent messages are kept verbatim. `target` is the fraction of the room (see
-    `Limits`) that may be full after a compaction. `instruction` replaces crow's summary prompt; `{words}` in it is
-    replaced with the maximum number of words. If `compact_model` is set, that model is asked first for the summary, and
-    the session's own model only if that fails. If the context of an idle session fills more than the fraction `early`
-    of the threshold, the summary is written before the next prompt needs it. If `early` is None, no summary is written
-    early.
+    `Limits`) that may be full after a compaction. `instruction` replaces crow's summary prompt. Crow replaces `{words}`
+    in it with the maximum number of words. If `compact_model` is set, crow asks that model for the summary first. If
+    that fails, crow asks the session's own model. `early` is a fraction of the threshold. If the context of an idle
+    session is larger than this fraction, crow writes the summary before the next prompt needs it. If `early` is None,
+    crow never writes a summary early.
     """
 
     auto: bool = True
@@ -82,7 +83,7 @@ class Limits:
     `room` is `threshold` minus `fixed`. `keep` is the limit for messages kept verbatim, `pins` for pinned messages,
     `summary` for the summary, `lists` for the plan and the file lists together, `skills` for the skills in use, and
     `files` for the files in use. `output` is the output limit to send, or None if it is unknown. `is_configured` means
-    that the user set this window, so crow refuses a request that cannot fit.
+    that the user configured `window`. Crow then refuses a request that cannot fit.
     """
 
     window: int
@@ -186,7 +187,7 @@ class Gauge:
         return self._cautious_limits(self.measured().fixed).output
 
     def _cautious_limits(self, fixed: int) -> Limits:
-        """Return limits that follow the learned window, even while crow tests whether the endpoint accepts a larger
+        """Return limits that respect the learned window, even while crow tests whether the endpoint accepts a larger
         window."""
         return self.limits(fixed, window=self.context_window.cautious_tokens(self.info))
 
@@ -196,12 +197,12 @@ class Gauge:
         return measured.used >= self.limits(measured.fixed).threshold
 
     def early_level(self) -> int | None:
-        """Return the size of the context, in tokens, from which the summary of an idle session is written early. Return
-        None if no summary is to be written early now.
+        """Return the context size, in tokens, at which crow writes the summary of an idle session early. Return None if
+        crow should not write a summary early now.
 
-        After a compaction, the context has to grow by a tenth of the room first. No summary is written early if the
-        user undid a compaction, or if a larger window is due for a test, because only a full context can test that
-        window.
+        After a compaction, the context must first grow by a tenth of the room. Crow does not write a summary early if
+        the user undid a compaction. If a test of a larger window is due, crow does not do so either, because the test
+        needs a full context.
         """
         early, info = self.settings.early, self.info
         if early is None or not self.settings.auto or info.is_local or self.context_window.is_test_due(info):
@@ -315,7 +316,8 @@ def limits_for(
 
 def cut_for(text: str, limits: Limits, scale: float, *, beside: int = 1) -> int | None:
     """Return how many characters of `text` the model may see as one message, or None for all. One message may fill a
-    quarter of the room. All tool results of one step, whose number is `beside`, may together fill half of the room."""
+    quarter of the room. `beside` is the number of tool results in the same step. Together, these results may fill half
+    of the room."""
     room = max(limits.room, MIN_ROOM)  # a cut is permanent, and the window may be wrong
     tokens = min(room // 4, room // 2 // max(1, beside)) / scale
     sample = text if len(text) <= SAMPLE_CHARS else text[: SAMPLE_CHARS // 2] + text[-SAMPLE_CHARS // 2 :]
@@ -324,8 +326,8 @@ def cut_for(text: str, limits: Limits, scale: float, *, beside: int = 1) -> int 
 
 
 def measure(context: Context, entries: Sequence[Entry], endpoint: str, calibration: float) -> Measure:
-    """Measure `context`, which was rendered from `entries`, in the tokens of `endpoint`. `calibration` is used if the
-    endpoint reported nothing or truncates requests."""
+    """Measure `context`, which was rendered from `entries`, in the tokens of `endpoint`. `calibration` is used as the
+    scale if the endpoint reported nothing or truncates requests."""
     reports = reports_since_break(entries, endpoint)
     anchor = scaling = None
     if silent_cut(reports, calibration) is None:
@@ -419,12 +421,12 @@ def trusted(reports: Sequence[RequestSize], calibration: float) -> RequestSize |
 
 
 def silent_cut(reports: Sequence[RequestSize], calibration: float) -> int | None:
-    """Return the size in tokens to which the server silently truncates requests, or None if there is no sign that it
-    does.
+    """Return the size in tokens to which the server silently truncates requests, or None if there is no sign of
+    truncation.
 
-    The sign is that requests grew by a fifth since the last break while three counts in a row stayed the same. The
-    counts of a provider that counts only uncached tokens may briefly show the same pattern, but such counts match the
-    size of the new messages.
+    The sign is that requests grew by a fifth since the last break while three counts in a row stayed almost the same.
+    If a provider counts only uncached tokens, its counts may briefly stay the same too. Such counts are not a sign of
+    truncation: they match the size of the new messages.
     """
     if len(reports) < 3:
         return None
@@ -444,8 +446,9 @@ def silent_cut(reports: Sequence[RequestSize], calibration: float) -> int | None
 
 
 def anchored(context: Context, anchor: RequestSize, scale: float) -> int | None:
-    """Return the tokens of the next request: the provider's count of the `anchor` request, plus the answer to that
-    request, plus an estimate of what followed. Return None if that answer is not in the context."""
+    """Return the tokens of the next request. This is the sum of the provider's count for the `anchor` request, the
+    tokens of the answer to it, and an estimate of all later messages. Return None if that answer is not in the
+    context."""
     usage = anchor.entry.usage or Usage()
     for index in reversed(range(1, len(context.origins))):
         if context.origins[index] == anchor.entry.id and isinstance(context.messages[index], AssistantMessage):

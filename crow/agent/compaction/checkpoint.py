@@ -22,7 +22,7 @@ REWRITE_TOOL = "write_file"
 """The tool whose arguments contain the whole new file."""
 
 FRAME_TOKENS = 14
-"""Tokens of the lines that enclose a pinned message or a skill."""
+"""The lines that enclose a pinned message or a skill take this many tokens."""
 
 MIN_EXCERPT = 64
 """An excerpt with fewer tokens than this is useless."""
@@ -31,7 +31,7 @@ PATH_WORD = re.compile(r"[^\s\"'`()<>\[\]{}|,;:=]+")
 """Matches a path in a text, without spaces."""
 
 MAX_NAME_PARTS = 8
-"""Only this many parts at the end of a path are used to find shorter names of the file."""
+"""The shorter names of a file are made from at most this many parts at the end of its path."""
 
 SKILL_TOOL = "skill"
 MAX_SKILLS = 12
@@ -39,12 +39,12 @@ MAX_SKILLS = 12
 
 
 def select_pins(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) -> tuple[Pin, ...]:
-    """Return the user messages of `previous` and `covered` that are kept, oldest first, in at most `budget` estimated
-    tokens.
+    """Return the user messages from `previous` and `covered` that the checkpoint keeps, oldest first. Together, they
+    have at most `budget` estimated tokens.
 
-    The first and the last message are always kept. Of the other messages, the newest are kept. Each message may fill
-    half of the budget and is cut if it is longer. A message that does not fit into the rest of the budget gets half of
-    that rest, so that a huge message does not displace all earlier ones.
+    The first and the last message are always kept, and as many of the newest other messages as fit. One message may
+    fill at most half of the budget, and a longer message is cut. A message that does not fit into the rest of the
+    budget gets half of that rest, so that a huge message does not displace all earlier ones.
     """
     known = {pin.entry: pin for pin in (previous.pins if previous else ())}
     for entry in covered:
@@ -76,7 +76,7 @@ def shortened(pin: Pin, tokens: int) -> Pin:
 
 
 def select_skills(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) -> tuple[KeptSkill, ...]:
-    """Return the skills of `previous` and `covered` that are kept, oldest first and without duplicates.
+    """Return the skills from `previous` and `covered` that the checkpoint keeps, oldest first and without duplicates.
 
     The newest skills are kept whole, as far as `budget` estimated tokens allow. The next older skill is cut, and all
     older ones are kept by name only.
@@ -121,7 +121,7 @@ def files_touched(previous: Checkpoint | None, entries: Sequence[Entry]) -> tupl
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInUse:
     """A file that the model works with. `tokens` is the estimated size of the file's text as the model last saw it.
-    `entry` is the result with that text, or None if a checkpoint shows the text."""
+    `entry` is the id of the tool result with this text, or None if a checkpoint shows the text."""
 
     path: str
     tokens: int
@@ -129,12 +129,12 @@ class FileInUse:
 
 
 def files_in_use(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple[FileInUse, ...]:
-    """Return the files that the model has read as a whole, most important first. The files that the model has read,
-    changed or named since `previous` come first, the newest of them at the front. The other files that `previous` shows
-    follow.
+    """Return the files that the model has read as a whole, most important first. Files that the model has read, changed
+    or named since `previous` come first, starting with the most recent one. The other files that `previous` shows come
+    after them.
 
-    While the model sees the text of a file, it does not read the file again. In this time, only what the model writes
-    shows that it still uses the file.
+    As long as the model sees the text of a file, it does not read the file again. Then the only sign that it still uses
+    the file is that its answers or calls name it.
     """
     touched = dict.fromkeys(file.path for file in reversed(previous.files_shown if previous else ()))
     seen = {
@@ -160,9 +160,9 @@ def files_in_use(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple
 
 
 def add_names(names: dict[str, str], paths: Iterable[str]) -> None:
-    """Map the names that a text may use for these files to their paths. The names are the paths themselves, and those
-    ends of them that contain a slash or a dot, so that no ordinary word counts as a name. A name that several files
-    share is mapped to an empty path."""
+    """Add the names that a text may use for these files to `names`, each with the path of its file. The names of a file
+    are its path and the shorter ends of this path. An end must contain a slash or a dot, so that no ordinary word
+    counts as a name. A name that several files share gets an empty path."""
     for path in paths:
         parts = path.replace("\\", "/").split("/")[-MAX_NAME_PARTS:]
         ends = ("/".join(parts[at:]) for at in range(1, len(parts)))
@@ -196,11 +196,12 @@ def move_to_end(files: dict[str, None], paths: Iterable[str]) -> None:
 
 
 def masking_order(entries: Sequence[Entry]) -> tuple[int, ...]:
-    """Return the tool results among `entries` (oldest first) in the order in which to hide them.
+    """Return the ids of the tool results among `entries` in the order in which to hide them. `entries` are sorted
+    oldest first.
 
-    Superseded results come first. A result is superseded if a later one has the same call or the same output, or if the
-    later one read or wrote the same file as a whole. Outputs other than file contents come next. The remaining file
-    contents come last, sorted by when each file was last touched.
+    Superseded results come first. A result is superseded if a later result has the same call or the same output. A
+    result that shows a file is also superseded if a later call read or wrote the whole file. Outputs other than file
+    contents come next. The remaining file contents come last, sorted by when each file was last touched.
     """
     arguments_of = call_arguments(entries)
     later: set[tuple[str, str, str]] = set()

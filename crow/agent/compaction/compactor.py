@@ -1,9 +1,9 @@
 """Keeps one turn's context small enough by writing masks and checkpoints.
 
 One compaction is called a pass. A pass appends its entries in one write, and nothing is replaced before a valid
-checkpoint exists. A cancelled pass leaves nothing behind. To save tokens, crow makes no more passes if the context
-fills up again soon after each pass. In that case, the turn ends with an error if the user configured the window;
-otherwise the request is sent and the endpoint decides.
+checkpoint exists. A cancelled pass leaves nothing behind. If the context fills up again soon after each pass, crow
+stops making passes, to save tokens. If the user configured the window, the turn then ends with an error. Otherwise crow
+sends the request and the endpoint decides.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 DEADLINE_S = 120.0
 PUBLISH_S = 2.0
 MIN_ANSWERS = 4
-"""If there were fewer answers than this since the first of the last two passes, crow does not make another pass."""
+"""Crow does not make another pass if fewer answers than this came after the first of the last two passes."""
 MAX_RETRIES = 2
 """If a request is still refused after this many passes without an answer in between, crow gives up."""
 
@@ -48,16 +48,16 @@ READ_S = 3.0
 """Reading the files in use may take this many seconds."""
 MAX_FILES = 50
 MIN_FILE = 50
-"""If fewer tokens than this are left, crow does not read another file."""
+"""If a checkpoint has room for fewer tokens than this, crow does not read another file for it."""
 
 Status = Literal["in_progress", "completed", "failed", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helpers:
-    """What a compaction uses besides the model. `fresh_prompt` builds the prompt entry that is stored with a
-    checkpoint. If `fresh_prompt` is None, the current prompt entry stays. If there is a `compact_model`, that model is
-    asked for the summary first. `read_file` returns the text that the tool `read_file` would show to the model. It
+    """What a compaction needs in addition to the model. `fresh_prompt` builds the prompt entry that is stored with a
+    checkpoint. If `fresh_prompt` is None, the current prompt entry stays. If there is a `compact_model`, crow asks that
+    model for the summary first. `read_file` returns the text that the tool `read_file` would show to the model. It
     returns None if the file may not be read or cannot be read. `deadline_s` limits the time of each request, in
     seconds."""
 
@@ -79,7 +79,8 @@ class CompactionResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A pass in progress: its reason, the measurement, the limits that apply, and the advice of hooks."""
+    """A pass in progress: its reason and focus, the measured context, the limits that apply, and the advice of
+    hooks."""
 
     reason: Reason
     focus: str
@@ -90,9 +91,9 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedCheckpoint:
-    """A summary, and the drafts that can become its checkpoint. The drafts were made from `projection` and its
-    `context`. At that time, `leaf` was the id of the newest entry, and `endpoint` was the endpoint of the session's
-    model."""
+    """A summary, and drafts of the checkpoint that will contain it. The drafts were made from `projection` and its
+    `context`. When they were made, `leaf` was the id of the newest entry, and `endpoint` was the endpoint of the
+    session's model."""
 
     summary: Summary
     drafts: Sequence[CheckpointDraft]
@@ -154,8 +155,8 @@ class Compactor:
         """Write the summary that the next prompt may use. Nothing is shown to the client, and only the usage of the
         requests is stored.
 
-        Return None in these cases: hiding old tool outputs is enough (which takes no time), nothing can be compacted, a
-        hook forbids the compaction, or no model writes a summary.
+        Return None in these cases: hiding old tool outputs is enough (this takes no time and can wait), nothing can be
+        compacted, a hook forbids the compaction, or no model writes a summary.
         """
         going = self._early_pass()
         drafts = plan(self._branch.projection, going.limits, going.measured, "early")
@@ -168,8 +169,8 @@ class Compactor:
         return None if prepared.summary.method == "fallback" else prepared
 
     async def _use(self, prepared: PreparedCheckpoint) -> bool:
-        """Store the prepared checkpoint. Return False, without storing it, if the session has changed since it was
-        prepared, or if it does not make the next request small enough."""
+        """Store the prepared checkpoint and return True. Return False, and store nothing, if the session has changed
+        since the checkpoint was prepared, or if the checkpoint does not make the next request small enough."""
         projection, newer = self._branch.projection, self._branch.entries_after(prepared.leaf)
         is_current = projection is prepared.projection and self.model.info.endpoint == prepared.endpoint
         if self.gauge.early_level() is None or not is_current:
@@ -195,8 +196,8 @@ class Compactor:
     async def overflowed(self, error: ContextOverflow) -> None:
         """Learn from a request that was refused as too long, and shorten the request.
 
-        :raises ~crow.domain.errors.ContextOverflow: the request cannot be shortened, or was refused too often; the
-            message says what the user can do.
+        :raises ~crow.domain.errors.ContextOverflow: automatic compaction is off, the request cannot be shortened, or
+            it was refused too often. The message says what the user can do.
         """
         window = await self.gauge.on_refusal(error)
         measured = self.gauge.measured()
@@ -300,8 +301,8 @@ class Compactor:
         return await self._announce(compaction_id, partial(self._write_checkpoint, compaction_id, drafts, going))
 
     async def _announce(self, compaction_id: str, work: Callable[[], Awaitable[CompactionResult]]) -> CompactionResult:
-        """Run `work`, which stores a checkpoint. Tell the client that the compaction starts and, even after an error or
-        a cancellation, how it ended."""
+        """Run `work`, which stores a checkpoint. Tell the client when the compaction starts and how it ends, even if it
+        fails or is cancelled."""
         await self._publish(compaction_id, "in_progress")
         status: Status = "cancelled"
         detail = ""
@@ -358,9 +359,9 @@ class Compactor:
     async def _fit(
         self, compaction_id: str, prepared: PreparedCheckpoint, going: Pass
     ) -> tuple[Checkpoint, Prompt | None] | None:
-        """Find the first draft that makes the request small enough, and smaller than it is now. Return a checkpoint
-        made from this draft, with its prompt entry, or None if there is no such draft. To measure a draft, render the
-        request that would result from it."""
+        """Find the first draft that makes the next request small enough, and smaller than it would be without a
+        compaction. Return the checkpoint made from this draft, and its prompt entry. Return None if no draft is good
+        enough. To measure a draft, render the request that would result from it."""
         context, drafts, measured = prepared.context, prepared.drafts, going.measured
         prompt = await self._helpers.fresh_prompt() if self._helpers.fresh_prompt else None
         # the summary does not cover entries that arrived after it was begun
@@ -391,8 +392,8 @@ class Compactor:
     async def _show_files(
         self, body: Checkpoint, prompt: Prompt | None, limits: Limits, measured: Measure
     ) -> Checkpoint:
-        """Add the files in use to a checkpoint, as far as they fit. A file whose text the model still
-        sees in an output is left out."""
+        """Add the files in use to a checkpoint, as far as they fit. A file is left out if the model still sees its text
+        in a tool output."""
         read_file, entries = self._helpers.read_file, self._branch.entries
         most = min(body.tokens_after + limits.files, limits.files_ceiling, measured.used - 1)
         left = most - body.tokens_after
@@ -489,8 +490,9 @@ class Compactor:
         return checkpoint.summary if checkpoint else ""
 
     def _is_refused_too_often(self) -> bool:
-        """Whether compaction has failed to help: the last `MAX_RETRIES` passes led to no answer, or twice as many
-        passes led to fewer than `MIN_ANSWERS` answers."""
+        """Whether compaction has failed to help. This is true if there was no answer since the first of the last
+        `MAX_RETRIES` passes. It is also true if there were fewer than `MIN_ANSWERS` answers since the first of the last
+        `2 * MAX_RETRIES` passes."""
         newest, all_of_them = self._answers_since(MAX_RETRIES), self._answers_since(2 * MAX_RETRIES)
         return newest == 0 or (all_of_them is not None and all_of_them < MIN_ANSWERS)
 
@@ -529,8 +531,8 @@ def fills_too_fast(model: str, limits: Limits, answers: int) -> str:
 
 
 def with_advice(error: ContextOverflow, measured: Measure, why: Literal["off", "often", "nothing"]) -> ContextOverflow:
-    """Return the endpoint's error with advice for the user. `why` says why compaction did not help. `off`: compaction
-    is turned off. `often`: there were too many compactions. `nothing`: nothing is left to compact."""
+    """Return the endpoint's error with advice for the user. `why` is the reason why compaction did not help: it is
+    turned off (`off`), there were too many compactions (`often`), or nothing is left to compact (`nothing`)."""
     sent = f"The request had about {measured.used:,} tokens, {measured.fixed:,} of them system prompt and tools"
     advice = {
         "off": f"{sent}. Automatic compaction is off (compaction.auto); /compact makes room.",

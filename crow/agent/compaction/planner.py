@@ -29,12 +29,12 @@ from crow.domain.rendering import elided_message, is_maskable
 from crow.domain.tokens import estimate_message
 
 MIN_HEAD = 400
-"""`/compact` writes no summary that would replace fewer estimated tokens than this."""
+"""`/compact` writes a summary only if it would replace at least this many estimated tokens."""
 
 MIN_SUMMARY = 120
 MIN_PINS = 240
-"""If there is hardly any room, the summary may have `MIN_SUMMARY` tokens, and the pinned user messages at least
-`MIN_PINS`."""
+"""If there is hardly any room, the summary may have up to `MIN_SUMMARY` tokens, and the pinned user messages up to
+`MIN_PINS` tokens even if their normal limit is lower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +48,9 @@ class Noop:
 class CheckpointDraft:
     """A checkpoint without its summary, which may take up to `summary_tokens`.
 
-    Messages from index `start` on are kept, and `body.first_kept` is the entry of the first kept message. After the
-    compaction, the whole request may take up to `max_tokens`. If `max_tokens` is None, the target or the ceiling of the
-    limits applies.
+    Messages from index `start` on are kept, and `body.first_kept` is the id of the entry with the first kept message.
+    After the compaction, the whole request may take up to `max_tokens`. If `max_tokens` is None, the request may take
+    up to the target of the limits, or up to their ceiling if no message is kept.
     """
 
     start: int
@@ -60,9 +60,9 @@ class CheckpointDraft:
 
 
 Decision: TypeAlias = Noop | Mask | tuple[CheckpointDraft, ...]
-"""What to do. `Noop`: nothing. `Mask`: store this mask. A tuple of drafts: summarise the messages before
-`drafts[0].start`. The later drafts keep fewer messages, in case the first does not fit. An empty tuple: the window is
-too small, because no compaction shortens the request enough."""
+"""What the planner decides. `Noop` means that there is nothing to do. A `Mask` must be stored. A tuple of drafts means
+that the messages before `drafts[0].start` must be summarised. The later drafts keep fewer messages, in case the first
+does not fit. An empty tuple means that no compaction shortens the request enough, because the window is too small."""
 
 
 def plan(projection: Projection, limits: Limits, measured: Measure, reason: Reason) -> Decision:
@@ -91,8 +91,8 @@ def with_bodies(entries: Sequence[Entry], *bodies: Body) -> Context:
 
 
 def fits(tokens: int, draft: CheckpointDraft, limits: Limits, count: int) -> bool:
-    """Whether a request of this many tokens is small enough after `draft` has been stored. `count` is the number of
-    messages before the compaction."""
+    """Whether the compaction with `draft` makes the request small enough. `tokens` is the size of the request after the
+    compaction, and `count` is the number of messages before the compaction."""
     if draft.max_tokens is not None:
         return tokens <= draft.max_tokens
     return tokens <= (limits.target if draft.start < count else limits.ceiling)
@@ -129,8 +129,8 @@ class Cuts:
         return max(limits.keep // 2, limits.keep - max(0, missing))
 
     def find_boundaries(self) -> list[int]:
-        """Return the indexes at which the kept messages may start. At each of these indexes an entry begins, with a
-        message that is not a tool result. A checkpoint can cover at least one message before it."""
+        """Return the indexes at which the kept messages may start. The message at such an index is the first one of an
+        entry and not a tool result. A checkpoint can cover at least one message before the index."""
         boundaries: list[int] = []
         newest = 0
         for index in range(self.first, self.count):
@@ -168,8 +168,8 @@ class Cuts:
         return replace(mask, tokens_after=after) if after < self.measured.used and after <= target else None
 
     def gains(self, start: int) -> dict[int, int]:
-        """Return, by entry id, how many estimated tokens each tool output before index `start` would free if it were
-        hidden."""
+        """For each tool output before index `start`, return how many estimated tokens would become free if it were
+        hidden. The keys are entry ids."""
         results = {entry.id: entry.body for entry in self.projection.entries if isinstance(entry.body, ToolResult)}
         gains: dict[int, int] = {}
         for index in range(self.first, start):
@@ -182,8 +182,8 @@ class Cuts:
         return gains
 
     def drafts(self) -> tuple[CheckpointDraft, ...]:
-        """Return the cuts that fit even with the longest summary allowed. The cut that keeps the most messages comes
-        first."""
+        """Return a draft for each cut that fits even with the longest summary allowed. The draft that keeps the most
+        messages comes first."""
         if self.first >= self.count:
             return ()
         candidates, pins, max_tokens = self.candidates(), self.limits.pins, None
@@ -209,8 +209,8 @@ class Cuts:
         """Return possible cuts. Each cut is a pair: the index at which the kept messages start, and the largest number
         of tokens that the summary may have.
 
-        If there are more unanswered messages than would be kept anyway, the first cuts keep all unanswered messages.
-        The later cuts keep fewer and fewer messages.
+        If the usual cuts would not keep all unanswered messages, cuts that do so come first. Each of the usual cuts
+        keeps fewer messages than the one before it.
         """
         keep, summary = self.keep, self.limits.summary
         starts = dict.fromkeys((self.preferred_tail(keep), self.tail(keep // 2), self.tail(keep // 8), self.count))
@@ -251,7 +251,8 @@ class Cuts:
         return next((index for index in self.boundaries if self.suffix[index] <= tokens), self.count)
 
     def preferred_tail(self, tokens: int) -> int:
-        """Like `tail`, but prefer a tail that starts at a user message, if that tail has at least half of `tokens`."""
+        """Like `tail`, but if a shorter tail starts at a user message and has at least half of `tokens`, return the
+        start of that tail."""
         start = self.tail(tokens)
         for index in self.boundaries:
             if index >= start and self.suffix[index] * 2 >= tokens and self.is_prompt(index):

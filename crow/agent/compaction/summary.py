@@ -1,8 +1,9 @@
 """Summarises the part of a conversation that a checkpoint covers.
 
-Models are asked twice at most. If the user has set a model for summaries, that model is asked first, with a shortened
-transcript. The session's model is asked with the session's own prefix, which the provider has cached, or else with the
-transcript. If no answer is a complete summary, crow takes notes without a model. Taking notes cannot fail.
+Crow sends at most two requests. If the user has set a model for summaries, crow asks that model first and sends it a
+shortened transcript. For the session's model, crow sends the session's own prefix, which the provider has cached. If
+that is not possible, the session's model gets the transcript too. If no answer is a complete summary, crow takes notes
+without a model. Taking notes cannot fail.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ FRAME = re.compile(
     r"(?:^|(?<=\r))(?=[^\S\n]*(?:</?(?:message|skill|file_*)\b|## Messages of the user, word for word))",
     re.MULTILINE | re.IGNORECASE,
 )
-"""Matches the beginning of a line that looks like the lines that crow writes around the parts of a checkpoint."""
+"""Matches the beginning of a line that looks like a tag or heading that crow writes around a part of a checkpoint."""
 
 OUTPUT_CHARS = 2_000
 ARGUMENT_CHARS = 500
@@ -93,18 +94,19 @@ async def ignore(_: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryJob:
-    """An order to write a summary: the messages to summarise, and the limits and instructions for the summary.
+    """A job to write a summary: the messages to summarise, and the limits and instructions for the summary.
 
     `messages` are the first messages of a request, including the system message, and `tools` are sent with them.
     `estimate` is the uncalibrated size of messages and tools, and `scale` turns estimates into tokens. `previous` is
-    the earlier summary, or empty. If there is one, `messages[1]` contains it. `limits.summary` bounds the result.
+    the earlier summary, or empty if there is none. If there is an earlier summary, `messages[1]` contains it. The new
+    summary may have at most `limits.summary` tokens.
 
     If `instruction` is not empty, it replaces crow's own instruction. `focus` comes from the user, `context` from
-    hooks. `cache_key` and `thought_level` are the same as in the session's other requests. The thought level is the
-    same because some models read it before the conversation: with another level, the provider's cache would not be
-    used. If `keeps_prefix` is false, the request with the session's prefix is skipped. Each request takes at most
-    `deadline_s` seconds. `stream(model, request, sent=tokens)` sends a request and records its usage. `show` receives
-    the text as it arrives; an empty string retracts what was shown.
+    hooks. `cache_key` and `thought_level` are the same as in the session's other requests. Some models read the thought
+    level before the conversation, so with another level the provider could not use its cache. If `keeps_prefix` is
+    false, crow does not send the request with the session's prefix. Each request takes at most `deadline_s` seconds.
+    `stream(model, request, sent=tokens)` sends a request and records its usage. `show` receives the text as it arrives.
+    An empty string retracts the text that was shown.
     """
 
     messages: tuple[Message, ...]
@@ -140,12 +142,12 @@ class Summary:
 
 
 async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | None = None) -> Summary:
-    """Return a summary of at most `job.limits.summary` tokens. Never fails.
+    """Return a summary of at most `job.limits.summary` tokens. This function never fails.
 
-    Requests are sent in this order until an answer is a complete summary. First, if there is a `compact_model`, it gets
-    a transcript. Second, if there is room, `model` gets the conversation itself, followed by the instruction. Third, if
-    there is no room or no `compact_model`, `model` gets a transcript. If no answer is complete, crow takes notes
-    without a model.
+    Crow sends requests in this order until an answer is a complete summary. First, if there is a `compact_model`, it
+    gets a transcript. Second, `model` gets the conversation itself, followed by the instruction. This request is left
+    out if `prefix_request` returns None. Third, `model` gets a transcript, but only if one of the first two requests
+    was left out. If no answer is complete, crow takes notes without a model.
     """
     requests: list[tuple[Literal["prefix", "serialised"], Model, Request]] = []
     if compact_model is not None:
@@ -201,8 +203,8 @@ def instruction_of(job: SummaryJob) -> str:
 
 
 def prefix_request(job: SummaryJob) -> Request | None:
-    """Return a request with the conversation as it was sent, followed by the instruction. Return None if this request
-    is to be skipped or leaves no room for an answer."""
+    """Return a request with the conversation as it was sent, followed by the instruction. Return None if
+    `job.keeps_prefix` is false or the request leaves too little room for the summary."""
     instruction = instruction_of(job)
     left = job.limits.window - round((job.estimate + estimate_text(instruction)) * job.scale)
     if not job.keeps_prefix or left < job.limits.summary:
@@ -219,8 +221,8 @@ def prefix_request(job: SummaryJob) -> Request | None:
 
 
 def transcript_request(job: SummaryJob, info: ModelInfo) -> Request:
-    """Return a request with the conversation as text, which fills at most half of the window of `info`. If the
-    conversation is longer, the earlier summary and the newest messages are kept."""
+    """Return a request that contains the conversation as text. The text fills at most half of the window of `info`. If
+    the conversation is longer, the earlier summary and the newest messages are kept."""
     window = min(job.limits.window, info.context_window or job.limits.window)
     outputs = [tokens for tokens in (job.limits.output, info.max_output_tokens) if tokens is not None]
     instruction = instruction_of(job)
@@ -270,7 +272,7 @@ async def ask(model: Model, request: Request, job: SummaryJob) -> Answer | None:
 
 
 def is_complete(answer: Answer, budget: int) -> bool:
-    """Whether an answer is a whole summary within its budget, and nothing else."""
+    """Whether an answer consists of one complete summary that has at most `budget` estimated tokens."""
     text = answer.text.strip()
     is_whole = bool(text) and not answer.calls and answer.finish == "stop"
     return is_whole and estimate_text(FRAME.sub("> ", text)) <= budget

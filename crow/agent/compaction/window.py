@@ -62,8 +62,8 @@ class EndpointWindow:
 
 
 class ContextWindow:
-    """The context windows of the models of one session. If there is no `memory`, what is learned is lost with this
-    object. `today` returns the date in UTC."""
+    """The context windows of the models of one session. If `memory` is None, this object does not store what it learns.
+    `today` returns the date in UTC."""
 
     def __init__(
         self, memory: EndpointMemory | None = None, session: str = "", *, today: Callable[[], date] = utc_today
@@ -93,8 +93,9 @@ class ContextWindow:
         return learned if learned is not None and learned.applies_to(self._session) else None
 
     def is_larger_than_accepted(self, info: ModelInfo, used: int) -> bool:
-        """Whether a request of `used` tokens is large, and larger than every request that the endpoint has accepted in
-        this session since its last refusal."""
+        """Whether a request of `used` tokens may be too long for the endpoint. This is the case if it has at least
+        `MIN_SUSPECT` tokens and is larger than every request that the endpoint has accepted in this session since its
+        last refusal."""
         return used >= MIN_SUSPECT and used > self._of(info).worked
 
     def describe(self, info: ModelInfo) -> str:
@@ -111,18 +112,19 @@ class ContextWindow:
         return f"The endpoint does not say how large its window is; crow assumes {DEFAULT_WINDOW:,} tokens."
 
     async def facts(self, info: ModelInfo) -> tuple[LearnedFact, ...]:
-        """Return the facts that were learned about the endpoint and apply to this session, except the window."""
+        """Return the learned facts about the endpoint that apply to this session. The learned window is not
+        included."""
         if self._memory is None:
             return ()
         learned = await self._memory.learned(*endpoint_and_model(info))
         return describe({key: fact for key, fact in learned.items() if key != WINDOW}, self._session)
 
     def is_loaded_for(self, info: ModelInfo) -> bool:
-        """Whether this model was looked up with its present configuration."""
+        """Whether `look_up` was called for this model with its present configured window."""
         return self._of(info).loaded and self._of(info).configured == configured_window(info)
 
     async def look_up(self, info: ModelInfo) -> None:
-        """Load what was learned about the model. If the user configured a window, what was learned is discarded."""
+        """Load what was learned about the model's window. If the user configured a window, discard the learned one."""
         state = self._of(info)
         state.loaded = True
         if state.configured != configured_window(info):
@@ -169,8 +171,8 @@ class ContextWindow:
         return min(declared, used * 9 // 10, tokens or declared)
 
     async def on_truncation(self, info: ModelInfo, tokens: int, *, fixed: int) -> None:
-        """Learn that the endpoint silently truncates requests to `tokens` tokens. The sign is that it never counts more
-        tokens than that."""
+        """Learn that the endpoint silently truncates requests to `tokens` tokens. The sign of this is that requests
+        grow, but the endpoint never counts more than `tokens` tokens."""
         if fixed < tokens < self.declared(info):
             source = f"token counts: requests grew, but the endpoint never counted more than {tokens:,} input tokens"
             await self._learn(info, tokens, source, is_silent=True)
@@ -195,8 +197,8 @@ class ContextWindow:
             await self._confirm(info, learned)
 
     def test_if_due(self, info: ModelInfo) -> None:
-        """If a test of the learned window is due, use a larger window instead of compacting a full context. A test is
-        also due if the endpoint has accepted a larger request in this session."""
+        """If a test of the learned window is due, start it: a larger window applies until the test ends, so that a full
+        context is not compacted. A test is also due if the endpoint has accepted a larger request in this session."""
         self._of(info).probing = self.is_test_due(info)
 
     def is_test_due(self, info: ModelInfo) -> bool:
@@ -207,14 +209,15 @@ class ContextWindow:
         return state.worked > learned.tokens or learned.is_due(state.answers, self._today())
 
     async def on_compaction(self, info: ModelInfo) -> None:
-        """Store how many answers the endpoint has given within the learned window. Call this after a full context was
-        compacted."""
+        """Store how many answers the endpoint has given since the learned window was last checked. Call this after a
+        full context was compacted."""
         state, learned = self._of(info), self.learned(info)
         if learned is not None and not state.probing and state.answers:
             await self._replace(info, replace(learned, answers=learned.answers + state.answers))
 
     async def forget(self, info: ModelInfo) -> LearnedWindow | None:
-        """Drop everything that was learned about the endpoint, for all sessions. Return the dropped window."""
+        """Forget everything that was learned about the endpoint, for all sessions. Return the learned window, or None
+        if there was none."""
         await self.look_up(info)
         state = self._of(info)
         learned, state.probing = state.learned, False

@@ -53,8 +53,8 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
 
 
 def slot_for(name: str, arguments: Mapping[str, Any], context: ToolContext) -> AbstractAsyncContextManager[None]:
-    """Return a context that waits until a call may run. Background commands do not wait: their number is limited for
-    each session."""
+    """Return a context manager that waits until a call may run. Background commands do not wait, because each session
+    has its own limit for them."""
     limiter = TOOLS[name].limiter
     if limiter is None or arguments.get("background", False):
         return nullcontext()
@@ -62,6 +62,6 @@ def slot_for(name: str, arguments: Mapping[str, Any], context: ToolContext) -> A
 
 
 def with_name(tool: str, message: str) -> str:
-    """The message with the tool's name before it. Messages of `check` and `parse`, which already begin with the name,
-    stay unchanged."""
+    """Put the tool's name before the message. Messages of `check` and `parse` already begin with the name and stay
+    unchanged."""
     return message if message.startswith(f"{tool}: ") else f"{tool}: {message}"

@@ -98,9 +98,9 @@ class Replacement:
 def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Replacement:
     """Replace `old` with `new` in the text of the file `name`.
 
-    An exact match is tried first: with the line ends as given and with those of the file. If there is no exact match,
-    trailing white space is ignored, and the lines in the file may be indented more or less than those of `old`. This
-    difference must be the same for all lines; it is then applied to the new text as well.
+    An exact match is tried first, both with the line ends as given and with those of the file. If there is no exact
+    match, trailing white space is ignored, and the lines in the file may be indented more or less than those of `old`.
+    This difference in indentation must be the same for all lines. It is then applied to the new text as well.
 
     :raises ~crow.domain.errors.ArgumentError: nothing matches, or several places match and `every` is false.
     """
@@ -124,7 +124,8 @@ def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Re
 
 
 def spellings(text: str, old: str, new: str) -> list[tuple[str, str]]:
-    """The pairs of old and new text to try: as given and, if the file has CRLF line ends, also with CRLF."""
+    """Return the pairs of old and new text to try: the texts as given and, if the file has CRLF line ends, also the
+    texts with CRLF."""
     if "\r\n" not in text or "\r" in old:
         return [(old, new)]
     new_crlf = re.sub(r"\r?\n", "\r\n", new)
@@ -186,8 +187,9 @@ def replace_loosely(text: str, old: str, new: str, name: str) -> Replacement:
 
 
 def find_loosely(lines: Sequence[str], wanted: Sequence[str], name: str) -> list[tuple[int, tuple[str, str]]]:
-    """Find all places whose lines match the wanted lines when trailing white space and a common difference in
-    indentation are ignored. Return, for each place, the index of its first line and the result of :func:`indent_shift`.
+    """Find all places whose lines match the wanted lines. Ignore trailing white space, and a difference in indentation
+    if it is the same for all lines. For each place, return the index of its first line and the result of
+    :func:`indent_shift`.
 
     :raises ~crow.domain.errors.ArgumentError: there are too many places to compare.
     """
@@ -211,8 +213,8 @@ def find_loosely(lines: Sequence[str], wanted: Sequence[str], name: str) -> list
 
 
 def indent_shift(wanted: Sequence[str], actual: Sequence[str]) -> tuple[str, str] | None:
-    """The indentation to remove from all wanted lines and the indentation to add to them, so that they become the
-    actual lines. None if the lines would need different changes."""
+    """Return how to change the indentation of the wanted lines so that they become the actual lines: the text to remove
+    from the start of each line, and the text to add there. Return None if the lines need different changes."""
     shifts = set()
     for want, have in zip(wanted, actual, strict=True):
         if not want.strip():
@@ -228,7 +230,7 @@ def indent_shift(wanted: Sequence[str], actual: Sequence[str]) -> tuple[str, str
 
 
 def describe_mismatch(lines: Sequence[str], wanted: Sequence[str], name: str) -> str:
-    """The error message that says why nothing matched, and which lines come close."""
+    """Return the error message that says why nothing matched, and which lines come close."""
     start = f"old_text does not occur in {name}"
     if all(NUMBERED.match(line) for line in wanted):
         return f"{start}; leave out the line numbers that read_file adds"

@@ -67,7 +67,7 @@ def check_is_text(document: Document) -> None:
 
 
 async def convert(document: Document, keys: HiddenKeys) -> str:
-    """The text of a document. :raises ~crow.domain.errors.ArgumentError: converting it takes too long."""
+    """Return the text of a document. :raises ~crow.domain.errors.ArgumentError: converting it takes too long."""
     media, charset = document.media, document.charset
     if len(document.data) <= SMALL_BYTES:
         return await anyio.to_thread.run_sync(html.document_text, document.data, media, charset)

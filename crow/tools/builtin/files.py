@@ -1,7 +1,7 @@
 """`read_file` and `write_file`, and the functions that all tools that change files share.
 
-Until the user has allowed a call, its plan must tell the model nothing about a file outside the workspace except the
-file's name.
+Until the user has allowed a call, the call's plan must not tell the model anything about a file outside the workspace
+except the file's name.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from crow.tools.builtin.tool import (
 PATH = argument("string", "Absolute, or relative to the working directory.", minLength=1)
 
 WHOLE_BYTES = 32_000_000
-"""Files with more bytes are read in pieces and are never changed."""
+"""A file with more bytes than this is read in pieces, and the tools do not change it."""
 
 A_FILE = "a file; use list_files for directories"
 PIECE_BYTES = 4_000_000
 THREAD_BYTES = 262_144
-"""The event loop searches at most this many bytes of a text for lines; a thread searches the rest."""
+"""At most this many bytes of a text are split into lines in the event loop. The rest is split in a thread."""
 
 WINDOW_LINES = 2_000
 WINDOW_CHARS = 50_000
@@ -123,7 +123,8 @@ async def read_image(workspace: Workspace, target: PathTarget, stat: FileStat, m
 
 
 def decode_wide(data: bytes) -> str | None:
-    """The text of a file with a byte order mark of UTF-16 or UTF-32, None for any other file."""
+    """Return the text of a file that begins with a byte order mark of UTF-16 or UTF-32. Return None for any other
+    file."""
     for encoding, marks in WIDE_ENCODINGS.items():
         if data.startswith(marks):
             with suppress(UnicodeDecodeError):
@@ -133,8 +134,8 @@ def decode_wide(data: bytes) -> str | None:
 
 
 def format_window(window: LineWindow, name: str, size: str) -> str:
-    """The lines with their numbers, and a note on how to read on. `size` is the number of lines, or a text that says
-    how large the file is.
+    """Return the lines of the window with their numbers. If the file has more lines, a note says how to continue.
+    `size` is the number of lines in the file, or a text that says how large the file is.
 
     :raises ~crow.domain.errors.ArgumentError: the file ends before the first of the lines.
     """
@@ -176,8 +177,8 @@ class Row:
 
 
 class LineWindow:
-    """Collects at most `limit` lines of a file, starting with line `first` (counted from 1). The file is passed to
-    `feed` in pieces, and the memory that this takes is bounded.
+    """Collects at most `limit` lines of a file, starting with line `first` (counted from 1). Pass the file to `feed` in
+    pieces. Only a limited part of the file is kept in memory.
 
     `has_more` tells whether more lines follow those in `rows`.
     """
@@ -260,8 +261,8 @@ def check_mask(argument: str, new: str, old: str) -> None:
 
 
 async def read_replaced(context: ToolContext, target: PathTarget) -> tuple[str | None, str | None]:
-    """The text that a write would replace (None for a new file), and the reason why the text cannot be replaced (None
-    if it can)."""
+    """Return the text that a write would replace, and the reason why it cannot be replaced. The text is None for a new
+    file. The reason is None if the text can be replaced."""
     stat = await context.workspace.stat(target.path)
     match stat.kind:
         case "missing":
@@ -284,8 +285,8 @@ async def plan_change(
     fault: str | None,
     line: int | None = None,
 ) -> PlannedCall:
-    """Plan a call that writes to `target`. If the file is outside the workspace or secret, `fault` is dropped, because
-    it could reveal what the file contains."""
+    """Plan a call that writes to `target`. If the file is secret or outside the workspace, `fault` is ignored, because
+    the message could reveal what the file contains."""
     protection = context.workspace.protection(target.path)
     # An editor may write a file in place. This changes the file under all its names.
     if target.has_hard_links and protection == "none":
@@ -337,8 +338,8 @@ async def apply_change(
 async def stat_kind(
     workspace: Workspace, target: PathTarget, kinds: Sequence[str], expected: str, *, head: int = 0
 ) -> FileStat:
-    """Look up the size and kind of the target, and read its first `head` bytes. `expected` describes the allowed
-    `kinds` in the error message.
+    """Look up the size and kind of the target, and read its first `head` bytes. `kinds` are the allowed kinds, and
+    `expected` describes them in the error message.
 
     :raises ~crow.domain.errors.ArgumentError: the target does not exist, or is of another kind.
     """
@@ -371,7 +372,7 @@ def list_names(directory: Path) -> list[str]:
 
 
 def similar_names(wanted: str, names: Sequence[str]) -> list[str]:
-    """Up to three names that are close to `wanted`. The time for comparing two names is quadratic, so only the
+    """Return up to three names that are close to `wanted`. Comparing two names takes quadratic time, so only the
     beginnings of long names are compared. If there are many names, only some of them are compared."""
     start = wanted.casefold()[:COMPARED_CHARS]
     folded = {name.casefold()[:COMPARED_CHARS]: name for name in names}
@@ -380,7 +381,8 @@ def similar_names(wanted: str, names: Sequence[str]) -> list[str]:
 
 
 def image_type(head: bytes) -> str | None:
-    """The media type of an image that models accept, detected from its first bytes; None for anything else.
+    """Detect the media type of an image from its first bytes. Return None for anything other than an image that models
+    accept.
 
     A declared media type is ignored, because it may be wrong. Providers refuse every later request that contains an
     image with a wrong type.
@@ -390,8 +392,8 @@ def image_type(head: bytes) -> str | None:
 
 
 def sound_picture_type(data: str) -> str | None:
-    """The media type of a base64 image that models accept; None if the data is invalid, too large, or not such an
-    image."""
+    """Return the media type of a base64 image. Return None if the data is invalid, too large, or not an image that
+    models accept."""
     try:
         decoded = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):

@@ -1,14 +1,15 @@
 """The program behind `list_files` and `grep`: lists files, or searches them for a regular expression.
 
-This is a separate process because matching a regular expression may take for ever, and only killing the process stops
-it. The process also exits when its time is up or when nobody reads its answer. Python runs this file by its path, and
-the program uses the standard library alone. Its argument is a JSON object (see `main`). Standard input contains names
+This is a separate process because matching a regular expression may never end, and only killing the process stops it.
+The process also exits when its time is up or when nobody reads its answer. Python runs this file by its path, and the
+program uses the standard library alone. Its argument is a JSON object (see `main`). Standard input contains names
 relative to the current directory, each ended by NUL. If standard input is empty, the program walks the current
 directory instead. The answer is one line of JSON.
 
 If ripgrep is available, it only says which files may match. This program itself always finds the matching lines, so the
-answer is the same with and without ripgrep. Symbolic links are never followed, even if git lists a file behind one:
-each directory on the way to a file is opened separately, so that nobody can put a link in its place in the meantime.
+answer is the same with and without ripgrep. The program never follows symbolic links, even if git lists a file that is
+reached through one. It opens each directory on the way to a file separately, so that nobody can replace a directory
+with a link in the meantime.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ OPENS_FOLDERS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
 FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_PATH", os.O_RDONLY)
 READER_CHECK_S = 0.5
 ANCHORED = re.compile(r"\\[AZ]|\(\?(?![:i])")
-"""Matches patterns that may treat the start or end of a text specially. Such a pattern must be tried on each line by
-itself, never on the whole text of a file."""
+"""Matches patterns that may treat the start or end of a text specially. These patterns must be tried on each line
+separately, never on the whole text of a file."""
 
 META = re.compile(r"[\\^$.|?*+()\[\]{}]")
 RIPGREP_FILES = 100
-"""Ripgrep is used only for at least this many files, and never for a pattern that is plain text. Otherwise, this
-program has finished its own search before ripgrep would have started."""
+"""Ripgrep is used only if there are at least this many files, and never for a pattern that is plain text. In all other
+cases, this program finishes its own search before ripgrep would have started."""
 RIPGREP_OPTIONS = (
     *("--no-config", "--no-messages", "--no-ignore", "--hidden", "--text", "--encoding", "none"),
     *("--color", "never", "--case-sensitive", "--files-with-matches", "--null"),
@@ -70,9 +71,9 @@ def main() -> None:
     """Answer the request in the first argument.
 
     `glob`: a glob for the names to keep, or null. `limit`: the maximum number of lines to return. `seconds`: the
-    maximum processor time. `excluded`: the files to leave out, see `Exclusion`; absent if there are none. A request for
-    grep also has `pattern`, `ignore_case`, `file` (the name of a single file to search, or null) and `ripgrep` (the
-    program's path, or null).
+    maximum processor time. `excluded`: the files to leave out (see `Exclusion`). This member is absent if no file is
+    left out. A request for grep also has `pattern`, `ignore_case`, `file` (the name of a single file to search, or
+    null) and `ripgrep` (the program's path, or null).
 
     The answer for a list has `names` and `total`. The answer for grep has `matches` as [name, line, text], `more`
     (whether there are more matches), and `large` (how many files were too large to search). Both have `left_out`, the
@@ -130,14 +131,15 @@ class Exclusion:
 class Folders:
     """Opens files and directories below the current directory, never through a link.
 
-    A directory stays open as long as the next names are below it, so names in sorted order are opened quickly.
+    A directory stays open as long as each next name is below it. Therefore, opening many names is fast if they are
+    sorted.
     """
 
     def __init__(self) -> None:
         self._open = [("", os.open(".", FOLDER))] if OPENS_FOLDERS else []
 
     def open(self, name: str) -> int:
-        """Open a file to read it. :raises OSError: the file cannot be opened, or a link leads to it."""
+        """Open a file to read it. :raises OSError: the file cannot be opened, or a part of its path is a link."""
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         if not OPENS_FOLDERS:
             return os.open(name, flags)
@@ -145,18 +147,18 @@ class Folders:
         return os.open(last, flags, dir_fd=self._folder(folder))
 
     def status(self, name: str) -> os.stat_result:
-        """The status of a file or directory. For a link, this is the status of the link itself. :raises OSError:
-        nothing has this name, or a link leads to its directory."""
+        """Return the status of a file or directory. For a link, this is the status of the link itself. :raises OSError:
+        there is no such file, or its directory is reached through a link."""
         if not OPENS_FOLDERS:
             return os.lstat(name)
         folder, _, last = name.rpartition("/")
         return os.stat(last, dir_fd=self._folder(folder), follow_symlinks=False)
 
     def entries(self, folder: str) -> list[tuple[str, bool, bool]]:
-        """The sorted names in a directory, each with two booleans: whether the name is a directory, and whether it is a
-        link to a directory.
+        """Return the sorted names in a directory, each with two booleans: whether the name is a directory, and whether
+        it is a link to a directory.
 
-        :raises OSError: the directory cannot be read, or a link leads there.
+        :raises OSError: the directory cannot be read, or a part of its path is a link.
         """
         if not OPENS_FOLDERS:
             return described(folder or ".")
@@ -167,7 +169,7 @@ class Folders:
             os.close(handle)
 
     def _folder(self, folder: str) -> int:
-        """A handle of the directory. The handle is valid until the next call."""
+        """Return a handle of the directory. The handle is valid until this method is called again."""
         if len(folder) > PATH_CHARS:
             raise OSError(errno.ENAMETOOLONG, "the path is too long for other programs", folder)
         while len(self._open) > 1 and not f"{folder}/".startswith(f"{self._open[-1][0]}/"):
@@ -218,8 +220,8 @@ def limit_lifetime(seconds: int) -> None:
 
 
 def find_files() -> set[str]:
-    """The files that standard input names and that exist. If standard input is empty, all files below the current
-    directory."""
+    """Return the existing files among those that standard input names. If standard input is empty, return all files
+    below the current directory."""
     given = [os.fsdecode(name) for name in sys.stdin.buffer.read().split(b"\0") if name]
     if not given:
         return set(walk(""))
@@ -237,8 +239,8 @@ def find_files() -> set[str]:
 
 
 def walk(top: str) -> Iterator[str]:
-    """All files below `top` at any depth, except in directories that tools create, such as `node_modules`. An empty
-    `top` is the current directory."""
+    """Yield all files below `top` at any depth, except in directories that tools create, such as `node_modules`. An
+    empty `top` is the current directory."""
     count, waiting, folders = 0, [top], Folders()
     while waiting:
         directory = waiting.pop()
@@ -302,8 +304,8 @@ def glob_expression(pattern: str) -> str:
 
 
 def summarize(names: list[str], limit: int) -> list[str]:
-    """At most `limit` lines for the names. If there are more names than that, each deep directory becomes one line with
-    the number of its files. If even that gives too many lines, return the first `limit` names."""
+    """Return at most `limit` lines for the names. If there are more than `limit` names, each deep directory becomes one
+    line with the number of its files. If even that gives too many lines, return the first `limit` names."""
     if len(names) <= limit:
         return names
     deepest = max(name.count("/") for name in names)
@@ -341,7 +343,7 @@ def search(names: list[str], pattern: str, flags: int, limit: int) -> dict[str, 
 
 
 def is_shared(pattern: str) -> bool:
-    """Whether ripgrep finds every line of plain ASCII that Python finds. Ripgrep may find additional lines."""
+    """Whether ripgrep finds at least all lines of plain ASCII that Python finds with this pattern."""
     return pattern.isascii() and SHARED.fullmatch(pattern) is not None
 
 

@@ -2,8 +2,8 @@
 
 A separate program (`scan.py`) does the work, so that a bad regular expression cannot block the whole process. The
 program is killed when the call is cancelled or times out. In a git repository, git lists the files, so ignored files
-are left out. Only a git or ripgrep from outside the workspace is used, and git runs no program that the repository's
-configuration names.
+are left out. Crow uses git or ripgrep only if it is installed outside the workspace. It also prevents git from running
+programs that the repository's configuration names.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ MAX_MATCHES = 200
 TIMEOUT_S = 60.0
 SECRET_PATHS = rf".*/(?:{'|'.join(map(re.escape, SECRET_PLACES))})(?:/.*)?"
 CHECKED_CHARS = 200
-"""Patterns with more characters are checked only in the scanning program: compiling a pattern of some thousand
-characters can take seconds."""
+"""A pattern with more characters than this is checked only in the scanning program, because compiling a pattern of some
+thousand characters can take seconds."""
 
 # This command fails if a link has been put into the path since the call was allowed.
 ENTER = "cd {path} && {{ [ \"$(pwd -P; echo .)\" = {shown} ] || {{ echo 'the path has changed'; exit 1; }}; }}"
@@ -114,14 +114,14 @@ async def run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def describe_left_out(count: int) -> list[str]:
-    """Return a note about the files that were left out, or an empty string if there are none."""
+    """Return a list with a note about the files that were left out. The list is empty if no file was left out."""
     files = "1 file" if count == 1 else f"{count:,} files"
     return [f"[left out {files} that the user's rules forbid or that may hold keys]"] if count else []
 
 
 async def find_closed(invocation: ToolInvocation, top: PathTarget, names: Collection[str]) -> set[str]:
-    """The names of found files that may not be shown: secret files, crow's own files, and hard links to excluded
-    files."""
+    """Return the names of those found files that may not be shown: secret files, crow's own files, and hard links to
+    excluded files."""
     workspace, paths = invocation.context.workspace, {name: top.path / name.rstrip("/") for name in names}
     closed = {
         name for name, path in paths.items() if workspace.read_protection(path) not in ("none", top.read_protection)
@@ -145,8 +145,8 @@ def in_place(name: str) -> str:
 
 
 def check_pattern(pattern: str, fault: str) -> None:
-    """Refuse a pattern that has a `fault`. :raises ~crow.domain.errors.ArgumentError: `fault` is not empty, which means
-    that the pattern is not a regular expression."""
+    """Refuse a pattern that is not a regular expression. `fault` says why it is not one, and is empty if it is one.
+    :raises ~crow.domain.errors.ArgumentError: `fault` is not empty."""
     if fault:
         shown = pattern if len(pattern) <= CHECKED_CHARS else f"{pattern[:CHECKED_CHARS]}…"
         raise ArgumentError(
@@ -156,8 +156,8 @@ def check_pattern(pattern: str, fault: str) -> None:
 
 
 async def scan_directory(invocation: ToolInvocation, target: PathTarget, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of the scanning program for a directory. The program leaves out excluded files. It also leaves out
-    secret files, unless the directory itself is secret.
+    """Return the answer of the scanning program for a directory. The program leaves out excluded files. It also leaves
+    out secret files, unless the directory itself is secret.
 
     :raises ~crow.domain.errors.ArgumentError: the program took too long, or failed, for example because the directory
         may not be read.

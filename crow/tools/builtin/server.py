@@ -32,8 +32,8 @@ LISTING = mcp.ListToolsResult(tools=[mcp.Tool(name=name, input_schema={"type": "
 
 
 def meta_for(call_id: str, planned: PlannedCall | None = None) -> mcp.RequestParamsMeta:
-    """The `_meta` of a request: the call's id, and the path, argument and exclusions of the planned call that was
-    allowed."""
+    """Return the `_meta` of a request. It contains the call's id, and the path, argument and exclusions of the planned
+    call that was allowed."""
     path = planned.rule_paths[0] if planned is not None and planned.rule_paths else None
     argument = planned.argument if planned is not None else None
     excluded = asdict(planned.excluded if planned is not None else NOTHING_EXCLUDED)
@@ -72,7 +72,8 @@ def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
 
 
 def to_result(outcome: Outcome) -> mcp.CallToolResult:
-    """An outcome as an MCP result. `_meta["crow"]` has its `announcement`, `plan`, `raw_output` and `skill`."""
+    """Convert an outcome to an MCP result. `_meta["crow"]` has the outcome's `announcement`, `plan`, `raw_output` and
+    `skill`."""
     fields = asdict(outcome)
     meta = {name: fields[name] for name in ("announcement", "plan", "raw_output", "skill")}
     images = [mcp.ImageContent(data=image.data, mime_type=image.mime_type) for image in outcome.images]
@@ -82,7 +83,7 @@ def to_result(outcome: Outcome) -> mcp.CallToolResult:
 
 
 def from_result(result: mcp.CallToolResult) -> Outcome:
-    """The outcome in a result of the built-in server: the inverse of `to_result`."""
+    """Convert a result of the built-in server back to an outcome. This is the inverse of `to_result`."""
     block, *images = result.content
     assert isinstance(block, mcp.TextContent)
     meta: Mapping[str, Any] = (result.meta or {})[META]

@@ -35,8 +35,8 @@ from crow.tools.builtin.tool import (
 
 MAX_RECALLED = 20
 QUERY_CHARS = 300
-"""The maximum length of a query: the search time is proportional to the length of the query times the length of the
-text."""
+"""The maximum length of a query. There is a limit because the search time is proportional to the length of the query
+times the length of the text."""
 
 TIME_CHARS = 40
 MAX_ITEMS = 100
@@ -104,12 +104,15 @@ def recall_query(args: Arguments) -> RecallQuery:
     if not query.words.strip() and query.entry is None and since is None and until is None:
         raise ArgumentError("query, entry, since and until are all missing; expected at least one of them")
     if query.session is not None and query.scope == "this":
-        raise ArgumentError('session needs scope "workspace" or "all"; leave session out to search this conversation')
+        raise ArgumentError(
+            'the argument session needs scope "workspace" or "all"; leave session out to search this conversation'
+        )
     return query
 
 
 def unix_ms(name: str, text: str, *, days_later: int = 0) -> int:
-    """Return a local day or time in Unix ms. If `text` is only a day, `days_later` days are added.
+    """Convert `text`, a day or a time in the local time zone, to Unix ms. If `text` is a day, add `days_later` days.
+    `name` is the argument's name for the error message.
 
     :raises ~crow.domain.errors.ArgumentError: `text` is neither a day nor a time.
     """
@@ -149,7 +152,7 @@ async def plan_task(context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 def find_agent(context: ToolContext, args: Arguments) -> AgentKind | None:
-    """The kind of sub-agent that the arguments name; None if they name no kind.
+    """Return the kind of sub-agent that the arguments name, or None if they do not name a kind.
 
     :raises ~crow.domain.errors.ArgumentError: there is no such kind, or the arguments name both a kind and a task to
         resume.

@@ -34,8 +34,8 @@ async def plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def effective_access(context: ToolContext, args: Arguments) -> CommandAccess:
-    """Return the access that the command gets. If nothing confines commands, this is full access, even if the model
-    asked for less."""
+    """Return the access that the command gets. If commands are not confined, the command gets full access, even if the
+    model asked for less."""
     requested: CommandAccess = args.get("access", DEFAULT_ACCESS)
     await context.workspace.sandbox_status()  # `confines` is unknown before this call
     return requested if context.workspace.confines else "full"

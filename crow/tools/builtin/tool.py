@@ -32,7 +32,7 @@ from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.workspace import SeenFiles, shared_inode
 
 Arguments: TypeAlias = Mapping[str, Any]
-"""Arguments checked against the tool's schema; optional ones may be absent."""
+"""The arguments of a call, checked against the tool's schema. Optional arguments may be absent."""
 
 SHOWN_CHARS = 80
 TOO_DEEP = f"the arguments are nested too deeply; expected at most {MAX_DEPTH} levels"
@@ -60,7 +60,8 @@ class Builtin:
 
 
 def tool_spec(name: str, description: str, /, *, required: str = "", **properties: Mapping[str, Any]) -> ToolSpec:
-    """A tool as offered to the model. `required` has the names of the required properties, separated by spaces."""
+    """Return a tool as it is offered to the model. `required` has the names of the required properties, separated by
+    spaces."""
     schema: dict[str, Any] = {"type": "object", "properties": properties}
     if required:
         schema["required"] = required.split()
@@ -112,8 +113,8 @@ class ToolInvocation:
     def target(self, path: str) -> PathTarget:
         """The file or directory that `path` leads to.
 
-        :raises ~crow.domain.errors.ArgumentError: a link has changed, so `path` no longer leads to the file or
-        directory that was allowed; or the target is one of crow's own files.
+        :raises ~crow.domain.errors.ArgumentError: a link has changed, so that `path` no longer leads to the file or
+            directory that was allowed. Or the target may never be used, for example because it belongs to crow itself.
         """
         target = self.context.target(path)
         if self.allowed_path is not None and str(target.path) != self.allowed_path:
@@ -130,10 +131,10 @@ class PathTarget:
     `name` is the path for messages: relative to the working directory if the file is inside that directory.
     `client_path` is the path for the client. If the file is inside the working directory, `client_path` begins with the
     path that the client gave for that directory, even if that path is a link. `rule_names` are the names by which
-    permission rules can refer to the file. `given_names` are the names before links were resolved, which only deny
-    rules use. `read_protection` says whether the file may be read freely, only after asking the user, or never.
-    `has_hard_links`: the file has several names. `is_out_of_bounds`: the workspace is bounded, and the file is outside
-    of it.
+    permission rules can refer to the file. `given_names` are the names before links were resolved. Only deny rules use
+    these names. `read_protection` says whether the file may be read freely, only after asking the user, or never.
+    `has_hard_links` means that the file has several names. `is_out_of_bounds` means that the workspace is bounded and
+    the file is outside of it.
     """
 
     path: Path
@@ -185,8 +186,8 @@ class PathTarget:
 
 
 def display_name(workspace: Workspace, path: Path) -> str:
-    """A resolved path for messages and titles. A path inside the working directory is shown relative to that
-    directory."""
+    """Return a resolved path as messages and titles show it. A path inside the working directory is shown relative to
+    that directory."""
     root = workspace.resolve(".")
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
@@ -197,8 +198,8 @@ def session_call(title: str, kind: CallKind) -> PlannedCall:
 
 
 def describe_error(error: ArgumentError | OSError) -> str:
-    """The message for the model. For an OSError, the message says what the system or the editor reported, and about
-    which file."""
+    """Return the message for the model. For an OSError, the message says what the system or the editor reported, and
+    about which file."""
     if isinstance(error, ArgumentError):
         return str(error)
     where = f": {error.filename}" if error.filename is not None else ""
