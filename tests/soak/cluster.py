@@ -581,17 +581,7 @@ class Round:
     async def _check_views(self, clients: Sequence[Client]) -> None:
         for client in clients:
             for node in self.cluster.nodes:
-                view = View()
-
-                def take(params: dict[str, Any], view: View = view) -> None:
-                    view.take(params)
-
-                peer = await Peer.open(node.url, take, within_s=60)
-                try:
-                    params: dict[str, Any] = {"sessionId": client.session, "cwd": str(self.place), "mcpServers": []}
-                    await peer.request("session/load", within_s=60 * self.slow, **params)
-                finally:
-                    await peer.close()
+                view = await self._loaded(node, client.session)
                 if wrong := self._differences(client.view, view):
                     role = "driver" if client.is_driver else "watcher"
                     words = f"the {role} of {client.session} shows\n{wrong}"
@@ -599,6 +589,24 @@ class Round:
                     break
             else:
                 self.report.counts["clients that show the log"] += 1
+
+    async def _loaded(self, node: Node, session: str) -> View:
+        """What a new client of a node is shown. After a fault, the node may need a moment to reach the database."""
+        params: dict[str, Any] = {"sessionId": session, "cwd": str(self.place), "mcpServers": []}
+        async with asyncio.timeout(60 * self.slow):
+            while True:
+                view = View()
+                peer = await Peer.open(node.url, view.take, within_s=60)
+                try:
+                    await peer.request("session/load", within_s=60 * self.slow, **params)
+                except RpcError as error:
+                    if "cannot be read now" not in str(error):
+                        raise
+                    self.report.counts["loads that were refused because the database did not answer"] += 1
+                else:
+                    return view
+                finally:
+                    await peer.close()
 
     def _differences(self, shown: View, stored: View) -> str:
         """What a client shows otherwise than the log, in words.
