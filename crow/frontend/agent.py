@@ -508,9 +508,9 @@ class AcpAgent:
         the response to the original prompt.
         """
         opened = await self._writable(params["sessionId"])
-        key = (self._sessions.requester.connection_id, params.request_id)
+        key = (self._sessions.requester.connection_id, opened.session.id, params.request_id)
         run = self._host.prompt_again(self._connection, key)
-        if run is None or run.session.id != opened.session.id:
+        if run is None:
             session, metadata = opened.session, session_metadata(params)
             parts = without_repeated_prompts(parts_from(params["prompt"]), is_first=session.branch.prompt is None)
             run = PromptRun(session, session.submit(parts, metadata), self._connection)

@@ -144,6 +144,11 @@ class HostedSession:
         return any(attachment.origin != origin for attachment in self.client.attachments)
 
 
+PromptKey: TypeAlias = tuple[str, str, RequestId]
+"""What identifies a prompt request: the connection id of its client, the id of its session, and the id of the
+request."""
+
+
 class PromptRun:
     """A prompt whose turn runs to its end even if the connection that sent the prompt breaks.
 
@@ -198,7 +203,7 @@ class SessionHost:
         self.is_shared = is_shared
         self.open: dict[str, HostedSession] = {}
         self._closing: set[HostedSession] = set()
-        self._prompts: dict[tuple[str, RequestId], PromptRun] = {}
+        self._prompts: dict[PromptKey, PromptRun] = {}
         self.is_warm = False
         self.idle = IdleTimer(self.tidy)
         self._session_view = session_view
@@ -250,12 +255,11 @@ class SessionHost:
         self.open[hosted.session.id] = hosted
         self.tasks.start_soon(self._run, hosted)
 
-    def prompt_again(self, connection: ClientConnection, key: tuple[str, RequestId]) -> PromptRun | None:
+    def prompt_again(self, connection: ClientConnection, key: PromptKey) -> PromptRun | None:
         """Returns the original prompt if a client repeats it after its connection broke. Returns None if the prompt is
         new.
 
-        `key` contains the client's connection id and the id of its request. From now on, the response to the original
-        prompt goes to `connection`.
+        From now on, the response to the original prompt goes to `connection`.
         """
         known = self._prompts.get(key) if key[0] else None
         if known is None or known.connection is connection:
@@ -263,7 +267,7 @@ class SessionHost:
         known.connection = connection
         return known
 
-    def run_prompt(self, run: PromptRun, key: tuple[str, RequestId]) -> None:
+    def run_prompt(self, run: PromptRun, key: PromptKey) -> None:
         """Runs a submitted prompt. For `KEEP_S` seconds after the end of the turn, the client that sent the prompt can
         ask for the result again."""
         self.tasks.start_soon(run.run, self.idle)

@@ -439,7 +439,7 @@ class NegotiatingAgent(AcpAgent):
         state tell the client how the turn goes on."""
         # Over stdio, the prompt is submitted without any wait, so a cancellation sent right after it takes effect.
         opened = await self._writable(text_in(params, "sessionId"))
-        key = (self._sessions.requester.connection_id, params.request_id)
+        key = (self._sessions.requester.connection_id, opened.session.id, params.request_id)
         run = self._host.prompt_again(self._connection, key)
         if run is None:
             session, metadata = opened.session, session_metadata(params)

@@ -319,6 +319,21 @@ async def test_a_prompt_that_is_sent_again_after_a_broken_connection_runs_once(t
         assert len(host.model.requests) == 1
 
 
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_prompt_to_another_session_is_not_taken_for_the_original_prompt(tmp_path: Path, version: int) -> None:
+    async with shared(tmp_path, Say(text=("First.",)), Say(text=("Other.",))) as host:
+        kind = NegotiatingAgent if version == 2 else None
+        ann = await host.client(requester=Requester(connection_id="c1"), version=version, agent_type=kind)
+        session, other = await ann.new(), await ann.new()
+        await ann.prompt(session, "go")  # request 4
+        await ann.drop()
+        again = await host.client(requester=Requester(connection_id="c1"), version=version, agent_type=kind)
+        await again.open("session/resume", session)
+        await again.open("session/resume", other)
+        await again.prompt(other, "go")  # request 4
+        await again.until_kind("agent_message_chunk", "Other.")
+
+
 async def test_only_the_oldest_results_are_dropped_if_there_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
