@@ -65,7 +65,7 @@ LoadedSource: TypeAlias = Callable[[], Loaded]
 
 
 def prepare_prompts(*, confines: bool) -> None:
-    """Import the packages that the first request to a model needs. Blocks.
+    """Import the packages that the first request to a model needs. This function blocks.
 
     If `confines` is true, a second thread looks for a working sandbox at the same time.
     """
@@ -79,7 +79,7 @@ def prepare_prompts(*, confines: bool) -> None:
 
 
 def prepare_calls() -> None:
-    """Import the packages that the first tool call needs. Blocks."""
+    """Import the packages that the first tool call needs. This function blocks."""
     from crow.tools.mcp.client import import_sdk
 
     import_sdk()
@@ -90,7 +90,7 @@ async def open_model(
 ) -> EndpointModel:
     """Open a model at an endpoint. `memory` holds facts about the endpoint that crow learned earlier.
 
-    If a command in the settings prints the key, `on_key` is called with this key.
+    If the settings name a command that prints the key, crow runs the command and calls `on_key` with the key.
 
     :raises ConfigError: the command that prints the key fails.
     """
@@ -113,8 +113,8 @@ def offline_model(settings: Settings) -> OfflineModel:
 
 
 def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
-    """Return the endpoint that `target` describes. `key` is the key that the endpoint's `api_key_command` has printed.
-    If that command has not run yet, the returned endpoint has the key "pending"."""
+    """Return the endpoint that `target` describes. `key` is the key that the endpoint's `api_key_command` printed.
+    Until that command has run, the returned endpoint has the placeholder key "pending"."""
     from crow.llm.dialect import Dialect
     from crow.llm.endpoint import Endpoint, EndpointTimeouts
 
@@ -162,8 +162,8 @@ def open_toolbox(
     *,
     on_change: Callable[[], Awaitable[None]] | None = None,
 ) -> AbstractAsyncContextManager[McpToolbox]:
-    """Return a context manager that opens the built-in tools and the tools of `servers`. The task of the session must
-    both enter and leave it."""
+    """Return a context manager that opens the built-in tools and the tools of `servers`. The session's own task must
+    both enter and exit the context manager."""
     from crow.tools.mcp.client import open_toolbox
 
     return open_toolbox(workspace, ports, servers, tool_settings(loaded), on_change=on_change)
@@ -195,8 +195,8 @@ def open_workspace(
 ) -> Workspace:
     """Open the workspace on disk. Tools cannot write crow's own files, and commands cannot read the keys.
 
-    With `is_bounded`, tools cannot leave the workspace, and below `serve.roots`, commands see only the directories of
-    the workspace.
+    If `is_bounded` is true, tools cannot leave the workspace. Commands then see no directories below `serve.roots`
+    except those of the workspace.
     """
     paths = loaded().paths
     config = paths.config_file.parent
@@ -246,8 +246,8 @@ def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str], *, is_bo
 def own_folders(paths: Paths, cwd: str) -> tuple[Path, ...]:
     """Return the directories in which every file belongs to crow.
 
-    A directory that contains the workspace is left out. If the settings file is in a directory with other files of the
-    user, this directory is left out too.
+    A directory that contains the workspace is left out. The directory of the settings file is included only if it is
+    named `crow` or is crow's data directory. Any other directory may also hold other files of the user.
     """
     config, workspace = paths.config_file.parent, Path(os.path.realpath(cwd))
     is_own = config.name == "crow" or config == paths.data_dir
@@ -266,8 +266,10 @@ async def try_server(
 
 
 def read_login(loaded: Loaded, server: HttpServer) -> Login | None:
-    """Return the stored login to a server, or None if there is none. Blocks. :raises CrowError: the file or the URL
-    cannot be used."""
+    """Return the stored login to a server, or None if no login is stored. This function blocks.
+
+    :raises CrowError: the stored login cannot be read, or the server's URL is not valid.
+    """
     from crow.tools.mcp.auth import account_of
     from crow.tools.mcp.logins import LoginFolder
 
@@ -275,7 +277,7 @@ def read_login(loaded: Loaded, server: HttpServer) -> Login | None:
 
 
 def remove_login(loaded: Loaded, server: HttpServer) -> None:
-    """Remove the stored login to a server. Blocks. :raises OSError: the file cannot be removed."""
+    """Remove the stored login to a server. This function blocks. :raises OSError: the file cannot be removed."""
     from crow.tools.mcp.auth import account_of
     from crow.tools.mcp.logins import LoginFolder
 
@@ -312,8 +314,8 @@ def configured_servers(loaded: Loaded) -> tuple[McpServer, ...]:
 
 
 def configured_hooks(loaded: Loaded) -> tuple[Hook, ...]:
-    """Return the enabled hooks in the user's settings file, in order. The path of a hook's program may be relative to
-    the directory of the settings file."""
+    """Return the enabled hooks in the user's settings file, in the order of the file. The path of a hook's program may
+    be relative to the directory of the file."""
     folder = loaded.paths.config_file.parent
     return tuple(
         Hook(
@@ -404,9 +406,9 @@ async def open_store_to_read(loaded: Loaded) -> Store:
 
 
 async def open_store_at(loaded: Loaded, place: str | None, *, to_read: bool = False) -> Store:
-    """Open the database at `place`: the URL of a PostgreSQL database, or the path of a SQLite file. None stands for the
-    user's own database. With `to_read`, the database is neither created nor migrated. The caller closes the returned
-    store. For errors, see `open_store`."""
+    """Open the database at `place`, which is the URL of a PostgreSQL database or the path of a SQLite file. If `place`
+    is None, open the user's own database. If `to_read` is true, the database is neither created nor migrated. The
+    caller closes the returned store. For errors, see `open_store`."""
     if place is None:
         return await (open_store_to_read(loaded) if to_read else open_store(loaded))
     if "://" in place:

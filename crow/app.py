@@ -52,14 +52,15 @@ logger = logging.getLogger(__name__)
 
 _MODEL_LIST_TIMEOUT_S = 10.0
 _MODELS_LISTED = 200
-"""Clients are offered at most this many models of an endpoint, because the whole list is sent with every change, and
+"""Crow offers at most this many models of an endpoint to a client. Crow sends the whole list with every change, and
 nobody would choose from a longer list."""
 
 
 async def serve(loaded: Loaded, reload: Callable[[], Loaded], *, offers_v2: bool = False) -> int:
-    """Serve ACP on stdin and stdout until stdin ends, and return the exit code. `reload` reads the settings again.
+    """Serve ACP on stdin and stdout until stdin ends, and return the exit code. Crow calls `reload` to read the
+    settings again.
 
-    With `offers_v2`, a client may also choose the draft of version 2 of the protocol.
+    If `offers_v2` is true, a client may choose the draft of version 2 of the protocol instead of version 1.
     """
     agent_type = AcpAgent
     with importing():
@@ -83,15 +84,16 @@ async def serve(loaded: Loaded, reload: Callable[[], Loaded], *, offers_v2: bool
 
 
 class Wiring:
-    """Builds the models and adapters of one process from the settings, and connects them. Without `reload`, the
+    """Builds the models and adapters of one process from the settings, and connects them. If `reload` is None, the
     settings never change."""
 
     def __init__(
         self, loaded: Loaded, *, reload: Callable[[], Loaded] | None = None, recorder: Recorder | None = None
     ) -> None:
         self.is_bounded: Callable[[], bool] = lambda: False
-        """Returns whether the clients are remote users, who do not own this machine. If True, tools cannot leave the
-        workspace, and commands run only in a sandbox. A new value applies to sessions that are opened later."""
+        """A function that returns whether the clients are remote users, who do not own this machine. If they are, tools
+        cannot leave the workspace, and commands run only in a sandbox. A changed result applies to sessions that are
+        opened later."""
         self._loaded = loaded
         self._settings = loaded.settings
         self._reload = reload
@@ -170,10 +172,9 @@ class Wiring:
         )
 
     async def finish_imports(self) -> None:
-        """Wait until all imports that have begun are done. If a thread still imports when Python exits, the process may
-        abort.
+        """Wait until every import that has begun is done. Python may abort if it exits while a thread still imports.
 
-        `crow acp` does not call this method and takes the risk, because an editor waits until `crow acp` exits.
+        `crow acp` accepts this risk and does not call this method, because the editor waits for `crow acp` to exit.
         """
         for imports in (self._imports, self._call_imports):
             await imports.settle()
@@ -184,8 +185,8 @@ class Wiring:
             await model.close()
 
     def _reload_if_changed(self) -> ServerDependencies | None:
-        """Return new dependencies if the user's settings file or the client's choice of endpoints has changed, else
-        None.
+        """Return new dependencies if the user's settings file or the client's choice of endpoints has changed.
+        Otherwise return None.
 
         Changes to models, endpoints, rules and compaction apply from the next prompt. Changes to other settings apply
         to sessions that are opened later.
@@ -210,7 +211,8 @@ class Wiring:
         return self.dependencies()
 
     def _retire_models(self) -> None:
-        """Cause each model to be opened again when it is next used. Turns that are running keep the old models."""
+        """Set the open models aside, so that each model is opened again when it is next used. Running turns keep the
+        old models."""
         self._retired_models += self._models.values()
         self._models = {}
         self._generation += 1
@@ -266,8 +268,8 @@ class Wiring:
         return "unauthenticated" if endpoint.needs_key and not endpoint.info.is_local else "not_required"
 
     def _note_key(self, key: str) -> None:
-        """Hide a key in the same way as the keys in the settings. `api_key_command` has printed this key, or the client
-        has set it."""
+        """Hide a key that `api_key_command` printed or that the client set. It is hidden in the same way as the keys in
+        the settings."""
         if key not in self._printed_keys:
             self._printed_keys += (key,)
             self._add_printed_keys(key)
@@ -278,7 +280,7 @@ class Wiring:
         self._loaded = replace(self._loaded, keys=replace(keys, values=(*keys.values, *printed)))
 
     def _mask(self, secrets: Iterable[str]) -> None:
-        """Mask these secrets in the log and in the recording, in addition to all earlier secrets."""
+        """From now on, also mask these secrets in the log and in the recording. All earlier secrets stay masked."""
         self._secrets.update(secrets)
         start_logging(self._loaded.paths.log_file, self._settings.log.level, self._secrets)
         if self._recorder is not None:
@@ -348,8 +350,8 @@ class Wiring:
             adapters.endpoint_of(self._target(name)).check()
 
     def _has_endpoint(self) -> bool:
-        """Whether there is an endpoint to use: the user or the client has chosen an endpoint, or there is a key for the
-        default endpoint."""
+        """Whether crow has an endpoint to use. It has one if the user or the client chose an endpoint, or if there is a
+        key for the default endpoint."""
         if not self._target("").needs_key:
             return True
         return self._settings.model.api_key is not None or self._loaded.sources["model.base_url"] != "default"
@@ -378,8 +380,8 @@ class Wiring:
         return self._models[name]
 
     async def _more_models(self) -> tuple[str, ...]:
-        """Return the names of the configured models and of the models that the endpoint of the default model lists.
-        Return no names if that endpoint does not list its models in time."""
+        """Return the names of the configured models and of the models that the endpoint of the default model lists. If
+        that endpoint does not list its models in time, return no names."""
         name = self._default_model()
         if name == OFFLINE or not (name or self._has_endpoint()):
             return ()
@@ -398,8 +400,8 @@ class Wiring:
         return tuple(self._names)
 
     def _name_at(self, default: str, model: str) -> str:
-        """Return the name with which users select `model` at the endpoint of the model `default`, or an empty string if
-        no name does."""
+        """Return the name with which users select `model` at the endpoint of the model `default`. Return an empty
+        string if there is no such name."""
         base_url = target_of(default, self._settings).base_url
         for name in (model, f"{default.partition('/')[0]}/{model}"):
             target = target_of(name, self._settings)
@@ -409,8 +411,7 @@ class Wiring:
 
 
 class BackgroundImport:
-    """Runs `load`, which imports packages, once in a thread, so that the process can serve the protocol at the same
-    time."""
+    """Runs the function `load` once in a thread. While `load` imports packages, the process can serve the protocol."""
 
     def __init__(self, load: Callable[[], None]) -> None:
         self._load = load
@@ -458,7 +459,7 @@ def find_hooks() -> dict[HookEvent, list[NamedHook]]:
 
 
 def _names_hooks(directory: str) -> bool:
-    """Whether a package in this directory may register hooks. Asking this first is much faster than reading all entry
+    """Whether a package in this directory may register hooks. This check is much faster than reading all entry
     points."""
     with os.scandir(directory) as packages:
         names = [package.path for package in packages if package.name.endswith((".dist-info", ".egg-info"))]

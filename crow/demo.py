@@ -24,8 +24,9 @@ Json: TypeAlias = dict[str, Any]
 _ANSWER_TIMEOUT_S = 60.0
 _KILL_AT = 60
 _SAVED = 20
-"""At least this many numbers must survive the kill. The offline model counts 20 numbers per second. When 60 are shown,
-the first 20 are two seconds old, and text older than a second is on disk."""
+"""At least this many numbers must survive the kill. The demo kills crow when 60 numbers have been shown. The offline
+model counts 20 numbers per second, so the first 20 are then two seconds old. Text that is older than one second is on
+disk."""
 
 _README = "# Tea timer\n\nCounts down the minutes a tea needs, then rings the bell.\n"
 
@@ -44,8 +45,8 @@ def run_demo() -> None:
 
 
 class CrowProcess:
-    """A running `crow acp` process. `show` is called with each update. For each permission question, `show` is called
-    with the tool call and the options."""
+    """A running `crow acp` process. For each update, `show` is called with the update. For each permission question,
+    `show` is called with the tool call and the options."""
 
     def __init__(self, scratch: Path, show: Callable[[Json], None]) -> None:
         self._show = show
@@ -71,7 +72,8 @@ class CrowProcess:
         self._process.communicate()
 
     def request(self, method: str, params: Json, *, until: Callable[[], bool] = lambda: False) -> Json:
-        """Send a request and return its result. If `until` returns True before the result arrives, return {} at once.
+        """Send a request and return its result. `until` is called after each message from crow. If it returns True,
+        return {} without waiting for the result.
 
         :raises DemoFailed: crow ended, did not answer in time, or answered with an error.
         """

@@ -73,7 +73,7 @@ Report = Callable[[Finding], None]
 async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[McpServer] = ()) -> None:
     """Check everything that a prompt needs, in the order in which a prompt needs it. Call `report` with each finding.
 
-    `servers` are more MCP servers to try, in addition to those in the settings.
+    Each MCP server in `servers` is tried in addition to the MCP servers in the settings.
     """
     adapters.protect_process(loaded)
     report(_check_configuration(loaded))
@@ -132,7 +132,7 @@ async def list_models(loaded: Loaded, provider: str | None) -> Sequence[Offered]
 
 
 async def store_models(loaded: Loaded, provider: str | None, offered: Sequence[Offered]) -> int:
-    """Store the context windows and prices of those `offered` models that are configured or were used before. Return
+    """Store the context windows and prices of those models in `offered` that are configured or were used before. Return
     the number of stored models.
 
     :raises CrowError: the database cannot be used.
@@ -231,8 +231,8 @@ async def _check_database(loaded: Loaded, report: Report) -> Store | None:
 
 
 async def _report_importable(store: Store | None, report: Report) -> None:
-    """Report the other tools that have sessions to import. If any session of a tool was imported before, leave out the
-    tool."""
+    """Report each other tool that has sessions to import. Leave out a tool if any of its sessions was imported
+    before."""
     known = () if store is None else await adapters.open_admin(store).ids()
     for one in await anyio.to_thread.run_sync(importable, known):
         words = f"{one.tool} has {_count(one.sessions, 'session', 'sessions')} in {one.path}"
@@ -307,8 +307,8 @@ async def _check_endpoint(model: adapters.EndpointModel, target: Target, report:
 async def _check_answers(model: Model, report: Report, *, key: str = "", learned: LearnedWindow | None = None) -> None:
     """Check streaming, token counts, the context window and tool calls.
 
-    `key` is the text to report about the key after the model has answered. If `key` is empty, nothing is reported about
-    the key.
+    `key` is a text such as "the key is accepted", which is reported after the model has answered. If `key` is empty,
+    nothing is reported about the key.
     """
     try:
         answer, pieces, first_s = await _ask(model, _TEXT_PROMPT)
@@ -450,8 +450,8 @@ async def check_confinement(loaded: Loaded, report: Report) -> None:
 async def try_to_escape(workspace: Workspace, paths: Paths, report: Report, *, has_network: bool) -> None:
     """Run commands that try to do more than their access allows, and report for each attempt whether it succeeded.
 
-    Where possible, this process checks the effect itself, because the output of a command cannot be trusted.
-    `has_network` means that commands with the access `write` may use the network.
+    Where possible, this process itself checks the effect of a command, because the output of a command cannot be
+    trusted. `has_network` means that commands with the access `write` may use the network.
     """
     attempts = _Attempts(workspace, paths)
     for attempt in (attempts.read, attempts.write, attempts.secrets, attempts.processes):
@@ -551,8 +551,8 @@ class _Attempts:
         return _verdict("read access", escaped, "a read command", "change the workspace")
 
     async def write(self) -> Finding:
-        """Write into the workspace with a `write` command, which has to work, and also try to write outside of the
-        workspace."""
+        """Run a `write` command that writes inside the workspace and also tries to write outside of it. The write
+        inside the workspace must succeed."""
         inside, name = self._folder / "inside.txt", f".crow-doctor-{secrets.token_hex(8)}"
         targets = [self._home / name, self._paths.data_dir / name]
         command = "; ".join(f"echo made > {shlex.quote(str(target))}" for target in targets)
@@ -566,8 +566,8 @@ class _Attempts:
         return _verdict("write access", bool(escaped), "a write command", "write outside of the workspace")
 
     async def secrets(self) -> Finding:
-        """Run a `write` command that tries to read crow's database and to list ~/.ssh. If there is no ~/.ssh, only the
-        database counts."""
+        """Run a `write` command that tries to read crow's database and to list ~/.ssh. If ~/.ssh is missing or empty,
+        only the attempt to read the database counts."""
         keys = self._home / ".ssh"
         try:
             names = os.listdir(keys)
@@ -580,7 +580,7 @@ class _Attempts:
         return _verdict("secrets", escaped, "a write command", f"read {places}")
 
     async def processes(self) -> Finding:
-        """Run a `write` command that tries to send this process a signal. The signal is one that processes ignore by
+        """Run a `write` command that tries to send a signal to this process. Processes ignore this signal by
         default."""
         arrived, loop = asyncio.Event(), asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGURG, arrived.set)
@@ -591,9 +591,9 @@ class _Attempts:
         return _verdict("processes", arrived.is_set(), "a write command", "send signals to other processes")
 
     async def network(self, access: CommandAccess) -> Finding:
-        """Run a command without network access that tries to connect to a port of this process.
+        """Run a command that has no network access and tries to connect to a port of this process.
 
-        Before that, a command that is not confined connects to the port, which shows that the port can be reached.
+        Before that, an unconfined command connects to the port. This shows that the port can be reached.
         """
         check = "network"
         async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:

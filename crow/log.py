@@ -1,6 +1,5 @@
-"""Writes crow's log to a file. It is not written to stdout, because the protocol uses stdout, nor to stderr, because
-editors show stderr to the user. Only `crow serve` may write its log to stderr.
-"""
+"""Writes crow's log to a file. The log does not go to stdout, because the protocol uses stdout. It does not go to
+stderr either, because editors show stderr to the user. Only `crow serve` may write its log to stderr."""
 
 from __future__ import annotations
 
@@ -24,11 +23,13 @@ _MAX_ADDED = 200
 
 
 def start_logging(file: Path, level: str, secrets: Iterable[str] = ()) -> None:
-    """Start the log in `file`. It contains crow's records at `level` and above, and warnings and errors of libraries.
+    """Start the log in `file`. The log contains crow's records at `level` and above, and the warnings and errors of
+    libraries.
 
     The text of `secrets` is masked. The file has mode 0600 and is rotated at 2 MB. If the file cannot be written,
-    logging stops silently, because it must never break a session. An earlier log ends. But if an earlier call of
-    `log_as_json` started the log, that log continues, and only the level and the secrets change.
+    logging stops silently, because a problem with the log must never break a session. If this function already started
+    another log, that log ends. If `log_as_json` started a log, that log continues, and only its level and its secrets
+    change.
     """
     handlers = logging.getLogger().handlers
     json_log = next((each for each in handlers if isinstance(each.formatter, _JsonFormatter)), None)
@@ -40,7 +41,7 @@ def start_logging(file: Path, level: str, secrets: Iterable[str] = ()) -> None:
 
 
 def log_as_json(file: Path | None, level: str, secrets: Iterable[str] = ()) -> None:
-    """Start the log as JSON, one object per line. It is written to `file`, or to stderr if `file` is None. See
+    """Start the log as JSON, with one object per line. The log goes to `file`, or to stderr if `file` is None. See
     `start_logging`.
 
     The file is rotated at 50 MB.
@@ -62,7 +63,7 @@ def _install(handler: logging.Handler, formatter: logging.Formatter, level: str)
 
 
 def mask_in_log(secrets: Iterable[str]) -> None:
-    """From now on, also mask these secrets in the log, such as the token of a login."""
+    """From now on, also mask these secrets in the log. Such a secret is, for example, the token of a login."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, _MaskingFormatter):
             handler.formatter.add(secrets)
@@ -89,7 +90,7 @@ class _LogFile(logging.handlers.RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - the base class names it
         """Print nothing. The base class would print a traceback, for example if the disk is full, and editors would
-        show it."""
+        show the traceback."""
         self._is_broken = self.stream is None
 
     def _open(self) -> TextIOWrapper:
@@ -109,8 +110,8 @@ class _MaskingFormatter(logging.Formatter):
         self._mask = SecretMask(self._secrets)
 
     def add(self, secrets: Iterable[str]) -> None:
-        """Mask more secrets. Of all secrets added in this way, only the newest are masked, because tokens are renewed
-        all the time."""
+        """Mask more secrets. Of the secrets that were added with this method, only the newest are masked, because
+        tokens are renewed all the time."""
         self._added = (*self._added, *secrets)[-_MAX_ADDED:]
         self._mask = SecretMask((*self._secrets, *self._added))
 
@@ -121,7 +122,7 @@ class _MaskingFormatter(logging.Formatter):
 
 
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""The attributes that every log record has. All other attributes come from `extra`."""
+"""The attributes that every log record has. All other attributes come from the `extra` of the logging call."""
 
 
 class _JsonFormatter(_MaskingFormatter):

@@ -1,7 +1,7 @@
 """`crow login`: asks the user for an endpoint, a key and a model, tests them and saves them.
 
-They are saved if the model answers a test request, or if the user wants to save them anyway. Editors run this command
-in a terminal to let the user log in, and read from the exit code whether that succeeded.
+The answers are saved if the model answers a test request, or if the user wants to save them anyway. Editors run this
+command in a terminal to let the user log in. The exit code tells the editor whether the answers were saved.
 """
 
 from __future__ import annotations

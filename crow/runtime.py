@@ -11,7 +11,8 @@ from typing import Any
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _ENV_START = 47
-"""The fields of /proc/self/stat after the program's name contain the first address of the environment at this index."""
+"""The position of the environment's first address in /proc/self/stat, counted from 0 at the first field after the
+program's name."""
 
 _M_MMAP_THRESHOLD = -3
 _LARGE_BLOCK_BYTES = 1024 * 1024
@@ -34,7 +35,7 @@ def importing() -> Iterator[None]:
 
 @contextmanager
 def models_built_on_use() -> Iterator[None]:
-    """Delay work of pydantic: models that are defined during the block are built when they are first used.
+    """Make pydantic work later: a model that is defined during the block is built when it is first used.
 
     The protocol's SDK defines 280 models, and a connection uses about ten. Building all of them takes a seventh of the
     time until `initialize` is answered.
@@ -58,15 +59,16 @@ def keep_little() -> None:
 
 
 def trim() -> None:
-    """Return free memory to the system. This takes some milliseconds, but other threads continue during that time."""
+    """Return free memory to the system. This takes some milliseconds, but other threads continue meanwhile."""
     _call_glibc("malloc_trim", 0)
 
 
 def forbid_inspection() -> None:
     """Prevent other processes of this user from reading the memory and the initial environment of this process.
 
-    This also prevents core files. Programs that this process starts are not protected, but they write no core files
-    either, except if they raise their limit. Root can still read the memory and the environment. Works only on Linux.
+    This also prevents core files. Programs that this process starts can be inspected. But they write no core files
+    either, unless they raise their own limit. Root can still read the memory and the environment. The protection from
+    other processes works only on Linux.
     """
     _call_glibc("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
     with suppress(ImportError, OSError, ValueError):
@@ -76,7 +78,7 @@ def forbid_inspection() -> None:
 
 
 def wipe_environment(is_secret: Callable[[str, str], bool]) -> None:
-    """Overwrite the values of secret variables in the memory that /proc/PID/environ shows. Works only on Linux.
+    """Overwrite the values of secret variables in the memory that /proc/PID/environ shows. This works only on Linux.
 
     `is_secret` is called with the name and the value of each variable. `os.environ` has copies of the values, so it
     still contains them.

@@ -83,8 +83,8 @@ class Session:
     async def messages(self) -> list[dict[str, Any]]:
         """Return the whole conversation as messages of OpenAI's chat completions API. Compactions are ignored.
 
-        The first message is the system message. Thoughts are left out. If a tool call has no result, a result is added
-        which says that there is none.
+        The first message is the system message. Thoughts are left out. If a tool call has no result, the list contains
+        a result that says so.
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """
@@ -161,7 +161,7 @@ class Sessions:
         """Return the sessions that have at least one prompt, newest first, without sub-agents.
 
         With `workspace`, only sessions that work in this directory are returned. With `archived`, only archived
-        sessions are returned. Without `archived`, they are left out.
+        sessions are returned. Without `archived`, archived sessions are left out.
 
         :raises ~crow.domain.errors.ArgumentError: `limit` is below 1.
         """
@@ -178,8 +178,8 @@ class Sessions:
                 return tuple(found)
 
     async def get(self, name: str) -> Session:
-        """Return the session with this id or alias. `name` may also be the first characters of an id, if only one id
-        begins with them.
+        """Return the session with this id or alias. `name` may also be the beginning of an id if no other id begins in
+        the same way.
 
         :raises ~crow.domain.errors.ArgumentError: `name` matches no session, or several.
         """
@@ -196,12 +196,12 @@ class Sessions:
         until: datetime | None = None,
         limit: int = 20,
     ) -> tuple[SearchHit, ...]:
-        """Search titles, prompts and answers for all words of `query`. Titles come first, then entries, the newest
-        first.
+        """Search titles, prompts and answers for all words of `query`. Matching titles come first, then matching
+        entries. Newer entries come before older ones.
 
-        With `model`, only sessions whose model has a name that contains `model` are searched. With `since`, matches
-        before that time are left out. With `until`, matches at or after that time are left out. A time without a time
-        zone is local time.
+        With `model`, only sessions are searched whose model has `model` in its name. With `since`, matches before that
+        time are left out. With `until`, matches at or after that time are left out. A time without a time zone is local
+        time.
         """
         scope = Scope(
             cwd=_directory(workspace),
@@ -255,7 +255,7 @@ class Sessions:
 
 
 async def _openai_messages(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Return entries as messages. A thread makes the messages, because that may take long for a long session."""
+    """Return entries as messages. The work is done in a thread, because it may take long for a long session."""
 
     def render() -> list[dict[str, Any]]:
         sent = Encoder().messages(for_model(entries).messages, endpoint="", dialect=_PLAIN)

@@ -1,7 +1,7 @@
 """`crow acp --connect`: connects an editor on stdin and stdout to a server that is already running.
 
-This package must take hardly longer to start than Python itself. So its modules import only each other and few modules
-of the standard library.
+This package must start almost as fast as Python itself. So its modules import only each other and a few modules of the
+standard library.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def run_if_asked(arguments: Sequence[str]) -> int | None:
 def run_with_resident(arguments: Sequence[str]) -> int | None:
     """Run `acp` with the resident server if `serve.autostart` is true and a server of this version is running.
 
-    Return the exit code, or None if `acp` must run without the server. If None is returned, nothing has been read from
-    stdin.
+    Return the exit code. Return None if `acp` must run without the server. In that case, nothing was read from stdin.
     """
     from crow.bridge.resident import OWN_PROCESS, running_socket, wants_autostart
 
@@ -79,8 +78,8 @@ def connect_to_resident(path: str) -> int | None:
 
 
 def start_resident() -> str:
-    """Start the resident server if it is not running. Return an empty string if the server now runs, else the reason
-    why it did not start."""
+    """Start the resident server if it is not running. Return an empty string if the server now runs. Otherwise return
+    the reason why it did not start."""
     import subprocess  # takes 10 ms, and is needed only if the server has ended
 
     # -P: the editor may have started crow in a workspace, and Python must not import anything from there.

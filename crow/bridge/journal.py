@@ -42,8 +42,8 @@ REPEATABLE = CLOSING | {
     *("session/new", "session/load", "session/resume", "session/status", "session/set_title", "session/unarchive"),
     *("session/set_mode", "session/set_config_option", "providers/list", "providers/set", "providers/disable"),
 }
-"""Requests that may be sent twice, because sending them again does no harm. A second `session/new` only leaves an empty
-session, which no list shows."""
+"""Requests that the bridge may send twice without harm. A second `session/new` only creates an empty session, which
+appears in no list of sessions."""
 
 SHOWN = frozenset({"agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "plan"})
 """Updates that an editor shows. If such an update arrives twice, the editor shows it twice."""
@@ -55,8 +55,8 @@ KEPT = ("cwd", "mcpServers", "additionalDirectories", "systemPrompt", "_meta")
 parameters."""
 
 LOGIN = frozenset({"authenticate", "logout", "auth/login", "auth/logout"})
-"""Requests whose effect ends with the connection. On a new connection, the last of these requests that succeeded is
-repeated."""
+"""Requests whose effect ends with the connection. On a new connection, the bridge repeats the last of these requests
+that succeeded."""
 
 GAP = (
     "[The connection to crow was lost, and the messages that crow sent meanwhile are missing here. Load the session "
@@ -65,7 +65,7 @@ GAP = (
 
 
 class Pending:
-    """A request from the editor that has no response yet. `cancels` holds the notifications with which the editor has
+    """A request from the editor that has no response yet. `cancels` holds the notifications with which the editor
     cancelled the request."""
 
     __slots__ = ("cancels", "is_received", "is_repeated", "line", "message", "number")
@@ -93,8 +93,8 @@ class EditorQuestion:
     """A request from the server to the editor. The journal keeps the request until the server has certainly received
     the answer.
 
-    In messages to the editor, the request has the id `editor_id`. In messages to the server, it has the id `server_id`,
-    on the connection with the number `generation`.
+    Messages to the editor use the id `editor_id` for this request. Messages to the server use the id `server_id`, which
+    is valid only on the connection with the number `generation`.
     """
 
     __slots__ = ("answer", "editor_id", "generation", "is_withdrawn", "key", "number", "params", "server_id")
@@ -123,7 +123,8 @@ class Journal:
         self.held_bytes = 0
         """The total size of the editor's messages that wait for a connection."""
         self.is_live = False
-        """Whether messages can pass. A new connection is live after its sessions have been resumed."""
+        """Whether the editor's messages go to the server at once. On a new connection, they wait until the open
+        sessions have been resumed."""
         self._generation = 0
         self._is_known = False
         self._number = 0
@@ -148,7 +149,7 @@ class Journal:
 
     @property
     def number(self) -> int:
-        """How many of the editor's messages have been sent so far, counted over all connections."""
+        """The number of the editor's messages that have been sent so far, counted over all connections."""
         return self._number
 
     def editor_sent(self, line: bytes) -> None:
@@ -162,8 +163,8 @@ class Journal:
             self.to_server.append(sent)
 
     def _note(self, line: bytes) -> bytes | None:
-        """Remember a line from the editor before it is sent. Return the bytes to send instead of the line, or None if
-        nothing must be sent."""
+        """Remember a line from the editor before it is sent. Return the bytes to send in its place, or None if there is
+        nothing to send."""
         self._number += 1
         message = _parse(line)
         method, message_id = message.get("method"), message.get("id")
@@ -196,8 +197,8 @@ class Journal:
             self.to_editor.append(text)
 
     def connected(self, *, is_known: bool) -> None:
-        """Begin to restore the state on a new connection. `is_known` means that the server remembers the earlier
-        connection, and therefore recognises repeated prompts."""
+        """Begin to restore the state on a new connection. `is_known` is true if the server remembers the earlier
+        connection. Such a server recognises repeated prompts."""
         self._generation += 1
         self._is_known = is_known
         self._own = {}
@@ -232,7 +233,8 @@ class Journal:
                 del self._asks[ask.editor_id]
 
     def withdraw_old(self) -> None:
-        """Withdraw the permission requests from earlier connections that the server has not repeated on this one."""
+        """Withdraw the permission requests of earlier connections, except those that the server has repeated on the
+        current connection."""
         for ask in tuple(self._asks.values()):
             if ask.generation < self._generation:
                 del self._asks[ask.editor_id]
@@ -349,10 +351,10 @@ class Journal:
         return text
 
     def _drop_answers(self, session: str, call: object = None) -> None:
-        """Forget the user's answers about a tool call that runs or has ended, because the server will not ask about
-        that call again.
+        """Forget the user's answers about a tool call that runs or has ended. The server will not ask about that call
+        again.
 
-        Without `call`, forget the answers about all calls of the session, because the turn has ended.
+        If `call` is None, forget the answers about all calls of the session, because the turn has ended.
         """
         for ask in tuple(self._asks.values()):
             if ask.answer is None or ask.key is None or ask.key[1] != session:
@@ -545,7 +547,8 @@ def _object(value: Any) -> Message:
 
 
 def _parse(line: bytes) -> Message:
-    """Return the message in `line`, or an empty dict if the line is not a message. The receiver refuses such a line."""
+    """Return the message in `line`, or an empty dict if `line` is not a message. The receiver of an invalid line
+    refuses the line."""
     try:
         text = line.decode().strip(_SPACES)
         message, end = _scan(text, 0)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from crow.bridge.journal import Journal
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
-"""The size of the largest message that the bridge accepts from an editor. Equal to
+"""The size of the largest message that the bridge accepts from an editor. It must be equal to
 `crow.frontend.frames.MAX_LINE_BYTES`."""
 
 MAX_UNSENT_BYTES = 4 * 1024 * 1024
@@ -45,15 +45,15 @@ MAX_HELD_BYTES = 64 * 1024 * 1024
 MAX_COOKIES = 20
 
 TEMPORARY = frozenset({NORMAL, GOING_AWAY, NO_STATUS, 1011, 1012, 1013, 1014})
-"""The close codes after which the bridge connects again. If a connection ends with any other code, a new connection
-would end in the same way."""
+"""The close codes after which the bridge connects again. Any other code means that a new connection would end in the
+same way."""
 
 
 class Times:
     """The time limits of the bridge, in seconds."""
 
     connect = 10.0
-    """The server has this long to accept a connection, and then as long again to answer the HTTP request."""
+    """The server has this long to accept a connection, and then the same time again to answer the HTTP request."""
     ping = 20.0
     """After this long without a byte from the server, the bridge sends a ping."""
     pong = 10.0
@@ -65,7 +65,8 @@ class Times:
     close = 0.08
     """After the editor has closed stdin, the bridge waits this long for responses and unsent messages."""
     ask_again = 5.0
-    """On a new connection, the server has this long to repeat its permission requests."""
+    """On a new connection, the server has this long to repeat its permission requests. Then the bridge withdraws the
+    requests that the server did not repeat."""
 
 
 class Bridge:
@@ -87,8 +88,8 @@ class Bridge:
         """Prepare the bridge. `wire` is the first connection, if it is already open. The bridge reads the editor's
         messages from the file descriptor `source`, and writes messages for the editor to `sink`.
 
-        `start_server` is called when no server listens. It starts a server, and returns an empty string, or the reason
-        why the server did not start.
+        If no server listens, the bridge calls `start_server`, which starts a server. `start_server` returns an empty
+        string, or the reason why the server did not start.
         """
         self._address, self._token = address, token
         self._source, self._sink = source, sink
@@ -141,7 +142,7 @@ class Bridge:
         return self._exit_code
 
     def stop(self) -> None:
-        """Act as if stdin had ended. May be called from a signal handler or another thread."""
+        """Act as if stdin had ended. A signal handler or another thread may call this method."""
         self._is_at_end = True
         self._wake()
 
@@ -511,8 +512,8 @@ class Bridge:
 
     @property
     def _next_ping_at(self) -> float | None:
-        """The time at which to send the next ping, or None. A Unix socket needs no pings, because its end is always
-        noticed."""
+        """The time at which to send the next ping, or None if no ping is planned. A Unix socket needs no pings, because
+        the system always reports when the other end is closed."""
         if self._wire is None or self._address.path or self._pinged_at is not None:
             return None
         return self._heard_at + self.times.ping
@@ -529,7 +530,7 @@ class Bridge:
         return not self._wire.unsent_bytes and not self._journal.waits_for_answers
 
     def _fail(self, problem: str, exit_code: int) -> None:
-        """End the bridge with an error, and answer all requests that have no response with the same error."""
+        """End the bridge with an error. Every request that has no response yet is answered with the same error."""
         self.problem, self._exit_code = problem, exit_code
         journal = self._load_journal()
         for line in self._early:
@@ -567,7 +568,8 @@ class Bridge:
 
 
 def first_headers(token: str) -> list[tuple[str, str]]:
-    """Return the headers for each connection. One header asks the server for cursors, because not every editor does."""
+    """Return the headers for each connection. One header asks the server for cursors, because not every editor asks for
+    them."""
     return [("Crow-Cursors", "1"), *([("Authorization", f"Bearer {token}")] if token else [])]
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OWN_PROCESS = ("CROW_TRACE",)
-"""If one of these environment variables is set, `crow acp` does not use the resident server, because each of them
-applies only to the process in which it is set."""
+"""If one of these environment variables is set, `crow acp` does not use the resident server. The reason is that each of
+these variables applies only to the process in which it is set."""
 
 PLACES = ("CROW_HOME", "CROW_CONFIG")
 """The environment variables that choose the configuration file and the data directory."""
@@ -28,7 +28,8 @@ MAX_CONFIG_BYTES = 1024 * 1024
 
 
 def socket_path(env: Mapping[str, str]) -> str:
-    """Return the path of the server's socket. Each combination of CROW_HOME and CROW_CONFIG has a server of its own."""
+    """Return the path of the server's socket. Each combination of values of CROW_HOME and CROW_CONFIG has its own
+    server."""
     chosen = [absolute(path) if path else "" for path in map(env.get, PLACES)]
     name = f"serve-{short_hash(chr(0).join(chosen).encode())}.sock" if any(chosen) else "serve.sock"
     return os.path.join(_runtime_directory(env), name)
@@ -83,8 +84,8 @@ def config_file(env: Mapping[str, str]) -> str | None:
 
 
 def wants_autostart(env: Mapping[str, str]) -> bool:
-    """Whether the user's configuration file sets `serve.autostart = true`. False if the file is written in a way that
-    this function does not understand."""
+    """Whether the user's configuration file sets `serve.autostart = true`. The result is also False if this function
+    does not understand the way in which the file is written."""
     file = config_file(env)
     if file is None:
         return False

@@ -132,7 +132,7 @@ class Response:
         first, *lines = head.decode("latin-1").split("\r\n")
         version, _, status = first.partition(" ")
         if not version.startswith("HTTP/1.") or not status[:3].isdigit():
-            raise WebSocketError(PROTOCOL_ERROR, "The program that listens there does not speak HTTP.")
+            raise WebSocketError(PROTOCOL_ERROR, "The program that listens at this address does not speak HTTP.")
         self.status = int(status[:3])
         self.headers: dict[str, str] = {}
         for line in lines:
@@ -141,8 +141,8 @@ class Response:
             self.headers[name] = f"{self.headers[name]}\n{value}" if name in self.headers else value
 
     def check_upgrade(self, key: bytes) -> None:
-        """Check that the server accepted the request with this key. :raises WebSocketError: the server did not accept
-        it."""
+        """Check that the response accepts the request that was sent with this key. :raises WebSocketError: the response
+        does not accept the request."""
         wanted = _sha1(binascii.b2a_base64(key, newline=False) + _GUID).digest()  # noqa: S324  the protocol says so
         accepted = self.headers.get("sec-websocket-accept", "")
         tokens = [token.strip().lower() for token in self.headers.get("connection", "").split(",")]
@@ -170,15 +170,15 @@ def frame(opcode: int, payload: bytes) -> bytes:
 
 
 def mask(data: bytes, key: bytes) -> bytes:
-    """Return `data` after XOR with the four bytes of `key`, repeated. Masking the result with the same key gives `data`
-    again."""
+    """Return `data` XORed with the four bytes of `key`, which are repeated as often as needed. A second call with the
+    same key restores the data."""
     size = len(data)
     keys = (key * (size // 4 + 1))[:size]
     return (int.from_bytes(data, "little") ^ int.from_bytes(keys, "little")).to_bytes(size, "little")
 
 
 def close_payload(code: int, reason: str = "") -> bytes:
-    """Return the payload of a close frame. A reason that is too long is cut."""
+    """Return the payload of a close frame. If `reason` is too long for the frame, its end is cut off."""
     return code.to_bytes(2, "big") + reason.encode()[: _MAX_CONTROL_BYTES - 2].decode(errors="ignore").encode()
 
 
@@ -196,8 +196,8 @@ _CODES = frozenset((1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 
 
 
 class Decoder:
-    """Decodes the bytes from a server into messages. Never holds more than one incomplete message and one chunk of
-    bytes."""
+    """Decodes the bytes from a server into messages. A decoder never holds more than one incomplete message and one
+    chunk of bytes."""
 
     def __init__(self, limit: int = MAX_MESSAGE_BYTES) -> None:
         self._limit = limit

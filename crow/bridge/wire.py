@@ -49,7 +49,7 @@ class WebSocket:
 
     @property
     def is_readable(self) -> bool:
-        """Whether `read` has bytes to return that `poll` does not report."""
+        """Whether this object already holds bytes that `read` can return. `poll` does not report these bytes."""
         pending = getattr(self._socket, "pending", None)
         return bool(self._unread) or (pending is not None and pending() > 0)
 
@@ -90,7 +90,8 @@ class WebSocket:
 
     @property
     def belongs_to_this_user(self) -> bool:
-        """Whether the process at the other end of a Unix socket runs as this user. True if the system cannot tell."""
+        """Whether the process at the other end of a Unix socket runs as this user. The result is also True if the
+        system does not tell which user runs the process."""
         owner = peer(self._socket)
         return owner is None or owner[1] == os.getuid()
 
@@ -117,7 +118,7 @@ def _is_not_ready(error: OSError) -> bool:
 
 
 def connect(address: Address, headers: list[tuple[str, str]], timeout_s: float) -> WebSocket:
-    """Open a WebSocket. Each step blocks for at most about `timeout_s`. :raises NotConnected: no WebSocket was
+    """Open a WebSocket. Each step blocks for at most about `timeout_s` seconds. :raises NotConnected: no WebSocket was
     opened."""
     try:
         socket = _open_socket(address, timeout_s)
@@ -184,8 +185,8 @@ def _encrypted(address: Address, plain: _socket.socket, timeout_s: float) -> SSL
 
 
 def _read_head(socket: _socket.socket | SSLSocket) -> tuple[bytes, bytes]:
-    """Read the status line and headers of an HTTP response. Return these as bytes, and then the bytes that came after
-    the headers."""
+    """Read the status line and headers of an HTTP response. Return two byte strings: the status line with the headers,
+    and the bytes that were received after the headers."""
     data = b""
     while b"\r\n\r\n" not in data:
         if len(data) > MAX_HEAD_BYTES:

@@ -1,9 +1,9 @@
 """Builds the messages that the model gets for a path.
 
-Entries are processed in order. They become finished messages, and at most one open step that still waits for results.
-Any path, however damaged, gives a valid request. Until a checkpoint, mask or restore (a "break"), each request is a
-prefix of the next. The cost of adding an entry depends only on the size of the entry. Only a break costs more, because
-it makes crow process all entries in use again.
+Entries are processed in order. They become finished messages and at most one open step, which still waits for results.
+Any path, however damaged, gives a valid request. A checkpoint, a mask and a restore are called breaks. Until the next
+break, each request is a prefix of the next request. The cost of adding an entry depends only on the size of the entry.
+Only a break costs more, because crow then processes all entries in use again.
 """
 
 from __future__ import annotations
@@ -62,16 +62,17 @@ class Context:
 
 
 def for_model(entries: Sequence[Entry]) -> Context:
-    """Return the messages for the model from the entries of a path, oldest first. No input makes this function fail."""
+    """Return the messages for the model. `entries` are the entries of a path, oldest first. This function does not
+    fail, whatever the entries contain."""
     return Projection(entries).context()
 
 
 class Projection:
-    """What the model sees of a path. It is updated with each new entry.
+    """What the model sees of a path. Each new entry updates the projection.
 
-    `prompt`, `plan`, `mode` and `checkpoint` have the values that apply at the leaf. `mode` is empty if it was never
-    changed. When a restore brings back entries that are not in memory, `complete` becomes false, and the caller has to
-    load the newest part of the path again.
+    `prompt`, `plan`, `mode` and `checkpoint` have the values that apply at the leaf. `mode` is empty if the mode was
+    never changed. If a restore brings back entries that are not in memory, `complete` becomes false. The caller then
+    has to load the newest part of the path again.
     """
 
     def __init__(self, entries: Sequence[Entry] = ()) -> None:
@@ -103,8 +104,8 @@ class Projection:
             self._fold(entry)
 
     def context(self) -> Context:
-        """Return what the model sees now. Until the next break, each call returns the same objects for the messages of
-        an entry."""
+        """Return what the model sees now. Until the next checkpoint, mask or restore, each call returns the same
+        objects for the messages of an entry."""
         if self._context is None:
             rows = self._settled()
             self._context = Context(
@@ -153,7 +154,7 @@ class Projection:
         ]
 
     def _is_chain(self) -> bool:
-        """Whether all entries in use are in memory, with none missing before or between them."""
+        """Whether all entries in use are in memory, so that none is missing at the beginning or in between."""
         kept, parent = self._entries, None
         if self.checkpoint is not None:
             first = first_kept(self.checkpoint)
@@ -275,14 +276,14 @@ def first_kept(checkpoint: Entry) -> int:
 
 
 Openness: TypeAlias = Literal["closed", "crow", "user"]
-"""What may be joined to the last message. `closed` allows nothing. `crow` (the last message is crow's own text) allows
-anything. `user` (the last message contains a prompt) allows only text from crow in the same turn."""
+"""Says what may be joined to the last message. `closed`: nothing. `crow`: any user text, because the last message is
+crow's own text. `user`: only text from crow in the same turn, because the last message contains a prompt."""
 
 
 @dataclass(slots=True)
 class Rows:
-    """Messages in an order that every endpoint accepts, each with its entry and estimate. Only the end of the list
-    changes."""
+    """Messages in an order that every endpoint accepts, each with its entry and estimate. Only the system message and
+    the end of the list change."""
 
     messages: list[Message]
     origins: list[int]
@@ -294,8 +295,8 @@ class Rows:
         return Rows(self.messages[:], self.origins[:], self.estimates[:], self.openness, self.turn)
 
     def push(self, message: Message, origin: int) -> None:
-        """Add a message. If user and assistant messages would then not alternate, add a fixed line in the other role
-        before it."""
+        """Add a message. User and assistant messages must alternate. If this message breaks that rule, first add a
+        fixed line in the other role."""
         last = self.messages[-1]
         if isinstance(message, UserMessage) and isinstance(last, UserMessage):
             self._append(AssistantMessage(text=rendering.NO_ANSWER), origin)
@@ -325,8 +326,8 @@ class Rows:
 
 @dataclass(slots=True)
 class OpenStep:
-    """An assistant message whose results are still arriving, in any order. Each item of `reminders` is a text, its
-    entry and its turn."""
+    """An assistant message whose results are still arriving, in any order. Each item of `reminders` is a text with the
+    id of its entry and the number of its turn."""
 
     entry: int
     calls: tuple[ToolCall, ...]

@@ -14,13 +14,14 @@ from typing import Any, Literal, NamedTuple
 
 _CONTEXT_LINES = 3
 _MAX_QUADRATIC = 40_000
-"""Two blocks of lines are compared with difflib only if the product of their lengths is at most this."""
+"""The module difflib compares two blocks of lines only if the product of their numbers of lines is at most this."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiffHunk:
-    """A changed region of a file, with the unchanged lines around it. The region's text and the number of its first
-    line (from 1) are given twice: before and after the change."""
+    """A changed region of a file, with the unchanged lines around it. `old_text` and `new_text` are its text before and
+    after the change. `old_line` and `new_line` are the number of its first line before and after the change, counted
+    from 1."""
 
     old_line: int
     new_line: int
@@ -52,8 +53,8 @@ def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
 def _equal_runs(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int]]:
     """Yields blocks of equal lines in order, as (start in a, start in b, length).
 
-    The first block is the common head, and the last is the common tail. Each block between them contains a line that
-    occurs exactly once between the head and the tail of each text.
+    The first block is the common head, and the last is the common tail. Each other block contains a line that occurs
+    exactly once in the part of each text between the head and the tail.
     """
     shorter = min(len(a), len(b))
     head = next((n for n in range(shorter) if a[n] != b[n]), shorter)
@@ -104,7 +105,7 @@ class DiffLine(NamedTuple):
 
 
 def diff_lines(old: str, new: str) -> list[DiffLine]:
-    """The lines of a unified diff from `old` to `new`; empty if both texts have the same lines."""
+    """The lines of a unified diff from `old` to `new`. The list is empty if both texts have the same lines."""
     lines: list[DiffLine] = []
     for hunk in changed_regions(old, new):
         before, after = hunk.old_text.splitlines(), hunk.new_text.splitlines()
@@ -119,13 +120,14 @@ def diff_lines(old: str, new: str) -> list[DiffLine]:
 
 
 def diff_text(old: str, new: str) -> str:
-    """A unified diff from `old` to `new`, without the names of files; empty if both texts have the same lines."""
+    """A unified diff from `old` to `new`, without the names of files. The result is empty if both texts have the same
+    lines."""
     return "\n".join(line.text if line.mark == "@" else line.mark + line.text for line in diff_lines(old, new))
 
 
 def _replaced(before: Sequence[str], after: Sequence[str]) -> Iterator[DiffLine]:
-    """Yields the diff of a block of changed lines. The diff of a long block removes all old lines and adds all new
-    ones."""
+    """Yields the diff of a block of changed lines. If the block is long, the diff removes all old lines and adds all
+    new lines."""
     blocks = [(len(before), len(after), 0)]
     if 0 < len(before) * len(after) <= _MAX_QUADRATIC:
         matcher = SequenceMatcher(None, before, after, autojunk=False)

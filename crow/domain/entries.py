@@ -13,7 +13,8 @@ from typing import Literal, TypeAlias
 from crow.domain.messages import FinishReason, Image, JsonObject, Part, ToolCall, ToolSpec, Usage
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
-"""Why a turn ended, in ACP's words. A `TurnEnd` has two more reasons: `interrupted` and `error`."""
+"""Why a turn ended, in the words of ACP. A `TurnEnd` can also have one of two other reasons: `interrupted` and
+`error`."""
 
 CallKind: TypeAlias = Literal["read", "edit", "delete", "move", "search", "execute", "think", "fetch", "other"]
 
@@ -82,11 +83,13 @@ class PlanItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """The system message and tool specs, built for `cwd` and `model`. They are sent unchanged until another prompt
-    entry replaces them. `recorded_here` is false for an imported entry. Such an entry is never sent, because the next
-    turn begins with a new prompt entry. `reason` tells the user why the entry was written, such as `the model changed
-    from a to b`. `reason` is empty if an older version stored the entry, or if the entry was stored with a
-    checkpoint."""
+    """The system message and tool specs, built for `cwd` and `model`. Crow sends them unchanged until another prompt
+    entry replaces them.
+
+    `recorded_here` is false for an imported entry. Crow never sends such an entry, because the next turn begins with a
+    new prompt entry. `reason` tells the user why the entry was written, such as `the model changed from a to b`.
+    `reason` is empty if an older version stored the entry, or if the entry was stored with a checkpoint.
+    """
 
     system: str
     tools: tuple[ToolSpec, ...]
@@ -98,8 +101,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """A prompt from the user. If `cut` is set, the model sees at most that many characters: long parts are shortened to
-    their beginning and end."""
+    """A prompt from the user. If `cut` is set, the model sees at most that many characters. Long parts are then
+    shortened to their beginning and end."""
 
     parts: tuple[Part, ...]
     message_id: str
@@ -108,12 +111,12 @@ class User:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assistant:
-    """A model response with all its calls, stored before any of them runs.
+    """A model response with all its calls, stored before any of the calls runs.
 
     `finish` is `interrupted` if the stream broke or was cancelled, or if crow died. In that case, `text` is the part
-    that was shown. `endpoint` is the base URL and the model name, separated by a space. `announcements` say how the
-    calls were shown, in order. The list is empty if nothing was shown, or if an older version stored the entry. If
-    `cut` is set, the model sees the arguments of all calls shortened to about that many characters in total. The calls
+    that was shown. `endpoint` is the base URL and the model name, separated by a space. `announcements` says how the
+    calls were shown, in call order. It is empty if no call was shown, or if an older version stored the entry. If `cut`
+    is set, the model sees the arguments of all calls shortened to about that many characters in total. The calls
     themselves run with the complete arguments.
     """
 
@@ -160,8 +163,8 @@ class File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """A file in a tool result, for the user. The model gets a description of it. Either `data` (base64) or `uri` is
-    set."""
+    """A file in a tool result. The user gets the file, but the model gets only a description of the file. Either `data`
+    (base64) or `uri` is set."""
 
     name: str
     uri: str | None = None
@@ -171,8 +174,8 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """The result of a call. `text` is always complete. If `cut` is set, the model sees only that many characters of it,
-    from its beginning and its end.
+    """The result of a call. `text` is always complete. If `cut` is set, the model sees only that many characters from
+    the beginning and the end of `text`.
 
     Only `update_plan` sets `plan`. `duration_ms` is wall time.
     """
@@ -192,8 +195,8 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """A user message that a checkpoint keeps word for word. If the message is longer than its share of the budget,
-    `text` is shortened."""
+    """A user message that a checkpoint keeps word for word. `text` is shortened if the message is too long for the
+    space that it may fill in the checkpoint."""
 
     entry: int
     text: str
@@ -201,8 +204,8 @@ class Pin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSkill:
-    """A skill that was loaded before a checkpoint. `text` is shortened to the skill's share of the budget, or empty if
-    there is no room for it."""
+    """A skill that was loaded before a checkpoint. `text` is shortened if the checkpoint has too little room for the
+    whole skill. It is empty if there is no room for any of it."""
 
     entry: int
     name: str
@@ -250,8 +253,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mask:
-    """Hides from the model the tool outputs in all entries with an id below `before`, except the entries in
-    `exceptions`."""
+    """Hides tool outputs from the model. The mask applies to all entries with an id below `before`, except the entries
+    in `exceptions`."""
 
     before: int
     exceptions: tuple[int, ...] = ()
@@ -268,7 +271,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """A request to the model that has no `Assistant` entry. This entry holds the usage and cost of the request.
+    """Holds the usage and cost of a model request whose answer is not stored as an `Assistant` entry.
 
     The `purpose` says what crow asked for. `answer`: an answer that never came (the request failed, was sent again, or
     was cancelled before any text). `summary`: a summary of the conversation. `title`: a title of the session.
@@ -303,7 +306,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A slash command as typed, and its answer. The model does not see them."""
+    """A slash command as the user typed it, and its answer. The model sees neither of them."""
 
     text: str
     answer: str
@@ -314,10 +317,9 @@ class Command:
 class Note:
     """A label, or a change to the session that applies from this entry on.
 
-    For `model` and `thought_level`, `previous` is the value before the change; the thought level "" is the endpoint's
-    default. Going back to an earlier entry restores `previous`.
-    For `dialect`, `value` names the parts of messages that the endpoint has just refused: crow leaves them out from
-    now on.
+    For `model` and `thought_level`, `previous` is the value before the change. The thought level "" stands for the
+    endpoint's default. Going back to an earlier entry restores `previous`. For `dialect`, `value` names the parts of
+    messages that the endpoint refused. Crow leaves these parts out from now on.
     """
 
     about: Literal["model", "thought_level", "mode", "label", "dialect"]
@@ -327,8 +329,8 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Custom:
-    """An entry that a hook stored. `namespace` names its owner, and crow does not interpret this name. An entry in the
-    namespace `crow` is crow's own: it tells the model which work in the background has ended.
+    """An entry that a hook or crow stored. `namespace` names the owner of the entry, and crow does not interpret this
+    name. Crow's own entries have the namespace `crow`. They tell the model which work in the background has ended.
 
     If `is_shown` is set, the user sees `text`. If `for_model` is set, the model sees `text`. `data` is only stored.
     """
@@ -371,8 +373,8 @@ class NewEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A stored, immutable entry. `parent` is None at a root. `created_ms` is a Unix time, for display, search and
-    statistics."""
+    """A stored, immutable entry. `parent` is the id of the entry before this one, or None at a root. `created_ms` is a
+    Unix time in milliseconds, for display, search and statistics."""
 
     id: int
     conversation: int

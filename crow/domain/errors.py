@@ -88,8 +88,8 @@ class ModelNotFound(ModelError):
 
 
 class RateLimited(ModelError):
-    """Too many requests. `retry_after_s` is the wait that the endpoint asks for, in seconds, or None if it states
-    none."""
+    """The endpoint received too many requests. `retry_after_s` is the number of seconds that the endpoint asks crow to
+    wait, or None if the endpoint does not state a time."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -101,8 +101,8 @@ class QuotaExceeded(ModelError):
 
 
 class Overloaded(ModelError):
-    """The endpoint failed (5xx). `retry_after_s` is the wait that the endpoint asks for, in seconds, or None if it
-    states none."""
+    """The endpoint failed (5xx). `retry_after_s` is the number of seconds that the endpoint asks crow to wait, or None
+    if the endpoint does not state a time."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -123,8 +123,8 @@ class ContentRefused(ModelError):
 
 
 class BadRequest(ModelError):
-    """The endpoint does not accept the request. If `is_unclear` is true, the endpoint gave no reason, or gave a reason
-    that may mean that the request is too long."""
+    """The endpoint does not accept the request. If `is_unclear` is true, the request may be too long: the endpoint gave
+    no reason, or its reason may mean that."""
 
     def __init__(self, message: str, *, is_unclear: bool = False) -> None:
         super().__init__(message)
@@ -152,7 +152,7 @@ class ToolServerError(PeerError):
 
 
 class LoginRequired(ToolServerError):
-    """The user has to log in to an MCP server. The user declined, or crow could not ask."""
+    """The user has to log in to an MCP server. Either crow could not ask the user to log in, or the user declined."""
 
 
 class EditorError(PeerError):
@@ -184,7 +184,7 @@ class SessionBusy(StoreError):
 
 
 class LeafMoved(StoreError):
-    """Another process has added entries to the session since this process read it. This process has written nothing."""
+    """Another process added entries to the session after this process read it. This process wrote nothing."""
 
 
 class TurnError(CrowError):

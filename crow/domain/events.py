@@ -23,7 +23,8 @@ class EntryStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextShown:
-    """A piece of the answer. The assistant entry that is stored later has the same `message_id`."""
+    """A piece of the answer's text. The assistant entry that is stored at the end of the answer has the same
+    `message_id`."""
 
     message_id: str
     text: str
@@ -39,8 +40,8 @@ class ThoughtShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallAnnounced:
-    """A call was announced. The answer that contains it is stored, and the call has not run yet. `arguments` is a JSON
-    object as text."""
+    """A call was announced. At this time, the answer with the call is already stored, but the call has not run yet.
+    `arguments` is a JSON object as text."""
 
     call: CallRef
     name: str
@@ -66,8 +67,8 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextMeasured:
-    """The number of tokens in use, the size of the context window, and the cost of the session so far in USD (None if
-    unknown)."""
+    """The number of tokens in use, the size of the context window, and the cost of the session so far. `cost` is in US
+    dollars, or None if it is unknown."""
 
     used: int
     size: int
@@ -102,7 +103,7 @@ class NoticeShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChanged:
-    """The session moved to another entry. `plan` is the plan at that entry, empty if there is none."""
+    """The session moved to another entry. `plan` is the plan at that entry. It is empty if the entry has no plan."""
 
     plan: tuple[PlanItem, ...]
 
@@ -123,21 +124,21 @@ class ModeChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionsChanged:
-    """A config option changed; the frontend sends the complete list."""
+    """A config option changed. The frontend then sends the complete list of options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandsChanged:
-    """The list of slash commands changed; the frontend sends the complete list."""
+    """The list of slash commands changed. The frontend then sends the complete list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentChanged:
     """A sub-agent of this session was announced, or its state has changed.
 
-    `title` is set if this event announces the sub-agent. `state` is None if it did not change. `stop` says why an idle
-    sub-agent stopped: a stop reason, `interrupted`, `error`, or empty if that is unknown. `detail` is the error, and
-    `usage` has the token counts of the sub-agent's last turn.
+    If this event announces the sub-agent, `title` is set. `state` is None if the state did not change. `stop` says why
+    an idle sub-agent stopped: it is a stop reason, `interrupted` or `error`. `stop` is empty if the reason is unknown.
+    `detail` is the error message. `usage` has the token counts of the sub-agent's last turn.
     """
 
     session_id: str
@@ -158,8 +159,8 @@ class SubagentLinked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionMessage:
-    """A message from one session to another. The session that shows the message is its `sender` or `recipient`. Both
-    sessions use the same id for the message."""
+    """A message from the session `sender` to the session `recipient`. The client shows the message in one of these two
+    sessions or in both, with the same message id."""
 
     message_id: str
     sender: str

@@ -14,7 +14,7 @@ real value, and far below Python's recursion limit."""
 
 
 def is_too_deep(value: object) -> bool:
-    """Whether a JSON value nests deeper than `MAX_DEPTH`. Uses no recursion."""
+    """Whether a JSON value nests deeper than `MAX_DEPTH`. This function uses no recursion."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         containers = [item for item in level if isinstance(item, dict | list)]
@@ -74,9 +74,9 @@ class ToolSpec:
 class ToolCall:
     """One tool call by a model.
 
-    `arguments` is always a valid JSON object as text, since every later request repeats it. If `fault` is set, the call
-    cannot run: `fault` tells the model why, and `raw` is the text of the arguments as received. `extra` has the unknown
-    keys of the provider's call object, which are sent back unchanged.
+    `arguments` is always a valid JSON object as text, because every later request repeats the arguments. If `fault` is
+    set, the call cannot run. `fault` tells the model why, and `raw` is the text of the arguments as crow received it.
+    `extra` has the unknown keys of the provider's call object. Crow sends them back unchanged.
     """
 
     id: str

@@ -1,6 +1,6 @@
-"""Renders entries as text for the model, calls as titles, and any text for a terminal.
+"""Renders entries as text for the model, renders calls as titles, and makes texts safe for a terminal.
 
-A rendering depends only on the stored body and the constants here, so an entry always gives the same message.
+A rendering depends only on the stored body and the constants in this module, so an entry always gives the same message.
 """
 
 from __future__ import annotations
@@ -41,13 +41,15 @@ NEVER_MASKED = frozenset({"update_plan", "skill"})
 """Tools whose outputs stay visible because they guide the model's work."""
 
 MASK_MIN_CHARS = 400
-"""A shorter output is not worth hiding: the line that replaces it is nearly as long."""
+"""An output without images is hidden only if it is longer than this. The line that replaces a shorter output would be
+nearly as long as the output."""
 
 EXCERPT_SLACK_BYTES = 200
-"""An output is shortened only if more bytes than this are saved."""
+"""An output is shortened only if shortening saves more bytes than this."""
 
 CUT_NOTES_CHARS = 1_000
-"""Shortened arguments may exceed their limit by this many characters, for notes that say how much is left out."""
+"""Shortened arguments may exceed their limit by this many characters. The extra room is for the notes that say how much
+is left out."""
 
 CHECKPOINT_HEAD = (
     "[The conversation up to here was compacted. This message replaces it: a summary, then messages of the user word "
@@ -182,7 +184,7 @@ def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
 
 
 def excerpt(head: str, tail: str, omitted_bytes: int, call_id: str) -> str:
-    """The beginning and the end of a tool output for the user, with a line that says where the rest is."""
+    """Return the beginning and the end of a tool output for the user. A line between them says how to see the rest."""
     return f"{head}\n[… about {max(1, round(omitted_bytes / 1000)):,} kB more: /show {call_id} …]\n{tail}"
 
 
@@ -199,7 +201,7 @@ def short_output(text: str, most_bytes: int, call_id: str) -> str:
 
 
 def is_maskable(body: ToolResult) -> bool:
-    """Whether hiding this output from the model is allowed and saves tokens."""
+    """Whether this output may be hidden from the model, and hiding it saves tokens."""
     if body.name in NEVER_MASKED or body.plan is not None:
         return False
     shown = len(body.text) if body.cut is None else min(len(body.text), body.cut)
@@ -262,8 +264,8 @@ def plan_line(item: PlanItem) -> str:
 
 
 def bounded_list(lines: Sequence[str], room: int | None, share: int) -> tuple[str, int | None]:
-    """Format `lines` as a list of at most `room / share` characters, or without a limit if `room` is None. Return the
-    list and the remaining room."""
+    """Format as many of `lines` as fit into `room / share` characters. If some lines do not fit, the last item says how
+    many, and its length is not counted. If `room` is None, format all lines. Return the list and the remaining room."""
     if room is None:
         return "\n".join(f"- {line}" for line in lines), None
     left = room // share
@@ -286,10 +288,11 @@ CLOSES_EMPHASIS = re.compile(r"_(?:[^\w]|$)")
 
 
 def in_title(text: str) -> str:
-    """Format a name, pattern or command for the title of a call: unchanged, or in backticks if Markdown would change
-    it.
+    """Format a name, pattern or command for the title of a call. If Markdown would change the text, put it in
+    backticks. Otherwise return it unchanged.
 
-    Several editors draw titles as Markdown, where `src/__init__.py` would lose characters. Others draw plain text.
+    Several editors draw titles as Markdown, where `src/__init__.py` would lose its underscores. Other editors draw
+    plain text.
     """
     opens = OPENS_EMPHASIS.search(text)
     is_emphasis = opens is not None and CLOSES_EMPHASIS.search(text, opens.end()) is not None
@@ -307,8 +310,8 @@ def code(text: str) -> str:
 
 MASK = "…"
 RESULT_MASK = "[secret hidden by crow]"
-"""Replaces a secret in a tool result. No file contains this text by chance. If the model asks a tool to write this
-text, the model has copied it from a result."""
+"""The text that replaces a secret in a tool result. No file contains this text by chance. So if the model asks a tool
+to write this text, the model has copied it from a result."""
 
 _LOOKS_SECRET = re.compile(r"(?i)\b(?:sk-[a-z0-9_-]{8,}|(?<=bearer )[^\s\"',]+)")
 
@@ -347,15 +350,15 @@ class SecretMask:
 
 
 def _overlap(first: str, second: str, secret: str) -> int:
-    """Return how many characters at the end of `first` are also the beginning of `second`. Return 0 if that is fewer
-    than `_EDGE_CHARS`. The overlap is always shorter than `secret`."""
+    """Return the length of the longest text that is both the end of `first` and the beginning of `second`. Return 0 if
+    this length is below `_EDGE_CHARS`. The text is always shorter than `secret`."""
     longest = min(len(first), len(second), len(secret) - 1)
     return next((size for size in range(longest, _EDGE_CHARS - 1, -1) if first.endswith(second[:size])), 0)
 
 
 def _base64_forms(secret: str) -> Iterator[str]:
-    """Yield texts to search for. Any base64 that encodes the secret, alone or among other bytes, contains one of these
-    texts."""
+    """Yield the texts to search for in order to find `secret` in base64. Any base64 that encodes the secret, alone or
+    among other bytes, contains one of these texts."""
     if len(secret) < 8:
         return
     data = secret.encode("utf-8", "surrogatepass")
@@ -391,7 +394,7 @@ _SOMETIMES_HIDDEN = re.compile(f"[{_JOINERS}]+|{_EMOJI_STYLE}")
 
 
 def safe(text: str) -> str:
-    """Replace each character that could hide, reorder or forge text by an escape such as `\\u202e`.
+    """Replace each character that could hide, reorder or forge text with an escape such as `\\u202e`.
 
     These are control characters (except line ends and tabs), marks that change the direction of writing, characters
     that draw nothing, and unusual line separators. Joiners are kept inside emoji and inside words of scripts other
@@ -439,8 +442,8 @@ def _escape(point: int) -> str:
 
 
 def _escape_unless_joined(found: re.Match[str]) -> str:
-    """Return the found characters as escapes. A joiner inside a word or emoji stays unchanged. The character that makes
-    a symbol an emoji stays unchanged too."""
+    """Return the characters in `found` as escapes. Two kinds of characters stay unchanged: a joiner inside a word or
+    emoji, and the character that turns a symbol into an emoji."""
     chars, text = found[0], found.string
     before, after = text[max(0, found.start() - 1) : found.start()], text[found.end() : found.end() + 1]
     if chars == _EMOJI_STYLE and before > _LAST_LATIN and not _HIDDEN.match(before):
@@ -451,5 +454,5 @@ def _escape_unless_joined(found: re.Match[str]) -> str:
 
 
 def _is_joined(char: str) -> bool:
-    """Whether a joiner beside this character may be part of a word or an emoji."""
+    """Whether this character, next to a joiner, may be part of a word or an emoji."""
     return char > _LAST_LATIN and (char == _EMOJI_STYLE or not _HIDDEN.match(char))

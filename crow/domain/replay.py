@@ -32,8 +32,8 @@ class WaitingCall:
 
 
 class Replay:
-    """Turns a path into events. Feed the entries oldest first, then call `end`. Only the calls of one answer are held
-    in memory."""
+    """Turns the entries of a path into events. Call `feed` with each entry, oldest first, and then call `end`. Only the
+    calls of one answer are held in memory."""
 
     def __init__(self) -> None:
         self._waiting: dict[entries.CallRef, WaitingCall] = {}
@@ -71,18 +71,17 @@ class Replay:
 
     @property
     def holds_results(self) -> bool:
-        """Whether a result is held back until an earlier call has a result."""
+        """Whether a result is held back because an earlier call has no result yet."""
         return any(waiting.result is not None for waiting in self._waiting.values())
 
     def pause(self) -> tuple[Event, ...]:
-        """Return the events of results that wait for an earlier call. Call `pause` instead of `end` while the turn is
-        running, because calls without a result have not ended yet."""
+        """Return the events of the results that are held back because an earlier call has no result yet. While the turn
+        is running, call `pause` instead of `end`, because the calls without a result have not ended yet."""
         results = ((waiting.call, waiting.result) for waiting in self._waiting.values())
         return tuple(event for call, result in results if result is not None for event in result_events(call, result))
 
     def end(self) -> tuple[Event, ...]:
-        """Return the events of results that wait for an earlier call, and a `CallEnded` for each call without a
-        result."""
+        """Return the events of the results that were held back, and a `CallEnded` for each call without a result."""
         events: list[Event] = []
         for ref, waiting in self._waiting.items():
             if waiting.result is not None:
@@ -115,8 +114,8 @@ class Replay:
 class RemoteTurn:
     """Turns the entries that another process stores into the same events that the other process shows to its clients.
 
-    Call `feed` with the entries in the order in which they were stored, and `grow` with the unfinished answer whenever
-    it is longer. Pass the events to `running`, which knows how much of an answer was shown.
+    Call `feed` with the entries in the order in which they were stored. Call `grow` with the unfinished answer whenever
+    the answer has become longer. Pass the returned events to `running`, which knows how much of an answer was shown.
     """
 
     def __init__(self, running: RunningTurn) -> None:
@@ -175,7 +174,8 @@ class RemoteTurn:
 
 @dataclass(slots=True)
 class _RunningCall:
-    """An announced call that has not ended: its announcement, and the newest event of each other kind."""
+    """An announced call that has not ended. This class holds the announcement, and the newest event of each other
+    kind."""
 
     announced: CallAnnounced
     started: EntryStored | None = None

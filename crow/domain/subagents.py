@@ -1,18 +1,20 @@
-"""The messages between a session and the work that it has started: their ids, and their texts in stored results."""
+"""The messages between a session and the work that the session has started: their ids, and their texts in stored
+results."""
 
 from __future__ import annotations
 
 from crow.domain.entries import ToolResult
 
 WAKE = "wake_"
-"""The start of the id of a message in the inbox that is not a prompt, but tells the model which work in the background
-has ended. The rest of the id is the id of the call that started this work."""
+"""The start of the ids of some messages in the inbox. Such a message is not a prompt. It tells the model which work in
+the background has ended. The rest of the id is the id of the call that started this work."""
 
 TASK_WORDS = "The task "
-"""The start of the text of such a message, if the work was done by a sub-agent."""
+"""The start of the text of a message whose id starts with `WAKE`, if a sub-agent did the work."""
 
 ORDER = "order_"
-"""The start of the id of a prompt that a session gave to a sub-agent. The rest of the id is the id of the call."""
+"""The start of the id of a prompt that a session gave to a sub-agent. The rest of the id is the id of the call of
+`task`."""
 
 
 def order_id(call_id: str) -> str:
@@ -21,12 +23,12 @@ def order_id(call_id: str) -> str:
 
 
 def call_of_order(message_id: str) -> str | None:
-    """The id of the call that gave this prompt to a sub-agent. None if the prompt came from a client."""
+    """The id of the call that gave this prompt to a sub-agent, or None if the prompt came from a client."""
     return message_id.removeprefix(ORDER) if message_id.startswith(ORDER) else None
 
 
 def answer_id(call_id: str) -> str:
-    """The message id of the sub-agent's answer to the prompt from this call."""
+    """The message id of a sub-agent's answer. `call_id` is the id of the call that gave the prompt to the sub-agent."""
     return f"answer_{call_id}"
 
 

@@ -16,7 +16,7 @@ from crow.domain import messages
 from crow.domain.messages import Message, Part, ToolSpec
 
 IMAGE_TOKENS = 1_500
-"""The estimate for any image. The large providers charge about as much for one megapixel."""
+"""The estimate for an image of any size. For one megapixel, the large providers charge about as many tokens."""
 
 MESSAGE_TOKENS = 4
 CALL_TOKENS = 8
@@ -31,8 +31,8 @@ ENCODED_LETTERS = 12
 a separator line."""
 LONG_RUN = 100
 SHORT_ENCODED = re.compile(r"[0-9a-fA-F]+|(?=(?:.*?[0-9]){4})(?=(?:.*?[A-Z]){4}).*")
-"""A run shorter than `LONG_RUN` is treated as encoded only if it is hex, or has at least four digits and four capital
-letters. Most paths and names do not match."""
+"""If a run is shorter than `LONG_RUN`, it counts as encoded only if it matches this pattern: it is hex, or it has at
+least four digits and four capital letters. Most paths and names do not match."""
 
 
 def estimate_text(text: str) -> int:
@@ -103,8 +103,8 @@ def estimate_part(part: Part) -> int:
 
 
 def estimate_assistant(message: messages.AssistantMessage) -> int:
-    """Return the tokens of an answer. Its reasoning counts only if it may be sent back, in a field of its own or in
-    opaque fields."""
+    """Return the estimated tokens of an answer. The answer's reasoning counts only if it may be sent back, either in a
+    field of its own or in opaque fields."""
     tokens = estimate_text(message.text)
     for call in message.calls:
         tokens += CALL_TOKENS + estimate_text(call.name) + estimate_text(call.arguments)

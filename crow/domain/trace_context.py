@@ -14,7 +14,7 @@ _current: ContextVar[Mapping[str, str]] = ContextVar("trace_context")
 
 
 def trace_context_from(meta: Mapping[str, object]) -> dict[str, str]:
-    """Return those of `traceparent`, `tracestate` and `baggage` in a `_meta` object that are valid.
+    """Return the valid texts among `traceparent`, `tracestate` and `baggage` in a `_meta` object.
 
     A text is left out if it cannot be the value of an HTTP header. A `tracestate` is left out if there is no
     `traceparent`.

@@ -1,7 +1,7 @@
 """Renders untrusted Markdown as HTML that cannot run code or load anything.
 
-Raw HTML is shown as text. A link keeps its address only if the scheme is http, https or mailto. An image becomes a
-note.
+Raw HTML is shown as text. A link keeps its address only if the scheme is http, https or mailto. An image is replaced
+with a note.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_CHARS = 60_000
 _LINK_SCHEMES = frozenset({"http", "https", "mailto"})
 _URL_CHARS = 2_000
 _LONGEST_RUN = 200
-"""A text that repeats one of the characters below this many times in a row is shown as plain text, because parsing it
+"""If a text repeats one of the characters in `_RUNS` this many times in a row, it is shown as plain text. Parsing it
 would take quadratic time."""
 _RUNS = tuple(char * _LONGEST_RUN for char in "[*_`<(!>~&|\\-")
 

@@ -30,8 +30,8 @@ _SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 
 _ALL_RESULTS_CHARS = 24_000_000
 _RESULT_CHARS = (2_000, 20_000)
-"""The lowest and the highest value of the limit on the characters that are shown of one tool result. The limit is lower
-for a longer session, so that browsers open the page without delay."""
+"""The page shows a limited number of characters of each tool result. These are the smallest and the largest limit. The
+limit is smaller for a longer session, so that browsers open the page without delay."""
 _TEXT_CHARS = 400_000
 _ARGUMENT_CHARS = 4_000
 _TITLE_CHARS = 300
@@ -105,7 +105,8 @@ class HtmlPage:
     """Builds the page. Call `add_branch` for each branch that is not the current path, then `feed` for each entry of
     the path, then `finish`, and finally `close`.
 
-    The body is collected in a temporary file, because the head can only be written once the whole body is known.
+    The body is collected in a temporary file. The head of the page comes before the body, but depends on the whole
+    body.
     """
 
     def __init__(self, row: SessionRow, redact: Redactor, *, window: int | None = None) -> None:
@@ -127,8 +128,8 @@ class HtmlPage:
     def add_branch(self, entries: Sequence[Entry], reason: str = "") -> None:
         """Add a branch that is not on the current path.
 
-        `entries` are the path to the end of the branch, oldest first. Entries that were already added with another
-        branch are not shown again. `reason` is the command with which the user left this branch.
+        `entries` are the entries on the path to the end of the branch, oldest first. Entries that were already added
+        with another branch are not shown again. `reason` is the command with which the user left this branch.
         """
         new = [entry for entry in entries if entry.id not in self._departures]
         if not new:
@@ -260,8 +261,8 @@ class HtmlPage:
         return f'<div class="plots">{"".join(figures)}</div>'
 
     def take_image(self, image: Image) -> str:
-        """The HTML of an image. If the image is too large, or not every browser can show its format, a note takes its
-        place."""
+        """Return the HTML of an image. If the image is too large, or if not every browser can show its format, return a
+        note in its place."""
         size = len(image.data) * 3 // 4
         if image.mime_type not in _IMAGE_TYPES or not _BASE64.fullmatch(image.data):
             return f'<p class="note">[an image of type {escape(self.plain_line(image.mime_type))} is not shown]</p>'
@@ -338,7 +339,7 @@ class _EntryRenderer:
                 return ""
 
     def unanswered(self) -> str:
-        """The HTML of those calls of the last answer that have no result."""
+        """Return the HTML of the last answer's calls that have no result."""
         calls, self._calls = self._calls, {}
         return "".join(
             f'<details class="entry call failed"><summary><span class="mark" aria-hidden="true">✗</span>'
@@ -545,7 +546,7 @@ def _plot(
     top: float,
     window: int | None,
 ) -> str:
-    """A plot without text inside, so that it can be stretched to any width."""
+    """Return the HTML of a plot. The drawing contains no text, so that it can be stretched to any width."""
     last = max(1, len(points) - 1)
     drawn = [
         (1000 * index / last, 100 - 96 * value / top) for index, value in enumerate(values) if value is not None and top

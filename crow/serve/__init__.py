@@ -1,1 +1,1 @@
-"""`crow serve`: serves the protocol over WebSocket to several clients. Needs the packages of the extra `serve`."""
+"""`crow serve`: serves the protocol over WebSocket to several clients. It needs the packages of the extra `serve`."""

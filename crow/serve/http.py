@@ -52,8 +52,8 @@ MAX_REMEMBERED = 10_000
 RETRY_AFTER_S = 5
 
 MIN_HANDSHAKES = 64
-"""The limit for connections that have not sent a complete HTTP request is a quarter of `max_connections`, but at least
-this."""
+"""The smallest limit for the number of connections that have not sent a complete HTTP request. If a quarter of
+`max_connections` is more, that is the limit."""
 
 PROMPTING = frozenset({"session/prompt", "_session/steering"})
 START_WORK = OPENING | PROMPTING
@@ -99,8 +99,8 @@ class AccessControl(Protocol):
         ...
 
     def connected(self, grant: Grant | None, close: Callable[[str], None]) -> AbstractContextManager[object]:
-        """Return a context manager that must be open for as long as the connection. If the grant ends earlier than the
-        connection, `close` is called with the reason."""
+        """Return a context manager to enter when the connection begins and to exit when it ends. If the grant ends
+        earlier than the connection, `close` is called with the reason."""
         ...
 
 
@@ -118,7 +118,7 @@ class TokenAccess:
         self._store = store
         self._is_resident = is_resident
         self.is_required = is_required
-        """Whether clients need a token, as of the last look into the store."""
+        """Whether clients need a token. `needs_tokens` updates this value from the store."""
 
     async def needs_tokens(self) -> bool:
         """Whether clients need a token. :raises StoreError: the store cannot be read."""
@@ -342,8 +342,8 @@ class AcpService:
         return grant
 
     def _connection_id(self, wanted: str | None, principal: str | None) -> str:
-        """Return the id for the new connection. The id is `wanted` if an earlier connection of this principal had that
-        id, else a new one."""
+        """Return the id for the new connection. If the server remembers an earlier connection of this principal with
+        the id `wanted`, return `wanted`. Otherwise return a new id."""
         client = self.clients.get(wanted or "")
         if client is not None and client.principal == principal:
             # The old connection of the client is broken, and the server has not noticed it yet.

@@ -1,5 +1,4 @@
-"""Opens the server's sockets and reads its TLS certificate. Checks the sockets and the certificate before any client is
-served."""
+"""Opens the server's sockets and reads its TLS certificate. Both are checked before any client is served."""
 
 from __future__ import annotations
 
@@ -20,7 +19,8 @@ from crow.domain.errors import ConfigError
 BACKLOG = 2048
 
 PROBE_S = 1.0
-"""The time limit in seconds for the check whether a server still listens on an existing Unix socket."""
+"""When a Unix socket already exists, crow checks whether a server still listens on it. This is the time limit of the
+check in seconds."""
 
 _SYSTEMD_FIRST_FD = 3
 
@@ -34,7 +34,7 @@ class TcpAddress:
 
 
 def parse_address(text: str) -> TcpAddress | Path | None:
-    """Parse the address to listen on. In the result, a path means a Unix socket, and None means the sockets that
+    """Parse the address to listen on. Return a host and a port, the path of a Unix socket, or None for the sockets that
     systemd has opened.
 
     :raises ConfigError: `text` is not a valid address.
@@ -85,7 +85,8 @@ def describe(opened: socket.socket, *, is_tls: bool) -> str:
 
 
 def is_known_host(header: str | None, names: frozenset[str]) -> bool:
-    """Whether the Host header names this server. It does if it is an IP address, localhost, or one of `names`.
+    """Whether the Host header names this server. The header does so if its host is an IP address, localhost, or one of
+    `names`.
 
     This check stops DNS rebinding. An attacker's web page can make a browser connect to this server, but the browser
     then sends the attacker's host name in the Host header.
@@ -208,7 +209,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not is_socket:
-        raise ConfigError(f"crow serve cannot listen on {path}, because a file that is not a socket is there.")
+        raise ConfigError(f"crow serve cannot listen on {path}, because the file at this path is not a socket.")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(PROBE_S)
         try:
@@ -236,8 +237,8 @@ def _systemd_sockets() -> list[socket.socket]:
 
 
 def notify_systemd(state: str) -> None:
-    """Tell systemd the state of the service, such as `READY=1`. Does nothing if the environment variable NOTIFY_SOCKET
-    is not set."""
+    """Tell systemd the state of the service, such as `READY=1`. If the environment variable NOTIFY_SOCKET is not set,
+    do nothing."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if path:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:

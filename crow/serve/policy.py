@@ -26,7 +26,7 @@ def check_server(settings: ServeSettings, mode: str, sandbox: SandboxStatus) -> 
     """
     if not settings.roots:
         raise ConfigError(
-            "A server with tokens needs serve.roots, the directories below which its users may work: write "
+            "A server with tokens needs serve.roots, which lists the directories below which its users may work. Write "
             'roots = ["/srv/crow/{principal}"] under [serve] in config.toml.'
         )
     for root in settings.roots:
@@ -52,7 +52,7 @@ class ServePolicy:
         self.roots = tuple(root.replace(PRINCIPAL_PART, check_principal(principal)) for root in settings.roots)
 
     async def check_params(self, method: str, params: Any, store: Store) -> None:
-        """Check the raw parameters of a request. Must be called before crow uses any path in them.
+        """Check the raw parameters of a request. Call this method before crow uses any path in the parameters.
 
         :raises ArgumentError: the principal may not send this request.
         """
@@ -73,8 +73,8 @@ class ServePolicy:
         if request.servers and not self._settings.client_servers:
             names = ", ".join(describe(server.name) for server in request.servers[:5])
             raise ArgumentError(
-                f"mcpServers: this server starts and calls no MCP servers for its clients ({names}). Remove them from "
-                "the client's settings, or ask the operator to add them to config.toml."
+                f"mcpServers: this server does not start or call MCP servers for its clients ({names}). Remove them "
+                "from the client's settings, or ask the operator to add them to config.toml."
             )
 
     async def _check_directories(self, method: str, params: Mapping[str, Any], store: PrincipalStore) -> None:

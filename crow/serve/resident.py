@@ -21,8 +21,8 @@ from crow.bridge.wire import peer
 from crow.domain.errors import ConfigError, CrowError
 
 START_S = 60.0
-"""A server may take this many seconds to start or to end. Its imports alone take one second, or ten seconds on a busy
-machine."""
+"""A server has this many seconds to start, and as many to end after its drain time. Its imports alone take one second,
+or ten seconds on a busy machine."""
 
 POLL_S = 0.02
 ANSWER_S = 5.0
@@ -35,8 +35,8 @@ class ResidentError(CrowError):
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A running resident server. `path` is the path of its socket. `figures` maps the names of those metrics that have
-    no labels to their values."""
+    """A running resident server. `path` is the path of its socket. `figures` holds the values of the metrics that have
+    no labels, by the names of the metrics."""
 
     path: Path
     pid: int | None
@@ -57,7 +57,8 @@ class Resident:
 
 
 def own_socket(env: Mapping[str, str]) -> Path:
-    """Return the path of the socket of this user's server. Creates the socket's directory if there is none.
+    """Return the path of the socket of this user's server. If the socket's directory does not exist, create the
+    directory.
 
     :raises ConfigError: the directory cannot be created, or other users can write to it.
     """
@@ -102,8 +103,7 @@ def find(env: Mapping[str, str]) -> Resident | None:
 
 
 def start(env: Mapping[str, str]) -> None:
-    """Start the server in a process of its own, if no server is running. Returns when clients can connect to the
-    server.
+    """Start the server in a process of its own, if no server is running. Wait until clients can connect to the server.
 
     :raises ResidentError: the server does not start.
     """
@@ -129,7 +129,7 @@ def start(env: Mapping[str, str]) -> None:
 
 
 def stop(env: Mapping[str, str], *, timeout_s: float) -> Resident | None:
-    """Ask the server to end, and wait until it has ended. Return the description of that server, or None if no server
+    """Ask the server to end, and wait until it has ended. Return what is known about that server, or None if no server
     was running.
 
     The server first lets running turns finish.
@@ -151,12 +151,12 @@ def stop(env: Mapping[str, str], *, timeout_s: float) -> Resident | None:
 
 @contextmanager
 def _only_one(path: Path) -> Iterator[None]:
-    """Hold a lock, so that only one process at a time starts the server. A process that has waited for the lock then
+    """Hold a lock, so that only one process at a time starts the server. A second process waits for the lock, and then
     finds the server running."""
     lock = os.open(path.with_name(f"{path.name}.start"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         if not _wait(lambda: _locks(lock)):
-            raise ResidentError("Another process has been starting the server for a minute.")
+            raise ResidentError("Another process has been trying to start the server for a minute.")
         yield
     finally:
         os.close(lock)

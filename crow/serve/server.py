@@ -37,8 +37,8 @@ from crow.store import Store
 from crow.store.principals import PrincipalStore, session_view
 
 CLOSE_S = 5.0
-"""After the drain, the turns that still run are cancelled and have this many seconds to end. Then clients have as long
-again to read their remaining messages."""
+"""After the drain, crow cancels the turns that still run. These turns have this many seconds to end. Then clients have
+the same time again to read their remaining messages."""
 
 POLL_S = 0.02
 IDLE_CHECK_S = 10.0
@@ -66,11 +66,11 @@ async def serve(
 ) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP, and return the exit code.
 
-    `on_listening` gets each address as soon as clients can connect to it. With `is_resident`, the server serves only
-    this user, and ends after `serve.idle_timeout_s` without a client or a running turn.
+    `on_listening` gets each address as soon as clients can connect to it. If `is_resident` is true, the server serves
+    only this user. Such a server ends when it has had no client and no running turn for `serve.idle_timeout_s` seconds.
 
     :raises ConfigError: the server cannot listen on its address, or the settings do not separate its users from each
-    other.
+        other.
     """
     if loaded.problem is not None:
         raise loaded.problem
@@ -289,7 +289,8 @@ async def open_server(
     """Open the store and the session host, and close both at the end.
 
     `is_private` means that only programs on this machine can connect. If `is_private` is false, every client needs a
-    token. With `is_resident`, the server serves one user, who sees every session of the store, as with `crow acp`.
+    token. If `is_resident` is true, the server serves one user, who sees every session of the store, just as with `crow
+    acp`.
 
     :raises ConfigError: clients need a token, and no token exists.
     :raises StoreError: the store cannot be used.
@@ -441,8 +442,8 @@ def ended_by_signals() -> Iterator[asyncio.Queue[int]]:
 
 
 async def keep_running(run: Callable[[], Awaitable[None]], *, pause_s: float = 1.0) -> None:
-    """Call `run` again and again until this task is cancelled, with a pause of `pause_s` after each call. Log any error
-    of `run`."""
+    """Call `run` again and again until this task is cancelled. Wait `pause_s` seconds after each call. Log any error of
+    `run`."""
     while True:
         try:
             await run()

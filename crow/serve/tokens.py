@@ -1,8 +1,8 @@
 """Makes and checks bearer tokens, and ends a connection when its token is revoked or expires.
 
 A token consists of `crow_`, its id, a random secret and a check number. The store holds only the sha256 of the secret.
-Passwords need a slower hash, because they can be guessed. This secret does not, because nobody can guess 256 random
-bits.
+Passwords need a slower hash, because they can be guessed. The secret of a token needs no slower hash, because nobody
+can guess 256 random bits.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ _NO_HASH = hashlib.sha256(b"").hexdigest()
 MAX_LABEL_CHARS = 100
 
 FAILURES = 10
-"""An address may send this many wrong tokens in a row before it is limited."""
+"""An address may send this many wrong tokens in a row before crow limits the address."""
 
 FAILURES_PER_S = 0.1
-"""An address that is limited may send this many wrong tokens per second."""
+"""An address that crow limits may send this many wrong tokens per second."""
 
 MAX_ADDRESSES = 4096
-"""Wrong tokens are counted for at most this many addresses. If there are more, crow forgets the address that has sent
-no wrong token for the longest time."""
+"""Wrong tokens are counted for at most this many addresses. If there are more, crow forgets the address whose last
+wrong token is the oldest."""
 
 WATCH_S = 1.0
-"""The tokens of open connections are checked again each time this many seconds have passed."""
+"""The number of seconds between two checks of the tokens of all open connections."""
 
 USED_MS = 60_000
 """The time of a token's last use is stored at most once in this many milliseconds."""
 
 
 class BadToken(Exception):
-    """The error for a token that is missing, unknown, revoked or expired. The message does not say which of the four is
-    the case."""
+    """The error for a token that is missing, unknown, revoked or expired. The message does not say which of these four
+    applies."""
 
     def __init__(self) -> None:
         super().__init__("This server needs a valid token in the header: Authorization: Bearer crow_...")
@@ -93,7 +93,7 @@ def new_token(
     if len(label) > MAX_LABEL_CHARS or not label.isprintable():
         raise ArgumentError(f"--label: expected at most {MAX_LABEL_CHARS} printable characters.")
     if expires_ms is not None and expires_ms <= now_ms:
-        raise ArgumentError("--expires: expected a time in the future, but this one is in the past.")
+        raise ArgumentError("--expires: expected a time in the future, but this time is in the past.")
     token_id = _base32(secrets.token_bytes(7))[:_ID_CHARS]
     secret = _base32(secrets.token_bytes(_SECRET_BYTES))
     token = Token(
@@ -137,7 +137,7 @@ class Authenticator:
         lock out all other clients behind the same proxy.
 
         :raises BadToken: the token is missing or not valid.
-        :raises TooManyFailures: the token is not valid, and this address has sent too many such tokens.
+        :raises TooManyFailures: the token is not valid, and this address has sent too many tokens that are not valid.
         :raises ~crow.domain.errors.StoreError: the store cannot be read.
         """
         found = await self._find(token)
@@ -246,7 +246,7 @@ def _hash(secret: str) -> str:
 
 
 def _check(body: str) -> str:
-    """Return the check number of a token. The check number shows that a token is mistyped, without a query to the
+    """Return the check number of a token. With this number, crow recognises a mistyped token without a query to the
     store."""
     return _base32(zlib.crc32(body.encode()).to_bytes(4, "big"))
 

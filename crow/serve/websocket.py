@@ -23,8 +23,8 @@ from crow.frontend.transport import FairSending, Wire
 MIB = 1024 * 1024
 
 FRAME_OVERHEAD_BYTES = 512
-"""The number of bytes that is added to the size of each waiting message, because the objects that hold the message take
-memory too."""
+"""Crow adds this many bytes to the size of each waiting message, because the objects that hold the message take memory
+too."""
 
 MAX_PONG_BYTES = MIB
 """While more bytes than this wait for a client, the server does not answer the client's pings. Otherwise a client that
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 class ConnectionLimits:
     """The limits of one connection, in bytes and seconds.
 
-    - `handshake_s`: the client has this long to send its HTTP request, and then as long again to send `initialize`.
+    - `handshake_s`: the client has this long to send its HTTP request, and then the same time to send `initialize`.
     - `message_bytes`: the largest message that the client may send.
     - `buffered_bytes`: a client is disconnected when it has left more bytes than this unread.
     - `pause_bytes`: while the client has left more bytes than this unread, replays pause, and new messages from the
@@ -119,7 +119,7 @@ class WebSocketTransport:
         self._is_stopped = False
         self._is_gone = False
         self.end = ConnectionEnd(CloseCode.NORMAL_CLOSURE, "", "client")
-        """The way in which this connection ends. It stays the default if the client ends the connection."""
+        """How this connection ends. If the client ends the connection, the default stays."""
         self._socket.attach(self)
 
     @property
@@ -146,7 +146,7 @@ class WebSocketTransport:
                 return message
 
     async def send(self, message: Message) -> None:
-        """See `Transport`. Waits while the client has left more than `pause_bytes` unread."""
+        """See `Transport`. This method waits while the client has left more than `pause_bytes` unread."""
         self.post(message)
         if self._has_room.is_set():
             await self._sending.rest()
@@ -295,7 +295,7 @@ SOCKET = "crow.socket"
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket protocol, with bounds on the memory that a hostile client can make it use."""
+    """uvicorn's WebSocket protocol, with limits on the memory that a hostile client can use up."""
 
     def __init__(self, limits: ConnectionLimits, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -316,7 +316,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     @property
     def is_writable(self) -> bool:
-        """Whether so few bytes are unsent that more may be written."""
+        """Whether more bytes may be written. This is false while too many bytes are unsent, and after the connection
+        was closed."""
         return self.writable.is_set() and not self.close_sent and not self.disconnected
 
     def write_text(self, text: bytes) -> None:
@@ -452,8 +453,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 class PendingHandshakes:
     """The connections that have not sent a complete HTTP request yet, in the order in which they were opened.
 
-    At most `places` connections are kept. A further connection replaces the oldest one, which has had the most time to
-    send its request.
+    At most `places` connections are kept. A further connection replaces the oldest connection, which had the most time
+    to send its request.
     """
 
     def __init__(self, *, places: int, limits: ConnectionLimits) -> None:
@@ -478,10 +479,11 @@ class PendingHandshakes:
 
 
 class HttpProtocol(H11Protocol):
-    """uvicorn's HTTP protocol, with a time limit for the upgrade: a connection that does not become a WebSocket in time
-    is ended.
+    """uvicorn's HTTP protocol, with a time limit for the upgrade. If a connection does not become a WebSocket in time,
+    crow ends it.
 
-    With `only_this_user`, connections of other users are ended too, if the system tells which user has connected.
+    If `only_this_user` is true, crow also ends the connections of other users. This works only if the system tells
+    which user has connected.
     """
 
     def __init__(self, handshakes: PendingHandshakes, *, only_this_user: bool = False, **arguments: Any) -> None:

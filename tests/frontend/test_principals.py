@@ -191,7 +191,7 @@ async def test_sessions_stay_below_the_roots_of_their_principal(tmp_path: Path) 
                     assert "expected a directory below" in words
         server = {"name": "shell", "command": "/bin/sh", "args": [], "env": []}
         code, words = await refusal(bob, "session/new", cwd=str(made.place("bob")), mcpServers=[server])
-        assert (code, "starts and calls no MCP servers" in words) == (INVALID_PARAMS, True)
+        assert (code, "does not start or call MCP servers" in words) == (INVALID_PARAMS, True)
         for method, params in (
             ("session/set_mode", {"modeId": "auto"}),
             ("session/set_config_option", {"configId": "mode", "value": "auto"}),
