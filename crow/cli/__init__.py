@@ -1,8 +1,8 @@
-"""The command line of crow: runs the command that the arguments name.
+"""The command line of crow, which runs the command given in the arguments.
 
-Each command imports only the packages that it needs, because imports take long: the protocol's SDK 300 ms, openai and
-mcp 700 ms, asyncio 30 ms, rich 20 ms. If a command fails, one sentence is printed on stderr. The exit code is then 2 if
-the user can correct the cause, and 1 otherwise. `crow run` also uses other exit codes.
+Each command imports only the packages that it needs, because imports are slow: the protocol's SDK 300 ms, openai and
+mcp 700 ms, asyncio 30 ms, rich 20 ms. If a command fails, crow prints one sentence on stderr. The exit code is then 2
+if the user can correct the cause, and 1 otherwise. `crow run` also uses other exit codes.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def _acp(options: argparse.Namespace) -> int:
 
 
 def _with_resident(options: argparse.Namespace) -> int | None:
-    """Connect the editor to the resident server (`crow serve --user`), which is started if it does not run. Return the
-    exit code. Return None if this process has to serve the editor by itself."""
+    """Connect the editor to the resident server (`crow serve --user`), and start this server if it is not running.
+    Return the exit code, or None if this process has to serve the editor itself."""
     import logging
 
     from crow.bridge import connect_to_resident, start_resident
@@ -147,8 +147,8 @@ def _with_resident(options: argparse.Namespace) -> int | None:
 
 
 def _connect(options: argparse.Namespace) -> int:
-    """Run `crow acp --connect`. The usual form of this command does not come here: `crow.bridge.run_if_asked` runs it
-    without a parser."""
+    """Run `crow acp --connect`. This function handles only command lines that need a parser. `crow.bridge.run_if_asked`
+    runs the usual form of the command without one."""
     from crow.bridge import connect_editor
 
     for name in ("model", "base_url", "mode", "log_level", "experimental_v2"):
@@ -175,7 +175,9 @@ def _serve(options: argparse.Namespace) -> int:
         for name in ("listen", "tls_cert", "tls_key"):
             if getattr(options, name):
                 flag = f"--{name.replace('_', '-')}"
-                raise ArgumentError(f"{flag} cannot be used with --user, which listens on a Unix socket of its own.")
+                raise ArgumentError(
+                    f"{flag} cannot be used with --user, because that server listens on its own Unix socket."
+                )
         if options.action:
             return _resident(options)
         options.listen = str(resident.own_socket(os.environ))

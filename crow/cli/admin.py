@@ -85,7 +85,8 @@ async def view(context: SessionsContext) -> None:
 
 
 async def import_file(context: SessionsContext) -> None:
-    """`crow sessions import` for a file that crow exported. Sessions that the database already has are not changed."""
+    """`crow sessions import`: import sessions from a file that crow exported. The import does not change sessions that
+    the database already has."""
     for one in await context.admin.import_file(Path(context.options.file), import_defaults(context)):
         result = f"imported with {count(one.entries, 'entry')}" if one.is_new else "exists already; left unchanged"
         values = {"sessions": one.sessions, "entries": one.entries, "imported": one.is_new, "cleaned": one.cleaned}
@@ -249,8 +250,8 @@ async def copy(options: argparse.Namespace, loaded: Loaded) -> None:
 
 
 def _place(loaded: Loaded, place: str | None) -> str:
-    """Return the URL of a database, or its resolved path. If `place` is None, the database is the one that crow
-    uses."""
+    """Return `place`: either the URL of a database, or the resolved path of its file. If `place` is None, return the
+    place of the database that crow uses."""
     url = loaded.settings.database.url
     place = place or (str(loaded.paths.database) if url is None else url.get_secret_value())
     return place if "://" in place else str(Path(place).expanduser().resolve())
@@ -263,7 +264,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     :raises ArgumentError: `path` exists, or cannot be written.
     """
     if path.exists() or path.is_symlink():
-        raise ArgumentError(f"{path} exists already. Choose a new name: nothing is overwritten.")
+        raise ArgumentError(f"{path} already exists. Choose another name, because crow does not overwrite files.")
     part = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -10,15 +10,15 @@ from typing import TypeAlias
 from crow import __version__
 
 Command: TypeAlias = "Callable[[argparse.Namespace], int | None]"
-"""A function that runs a command and returns the exit code. None means 0."""
+"""A function that runs a command and returns the exit code. A return value of None means 0."""
 
 
 def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     """Build the parser of a command line. `commands` maps the name of each command to the function that runs the
     command.
 
-    If adding the arguments of a command would import other modules, they are added only if `arguments` names the
-    command.
+    Some commands have arguments whose definitions import other modules. These arguments are added only if `arguments`
+    names the command.
     """
     parser = argparse.ArgumentParser(
         prog="crow",
@@ -69,7 +69,7 @@ def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) ->
     acp.add_argument(
         "--token-file",
         metavar="FILE",
-        help="the file with the token for --connect; only you may read it (default: the token in CROW_TOKEN)",
+        help="the file with the token for --connect, readable only by you (default: the token in CROW_TOKEN)",
     )
     if arguments[:1] == ["acp"]:
         return parser  # an editor waits, and the parsers of the other commands would take 3 ms
@@ -103,7 +103,9 @@ def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) ->
     add("config", "print the settings in effect, and where each comes from", [settings])
     trace = add("trace", "show or check a recording of an ACP connection (CROW_TRACE=FILE makes one)")
     trace.add_argument(
-        "action", choices=["show", "check"], help="show prints the recording; check lists violations of the protocol"
+        "action",
+        choices=["show", "check"],
+        help='"show" prints the recording; "check" lists violations of the protocol',
     )
     trace.add_argument("file", metavar="FILE", help="a recording by crow, or a file with one JSON message per line")
     acp_check = add("acp-check", "check whether an agent keeps the rules of the Agent Client Protocol")
@@ -226,13 +228,18 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         ):
             each.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=words)
     show = add("show", sessions.show_session, "show a session as a transcript", "1")
-    show.add_argument("--as-model", action="store_true", help="print the messages as the model would get them now")
+    show.add_argument("--as-model", action="store_true", help="print the messages that the model would get now")
     words = "openai prints the messages of --as-model as the JSON array of a Chat Completions request"
     show.add_argument("--format", choices=("markdown", "openai"), default="markdown", help=words)
     show.add_argument("--full", action="store_true", help="include thoughts, diffs and complete tool results")
     show.add_argument("--call", metavar="CALL", help="print only the whole output of this tool call, such as call_12_0")
     search = add("search", sessions.search, "find words in the sessions")
-    search.add_argument("query", metavar="WORD", nargs="+", help="all words must occur; there are no operators")
+    search.add_argument(
+        "query",
+        metavar="WORD",
+        nargs="+",
+        help="a word to find; all words must occur, and search operators are not supported",
+    )
     search.add_argument("--limit", metavar="N", type=int, default=20, help="show at most N matches (default: 20)")
     stats = add("stats", sessions.stats, "sum up tokens and cost")
     stats.add_argument(
@@ -293,7 +300,9 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     share = add("share", admin.share, "let another principal of crow serve see a session and its sub-agents", "1")
     unshare = add("unshare", admin.share, "no longer share a session with another principal", "1")
     for each in (share, unshare):
-        each.add_argument("principal", metavar="PRINCIPAL", help="the principal, as named in crow serve token add")
+        each.add_argument(
+            "principal", metavar="PRINCIPAL", help="the name of the principal, as given to crow serve token add"
+        )
         each.set_defaults(access=None)
     accesses = share.add_mutually_exclusive_group(required=True)
     words = "PRINCIPAL may read and fork the session"
@@ -309,7 +318,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     prune.add_argument("--dry-run", action="store_true", help="only list these sessions")
     add("vacuum", admin.vacuum, "free the disk space of removed sessions")
     backup = add("backup", admin.back_up, "copy the database, even while it is in use, and verify the copy")
-    backup.add_argument("path", metavar="PATH", help="a new file, or a directory to create one in")
+    backup.add_argument("path", metavar="PATH", help="a new file, or the directory in which crow creates one")
     for each in (parser, *commands.choices.values()):
         _add_json(each, default=argparse.SUPPRESS)
 
@@ -336,13 +345,18 @@ def _add_mcp_commands(parser: argparse.ArgumentParser) -> None:
         adding.add_argument(flag, metavar=value, action="append", default=[], help=words)
     adding.add_argument("--transport", choices=("http", "sse"), help="how to call the URL (default: http)")
     adding.add_argument(
-        "--sandbox", choices=("read", "write"), help="confine the program like a shell command with this access"
+        "--sandbox",
+        choices=("read", "write"),
+        help="run the program in the same sandbox as a shell command with this access",
     )
     adding.add_argument("--replace", action="store_true", help="replace a server with this name")
     add("remove", "remove a server from config.toml").add_argument("name", metavar="NAME", help="the server")
     login = add("login", "log in to a server, in the browser")
     login.add_argument(
-        "--no-browser", dest="browser", action="store_false", help="only print the address of the login page"
+        "--no-browser",
+        dest="browser",
+        action="store_false",
+        help="print the address of the login page, but do not open a browser",
     )
     logout = add("logout", "revoke and delete the tokens of a login")
     for each in (login, logout):
@@ -364,14 +378,14 @@ def _add_acp_check_arguments(parser: argparse.ArgumentParser) -> None:
         "agent",
         metavar="COMMAND",
         nargs="*",
-        help="the agent's command, after --; {base_url}, {model}, {key}, {workspace} and {home} are replaced",
+        help="the agent's command, after --; crow fills in {base_url}, {model}, {key}, {workspace} and {home}",
     )
     parser.add_argument(
         "--endpoint-env",
         metavar="NAME",
         action="append",
         default=[],
-        help="an environment variable to set to the base URL of the check's endpoint, besides OPENAI_BASE_URL",
+        help="another environment variable, besides OPENAI_BASE_URL, that gets the base URL of the check's endpoint",
     )
     parser.add_argument(
         "--env",

@@ -99,8 +99,8 @@ def _hints(report: Report) -> list[str]:
 
 @contextmanager
 def _signals() -> Iterator[Callable[[], int]]:
-    """During the block, keep signals that would end crow, so that the agent's processes can be ended first. The yielded
-    function returns the number of the last signal, or 0."""
+    """During the block, SIGINT and SIGTERM do not end crow, so that crow can end the agent's processes first. The
+    yielded function returns the number of the last signal that arrived, or 0."""
     arrived = [0]
 
     def keep(number: int, _: object) -> None:

@@ -25,8 +25,8 @@ _LISTED = 10
 
 
 async def import_sessions(context: SessionsContext) -> None:
-    """`crow sessions import`: import sessions of another tool, or sessions that crow exported. Sessions that the
-    database already has are not changed."""
+    """`crow sessions import`: import sessions of another tool, or sessions that crow exported. The import does not
+    change sessions that the database already has."""
     options = context.options
     if options.file is not None and options.tool is None and importers.is_crow_export(Path(options.file)):
         return await import_file(context)
@@ -45,7 +45,8 @@ async def import_sessions(context: SessionsContext) -> None:
 
 
 def _nothing_named(tool: str | None) -> str:
-    """Return a text that asks for a path. Without `tool`, it also lists the sessions that can be imported."""
+    """Return an error message that asks for a path. If `tool` is None, the message also lists the tools whose sessions
+    can be imported."""
     if tool is not None:
         return f"No sessions of {tool} at the usual place; give the PATH of a file or a directory."
     found = [f"{one.tool} ({one.path}, {count(one.sessions, 'session')})" for one in importers.importable()]
@@ -106,7 +107,7 @@ class ImportRun:
     async def _import_batch(
         self, groups: Sequence[Sequence[importers.Source]], advance: Callable[[int], None], problems: Problems
     ) -> int:
-        """Import the first groups, as many as fit into a batch. Return the number of these groups."""
+        """Import one batch: as many of the first groups as fit into it. Return the number of groups in the batch."""
         with tempfile.TemporaryDirectory(prefix="crow-") as directory:
             path = Path(directory) / "batch.jsonl"
             with path.open("wb") as file:

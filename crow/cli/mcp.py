@@ -28,7 +28,8 @@ INPUT_BYTES = 65_536
 
 
 def list_servers(loaded: Loaded, options: argparse.Namespace) -> None:
-    """`crow mcp list`: print the servers in the user's config.toml, and say to which of them crow is logged in."""
+    """`crow mcp list`: print each server in the user's config.toml with its state: disabled, logged in, or the problem
+    with the server."""
     if loaded.problem is not None:
         raise loaded.problem
     rows = [describe_server(loaded, name) for name in servers_of(loaded)]
@@ -118,7 +119,8 @@ def remove(loaded: Loaded, options: argparse.Namespace) -> None:
 
 
 async def log_in(loaded: Loaded, options: argparse.Namespace) -> int:
-    """`crow mcp login`: let the user log in to a server in a browser. Return 0 if the server can be used afterwards."""
+    """`crow mcp login`: let the user log in to a server in a browser. Return 0. :raises ToolServerError: the server
+    cannot be used afterwards."""
     server = http_server(loaded, options.server)
     if any(name.casefold() == "authorization" for name, _ in server.headers):
         raise ArgumentError(
@@ -237,13 +239,13 @@ def server_named(loaded: Loaded, name: str) -> McpServer:
 
 
 def http_server(loaded: Loaded, given: str) -> HttpServer:
-    """Return the server with this URL, or with this name in the user's config.toml. A server of the editor can be given
-    only by its URL, because it is in no file of crow."""
+    """Return the server with this URL, or with this name in the user's config.toml. A server that the editor sends to
+    crow has to be given by its URL, because config.toml does not contain it."""
     if "://" in given and given not in servers_of(loaded):
         return HttpServer(name=urlsplit(given).hostname or given, url=given, oauth=OAuthOptions(login=given))
     server = server_named(loaded, given)
     if isinstance(server, StdioServer):
-        raise ArgumentError(f"{given} is started by a command; only servers with a url have a login.")
+        raise ArgumentError(f"{given} is started by a command; only a server with a URL can have a login.")
     if server.options.problem:
         raise ConfigError(f"{given}: {server.options.problem}")
     return server

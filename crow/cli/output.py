@@ -35,8 +35,8 @@ class Column(NamedTuple):
 def print_table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], *, empty: str, total: Sequence[str] = ()
 ) -> None:
-    """If stdout is a terminal, print a table with `total` as its last row, or print `empty` if there are no rows.
-    Otherwise, print tab-separated lines."""
+    """Print rows as a table if stdout is a terminal, and as tab-separated lines if it is not. On a terminal, `total` is
+    the last row of the table. If there are no rows, a terminal shows the text `empty` instead of a table."""
     if not in_terminal():
         for row in rows:
             print(*(on_one_line(cell) for cell in row), sep="\t")

@@ -12,7 +12,7 @@ from crow import __version__
 
 SHELLS = ("bash", "zsh", "fish")
 MAX_SESSIONS = 200
-"""To complete the name of a session, at most this many sessions are searched, newest first."""
+"""The maximum number of sessions that are searched to complete the name of a session, newest first."""
 
 Kind: TypeAlias = Literal["words", "files", "directories", "sessions", "none"]
 """The kind of values that the shell offers for an argument."""
@@ -25,7 +25,7 @@ _KINDS: Mapping[str, Kind] = {
     "NAME|ID": "sessions",
     "SESSION": "sessions",
 }
-"""The kind of values to offer for each metavar. For other metavars, the shell offers nothing."""
+"""The kind of values that the shell offers for each metavar. It offers nothing for a metavar that is missing here."""
 
 _WORDS: Mapping[str, Sequence[str]] = {
     "MODE": ("ask", "accept-edits", "plan", "auto"),
@@ -69,7 +69,7 @@ class Argument:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandReference:
     """A command of the parser. `path` contains the words of the command, such as `("crow", "sessions", "list")`. Each
-    of the `aliases` can replace the last word."""
+    of the `aliases` can replace the last word of `path`."""
 
     path: tuple[str, ...]
     aliases: tuple[str, ...]
@@ -143,7 +143,7 @@ def completion(shell: str, command: CommandReference) -> str:
 
 
 def _table(root: CommandReference) -> str:
-    """Return two shell functions that work in bash and in zsh. `_crow_step` reads one of the words before the cursor.
+    """Return the text of two functions for bash and zsh. `_crow_step` processes one of the words before the cursor.
     `_crow_offer` sets `kind` and `lines`, which say what the shell can offer at the cursor."""
     steps, values, offers = [], [], []
     for command in root.all():
@@ -286,7 +286,8 @@ def _fish_lines(root: CommandReference) -> Iterator[str]:
 
 
 def _fish_place(command: CommandReference) -> str:
-    """Return a condition for fish: the command line contains the words of `command`, but no sub-command of it."""
+    """Return a condition for fish. It is true if the command line contains the words of `command`, but none of its
+    sub-commands."""
     if not command.path[1:]:
         return "__fish_use_subcommand"
     tests = [f"__fish_seen_subcommand_from {word}" for word in command.path[1:-1]]
@@ -355,15 +356,14 @@ def _roff_options(command: CommandReference) -> Iterator[str]:
 
 
 def _roff(text: str) -> str:
-    """Escape `text` for roff, so that no line of it is read as a roff request."""
+    """Escape `text` for roff, so that roff reads none of its lines as a request."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
     return "\n".join(f"\\&{line}" if line[:1] in (".", "'") else line for line in escaped.split("\n"))
 
 
 def matching_sessions(sessions: Sequence[tuple[str, str | None, str]], word: str) -> Iterator[tuple[str, str]]:
-    """Yield the aliases and ids that begin with `word`, each with the title of its session. If no alias and no id
-    begins with `word`, yield the ids and titles of the sessions whose titles contain it. Each item of `sessions` is
-    (id, alias, title).
+    """Yield the aliases and ids that begin with `word`, each with the title of its session. If there are none, yield
+    the id and title of each session whose title contains `word`. Each item of `sessions` is a tuple (id, alias, title).
 
     Aliases and ids with characters that a shell would have to quote are left out.
     """

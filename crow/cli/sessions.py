@@ -75,8 +75,8 @@ Command: TypeAlias = Callable[[SessionsContext], Awaitable[None]]
 
 
 def run_command(options: argparse.Namespace, loaded: Loaded) -> None:
-    """Run `options.run` on the user's database. If there is no database, only say so, unless the command creates
-    one."""
+    """Run `options.run` on the user's database. If there is no database and the command does not create one, only
+    report that there are no sessions."""
     if getattr(options, "opens_databases", False):
         asyncio.run(options.run(options, loaded))
         return
@@ -284,20 +284,22 @@ def print_sessions(
 
 
 def short_directory(cwd: str) -> str:
-    """Return a directory for a table. If stdout is a terminal, the home directory is written as `~`."""
+    """Return the text to show for a directory. If stdout is a terminal, `~` stands for the home directory in this
+    text."""
     home = os.path.expanduser("~")
     is_at_home = in_terminal() and home != "/" and f"{cwd}/".startswith(f"{home}/")
     return f"~{cwd[len(home) :]}" if is_at_home else cwd
 
 
 def show_time(unix_ms: int) -> str:
-    """Return a local time as text. If stdout is not a terminal, the text includes the UTC offset."""
+    """Return a Unix time in ms as text, in local time. If stdout is not a terminal, the text includes the UTC
+    offset."""
     return time_text(unix_ms)[:16] if in_terminal() else time_text(unix_ms)
 
 
 def parse_day(option: str, text: str, *, days_later: int = 0) -> int:
     """Convert a date, or a date with a time, to Unix ms. A date without a time stands for the start of the day, and
-    `days_later` days are added to it. :raises ArgumentError: `text` is neither a day nor a time."""
+    `days_later` days are added to it. :raises ArgumentError: `text` is not a date, with or without a time."""
     try:
         moment = datetime.fromisoformat(text).astimezone()
         if len(text) <= len("2026-11-01"):
@@ -386,7 +388,9 @@ def _directories_of_repository(directory: str, known: Sequence[str]) -> tuple[st
 
     wanted = repository(Path(os.path.realpath(directory)))
     if wanted is None:
-        raise ArgumentError(f'--repo is "{directory}", which is not in a Git repository; --cwd takes any directory.')
+        raise ArgumentError(
+            f'--repo is "{directory}", which is not in a Git repository. For other directories, use --cwd.'
+        )
     return tuple(cwd for cwd in known if repository(Path(os.path.realpath(cwd))) == wanted)
 
 
@@ -410,7 +414,7 @@ def _groups(text: str) -> tuple[Group, ...]:
 
 
 def _numbers(total: UsageTotal, *, has_estimates: bool) -> Sequence[str]:
-    """Return those cells of a row that contain numbers. If `has_estimates` is set, the last cell is the number of
+    """Return the cells of a row that contain numbers. If `has_estimates` is true, the last cell is the number of
     requests whose tokens were estimated."""
     show = "{:,}".format if in_terminal() else str
     counts = (total.requests, total.tokens_in, total.tokens_cached, total.tokens_out)
@@ -427,7 +431,8 @@ def _cells_in_pipe(one: ListedSession) -> Sequence[str]:
 def _cells_on_terminal(
     one: ListedSession, shorten: Callable[[str], str], now_s: float, *, most: int | None
 ) -> Iterator[Sequence[str]]:
-    """Yield the row of a session, and then the rows of its sub-agents: at most the newest `most`."""
+    """Yield the row of a session, and then the rows of its sub-agents. If there are more than `most` sub-agents, yield
+    only the newest ones, after a row that says how many are hidden."""
 
     def cells(each: ListedSession, prefix: str = "") -> Sequence[str]:
         place = "" if prefix else short_directory(each.row.cwd)

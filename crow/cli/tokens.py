@@ -117,8 +117,8 @@ async def revoke_tokens(store: Store, options: argparse.Namespace) -> None:
 
 
 def parse_expiry(text: str, *, now: datetime) -> int:
-    """Convert a time from now (`12h`, `90d`, `8w`, `1y`) or a date to Unix ms. :raises ArgumentError: `text` is neither
-    of these."""
+    """Convert a time from now (`12h`, `90d`, `8w`, `1y`) or a date to Unix ms. :raises ArgumentError: `text` has
+    another form."""
     match = re.fullmatch(r"([0-9]{1,5})([hdwy])", text)
     if match is None:
         return parse_day("--expires", text, days_later=1)
@@ -138,7 +138,7 @@ def _state(token: Token, now_ms: int) -> str:
 
 
 def _values(token: Token) -> dict[str, object]:
-    """Return the values of a token to print as JSON: all except the hash."""
+    """Return the values that `--json` prints for a token. They do not include the hash."""
     times = {"created": token.created_ms, "expires": token.expires_ms, "used": token.used_ms}
     return {
         "id": token.id,

@@ -1,4 +1,4 @@
-"""Has presets of well-known endpoints, and finds the endpoint that a model name refers to."""
+"""Defines presets for well-known endpoints, and finds the endpoint that a model name refers to."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Preset:
     """Facts about an endpoint, from its public pages.
 
     `key_env` is the environment variable that holds the key. `thinking` is the request field that sets the thought
-    level. `limit_field` is the request field that limits the output. `cache` says whether prompts are cached by a key,
-    or only where a marker asks for caching.
+    level. `limit_field` is the request field that limits the output. `cache` says what crow adds to a request so that
+    the endpoint caches the prompt: a cache key, a marker, or nothing.
     """
 
     base_url: str = ""
@@ -101,8 +101,8 @@ def preset_at(base_url: str) -> Preset:
 class Target:
     """The endpoint and the model that a model name refers to.
 
-    `key_hint` is the beginning of a sentence that says how to set a key. In `endpoint`, the URL and the timeouts of
-    answers are always set. `provider` is the NAME of `[providers.NAME]`, or None for the endpoint in `[model]`. If
+    `key_hint` is the beginning of a sentence that tells the user how to set a key. `endpoint` always has a URL and the
+    time limits for answers. `provider` is the NAME of `[providers.NAME]`, or None for the endpoint in `[model]`. If
     `needs_key` is false, the endpoint is used without a key even if it is not local.
     """
 
@@ -129,8 +129,8 @@ def names_offered(settings: Settings) -> tuple[str, ...]:
 
 
 def target_of(name: str, settings: Settings) -> Target:
-    """Return the target of a model name: the table `[models.NAME]`, else PROVIDER/MODEL, else a model of the endpoint
-    in `[model]`."""
+    """Return the target of a model name. The name can be that of a table `[models.NAME]` or have the form
+    PROVIDER/MODEL. Any other name is a model of the endpoint in `[model]`."""
     table = settings.models.get(name) if isinstance(settings.models, Mapping) else None
     prefix, slash, rest = name.partition("/")
     names_provider = bool(slash) and prefix in settings.providers
@@ -167,8 +167,8 @@ def target_of(name: str, settings: Settings) -> Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """An endpoint that the client has set for a provider. The URL, key and headers in the user's settings do not apply
-    to this endpoint."""
+    """An endpoint that the client set for a provider. Its URL and headers replace the URL, key and headers in the
+    user's settings."""
 
     base_url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -181,7 +181,8 @@ class Gateway:
 
 
 class Gateways:
-    """The endpoints that the client has set or disabled, by the provider's id. Crow never stores these endpoints."""
+    """The endpoints that the client set, and the providers that it disabled, by provider id. Crow keeps them only in
+    memory."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Gateway | None] = {}
@@ -216,7 +217,8 @@ class Gateways:
         return self._by_id.get(_provider_id(target.provider), target) is None
 
     def route(self, target: Target) -> Target:
-        """Return the target at the endpoint that the client has set, or unchanged if the client has set none.
+        """Return the target with the endpoint that the client set for its provider. If the client set none, return the
+        target unchanged.
 
         :raises ConfigError: the provider is disabled.
         """
@@ -227,7 +229,7 @@ class Gateways:
         return target if gateway is None else gateway.apply(target)
 
     def base_urls(self, settings: Settings) -> dict[str, str | None]:
-        """Return the URL of each provider by its id, or None in place of the URL if the provider is disabled."""
+        """Return the URL of each provider, by provider id. For a disabled provider, return None instead of the URL."""
         found: dict[str, str | None] = {}
         for provider_id, own in provider_ids(settings).items():
             gateway = self._by_id.get(provider_id)
@@ -238,7 +240,8 @@ class Gateways:
 
 
 def provider_target(provider: str | None, settings: Settings) -> Target:
-    """Return the target of a provider, without a model. If `provider` is None, this is the endpoint in `[model]`."""
+    """Return the target of a provider, without a model. If `provider` is None, the target is the endpoint in
+    `[model]`."""
     if provider is None:
         return target_of("", settings)
     return target_of("", settings.model_copy(update={"models": {"": NamedModel.model_construct(provider=provider)}}))
@@ -264,14 +267,14 @@ def provider_ids(settings: Settings) -> dict[str, str]:
 
 
 def fallback_of(name: str, settings: Settings) -> str:
-    """Return the name of the model that answers if the endpoint of the model `name` is down. Return an empty string if
-    there is none."""
+    """Return the fallback of the model `name`: the name of the model that answers if the endpoint of this model is
+    down. Return an empty string if the model has no fallback."""
     return target_of(name, settings).options.fallback or ""
 
 
 def fallback_problem(name: str, settings: Settings, also: Sequence[str] = ()) -> str:
-    """Return the problem with the fallback of a model, as the end of a sentence, or an empty string if there is none.
-    `also` are model names that are known although the settings no longer contain them."""
+    """Return what is wrong with the fallback of a model, as the end of a sentence, or an empty string if nothing is
+    wrong. A fallback may also be one of the names in `also`, which the settings no longer contain."""
     fallback = fallback_of(name, settings)
     if not fallback:
         return ""
@@ -292,8 +295,8 @@ def dotted_key(*parts: str) -> str:
 
 
 def run_key_command(command: Sequence[str]) -> str:
-    """Return the first word that `command` prints. Blocks until the command ends. :raises ConfigError: the command
-    fails or prints nothing."""
+    """Return the first word that `command` prints. This function blocks until the command ends. :raises ConfigError:
+    the command fails or prints nothing."""
     name = f"api_key_command `{' '.join(command)}`"
     try:
         done = subprocess.run(  # noqa: S603 - the command comes from the user's own file

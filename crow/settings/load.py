@@ -1,8 +1,8 @@
 """Reads the settings from flags, environment, the user's file and the defaults.
 
-Files in a workspace are never read. To start quickly, each table is validated separately, and only if it sets a value,
-because building the validator for all settings takes 20 ms. For the same reason, some modules are imported by the
-functions that use them.
+Files in a workspace are never read. Building the validator for all settings takes 20 ms. To start faster, this module
+validates each table separately, and skips tables that set no value. For the same reason, some functions import the
+modules that they need.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ _SECRET_KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Absolute paths, which need not exist. `trace` is the file in which the connection is recorded, or None for no
-    recording."""
+    """Absolute paths, which need not exist. Crow records the connection in the file `trace`. If `trace` is None, crow
+    does not record it."""
 
     config_file: Path
     data_dir: Path
@@ -100,8 +100,8 @@ class Loaded:
 
     `sources` maps each dotted key to `flag --model`, `environment CROW_MODEL`, the name of the user's file, or
     `default`. `summary_prompt` is the text of `compaction.prompt_file`, or empty. If a setting cannot be used,
-    `problem` is the error, and the settings are the defaults. An editor can then still open sessions, but every prompt
-    fails with the problem's message.
+    `problem` is the error, and all settings except those of the database have their defaults. An editor can then still
+    open sessions, but every prompt fails with the problem's message.
     """
 
     settings: Settings
@@ -126,8 +126,7 @@ class Loaded:
         )
 
     def values(self) -> dict[str, object]:
-        """Return the values of all settings, with the same keys as `sources`. Values that may be secret are
-        `SecretStr`."""
+        """Return the value of each key in `sources`. Values that may be secret are `SecretStr`."""
         settings = self.settings
         servers = {name: server.masked() for name, server in settings.mcp_servers.items()}
         found: dict[str, object] = {"models": settings.models, "providers": {}, "mcp_servers": servers}
@@ -152,7 +151,7 @@ def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
     """Read the settings. `flags` maps dotted keys (`model.name`) to strings. An empty string means that the flag is not
     set.
 
-    Mistakes in the settings are not raised: see `Loaded.problem`.
+    This function does not raise an error for mistakes in the settings. `Loaded.problem` contains the error.
     """
     paths = find_paths(env)
     stamp = _stamp(paths.config_file)  # taken before reading, so that a change during the reading is noticed later
@@ -170,8 +169,8 @@ def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
 
 
 def _configured_database(tree: Mapping[str, object], env: Mapping[str, str]) -> DatabaseSettings:
-    """Return the database settings when some settings are not valid. A mistake in another setting must not make crow
-    store sessions in another database. The values are not checked here."""
+    """Return the database settings without checking any values. Crow uses these settings even if another setting is not
+    valid, so that it does not store sessions in a different database."""
     given = {**_inner(tree, "database")}
     if url := env.get(_FROM_ENVIRONMENT["database.url"], "").strip():
         given["url"] = url
@@ -180,8 +179,8 @@ def _configured_database(tree: Mapping[str, object], env: Mapping[str, str]) -> 
 
 
 def find_paths(env: Mapping[str, str]) -> Paths:
-    """Return the user's paths. They are in CROW_HOME if it is set, else in the platform's directories. If these cannot
-    be used, they are in a private temporary directory.
+    """Return the user's paths. If CROW_HOME is set, they are in that directory. Otherwise, they are in the platform's
+    usual directories, or in a private temporary directory if the usual directories cannot be used.
 
     CROW_CONFIG names another configuration file. Relative paths are resolved against the current directory.
     """
@@ -218,8 +217,8 @@ class _Given(NamedTuple):
 
 
 class _SettingsReader:
-    """Merges and validates the values from all sources. `_tables` has the values of each table, such as `("model",)` or
-    `("providers", "work")`.
+    """Merges and validates the values from all sources. `_tables` maps the path of each table, such as `("model",)` or
+    `("providers", "work")`, to the values in this table.
 
     :raises ConfigError: some values cannot be used. The message lists every mistake.
     """
@@ -306,8 +305,8 @@ class _SettingsReader:
     def _override(self, flags: Mapping[str, str], env: Mapping[str, str]) -> None:
         """Override values from the file with flags and environment variables.
 
-        If a flag or variable selects another endpoint or model than the file, the file's settings for its own endpoint
-        or model are dropped.
+        A flag or variable may select an endpoint other than the one in the file. In that case, the file's settings for
+        its endpoint are dropped. The same applies to the model.
         """
         given = {
             key: _Given(env.get(name, "").strip(), f"environment {name}") for key, name in _FROM_ENVIRONMENT.items()
@@ -440,8 +439,8 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
 
 
 def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> EndpointKeys:
-    """Collect the endpoint keys in the file, and those in environment variables that the file or a preset names. Unused
-    keys are included."""
+    """Collect the keys and tokens in the file, and the keys in environment variables that the file or a preset names.
+    The result includes keys that crow does not use."""
     tables = [*_tables([tree.get("model")]), *_tables(_inner(tree, "providers").values())]
     variables = {preset.key_env for preset in PRESETS.values() if preset.key_env is not None}
     variables |= {name for table in tables if isinstance(name := table.get("api_key_env"), str)}
@@ -499,8 +498,8 @@ def _absolute(path: str) -> Path:
 
 
 def _temporary_home() -> Path:
-    """Return a directory that only this user can access. Every process gets the same directory. But if another user
-    already has a directory of this name, each process gets a new directory."""
+    """Return a directory that only this user can access. All processes get the same directory, unless its name is taken
+    by a directory that another user owns or can access. In that case, each process gets a new directory."""
     if hasattr(os, "getuid"):
         own = Path(tempfile.gettempdir()) / f"crow-{os.getuid()}"
         own.mkdir(mode=0o700, exist_ok=True)

@@ -1,8 +1,8 @@
 """Every setting, with its type, bounds, default and meaning.
 
 The docstring of a field says what the setting does. `Expected` is the end of each error message about the field.
-`schemas/config.schema.json` is generated from both. This module does not import `annotations` from `__future__`,
-because pydantic would then evaluate them a second time at every start.
+`schemas/config.schema.json` is generated from both. This module does not import `annotations` from `__future__`. With
+this import, pydantic would evaluate all annotations a second time at every start.
 """
 
 import re
@@ -19,7 +19,8 @@ OFFLINE = "offline"
 """The name of the built-in model, which needs no endpoint."""
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""Matches a variable in the settings of an MCP server. The group is the variable's name."""
+"""Matches a variable in the settings of an MCP server, such as `${NAME}`. The pattern's group is the variable's
+name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +108,16 @@ class ModelOptions(Section):
     name: ModelName | None = None
     """The model's name at its endpoint."""
     context_window: Window | None = None
-    """The size of the context window in tokens. Crow does not send longer requests. If unset, crow uses the size that
-    the endpoint reports or that crow has learned, but also sends longer requests, which the endpoint may refuse."""
+    """The size of the context window in tokens. Crow does not send requests that are larger. If unset, crow uses the
+    size that the endpoint reports or that crow has learned. Crow then also sends larger requests, which the endpoint
+    may refuse."""
     max_output_tokens: Tokens | None = None
-    """The maximum length of an answer in tokens. If it is larger than a quarter of the context window, crow uses that
-    quarter. If unset, the endpoint's own limit applies."""
+    """The maximum length of an answer in tokens. Crow lowers it to at most a quarter of the context window. If unset,
+    the endpoint's own limit applies."""
     takes_images: Switch = True
     """Whether the model accepts images."""
     input_price: Price | None = None
-    """US dollars per million input tokens. Prices are used to show the cost of sessions."""
+    """US dollars per million input tokens. Crow uses the prices to compute the cost of sessions."""
     cached_price: Price | None = None
     """US dollars per million cached input tokens."""
     cache_write_price: Price | None = None
@@ -138,15 +140,15 @@ class ModelSettings(ModelOptions):
     base_url: Url = "https://api.openai.com/v1"
     """The URL of the endpoint, without `/chat/completions`. Environment: OPENAI_BASE_URL."""
     api_key: Key | None = None
-    """The endpoint's key. It is safer in an environment variable; see api_key_env."""
+    """The endpoint's key. It is safer to put the key into an environment variable (see api_key_env)."""
     api_key_env: Variable = "OPENAI_API_KEY"
     """The name of the environment variable that holds the key."""
     headers: Texts = Field(default_factory=dict, repr=False)
     """Extra HTTP headers for the endpoint. Crow treats their values as secrets."""
 
     def with_name(self, name: str) -> Self:
-        """Return a copy with the same endpoint but the model `name`. The options of that model have their defaults,
-        because the configured options belong to the model of these settings."""
+        """Return a copy with the same endpoint and the model `name`. If this is another model, all its options have
+        their defaults, because the configured options belong to the model of the original settings."""
         if name == self.name:
             return self
         fields = ModelOptions.model_fields.items()
@@ -192,10 +194,10 @@ class NamedModel(ModelOptions):
     """A model under a name that the user chooses. The name of its table is NAME or PROVIDER/NAME."""
 
     provider: Annotated[NonEmpty, Expected("the NAME of a table [providers.NAME]")] | None = None
-    """The provider that serves the model. If unset, it is PROVIDER in the name of the table. If that name has no
+    """The provider that serves the model. If unset, it is the PROVIDER in the table's name. If the table's name has no
     PROVIDER, the endpoint in [model] serves the model."""
     name: ModelName | None = None
-    """The model's name at its endpoint. If unset, it is NAME in the name of the table."""
+    """The model's name at its endpoint. If unset, it is the NAME in the table's name."""
 
 
 class McpServerSettings(Section):
@@ -204,14 +206,15 @@ class McpServerSettings(Section):
 
     command: Annotated[NonEmpty, Expected('a command, such as "npx"')] | None = None
     """The program to start, with the arguments in args and the environment variables in env. The program starts in a
-    directory of its own, not in the workspace. Its path may be relative to the directory of config.toml."""
+    directory of its own, not in the workspace. The path of the program may be relative to the directory of
+    config.toml."""
     args: Annotated[Strings, Expected('a list of strings, such as ["--read-only"]')] = Field(default=(), repr=False)
     """The program's arguments."""
     env: Texts = Field(default_factory=dict, repr=False)
-    """Environment variables for the server, in addition to a minimal set."""
+    """Environment variables for the server. Apart from them, the server gets only a minimal set of variables."""
     sandbox: Annotated[Literal["read", "write"], Expected('"read" or "write"')] | None = None
-    """The access of the server. The server is confined in the same way as a shell command with this access. If unset,
-    the server is not confined."""
+    """The access that the server has in crow's sandbox. The sandbox is the same as for a shell command with "read" or
+    "write" access. If unset, the server runs without a sandbox."""
     url: Annotated[str, Field(pattern=r"^(https?://|\$\{)"), Expected("an http or https URL")] | None = None
     """The URL of the server. A server has either a url or a command."""
     headers: Texts = Field(default_factory=dict, repr=False)
@@ -219,9 +222,9 @@ class McpServerSettings(Section):
     transport: Annotated[Literal["http", "sse"], Expected('"http" or "sse"')] = "http"
     """The transport for the URL. "http" is streamable HTTP, and "sse" is the older transport with SSE."""
     allow_tools: ToolNames = ()
-    """The names of the tools that are offered. If empty, all tools of the server are offered."""
+    """The names of the tools that crow offers to the model. If empty, crow offers all tools of the server."""
     deny_tools: ToolNames = ()
-    """The names of tools that are not offered."""
+    """The names of tools that crow does not offer to the model."""
     read_only: Annotated[bool | Strings, Expected('true, false or a list of tool names, such as ["get_*"]')] = False
     """The tools of this server that change nothing. They may be used in plan mode. `true` means all tools of the
     server."""
@@ -239,8 +242,8 @@ class McpServerSettings(Section):
         Annotated[NonEmpty, Expected("the secret of that client, or the name of a variable that holds it: ${NAME}")]
         | None
     ) = Field(default=None, repr=False)
-    """The secret of the client in oauth_client_id. If it is set, oauth_issuer is required, because crow sends the
-    secret only to that authorization server."""
+    """The secret of the client in oauth_client_id. It requires oauth_issuer, because crow sends the secret only to the
+    authorization server in oauth_issuer."""
     oauth_client_metadata_url: (
         Annotated[
             Annotated[str, Field(pattern=r"^https://[^/]+/.+")],
@@ -263,7 +266,8 @@ class McpServerSettings(Section):
         return self
 
     def masked(self) -> dict[str, object]:
-        """Return the values that were set, for printing. Values that may be secret are `SecretStr`."""
+        """Return only the values that the user set, so that they can be printed. Values that may be secret are
+        `SecretStr`."""
         values = {key: value for key, value in self if key in self.model_fields_set}
         for key in {"env", "headers"} & values.keys():
             values[key] = {name: SecretStr(text) for name, text in values[key].items()}
@@ -319,20 +323,21 @@ class HookSettings(Section):
         Field(strict=False),
         Expected('a list of "read", "write", "execute", "fetch" and "external"'),
     ] = ()
-    """The hook runs only for calls that may do one of these things, with any tool. If empty, it runs for all calls."""
+    """The hook runs only for calls that may do at least one of these things. If empty, it runs for all calls."""
     paths: Annotated[Strings, Expected('a list of path globs, such as ["*.py", "src/**"]')] = ()
     """The hook runs only for calls that may read or write one of these paths. If empty, it runs for all calls."""
     workspaces: Annotated[Strings, Expected('a list of path globs, such as ["~/repos/**"]')] = ()
     """The hook runs only in sessions whose working directory matches one of these globs. If empty, it runs in all
     sessions."""
     timeout_s: Seconds = 10.0
-    """The time limit of the command, in seconds. When this time is over, crow ends the command and continues without
-    it."""
+    """The time limit of the command, in seconds. After this time, crow ends the command and continues without its
+    answer."""
     enabled: Switch = True
     """Whether the hook runs."""
 
     def masked(self) -> dict[str, object]:
-        """Return the values that were set, for printing. The arguments of the command are `SecretStr`."""
+        """Return only the values that the user set, so that they can be printed. The arguments of the command are
+        `SecretStr`."""
         values = {key: value for key, value in self if key in self.model_fields_set}
         program, *args = self.command or ("",)
         return values | {"command": (program, *map(SecretStr, args))}
@@ -354,10 +359,10 @@ class CompactionSettings(Section):
     ] = 0.85
     """The fraction of the context window at which compaction starts."""
     keep_tokens: Annotated[int, Field(ge=0), Expected("a whole number of tokens, such as 20000")] = 20_000
-    """A compaction leaves at most this many tokens of the newest messages unchanged."""
+    """The maximum size, in tokens, of the newest messages that a compaction leaves unchanged."""
     target: Annotated[float, Field(ge=0.1, le=0.9), Expected("a fraction from 0.1 to 0.9, such as 0.5")] = 0.5
-    """After a compaction, messages fill about this fraction of the room for messages. That room is the threshold minus
-    the size of the system message and the tools."""
+    """How much of the room for messages is full after a compaction, as an approximate fraction. The room for messages
+    is the threshold minus the size of the system message and the tools."""
     early: Annotated[
         Literal[False] | Annotated[float, Field(ge=0.1, le=1)],
         Expected("a fraction of the threshold from 0.1 to 1, such as 0.6, or false"),
@@ -366,10 +371,10 @@ class CompactionSettings(Section):
     the next prompt needs it. `false` turns this off. Local models never write summaries early."""
     compact_model: SmallModel | None = None
     """The model that writes summaries. It gets a shortened transcript. If it fails, the session's model writes the
-    summary. If unset, the session's model writes all summaries; the endpoint then has most of each request in its
+    summary. If unset, the session's model writes all summaries. Its endpoint then has most of each request in its
     cache."""
     prompt_file: Annotated[NonEmpty, Expected("the path of a readable UTF-8 text file")] | None = None
-    """A file with a prompt for summaries, which replaces crow's own. In this prompt, `{words}` stands for the word
+    """A file with a prompt for summaries. This prompt replaces crow's own prompt. In it, `{words}` stands for the word
     limit. The path of the file may be relative to the directory of config.toml."""
 
 
@@ -448,11 +453,11 @@ class DatabaseSettings(Section):
     """Where sessions are stored."""
 
     url: DatabaseUrl | None = None
-    """The URL of a PostgreSQL database for the sessions. Needs the extra `postgres`. If unset, the sessions are in a
-    SQLite file of this user. Environment: CROW_DATABASE_URL."""
+    """The URL of a PostgreSQL database for the sessions. Crow must be installed with the extra `postgres`. If unset,
+    the sessions are in a SQLite file of this user. Environment: CROW_DATABASE_URL."""
     direct_url: DatabaseUrl | None = None
-    """A URL that leads to the same database without a pooler. Needed if `url` leads to a pooler in transaction mode,
-    such as PgBouncer."""
+    """A URL that leads to the same database without a pooler. It is needed if `url` leads to a pooler in transaction
+    mode, such as PgBouncer."""
 
     def secrets(self) -> tuple[str, ...]:
         """Return the URLs, and the passwords in them."""
@@ -460,7 +465,7 @@ class DatabaseSettings(Section):
         return tuple(secret for url in urls for secret in (url, *database_passwords(url)))
 
     def shown(self) -> dict[str, object]:
-        """Return the values for printing, with the URLs without their passwords."""
+        """Return the values for printing. The passwords in the URLs are masked."""
         return {key: None if url is None else without_passwords(url.get_secret_value()) for key, url in self}
 
 
@@ -507,14 +512,14 @@ class ServeSettings(Section):
     tls_key: Annotated[NonEmpty, Expected("the path of a PEM file with the private key")] | None = None
     """A PEM file with the private key of the certificate."""
     hosts: Annotated[Strings, Expected('a list of host names, such as ["crow.example.org"]')] = ()
-    """The host names of the server. Clients may always use localhost and IP addresses. Requests to any other name are
-    refused."""
+    """The host names under which clients may reach the server. Localhost and IP addresses are always allowed. The
+    server refuses requests to any other name."""
     origins: Annotated[Strings, Expected('a list of origins, such as ["https://chat.example.org"]')] = ()
-    """The origins of web pages that may connect. All other pages are refused. Programs other than browsers send no
-    origin."""
+    """The origins of web pages that may connect. The server refuses all other pages. The setting does not affect
+    programs other than browsers, because they send no origin."""
     operators: Annotated[Strings, Expected('a list of principals, such as ["prometheus"]')] = ()
-    """The principals who may read /metrics, which counts the work of everybody. On a server without tokens, everybody
-    may read it."""
+    """The principals who may read /metrics, which covers the work of all principals. On a server without tokens, every
+    client may read /metrics."""
     trusted_proxies: Annotated[Strings, Expected('a list of addresses, such as ["10.0.0.5"]')] = ()
     """The addresses of trusted proxies. If a request comes from such a proxy, crow takes the client's address from the
     X-Forwarded-For header."""
@@ -587,8 +592,8 @@ passwords with characters that should have been escaped."""
 
 
 def database_passwords(url: str) -> tuple[str, ...]:
-    """Return the passwords in the URL of a database. Each password is returned as it is written in the URL, and with
-    %XX decoded if that makes a difference."""
+    """Return the passwords in the URL of a database. Each password is returned as it is written in the URL. If it
+    contains %XX, it is also returned decoded."""
     found = []
     for match in _PASSWORD.finditer(url):
         text = match[0].partition("=")[2] if match[1] else match[0][:-1].partition(":")[2]
@@ -611,8 +616,8 @@ def without_passwords(url: str) -> str:
 def expand_variables(
     server: McpServerSettings, env: Mapping[str, str], *, workspace: str
 ) -> tuple[McpServerSettings, str]:
-    """Return the server with its variables filled in, and a sentence that names the variables that are not set. The
-    sentence is empty if all are set.
+    """Return the server with its variables replaced by their values, and an empty string. If some variables cannot be
+    replaced, return the server unchanged, and a text that names these variables.
 
     In args and env, `${workspace}` is replaced by the parameter `workspace`.
     """

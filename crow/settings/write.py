@@ -18,8 +18,8 @@ _HEADER = re.compile(r"\s*\[")
 
 
 def save_model_settings(file: Path, values: Mapping[str, str | None]) -> None:
-    """Set keys of `[model]` in `file`; None removes a key. Comments and the order of keys are preserved. A new file has
-    mode 0600.
+    """Set keys of `[model]` in `file`. If the value of a key is None, remove the key. Comments and the order of keys
+    are preserved. A new file has mode 0600.
 
     :raises ConfigError: the file cannot be read, changed or written.
     """
@@ -29,7 +29,7 @@ def save_model_settings(file: Path, values: Mapping[str, str | None]) -> None:
 def save_server(file: Path, name: str, values: Mapping[str, Any], *, replace: bool = False) -> None:
     """Add the table `[mcp_servers.NAME]` to `file`. Everything else in the file is preserved.
 
-    :raises ArgumentError: there is such a server already, and `replace` is not set.
+    :raises ArgumentError: `file` already has a server with this name, and `replace` is false.
     :raises ConfigError: the file cannot be read, changed or written.
     """
     _rewrite(file, lambda text: add_server(text, name, values, replace=replace))
@@ -38,7 +38,7 @@ def save_server(file: Path, name: str, values: Mapping[str, Any], *, replace: bo
 def remove_server(file: Path, name: str) -> None:
     """Remove the table `[mcp_servers.NAME]` from `file`. Everything else in the file is preserved.
 
-    :raises ArgumentError: there is no such server.
+    :raises ArgumentError: `file` has no server with this name.
     :raises ConfigError: the file cannot be read, changed or written.
     """
     _rewrite(file, lambda text: without_server(text, name))
@@ -59,7 +59,7 @@ def _rewrite(file: Path, change: Callable[[str], str]) -> None:
 
 
 def set_model_keys(text: str, values: Mapping[str, str | None]) -> str:
-    """Return TOML text with these keys of `[model]` set, or removed if the value is None.
+    """Return TOML text in which the keys of `[model]` have these values. Keys whose value is None are removed.
 
     :raises TOMLKitError: the text is not valid TOML, or `model` is not a table in it.
     """
@@ -76,14 +76,14 @@ def set_model_keys(text: str, values: Mapping[str, str | None]) -> str:
 
 
 def add_server(text: str, name: str, values: Mapping[str, Any], *, replace: bool) -> str:
-    """Return TOML text with a table `[mcp_servers.NAME]` at its end.
+    """Return TOML text with the table `[mcp_servers.NAME]` added at its end.
 
-    :raises ArgumentError: the text has such a table already, and `replace` is not set.
+    :raises ArgumentError: the text already has this table, and `replace` is false.
     :raises TOMLKitError: the text cannot be changed.
     """
     if name in _servers(text):
         if not replace:
-            raise ArgumentError(f"There is an MCP server {name} already; to replace it, add --replace.")
+            raise ArgumentError(f"There is already an MCP server {name}; to replace it, add --replace.")
         text = without_server(text, name)
     table = tomlkit.table()
     for key, value in values.items():
@@ -106,7 +106,7 @@ def without_server(text: str, name: str) -> str:
     """Return TOML text without the table `[mcp_servers.NAME]`. Comments outside of the table stay. Comments after the
     last key of the table stay too, because they usually belong to the next table.
 
-    :raises ArgumentError: the text has no such table.
+    :raises ArgumentError: the text does not have this table.
     :raises TOMLKitError: the text cannot be changed.
     """
     servers = _servers(text)
@@ -151,8 +151,9 @@ def _after_last_key(lines: list[str]) -> list[str]:
 
 
 def _checked(text: str, wanted: Mapping[str, Any]) -> str:
-    """Return the changed text if its values are those in `wanted`. Otherwise raise an error: the text is changed line
-    by line, which fails if, for example, a string of several lines contains a line that looks like a header."""
+    """Check that the changed text has the values in `wanted`, and return the text. The check is needed because the text
+    was changed line by line. Such a change is wrong if, for example, a string of several lines contains a line that
+    looks like a header. :raises TOMLKitError: the values differ."""
     try:
         is_right = tomllib.loads(text) == wanted
     except tomllib.TOMLDecodeError:

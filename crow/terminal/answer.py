@@ -13,7 +13,7 @@ from crow.terminal.prompt import read_text
 
 MAX_VALUES = 100
 MAX_STARTS = 10_000
-"""At most this many braces and brackets are tried as the start of JSON, because each try may read much text."""
+"""The maximum number of braces and brackets that are tried as the start of JSON. Each try may read much text."""
 
 
 class AnswerSchema:

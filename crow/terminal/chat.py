@@ -67,12 +67,12 @@ CAPABILITIES: Mapping[str, Any] = {
 }
 
 QUESTION_LINES = 1_000
-"""A permission question shows at most this many lines. If a call has more lines, only the options for this one call are
-offered."""
+"""The maximum number of lines that a permission question shows. If a call has more lines, the question offers only the
+options for this one call."""
 
 REPLAYED_TURNS = 2
 REPLAYED_LINES = 16
-"""When a session is resumed, the chat shows at most this many lines of each turn's last message."""
+"""The maximum number of lines that the chat shows of each turn's last message when it resumes a session."""
 
 REPLAYED_UPDATES = 4_000
 HISTORY_UPDATES = frozenset(
@@ -136,9 +136,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_chat(load: Callable[[], Loaded], options: argparse.Namespace, log_in: Callable[[Loaded], int]) -> int:
-    """Chat until the user leaves, and return the exit code. `load` reads the settings, and `log_in` is `crow login`.
+    """Chat until the user leaves, and return the exit code. `load` reads the settings. `log_in` runs `crow login` and
+    returns its exit code.
 
-    :raises ~crow.domain.errors.CrowError: the chat could not begin.
+    :raises ~crow.domain.errors.CrowError: the chat could not start.
     """
     for name, file in (("standard input", sys.stdin), ("standard output", sys.stdout)):
         if file is None or not file.isatty():
@@ -158,8 +159,8 @@ def run_chat(load: Callable[[], Loaded], options: argparse.Namespace, log_in: Ca
 
 
 def choose_model(problem: str, options: argparse.Namespace, log_in: Callable[[], int]) -> bool:
-    """Offer `crow login` or the built-in model, because no model is usable. Return False if there is still no model
-    afterwards."""
+    """Tell the user why no model can be used, and offer `crow login` or the built-in model. Return False if no model
+    can be used afterwards either."""
     print(textwrap.fill(safe(problem), shutil.get_terminal_size().columns - 1, break_on_hyphens=False) + "\n")
     print("1) crow login: choose an endpoint, a key and a model")
     print("2) look around with the built-in offline model; it needs no key")
@@ -679,7 +680,7 @@ def _question_lines(look: Look, text: str) -> list[str]:
 
 
 def _keys_of(options: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Map the key that the user presses for an option to that option."""
+    """Map each key that the user can press to the option that it selects."""
     letters = {"allow_once": "y", "allow_always": "aw", "reject_once": "n", "reject_always": "dr"}
     keys: dict[str, Mapping[str, Any]] = {}
     for number, option in enumerate(options, 1):

@@ -39,13 +39,13 @@ ID_PREFIX = "crow-"
 class TerminalClient(Protocol):
     """The methods with which a client handles the front end's messages.
 
-    A turn waits until the method that it called returns. So the updates of a session arrive in order, and all updates
-    of a turn arrive before the response to its prompt. If a method raises an exception, the connection ends, and the
-    client's waiting requests raise the same exception.
+    When a turn calls one of these methods, it waits until the method returns. Therefore, the updates of a session
+    arrive in order, and all updates of a turn arrive before the response to the turn's prompt. If a method raises an
+    exception, the connection ends, and the client's waiting requests raise the same exception.
     """
 
     async def update(self, params: Params) -> None:
-        """Shows a `session/update`: its parameters are `sessionId` and `update`."""
+        """Shows a `session/update`. `params` contains `sessionId` and `update`."""
         ...
 
     async def ask_permission(self, params: Params) -> dict[str, Any]:
@@ -68,8 +68,8 @@ async def connect(
 ) -> AsyncIterator[TerminalConnection]:
     """Start the front end in this process, initialize it, and close it at the end.
 
-    With `is_warmed`, crow prepares for the first prompt while the client sends nothing, as it does for an editor. When
-    the block is left, running turns are cancelled, and then everything is stored and closed within a second.
+    If `is_warmed` is true, crow prepares for the first prompt while it has no request to handle, as it does for an
+    editor. At the end of the block, running turns are cancelled. Then everything is stored and closed within a second.
     """
     adapters.protect_process(loaded)
     with recording(loaded) as recorder:
@@ -92,8 +92,8 @@ async def connect(
 
 
 class TerminalConnection:
-    """Both ends of the connection: a :class:`crow.frontend.client.ClientConnection` for the front end, and the methods
-    with which the client sends requests. :func:`connect` makes it."""
+    """Both ends of the connection. For the front end, it is a :class:`crow.frontend.client.ClientConnection`. For the
+    client, it has the methods that send requests. :func:`connect` creates the connection."""
 
     def __init__(self, client: TerminalClient, store: Callable[[], Store], *, observe: Observer | None = None) -> None:
         self._client = client
@@ -107,7 +107,7 @@ class TerminalConnection:
         self._stopped = anyio.Event()
         self._failure: BaseException | None = None
         self.started = anyio.Event()
-        """This event is set when the front end takes requests, or when it has failed."""
+        """This event is set as soon as the front end accepts requests, or when it fails."""
 
     # The client's side.
 
@@ -249,7 +249,7 @@ class TerminalConnection:
         raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": method})
 
     def _record(self, direction: Literal["in", "out"], message: Params) -> None:
-        """Pass a message to `observe`, encoded as the line that a byte stream would carry."""
+        """Pass a message to `observe`, encoded as a line of JSON, as on a byte stream."""
         if self._observe is not None:
             self._observe(direction, frames.encode({"jsonrpc": "2.0", **message}))
 
@@ -261,11 +261,11 @@ class TerminalConnection:
 
 
 async def find_session(loaded: Loaded, name: str) -> SessionRow | None:
-    """Return the session that `name` stands for: an alias, an id, or the beginning of an id. Return None if `name` is
-    not an alias and does not start with `ID_PREFIX`.
+    """Return the session whose alias is `name`, or whose id begins with `name`. A name that does not start with
+    `ID_PREFIX` can only be an alias. Return None if no session has this alias.
 
-    :raises ~crow.domain.errors.ArgumentError: `name` starts with `ID_PREFIX`, but not exactly one id begins with
-        `name`.
+    :raises ~crow.domain.errors.ArgumentError: `name` starts with `ID_PREFIX` but is not an alias, and no id or more
+        than one id begins with `name`.
     """
     if adapters.is_empty(loaded) and not name.startswith(ID_PREFIX):
         return None
@@ -282,11 +282,11 @@ def add_session_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that choose the session and its workspace."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--session", metavar="NAME|ID", help="continue this session; if no session has this NAME, start one"
+        "--session", metavar="NAME|ID", help="continue this session, or start a session called NAME if there is none"
     )
     which.add_argument("--continue", dest="newest", action="store_true", help="continue the newest session of --cwd")
     parser.add_argument(
-        "--cwd", metavar="DIR", help="the workspace (default: that of --session, else the current directory)"
+        "--cwd", metavar="DIR", help="the workspace (default: the workspace of the --session, or the current directory)"
     )
 
 
@@ -320,10 +320,11 @@ async def open_session(
     *,
     is_replayed: bool = False,
 ) -> OpenedSession:
-    """Open the session that the options name. With `is_replayed`, the history of a stored session is first sent to the
-    client.
+    """Open the session that the options name. If `is_replayed` is true, the client first gets the history of a stored
+    session.
 
-    :raises ArgumentError: there is no such session. :raises RequestError: the session cannot be opened.
+    :raises ArgumentError: the session to continue or to copy does not exist. :raises RequestError: the session cannot
+        be opened.
     """
     here, is_fork = cwd or os.getcwd(), getattr(options, "fork", False)
     meta: dict[str, Any] = {}
@@ -335,7 +336,9 @@ async def open_session(
         if found is not None:
             known, here = found.id, cwd or found.cwd
         elif is_fork:
-            raise ArgumentError(f'No session "{options.session}" to copy. Run "crow sessions" to list the sessions.')
+            raise ArgumentError(
+                f'There is no session "{options.session}" to copy. Run "crow sessions" to list the sessions.'
+            )
         else:
             meta["crow"] = {"alias": options.session}
     params: dict[str, Any] = {"cwd": here, "mcpServers": []}
@@ -358,7 +361,7 @@ async def open_session(
 async def _newest_session(connection: TerminalConnection, cwd: str) -> str:
     listed = await connection.call("session/list", {"cwd": cwd})
     if not listed["sessions"]:
-        raise ArgumentError(f"No session in {cwd} to continue. To start one, leave out --continue.")
+        raise ArgumentError(f"There is no session in {cwd} to continue. To start one, leave out --continue.")
     return str(listed["sessions"][0]["sessionId"])
 
 

@@ -1,4 +1,4 @@
-"""The fields of a form of an MCP server, which the user fills in at the terminal."""
+"""The fields of a form that an MCP server sends and the user fills in at the terminal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _CHECKED = (
     *("type", "enum", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems", "items"),
     *("oneOf", "anyOf", "const"),
 )
-"""The keywords of JSON Schema that crow checks. It leaves the others to the server, because checking some of them (such
-as `pattern`) may take long."""
+"""The keywords of JSON Schema that crow checks. The server has to check all other keywords, because checking some of
+them (such as `pattern`) may take long."""
 
 _KINDS = ("string", "number", "integer", "boolean", "array")
 _YES, _NO = ("y", "yes", "true"), ("n", "no", "false")
@@ -47,7 +47,7 @@ class FormField:
                 return str(self.default)
 
     def value_of(self, typed: str) -> Any:
-        """Return the value for the typed text, or None if the user has typed nothing and the field is not required.
+        """Return the value for the typed text, or None if the user typed nothing and the field is not required.
 
         :raises ValueError: the field does not accept the text; the message says what it accepts.
         """

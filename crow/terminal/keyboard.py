@@ -26,10 +26,10 @@ from crow.domain.rendering import on_one_line, safe
 from crow.terminal.screen import discard_input, next_input, write
 
 HISTORY_BYTES = 1_000_000
-"""If the history file is larger when crow starts, it is cut to its newest `HISTORY_BYTES // 2` bytes."""
+"""The size above which crow shortens the history file at its start. The newest `HISTORY_BYTES // 2` bytes remain."""
 
 MAX_WALKED = 20_000
-"""To complete an `@` without a directory, at most this many files and directories are examined."""
+"""The maximum number of files and directories that are examined to complete an `@` without a directory."""
 
 MAX_COMPLETIONS = 50
 ESCAPE, END = "escape", "end"
@@ -59,11 +59,12 @@ class Keyboard(Protocol):
     one at a time."""
 
     async def prompt(self, message: str) -> str:
-        """Read a prompt. :raises EOFError: Ctrl-D."""
+        """Read a prompt. :raises EOFError: the user pressed Ctrl-D."""
         ...
 
     async def line(self, message: str, *, default: str = "") -> str:
-        """Read a line of a form. :raises EOFError: Ctrl-D. :raises Interrupted: Ctrl-C."""
+        """Read a line of a form. :raises EOFError: the user pressed Ctrl-D. :raises Interrupted: the user pressed
+        Ctrl-C."""
         ...
 
     async def key(self, keys: Collection[str]) -> str:
@@ -71,8 +72,8 @@ class Keyboard(Protocol):
         ...
 
     def discard(self) -> None:
-        """Discard all keys typed so far. Call this just before the last part of a question is shown: keys that were
-        typed before cannot be an answer to it."""
+        """Discard all keys typed so far. Call this just before the last part of a question is shown, because nobody can
+        answer a question before seeing all of it."""
         ...
 
     def set_aside(self) -> AbstractAsyncContextManager[None]:
@@ -81,7 +82,8 @@ class Keyboard(Protocol):
         ...
 
     def quiet(self) -> Any:
-        """Return a context manager. During its block, typed keys are not shown, but kept for the next prompt."""
+        """Return a context manager. During its block, the terminal does not show typed keys. The next prompt reads
+        them."""
         ...
 
     def interrupt(self) -> bool:
@@ -117,9 +119,9 @@ class ChoicesCompleter(Completer):
 
 
 def find_files(cwd: Path, typed: str) -> Iterator[str]:
-    """Yield the files and directories of the workspace that match `typed`, the text after `@`, as paths relative to
-    `cwd`. If `typed` has no slash, files in all subdirectories whose names contain `typed` match too. Names with hidden
-    characters are left out."""
+    """Yield the files and directories of the workspace whose paths begin with `typed`, the text after `@`. If `typed`
+    has no slash, also yield the files in all subdirectories whose own names contain `typed`. The yielded paths are
+    relative to `cwd`. Paths with hidden characters or quotation marks are left out."""
     folder, _, name = typed.rpartition("/")
     if os.path.isabs(typed) or ".." in folder.split("/"):
         return
@@ -242,7 +244,7 @@ class LineEditor:
             yield
 
     def interrupt(self) -> bool:
-        """See `Keyboard`. The line editor itself reads Ctrl-C as a key, so nothing is done here."""
+        """See `Keyboard`. Nothing is done here, because the line editor itself reads Ctrl-C as a key."""
         return get_app_or_none() is not None
 
 

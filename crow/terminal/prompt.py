@@ -14,10 +14,11 @@ from typing import Any
 from crow.domain.errors import ArgumentError
 
 INPUT_BYTES = 1_000_000
-"""At most this many bytes are read from standard input and from each file of --prompt-file."""
+"""The maximum number of bytes that crow reads from standard input, or from the file of --prompt-file or --schema."""
 
 ATTACHED_BYTES = 200_000
-"""If a --file is larger, the prompt contains only a link to it, and the model reads the parts that it needs."""
+"""The maximum size in bytes of a --file whose content becomes part of the prompt. For a larger file, the prompt
+contains only a link, and the model reads the parts that it needs."""
 
 IMAGE_BYTES = 15_000_000
 STDIN_HINT_S = 2.0

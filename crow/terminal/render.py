@@ -21,18 +21,19 @@ PROSE_COLUMNS = 100
 """Prose is wrapped at this column even in a wider terminal, because long lines are hard to read."""
 
 HELD_CHARS = 200
-"""While it is not clear whether characters are Markdown, at most this many of them are held back."""
+"""The maximum number of characters that are held back while it is not clear whether they are Markdown."""
 
 LINK_CHARS = 800
 TABLE_ROWS = 200
 TABLE_CHARS = 50_000
-"""A table with more characters, or with more than `TABLE_ROWS` rows, is shown unchanged, as the model wrote it."""
+"""The maximum number of characters in a formatted table. A table that is longer, or that has more than `TABLE_ROWS`
+rows, is shown as the model wrote it."""
 
 DIFF_LINES = 40
-"""At most this many lines of a finished call's diffs are shown."""
+"""The maximum number of lines that are shown of each diff of a finished call."""
 
 OUTPUT_LINES = 8
-"""At most this many lines at the end of a finished call's output are shown."""
+"""The maximum number of lines that are shown of a finished call's output. They are its last lines."""
 
 PLAN_STEPS = 50
 
@@ -75,7 +76,7 @@ class Look:
 
     @property
     def prose_columns(self) -> int:
-        """The width at which prose is wrapped. It is huge if prose is not to be wrapped."""
+        """The width at which prose is wrapped. If prose is not wrapped, this is a very large number."""
         return 1_000_000 if self.has_words else min(PROSE_COLUMNS, self.columns - 1)
 
     def paint(self, tone: Tone, text: str) -> str:
@@ -99,7 +100,7 @@ def look_of(environment: Mapping[str, str], *, is_plain: bool) -> Look:
 _WIDE = "\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\U00020000-\U0003ffff"
 _PIECES = re.compile(rf"([ \t]+|[{_WIDE}])")
 _WORD_CHARS = 60
-"""A word with more characters is written in parts of this length."""
+"""The maximum length of a word in characters. A longer word is written in parts of this length."""
 
 
 class WrappedText:
@@ -222,8 +223,8 @@ _SPAN_PATTERNS = [(mark, tone, _span_pattern(mark)) for mark, tone in _SPANS]
 
 def inline(text: str, *, before: str = "", is_end: bool = True, depth: int = 0) -> tuple[list[Segment], int]:
     """Read emphasis, code and links in a line. Return the segments, and the number of characters of `text` that they
-    cover. If more text may follow (`is_end` is False), the last characters may not be covered yet, because the
-    following text may change their meaning. `before` is the character before the text."""
+    cover. If `is_end` is false, more text may follow. The segments then leave out the last characters if the following
+    text may change their meaning. `before` is the character before `text`."""
     segments: list[Segment] = []
     at = 0
     while at < len(text):
@@ -351,8 +352,8 @@ class MarkdownStream:
                 return
 
     def _begin_line(self, *, is_end: bool) -> bool:
-        """Read the beginning of a line. If the beginning does not show the kind of the line, read the whole line.
-        Return False if that needs more text."""
+        """Read the beginning of a line. If the beginning does not show what kind of line it is, read the whole line.
+        Return False if more text has to arrive first."""
         newline = self._held.find("\n")
         is_whole = newline >= 0 or is_end
         line = self._held[:newline] if newline >= 0 else self._held
@@ -513,7 +514,7 @@ def title_of(look: Look, title: str, state: Literal["running", "completed", "fai
 
 
 def diff_of(look: Look, part: Mapping[str, Any], *, most: int, has_path: bool = True) -> tuple[str, int]:
-    """Return at most `most` lines of a tool call's diff, and the number of lines that are left out."""
+    """Return the first `most` lines of a tool call's diff as text, and the number of lines that are left out."""
     lines = diff_lines(part.get("oldText") or "", part["newText"])
     tones: Mapping[str, tuple[Tone, str]] = {
         "+": ("added", "added: "),

@@ -67,14 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RULE",
         action="append",
         default=[],
-        help='allow calls that match this rule, such as "shell(make *)"; for this run only',
+        help='in this run, allow calls that match this rule, such as "shell(make *)"',
     )
-    add("--max-cost", metavar="USD", type=float, help="stop when this run has cost USD or more")
+    add("--max-cost", metavar="USD", type=float, help="stop when the cost of this run reaches this many US dollars")
     add("--max-steps", metavar="N", type=int, help="stop after N answers of the model")
     add(
         "--schema",
         metavar="FILE",
-        help="print only JSON that the JSON Schema in FILE accepts; ask the model again up to three times",
+        help="print only JSON that the JSON Schema in FILE accepts; on a mismatch, ask up to three times more",
     )
     add(
         "--json",
@@ -97,7 +97,7 @@ def with_options(loaded: Loaded, options: argparse.Namespace) -> Loaded:
 def run_prompt(load: Callable[[], Loaded], options: argparse.Namespace) -> int:
     """Run one prompt, and return the exit code. `load` reads the settings.
 
-    :raises ~crow.domain.errors.CrowError: nothing was sent.
+    :raises ~crow.domain.errors.CrowError: the prompt was not sent.
     """
     cwd = check_options(options)
     schema = read_schema(options.schema) if options.schema else None
@@ -127,9 +127,9 @@ def check_options(options: argparse.Namespace) -> str | None:
 
 @dataclass
 class RunProgress:
-    """The state of a run. `text` is the model's last message. `refused` are rules that would have allowed the refused
-    calls. `first_cost` and `cost` are the session's cost in US dollars: before the run, and now. `cost` is None if it
-    is unknown."""
+    """The state of a run. `text` is the model's last message. `refused` contains the rules that would have allowed the
+    refused calls. `first_cost` is the cost of the session before the run, in US dollars. `cost` is its cost now, or
+    None if that is unknown."""
 
     message_id: str = ""
     text: str = ""
@@ -190,8 +190,8 @@ class RunClient:
                 return INTERRUPTED
 
     async def _prompt(self, connection: TerminalConnection, prompt: list[dict[str, Any]]) -> int:
-        """Run the prompt and print the result. As long as the schema of --schema rejects the answer, ask for a
-        corrected answer, but at most `SCHEMA_TRIES` times."""
+        """Run the prompt and print the result. If the schema of --schema rejects the answer, ask for a corrected
+        answer, at most `SCHEMA_TRIES` times."""
         before = await connection.store.session(self._session_id)
         self._turn.first_cost = before.cost
         stop, problem, value = "", "", None
@@ -347,7 +347,7 @@ class RunClient:
             await self._screen.say(f"  failed: {title}")
 
     async def _check_cost(self, cost: float | None) -> None:
-        """If --max-cost is given, cancel the turn when the run has cost that much, or when its cost is unknown."""
+        """If --max-cost is given, cancel the turn when the cost of the run has reached this limit or is unknown."""
         turn, most = self._turn, self._options.max_cost
         turn.cost = cost if cost is not None else turn.cost
         if most is None or turn.stopped_by or self._connection is None:

@@ -22,16 +22,16 @@ from crow.frontend import frames
 from crow.terminal.connection import Params
 
 QUESTION_LINES = 60
-"""A question shows at most this many lines of a call. If a call has more lines, only the options for this one call are
-offered."""
+"""The maximum number of lines of a call that a question shows. If a call has more lines, the question offers only the
+options for this one call."""
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 SPINNER_S = 0.1
 
 
 class Screen:
-    """Writes the answer to stdout, and everything else to stderr. Text for a terminal is escaped. If stdout is a pipe,
-    the answer is not escaped.
+    """Writes the answer to stdout, and everything else to stderr. Hidden characters are escaped in text for a terminal.
+    If stdout is a pipe, the answer is written unchanged.
 
     Without `is_animated`, no spinner is shown. `label` is shown beside the spinner.
     """
@@ -107,7 +107,7 @@ class Screen:
 
     @contextmanager
     def spinning(self) -> Iterator[None]:
-        """Show a spinner during the block while nothing is written, if stderr is a terminal."""
+        """If stderr is a terminal, show a spinner during the block whenever no text is being written."""
         task = asyncio.ensure_future(self._spin()) if self._can_spin else None
         try:
             yield

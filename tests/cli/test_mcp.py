@@ -114,7 +114,7 @@ def test_a_command_and_a_url_become_a_table(
         (("a", "prog", "--header", "A: b"), "prog is a command: --header and --transport are for URLs."),
         (("a", "prog", "--env", "A"), "--env is 'A'; expected a name and a value, such as TOKEN=${TOKEN}."),
         (("", "prog"), "The name of a server has 1 to 64 characters, and '' has 0."),
-        (("here", "prog"), "There is an MCP server here already; to replace it, add --replace."),
+        (("here", "prog"), "There is already an MCP server here; to replace it, add --replace."),
     ],
 )
 def test_what_cannot_be_added_changes_nothing(
@@ -181,7 +181,7 @@ def test_an_unknown_server_is_named_with_those_there_are(home: Path, capsys: pyt
     assert mcp(capsys, "test", "nope") == (2, f"crow: There is no MCP server nope in {where}\n")
     assert mcp(capsys, "login", "nope") == (2, f"crow: There is no MCP server nope in {where}\n")
     assert mcp(capsys, "login", "here")[1] == (
-        "crow: here is started by a command; only servers with a url have a login.\n"
+        "crow: here is started by a command; only a server with a URL can have a login.\n"
     )
 
 

@@ -262,7 +262,9 @@ def test_sessions_are_chosen_by_repository_title_model_and_time(
     )
     assert crow(capfd, "--since", "2999-01-01") == crow(capfd, "list", "--until", "1d") == ""
     monkeypatch.chdir("/")
-    assert refused(capfd, "--repo") == '--repo is ".", which is not in a Git repository; --cwd takes any directory.'
+    assert (
+        refused(capfd, "--repo") == '--repo is ".", which is not in a Git repository. For other directories, use --cwd.'
+    )
     assert refused(capfd, "--repo", "--cwd") == (
         "Give either --cwd (one directory) or --repo (a whole repository), not both."
     )
@@ -433,7 +435,7 @@ def test_an_export_is_imported_once(
     data = file.read_bytes()
     assert crow(capfd, "export", "aaaa1", "cli:default").encode() == data
     assert refused(capfd, "export", "--all", "-o", str(file)) == (
-        f"{file} exists already. Choose a new name: nothing is overwritten."
+        f"{file} already exists. Choose another name, because crow does not overwrite files."
     )
     assert refused(capfd, "export") == "Name the sessions to export, or give --all."
     monkeypatch.setenv("CROW_HOME", str(tmp_path / "elsewhere"))
