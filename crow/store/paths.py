@@ -67,8 +67,8 @@ def with_excerpt(entry: Entry, most_bytes: int) -> Entry:
 
 
 def recorded_here(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Return the entries with each file marked as recorded on this machine. The entries must belong to a conversation
-    that was not imported.
+    """Return the entries, with `recorded_here` set in each file entry. The entries must belong to a conversation that
+    was not imported.
 
     Older versions did not store where a file was recorded. But every file in a conversation that was not imported was
     recorded on this machine.

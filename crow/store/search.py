@@ -28,7 +28,7 @@ SNIPPET_MARGIN = 80
 
 
 def patterns_of(words: Sequence[str]) -> list[re.Pattern[str]]:
-    """Return a pattern for each word. A pattern matches its word anywhere in a text, in upper and lower case."""
+    """Return a pattern for each word. A pattern matches its word anywhere in a text. Case does not matter."""
     return [re.compile(re.escape(word), re.IGNORECASE) for word in words]
 
 

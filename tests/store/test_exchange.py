@@ -400,7 +400,7 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
         (data[:-20], f"line {len(lines) + 1}: the file is truncated"),
         (data + b"{}\n", f"line {len(lines) + 1}: end: something comes after it"),
         (data.replace(b'"second"', b'"secund"'), f"line {len(lines) + 1}: end: sha256 does not match the lines"),
-        (resealed(lines[:-1]).replace(b'"lines":', b'"lines":9'), "some are missing, or were added"),
+        (resealed(lines[:-1]).replace(b'"lines":', b'"lines":9'), "lines are missing or were added"),
         (resealed([*lines[:3], b"{nonsense}\n", *lines[3:]]), "line 4: it is not JSON"),
         (resealed([*lines[:3], b'{"type":"hologram"}\n']), 'line 4: its type is "hologram"; expected one of crow, con'),
         (resealed([lines[0], *lines[2:]]), "line 2: it comes before any conversation"),
