@@ -140,8 +140,8 @@ class Tail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStart:
-    """A claimed turn. `entries` are the entries that the claim appended; if one of them is a user entry, it is the
-    last. `moved` is true if the session's leaf was not the expected one. The caller must then load the tail again."""
+    """A claimed turn. `entries` are the entries that the claim appended. If one of them is a user entry, it is the last
+    one. `moved` is true if the session's leaf was not the expected one. The caller must then load the tail again."""
 
     turn: int
     entries: tuple[Entry, ...]
@@ -470,7 +470,7 @@ class Store(Protocol):
 
         The usage of the entries is added to the session's row. Storing an answer removes the draft of this answer.
         Storing a user entry or a `Custom` entry removes the item with the same message id from the inbox. With
-        `release`, the turn ends, and the session's state becomes idle; in this case `entries` may be empty.
+        `release`, the turn ends, and the session's state becomes idle. In this case `entries` may be empty.
 
         :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
         """

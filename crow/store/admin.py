@@ -127,7 +127,7 @@ class ImportDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """One conversation of an imported file. `is_new` is false if the database already had the conversation; in this
+    """One conversation of an imported file. `is_new` is false if the database already had the conversation. In this
     case nothing was changed. `is_same` is true if the conversation in the database has the same hash as the one in the
     file. `cleaned` are the sessions whose titles were changed, because a title was too long or had invisible
     characters."""

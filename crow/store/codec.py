@@ -91,7 +91,7 @@ def decode(kind: str, text: str | bytes | None, load: Load) -> Body:
 
 
 def decode_value(kind: str, value: object, load: Load) -> Body:
-    """Return the body of this kind from parsed JSON.
+    """Return the body that `value` (parsed JSON) describes. `kind` is the kind of the body.
 
     :raises Unreadable: the value is damaged, or this version does not know the kind.
     """
@@ -157,8 +157,8 @@ def from_json(text: str | bytes | None, default: Any) -> Any:
 
 
 def merged_metadata(metadata: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a session's metadata with `patch` merged into it. Objects are merged member by member; null removes a
-    member; any other value replaces the old value (RFC 7396).
+    """Return a session's metadata with `patch` merged into it. Objects are merged member by member. Null removes a
+    member. Any other value replaces the old value (RFC 7396).
 
     :raises ArgumentError: `patch` is too deep, or the result is too large.
     """

@@ -50,7 +50,7 @@ class TailPath:
 
     @property
     def before(self) -> int | None:
-        """The parent of the oldest entry. Read this only after an entry was added."""
+        """The parent of the entry that was added last. Read this only after at least one entry was added."""
         return self._newest_first[-1].parent
 
     def entries(self) -> tuple[Entry, ...]:

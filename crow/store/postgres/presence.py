@@ -22,8 +22,8 @@ import asyncpg
 logger = logging.getLogger(__name__)
 
 SIGN_S = 4.0
-"""A store renews its lease after this many seconds. The length of the lease is in the function crow.is_alive of the
-schema."""
+"""The interval in seconds at which a store renews its lease. The length of the lease is in the function crow.is_alive
+of the schema."""
 
 CONNECT_TIMEOUT_S = 10.0
 CLOSING_TIMEOUT_S = 3.0

@@ -75,7 +75,8 @@ async def family(sql: Sql, ids: Sequence[str] | None) -> dict[int, tuple[str, ..
 
 
 async def choose(sql: Sql, conversation: int, sessions: Sequence[str], known: frozenset[str]) -> ExportSelection:
-    """Return the selection for `sessions` of `conversation`. `known` are the ids of all sessions in the file."""
+    """Return the part of `conversation` to be exported with `sessions`. `known` are the ids of all sessions in the
+    file."""
     ids = array("q", [row[0] for row in await sql.fetch(_NEEDED, conversation, sessions)])
     created_ms = await sql.fetchval("SELECT created_ms FROM crow.conversations WHERE id = $1", conversation)
     records, moves = [], []
