@@ -656,6 +656,5 @@ def _body(record: EntryRecord, load: Load) -> Body:
         words = f"expected at most {_MAX_ID_CHARS} characters, all of them visible"
         raise Unreadable(f"entry {record.id}: {name} is {show(value)}; {words}")
     if isinstance(body, Started | File | ToolResult) and not 0 <= body.call.index < _MAX_CALLS:
-        words = "expected the index of a call, 0 or larger"
-        raise Unreadable(f"entry {record.id}: call.index is {body.call.index}; {words}")
+        raise Unreadable(f"entry {record.id}: call.index is {body.call.index}; expected an index of 0 or more")
     return body

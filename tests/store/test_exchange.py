@@ -408,7 +408,7 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
         (resealed([*lines[:blob], *lines[blob + 1 :]]), "the blob for {"),
         (
             resealed(edited(lines, "blob", {"base64": None, "text": "other"})),
-            f"line {blob + 1}: blob: its content does",
+            f"line {blob + 1}: blob: its content is damaged: its sha256 is not",
         ),
         (resealed(edited(lines, "entry", {"id": 7})), "entry: id is 7; expected 1, the next number"),
         (resealed(edited(lines, "entry", {"parent": 2}, 1)), "entry: parent is 2; expected an entry before 2, or null"),
