@@ -18,8 +18,8 @@ from crow.domain.messages import JsonObject, Part
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
     """A session to create. Clients know the session by `id`, which never changes. `conversation` and `leaf` are set
-    only for a fork. A sub-agent always gets the principal and the shares of its parent, and the field `principal` is
-    ignored."""
+    only for a fork. `principal` is ignored for a sub-agent, because a sub-agent always gets the principal and the
+    shares of its parent."""
 
     id: str
     cwd: str
@@ -39,7 +39,7 @@ class NewSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRow:
-    """A session's mutable row. Times are Unix milliseconds, `cost` is in US dollars.
+    """A session's mutable row. Times are Unix milliseconds, and `cost` is in US dollars.
 
     `leaf` is the id of the last entry of the session's path, or None if the path is empty. Token estimates are
     multiplied by `calibration`. Lists of sessions are sorted by `newest_entry`, the id of the session's newest entry.
@@ -129,8 +129,8 @@ class Tail:
     That part is the newest valid checkpoint, all entries from its `first_kept` on, and the newest prompt entry. Without
     a checkpoint it is the whole path.
 
-    `waiting` is only set when the session is opened. It has the texts in the inbox that tell the model about background
-    work that has ended.
+    `waiting` has the texts in the inbox that tell the model about background work that has ended. Only `open_session`
+    sets `waiting`.
     """
 
     row: SessionRow
@@ -140,8 +140,8 @@ class Tail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStart:
-    """A claimed turn. `entries` are the entries that the claim appended; if one of them is a user entry, it is the
-    last. `moved` is true if the session's leaf was not the expected one. The caller must then load the tail again."""
+    """A claimed turn. `entries` are the entries that the claim appended. If one of them is a user entry, it is the last
+    one. `moved` is true if the session's leaf was not the expected one. The caller must then load the tail again."""
 
     turn: int
     entries: tuple[Entry, ...]
@@ -188,8 +188,8 @@ class Outline:
     """All branches that a session has ever been on.
 
     `points` are sorted by id. The first of `tips` is the end of the current branch. The ends of the other branches
-    follow; the branch that the session left last comes first. If several ends have the same newest message on their
-    paths, only the first of them is listed.
+    follow, starting with the branch that the session left most recently. If several ends have the same newest message
+    on their paths, only the first of these ends is listed.
     """
 
     points: tuple[BranchPoint, ...]
@@ -222,7 +222,7 @@ class Hit:
 
 
 def hits_by_session(hits: Sequence[Hit]) -> Mapping[str, Sequence[Hit]]:
-    """Map sessions to their hits. The session with the first hit comes first, and so on."""
+    """Group hits by session. The sessions are in the order of their first hits."""
     groups: dict[str, list[Hit]] = {}
     for hit in hits:
         groups.setdefault(hit.session, []).append(hit)
@@ -249,10 +249,11 @@ class UsageTotal:
     """A sum of usage. `session` (an id), `title`, `model` and `day` (`2026-11-20`) are None unless the sum is grouped
     by them.
 
-    For entries of a deleted session that its forks still contain, `session` is empty. `tokens_in` includes the tokens
-    that were read from the provider's cache (`tokens_cached`) and those written to it (`tokens_cache_written`).
-    `tokens_out` includes `tokens_reasoning`. `estimated` is the number of requests whose tokens crow estimated, because
-    the endpoint did not report them. `cost` is in US dollars, or None if no price was known.
+    If the forks of a deleted session still contain its entries, `session` is empty for these entries. `tokens_in`
+    includes the tokens that were read from the provider's cache (`tokens_cached`) and those written to it
+    (`tokens_cache_written`). `tokens_out` includes `tokens_reasoning`. `estimated` is the number of requests whose
+    tokens crow estimated, because the endpoint did not report them. `cost` is in US dollars, or None if no price was
+    known.
     """
 
     session: str | None = None
@@ -303,8 +304,8 @@ class Store(Protocol):
     """Durable sessions and their conversations.
 
     Every method may raise :class:`~crow.domain.errors.StoreUnavailable`. A method that takes the id of a session raises
-    :class:`~crow.domain.errors.NoSuchSession` if the session does not exist, except where its description says
-    something else. If a caller is cancelled, the method's changes are written completely or not at all.
+    :class:`~crow.domain.errors.NoSuchSession` if the session does not exist, unless the description of the method says
+    otherwise. If a caller is cancelled, the method's changes are written completely or not at all.
     """
 
     @property
@@ -372,8 +373,8 @@ class Store(Protocol):
         """
 
     async def subagents(self, session_id: str) -> tuple[SessionRow, ...]:
-        """Return the sub-agents of a session, oldest first, including archived ones. Return none if the session does
-        not exist."""
+        """Return the sub-agents of a session, oldest first, including archived ones. The result is empty if the session
+        does not exist."""
 
     async def is_known_directory(self, paths: Sequence[str], *, principal: str | None = None) -> bool:
         """Return whether at least one of these directories is the working directory of a session with a prompt.
@@ -395,8 +396,8 @@ class Store(Protocol):
         """Hide the session and its sub-agents. `tidy` removes their data later. An unknown id is ignored."""
 
     async def open_session(self, session_id: str) -> Tail:
-        """If a dead owner left a turn running, repair that turn. Then return the row and the tail. No turn is repaired
-        twice. If the repair cannot be written, the next `take_turn` repairs the turn."""
+        """Return the session's row and its tail. If a store died while it ran a turn of the session, repair this turn
+        first. No turn is repaired twice. If the repair cannot be written, the next `take_turn` repairs the turn."""
 
     async def tail(self, session_id: str) -> Tail:
         """Return the session's row and its tail. Unlike `open_session`, this repairs nothing."""
@@ -407,8 +408,9 @@ class Store(Protocol):
         """Return the whole path, oldest first, in batches of bounded size. No read transaction stays open between
         batches.
 
-        `result_bytes` is called once, with the number of entries. If it returns a number, the text of a tool result has
-        at most about that many bytes. A longer text is returned as an excerpt (see `crow.domain.rendering.excerpt`).
+        `result_bytes` is called once, with the number of entries. If it returns a number, this is roughly the maximum
+        size of a tool result's text in bytes. A longer text is returned as an excerpt (see
+        `crow.domain.rendering.excerpt`).
         """
 
     async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
@@ -468,14 +470,14 @@ class Store(Protocol):
 
         The usage of the entries is added to the session's row. Storing an answer removes the draft of this answer.
         Storing a user entry or a `Custom` entry removes the item with the same message id from the inbox. With
-        `release`, the turn ends, and the session's state becomes idle; in this case `entries` may be empty.
+        `release`, the turn ends, and the session's state becomes idle. In this case `entries` may be empty.
 
         :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
         """
 
     async def cancel_turn(self, session_id: str) -> bool:
         """If another store runs a turn of this session, ask that store to cancel the turn. Return false if no other
-        store runs one, or if stores on this database cannot notify each other."""
+        store runs a turn of this session, or if stores on this database cannot notify each other."""
 
     async def renew_lease(self, session_id: str) -> None:
         """Renew the lease, so that other hosts see that this store still runs the session's turn. Call this at least
@@ -552,23 +554,23 @@ class Store(Protocol):
         """
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        """Return the known facts about an endpoint. Facts that another process has learned may be missing until this
-        store's next write transaction."""
+        """Return the known facts about an endpoint. Facts that another process learned recently may be missing until
+        this store's next write transaction."""
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
         """Store facts about an endpoint. They replace stored facts of the same name."""
 
     async def access_of(self, session_id: str, principal: str) -> Access | None:
-        """Return what a principal may do with a session, or None if it may do nothing or if there is no such session.
-        Both cases run the same statement, so a caller cannot tell them apart by their duration."""
+        """Return what a principal may do with a session. Return None if the principal may do nothing with the session,
+        or if the session does not exist. In both cases the same statement runs, so a caller cannot tell the two cases
+        apart by the time they take."""
 
     async def sees_entries(
         self, entries: Sequence[int], *, principal: str | None, session_id: str | None = None
     ) -> bool:
-        """Return whether a principal may see all these entries. A principal may see an entry in two cases: if a session
-        that the principal may read wrote the entry, or if the entry is on a current or former path of such a session.
-        With `session_id`, only that session counts. If `principal` is None, every session may be read. Return false if
-        an entry does not exist."""
+        """Return whether a principal may see all these entries. A principal that may read a session may see the entries
+        that the session wrote, and the entries on the session's current and former paths. With `session_id`, only that
+        session counts. If `principal` is None, every session may be read. Return false if an entry does not exist."""
 
     async def share_session(self, session_id: str, principal: str, access: ShareAccess | None) -> None:
         """Let a principal read a session and its sub-agents, or read and write them. If `access` is None, end the
@@ -578,7 +580,7 @@ class Store(Protocol):
         """
 
     async def shares(self, session_id: str) -> tuple[Share, ...]:
-        """Return a session's shares, sorted by principal. Return none if the session does not exist."""
+        """Return a session's shares, sorted by principal. The result is empty if the session does not exist."""
 
     async def add_token(self, token: Token) -> None:
         """Store a new token. :raises ~crow.domain.errors.ArgumentError: the token's id is taken."""
@@ -593,13 +595,13 @@ class Store(Protocol):
         """Store when a token was used. An unknown id is ignored."""
 
     async def revoke_token(self, token_id: str) -> bool:
-        """Revoke a token. Return false if no token has this id, or if the token was revoked before."""
+        """Revoke a token. Return false if no token has this id, or if the token was already revoked."""
 
     async def tidy(self) -> None:
         """Remove the data of deleted sessions in small batches, and compact the database file. Call this when idle."""
 
     def hurry(self) -> None:
-        """Prepare for the end of the process. After this call, a write waits for other programs only briefly. This
+        """Prepare for the end of the process. After this call, a write waits only briefly for other programs. This
         method never fails."""
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """The interface for administering stored sessions, as the command line uses it.
 
-`crow acp` needs neither this interface nor the modules that it imports. Therefore the interface is separate from the
-store.
+`crow acp` does not use this interface, so it is separate from the interface of the store. This way `crow acp` does not
+import modules that only administration needs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ _NAMED_IN_ERROR = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFilter:
-    """Conditions for the sessions in a list. A condition that is None or empty does not apply. A session is listed if
-    all these conditions are true. Its directory is one of `directories`. Its title contains `title`. The name of a
-    model that it uses or has used contains `model`. (Case does not matter in titles and in names of models.) It has all
-    of `tags`. Its newest entry is from `since_ms` up to but not including `before_ms` (Unix milliseconds). It is
-    archived if `archived` is true, and not archived otherwise."""
+    """The conditions that a session must meet to be listed. A condition that is None or empty does not apply.
+
+    The session's directory must be one of `directories`. Its title must contain `title`. The name of a model that it
+    uses or has used must contain `model`. Case does not matter in titles and names of models. The session must have all
+    of `tags`. Its newest entry must be from `since_ms` up to but not including `before_ms` (Unix milliseconds). If
+    `archived` is true, only archived sessions are listed, otherwise only sessions that are not archived.
+    """
 
     directories: Collection[str] | None = None
     model: str | None = None
@@ -61,7 +63,7 @@ class UnusedSession:
     """A session that has not been used for a while.
 
     `used_ms` (Unix milliseconds) is the later of two times: when the session was created, and when its newest entry was
-    written. A change of the title and archiving do not count as use. `title` is None if the session has none.
+    written. Changing the title and archiving the session do not count as use. `title` is None if the session has none.
     """
 
     id: str
@@ -74,8 +76,8 @@ class UnusedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionExtras:
-    """The data of a session that a copy keeps although an export does not contain them. `additional_directories`,
-    `config` and `metadata` are JSON texts.
+    """The data of a session that a copy keeps and an export leaves out. `additional_directories`, `config` and
+    `metadata` are JSON texts.
 
     `shares` has the principal, the access and the time of each share. `inbox` has the message id, the parts as JSON,
     and the time of each queued prompt. `draft` has the turn, message id, text, thought and time of each stored piece of
@@ -113,8 +115,9 @@ class ConversationState:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportDefaults:
     """The values that imported sessions get in addition to those in the file. `model` and `mode` are for sessions
-    without extras. For a copy, `extras` maps the ids of sessions to their extras, and titles are not changed.
-    `relatives` are sessions outside of the file that sessions in the file may name as parent or as origin of a fork."""
+    without extras. When sessions are copied, `extras` maps their ids to their extras, and their titles are not changed.
+    `relatives` are the ids of sessions outside of the file. A session in the file may name one of them as its parent,
+    or as the session from which it was forked."""
 
     model: str = ""
     mode: str = "ask"
@@ -124,9 +127,10 @@ class ImportDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """One conversation of an imported file. `is_new` is false if the database already had the conversation; in this
-    case nothing was changed. `is_same` is true if the conversation in the database has the same hash. `cleaned` are the
-    sessions whose titles were changed, because a title was too long or had invisible characters."""
+    """One conversation of an imported file. `is_new` is false if the database already had the conversation. In this
+    case nothing was changed. `is_same` is true if the conversation in the database has the same hash as the one in the
+    file. `cleaned` are the sessions whose titles were changed, because a title was too long or had invisible
+    characters."""
 
     sessions: tuple[str, ...]
     entries: int
@@ -229,8 +233,8 @@ class Admin(Protocol):
         """
 
     async def conversations(self) -> Mapping[int, tuple[str, ...]]:
-        """Map conversations to their sessions, oldest first. Sessions that were never used are left out, except
-        sub-agents and sessions with sub-agents."""
+        """Map each conversation to its sessions. Both the conversations and their sessions are sorted, oldest first.
+        Sessions that were never used are left out, except sub-agents and sessions with sub-agents."""
 
     async def conversation_state(self, ids: Sequence[str]) -> ConversationState:
         """Return the data that a copy of these sessions needs in addition to an export. All these sessions belong to
@@ -238,7 +242,7 @@ class Admin(Protocol):
 
     def lines(self, conversation: int, ids: Sequence[str], known: frozenset[str]) -> AsyncIterator[bytes]:
         """Return the lines of an export file for these sessions of a conversation, without header and end. Turns that a
-        dead process left open are exported as they are. The ids of parents and of origins of forks are exported only if
+        dead process left open are exported as they are. A session's `parent_id` and `forked_from` are exported only if
         they are in `known`."""
 
     async def damage(self) -> Damage:
@@ -257,8 +261,9 @@ class Admin(Protocol):
 
 
 def only_match(name: str, found: Sequence[str], *, is_exact: bool) -> str | None:
-    """Return the first of the ids in `found`, which a search for `name` gave. If an exact search found no id, return
-    None.
+    """Return the id of the session that the user called `name`. `found` are the ids that a search for `name` found.
+    After an exact search, return the first of them, or None if there are none. After a search by the beginning of an
+    id, `found` must have exactly one id.
 
     :raises ~crow.domain.errors.ArgumentError: a search by the beginning of an id found no id, or several.
     """

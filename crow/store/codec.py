@@ -27,8 +27,8 @@ SPILL_BYTES = 32 * 1024
 """A body whose JSON has more bytes than this is stored as a blob."""
 
 SHARED_BYTES = 8 * 1024
-"""A tool output with more bytes than this is stored as a blob. The same holds for each side of a diff. Equal blobs are
-stored once."""
+"""A tool output or one side of a diff is stored as a blob if it has more bytes than this. Equal blobs are stored only
+once."""
 
 MAX_METADATA_BYTES = 16 * 1024
 """The maximum size of a session's metadata as JSON."""
@@ -91,7 +91,7 @@ def decode(kind: str, text: str | bytes | None, load: Load) -> Body:
 
 
 def decode_value(kind: str, value: object, load: Load) -> Body:
-    """Return the body of this kind from parsed JSON.
+    """Return the body that `value` (parsed JSON) describes. `kind` is the kind of the body.
 
     :raises Unreadable: the value is damaged, or this version does not know the kind.
     """
@@ -107,9 +107,9 @@ def stand_in(kind: str, words: str, *, message_id: str, title: str, call: Sequen
     """Return a body with the text `words`, to be used in place of a body that cannot be read.
 
     For the kinds user, assistant and tool, the new body is of the same kind, so that the conversation with the model
-    stays valid. For other kinds, it is a remark. For a tool result, `call` is the id of the assistant entry and the
-    index of the call in that entry. For a tool result with any other `call`, the new body is a remark. `title` is the
-    title of the new result.
+    stays valid. For other kinds, it is a remark. For a tool result, `call` must be a pair of integers: the id of the
+    assistant entry, and the index of the call in that entry. If `call` is not such a pair, the new body is a remark.
+    `title` is the title of the new result.
     """
     match kind, call:
         case "user", _:
@@ -157,8 +157,8 @@ def from_json(text: str | bytes | None, default: Any) -> Any:
 
 
 def merged_metadata(metadata: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a session's metadata with `patch` merged into it. Objects are merged member by member; null removes a
-    member; any other value replaces the old value (RFC 7396).
+    """Return a session's metadata with `patch` merged into it. Objects are merged member by member. Null removes a
+    member. Any other value replaces the old value (RFC 7396).
 
     :raises ArgumentError: `patch` is too deep, or the result is too large.
     """
@@ -199,8 +199,7 @@ def _stored_tags(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def tags_patch(metadata: Mapping[str, Any], *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> JsonObject:
-    """Return a patch. When it is merged into `metadata`, the tags in `add` are added, and those in `remove` are
-    removed."""
+    """Return a patch for `metadata` that adds the tags in `add` and removes those in `remove`."""
     stored = _stored_tags(metadata)
     kept = [] if isinstance(metadata.get("tags"), Mapping) else stored
     removed = [name for name in stored if tag_name(name) in remove]
@@ -213,7 +212,7 @@ def tag_name(text: str) -> str:
 
 
 def new_tag(text: str) -> str:
-    """Return the name of a tag that a person adds.
+    """Check a tag that a person adds, and return it in lower case, without a leading `#`.
 
     :raises ArgumentError: the tag is empty or too long, or has a space, a comma or an invisible character.
     """
@@ -237,8 +236,8 @@ def _depth(value: object) -> int:
 
 
 def dump(value: object) -> tuple[str, bool]:
-    """Return the JSON of `value`, and whether something was replaced: lone surrogates become U+FFFD, NaN and infinities
-    become null."""
+    """Return the JSON of `value`, and whether something in it was replaced. Lone surrogates become U+FFFD. NaN and
+    infinities become null."""
     was_mended = False
     try:
         text = _ENCODER.encode(value)
@@ -292,7 +291,7 @@ class Blobs:
 
 class Field(NamedTuple):
     """The functions that write and read one value. If `encode` is None, the value is written unchanged. A value of
-    exactly the type `plain` is also read unchanged, without a call of `decode`."""
+    exactly the type `plain` is also read unchanged, without calling `decode`."""
 
     encode: Callable[[Any, Blobs], object] | None
     decode: Callable[[Any, Load], Any]
@@ -311,8 +310,8 @@ def record(cls: type, *, integer: Field | None = None, **special: Field | str) -
     """Return functions that write the dataclass `cls` as a JSON object and read it back.
 
     Fields are written according to their type hints, except for those in `special`. For a `Literal` field, `special`
-    may have a string. When the field is read, this string replaces an unknown word. `integer` is used for all fields of
-    type int.
+    may have a string. This string replaces an unknown word when the field is read. `integer` writes and reads all
+    fields of type int.
     """
     chosen = {
         name: given if isinstance(given := special.get(name), Field) else _field(hint, given, integer or INTEGER)
@@ -350,7 +349,7 @@ def record(cls: type, *, integer: Field | None = None, **special: Field | str) -
 
 def expect(words: str, is_valid: Callable[[Any], bool], plain: type | None = None) -> Field:
     """Return a field whose value is written unchanged and checked when it is read. If `is_valid` rejects the value, the
-    error message is `expected WORDS`, with the given `words`. `is_valid` accepts all values of the type `plain`."""
+    error message is "expected" followed by `words`. `is_valid` accepts all values of the type `plain`."""
 
     def decode(value: Any, _load: Load) -> Any:
         if not is_valid(value):
@@ -436,7 +435,10 @@ def _as_blob(field: Field) -> Field:
 
 
 def check_blob(name: str, data: bytes) -> None:
-    """:raises Unreadable: the content of the blob does not match its name."""
+    """Check that the name of a blob is the hash of its content.
+
+    :raises Unreadable: the name is not the hash.
+    """
     if hashlib.sha256(data).hexdigest() != name:
         raise Unreadable(f"blob {name:.12} is damaged: its sha256 is wrong")
 

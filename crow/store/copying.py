@@ -20,15 +20,16 @@ _BATCH_CONVERSATIONS = 100
 _CHUNK_BYTES = 1024 * 1024
 
 Outcome: TypeAlias = Literal["copied", "known", "changed", "in use", "refused", "different"]
-"""The outcome for one conversation ("it"). "copied": it was copied. "known": the target already had it. "changed": the
-target has other sessions with the same ids. "in use": a living process uses it. "refused": it cannot be exported or
-imported. "different": it was copied, but the copy is not equal to the source."""
+"""What happened to one conversation. "copied": it was copied. "known": the target already had this conversation.
+"changed": the target has different sessions with the same ids. "in use": a living process uses the conversation.
+"refused": the conversation cannot be exported or imported. "different": it was copied, but the copy is not equal to the
+source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedConversation:
-    """A conversation, and the outcome of its copy. `words` gives the reason for the outcome. For "copied" and "known",
-    it is empty."""
+    """A conversation, and the outcome of copying it. `words` gives the reason for the outcome. `words` is empty for the
+    outcomes "copied" and "known"."""
 
     outcome: Outcome
     sessions: tuple[str, ...]
@@ -39,7 +40,7 @@ class CopiedConversation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
     """A conversation in a batch. Its lines are in the file from the byte `start` to the byte `end`. `lines` is the
-    number of these lines, and `hash` their sha256 (hex)."""
+    number of these lines, and `hash` is their sha256 (hex)."""
 
     sessions: tuple[str, ...]
     extras: Mapping[str, SessionExtras]
@@ -50,7 +51,8 @@ class _Part:
 
 
 class _CopiedBatch:
-    """An export file with some conversations. After an import, the same file is used for the next conversations."""
+    """An export file with some conversations. After they are imported, the file is emptied and used for the next
+    conversations."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.path = path
@@ -181,9 +183,9 @@ class SessionCopy:
         if await self._hash_in_target(part.sessions) == part.hash:
             return CopiedConversation(outcome="copied" if imported.is_new else "known", **values)
         if imported.is_new:
-            words = "the copy is not equal to the source; remove it there, then copy again"
+            words = "the copy is not equal to the source; remove the copy from the target, then copy again"
             return CopiedConversation(outcome="different", **values, words=words)
-        words = "the target has sessions with these ids, and they are not equal; they were left unchanged"
+        words = "the target has different sessions with these ids; it was left unchanged"
         return CopiedConversation(outcome="changed", **values, words=words)
 
     async def _hash_in_target(self, sessions: tuple[str, ...]) -> str:

@@ -1,9 +1,10 @@
 """Identifies the store that runs a turn, and tells whether that store is still alive.
 
-An owner is a store that a process has opened. An owner in this process is alive while its store is open. An owner in
-another process can be looked up if that process has the same boot, host and pid namespace as this one. It is alive
-while a process with its pid and start time exists. Any other owner counts as alive for a minute after its last sign of
-life. On a system without /proc, start times are unknown, and any living process with the pid counts as the owner.
+An owner is a store that a process has opened. There are three cases. An owner in this process is alive while its store
+is open. An owner in another process with the same host, boot and pid namespace is alive while a process with the
+owner's pid and start time exists. Any other owner cannot be looked up, and counts as alive for a minute after its last
+sign of life. On a system without /proc, start times are unknown, and any living process with the owner's pid counts as
+the owner.
 """
 
 from __future__ import annotations
@@ -64,8 +65,7 @@ class Owner:
 
 
 def dead_twin(owner: str) -> str:
-    """Return an owner with the same process as `owner`, but without an open store. A session with the returned owner
-    looks as if its owner had died."""
+    """Return an owner that is in the same process as `owner` but counts as dead, because it has no open store."""
     parsed = Owner.parse(owner)
     return str(replace(parsed, token="")) if parsed else ""
 
@@ -77,7 +77,8 @@ def readable(owner: str) -> str:
 
 
 def is_alive(owner: str, *, lease_age_ms: int) -> bool:
-    """Whether the owner can still continue its turn. `lease_age_ms` is the time since the owner's last sign of life."""
+    """Return whether the owner can still continue its turn. `lease_age_ms` is the time since the owner's last sign of
+    life."""
     if owner in open_stores:
         return True
     other = Owner.parse(owner)

@@ -50,7 +50,7 @@ class TailPath:
 
     @property
     def before(self) -> int | None:
-        """The parent of the oldest entry. Read this only after an entry was added."""
+        """The parent of the entry that was added last. Read this only after at least one entry was added."""
         return self._newest_first[-1].parent
 
     def entries(self) -> tuple[Entry, ...]:
@@ -67,8 +67,8 @@ def with_excerpt(entry: Entry, most_bytes: int) -> Entry:
 
 
 def recorded_here(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Return the entries with each file marked as recorded on this machine. The entries must belong to a conversation
-    that was not imported.
+    """Return the entries, with `recorded_here` set in each file entry. The entries must belong to a conversation that
+    was not imported.
 
     Older versions did not store where a file was recorded. But every file in a conversation that was not imported was
     recorded on this machine.

@@ -86,8 +86,8 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRecord:
-    """Bytes that bodies of entries refer to by their sha256 (hex). UTF-8 is written as `text`, other bytes as
-    `base64`."""
+    """Bytes that bodies of entries refer to by their sha256 (hex). Bytes that are valid UTF-8 are written as `text`,
+    and other bytes as `base64`."""
 
     sha256: str
     text: str | None
@@ -98,9 +98,10 @@ class BlobRecord:
 class EntryRecord:
     """A node of the conversation's tree. `id` counts from 1. `parent` is a smaller id, or null for a root.
 
-    `session` is the session that wrote the entry, or null if that session is not in the file. `model` is the model that
-    wrote the answer, or, for a prompt, the model to which it was sent. `cost` is in US dollars, `estimate` in tokens.
-    The shape of `body` depends on `kind`. A body refers to other entries by their `id`; 0 means no entry.
+    `session` is the session that wrote the entry, or null if that session is not in the file. For an answer, `model` is
+    the model that wrote it. For a prompt, `model` is the model to which the prompt was sent. `cost` is in US dollars,
+    and `estimate` is in tokens. The shape of `body` depends on `kind`. A body refers to other entries by their `id`,
+    where 0 means no entry.
     """
 
     id: int
@@ -151,7 +152,7 @@ RECORDS: Mapping[str, type[Record]] = {
 
 _ENTRY_START = b'{"type":"entry",'
 _USUAL_STARTS = (_ENTRY_START, b'{"type":"blob",')
-"""In a file that crow has written, most lines begin with one of these."""
+"""Most lines of a file that crow wrote begin with one of these."""
 
 _TIME = expect(
     "a time in milliseconds before the year 10000",
@@ -195,8 +196,8 @@ _SHAPES: Mapping[type, tuple[str, codec.Record]] = {
 
 
 def line_of(record: Record, *, body: str | None = None) -> bytes:
-    """Return the record as a line. `body` is the JSON of an entry's body. It is written unchanged, in place of the body
-    in the record."""
+    """Return the record as a line. If `body` is given, it is the JSON of an entry's body, and is written unchanged
+    instead of the body in the record."""
     name, shape = _SHAPES[type(record)]
     values = {"type": name, **shape.encode(record, Blobs())}
     if body is None:
@@ -217,7 +218,7 @@ def parse_line(line: bytes) -> Record:
         if b"\\u" in line and (b"\\ud" in line or b"\\uD" in line):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise Unreadable("it has half of a surrogate pair, which is not text") from error
+        raise Unreadable("it has half of a surrogate pair, so it is not valid text") from error
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"it is not JSON: {error}") from error
     name = value.get("type") if type(value) is dict else None
@@ -250,7 +251,7 @@ def blob_data(record: BlobRecord) -> bytes:
     except binascii.Error as error:
         raise Unreadable(f"blob: base64 is damaged: {error}") from error
     if hashlib.sha256(data).hexdigest() != record.sha256:
-        raise Unreadable(f"blob: its content does not have the sha256 {record.sha256:.80}; it is damaged")
+        raise Unreadable(f"blob: its content is damaged: its sha256 is not {record.sha256:.80}")
     return data
 
 
@@ -282,8 +283,8 @@ def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], i
 
 
 def _renumbered_pin(pin: Pin, entry: int) -> Pin:
-    """Return the pin with `entry` as its entry id. If the pin's text is shortened, it has a marker that contains the
-    old id. The id in the marker is changed, too."""
+    """Return the pin with `entry` as its entry id. A shortened text of a pin has a marker that contains the pin's old
+    id. The id in this marker is changed, too."""
     text = re.sub(rf"\brecall with entry {pin.entry} gives\b", f"recall with entry {entry} gives", pin.text)
     return Pin(entry=entry, text=text)
 
@@ -297,7 +298,7 @@ def clean_title(title: str) -> str | None:
 
 
 def _depth(line: bytes) -> int:
-    """Return the depth to which values are nested in a line of JSON. Return 0 if the line has too few brackets to
+    """Return how deep values are nested in a line of JSON. To save time, return 0 if the line has too few brackets to
     exceed the limit."""
     if line.count(b"[") + line.count(b"{") <= _MAX_DEPTH:
         return 0
@@ -319,7 +320,8 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 class InvalidExport(Exception):
-    """A record is not valid, or not in a permitted position. `ExportFile.check` finds out which record it is."""
+    """A record is not valid, or not in a permitted position. The error of `ExportFile.check` names the line of this
+    record."""
 
 
 class ExportFile:
@@ -429,8 +431,8 @@ class ExportFile:
         return tuple(blocks)
 
     def records(self, block: Block) -> Iterator[tuple[Record, Body | None]]:
-        """Check the records of a block, and return them. Each entry is paired with its body. The entry ids in bodies
-        stay as in the file.
+        """Check the records of a block, and return them. Each entry is paired with its body. The ids of entries in
+        these bodies are still those in the file.
 
         :raises InvalidExport: a record is not valid, or not in a permitted position.
         :raises ArgumentError: the file was changed since `scan` or `check`.
@@ -480,7 +482,7 @@ class ExportFile:
 
 
 def _open_regular(path: Path) -> BinaryIO:
-    """Open a regular file. A pipe is refused, and opening it does not wait for a writer.
+    """Open a regular file. A pipe is refused at once, even if no program is writing to it.
 
     :raises ArgumentError: the file cannot be read, or is a pipe, device or directory.
     """
@@ -495,7 +497,7 @@ def _open_regular(path: Path) -> BinaryIO:
 
 
 class _MisplacedError(Unreadable):
-    """An error in a line before the one that is being read."""
+    """An error in a line before the line that is being read."""
 
     def __init__(self, line: int, words: str) -> None:
         super().__init__(words)
@@ -582,8 +584,11 @@ class Block:
                 raise _MisplacedError(line, f'session "{session.id}": {words}')
 
     def check_relatives(self, others: Collection[str]) -> None:
-        """:raises Unreadable: a session's `parent_id` or `forked_from` names a session that is neither in the file nor
-        in `others`. Such an id could belong to one of the importing user's own sessions."""
+        """Check that `parent_id` and `forked_from` name only sessions in the file or in `others`. Any other id could be
+        that of a session that the importing user already has.
+
+        :raises Unreadable: a session names any other session.
+        """
         for line, session in self._sessions.values():
             for relative in (session.parent_id, session.forked_from):
                 if relative is not None and relative not in self._sessions_of_file and relative not in others:
@@ -625,7 +630,7 @@ def _check_header(line: bytes) -> None:
 def _check_end(end: End, lines: int, digest: str, rest: bytes) -> None:
     if end.lines != lines:
         raise Unreadable(
-            f"end: lines is {end.lines}, but {lines} lines come before it: some are missing, or were added"
+            f"end: lines is {end.lines}, but {lines} lines come before it: lines are missing or were added"
         )
     if end.sha256 is not None and end.sha256 != digest:
         raise Unreadable(
@@ -637,7 +642,10 @@ def _check_end(end: End, lines: int, digest: str, rest: bytes) -> None:
 
 
 def _body(record: EntryRecord, load: Load) -> Body:
-    """:raises Unreadable: the body is damaged, or a newer version wrote it."""
+    """Return the body of an entry.
+
+    :raises Unreadable: the body is damaged, or a newer version of crow wrote it.
+    """
     try:
         body = decode_value(record.kind, dict(record.body), load)
     except Unreadable as error:
@@ -648,5 +656,5 @@ def _body(record: EntryRecord, load: Load) -> Body:
         words = f"expected at most {_MAX_ID_CHARS} characters, all of them visible"
         raise Unreadable(f"entry {record.id}: {name} is {show(value)}; {words}")
     if isinstance(body, Started | File | ToolResult) and not 0 <= body.call.index < _MAX_CALLS:
-        raise Unreadable(f"entry {record.id}: call.index is {body.call.index}; expected the index of a call, from 0")
+        raise Unreadable(f"entry {record.id}: call.index is {body.call.index}; expected an index of 0 or more")
     return body

@@ -43,7 +43,7 @@ from crow.store.watching import News, Watcher
 T = TypeVar("T")
 
 _NO_SESSION = "/hidden"
-"""An id that no session has. It contains a slash. Crow makes no ids with a slash, and imports refuse such ids."""
+"""An id that no session has. Crow never makes an id with a slash, and imports refuse such an id."""
 
 _NO_ENTRY = 2**62
 
@@ -75,7 +75,7 @@ class PrincipalStore(Store, Watcher):
 
     If the store is for one open session, `home` is the id of that session. Everybody who may prompt in the session can
     make its agent read this store. So while the session is shared, this store shows only the session and its
-    sub-agents. A store whose `principal` is None hides nothing else.
+    sub-agents. Apart from this, a store whose `principal` is None hides nothing.
     """
 
     def __init__(self, inner: Store, principal: str | None, *, home: str | None = None) -> None:
@@ -109,7 +109,7 @@ class PrincipalStore(Store, Watcher):
         return found
 
     async def require(self, session_id: str, need: Access) -> Access:
-        """Check that the principal has at least the access `need` to a session, and return the access that it has.
+        """Check that the principal has at least the access `need` to a session. Return the principal's access.
 
         :raises ~crow.domain.errors.NoSuchSession: the session is unknown or hidden.
         :raises ~crow.domain.errors.ArgumentError: the session is shared with an access that is less than `need`.
@@ -414,7 +414,7 @@ class PrincipalStore(Store, Watcher):
 
     async def access_of(self, session_id: str, principal: str) -> Access | None:
         """Return what a principal may do with a session. Only the owner of the session may ask about other principals.
-        If anybody else asks about them, return None."""
+        If anybody else asks about another principal, return None."""
         own = await self.access(session_id)
         if principal == self.principal:
             return own
@@ -468,8 +468,9 @@ class PrincipalStore(Store, Watcher):
         *,
         missing: Callable[[], Awaitable[object]] | None = None,
     ) -> T:
-        """Call `call` with the session's id, and return its result. If the session is hidden, call `missing`, which
-        raises `NoSuchSession`; without `missing`, call `call` with an id that no session has."""
+        """Call `call` with the session's id, and return its result. If the session is hidden and `missing` is given,
+        call `missing` instead, which raises `NoSuchSession`. If the session is hidden and `missing` is None, call
+        `call` with an id that no session has."""
         access = await self.access(session_id)
         if access is not None:
             _check(session_id, access, need)
@@ -483,7 +484,7 @@ class PrincipalStore(Store, Watcher):
             raise (NoSuchSession(session_id) if access is None else error) from None
 
     async def _may(self, session_id: str, need: Access) -> bool:
-        """Whether the principal sees the session.
+        """Return whether the principal sees the session.
 
         :raises ArgumentError: the principal sees the session, but has less access than `need`.
         """
@@ -506,12 +507,13 @@ class PrincipalStore(Store, Watcher):
     async def _refuse_if_shared(self) -> None:
         if await self._confined_to() is not None:
             raise ArgumentError(
-                "This session is shared, and only its owner may do that. Everybody who may prompt can run this "
-                "command, so use your client instead (session/new, session/fork, session/archive)."
+                "This command is not available while the session is shared, because everybody who may prompt in the "
+                "session could run it. As the owner, use your client instead (session/new, session/fork, "
+                "session/archive)."
             )
 
     async def _is_in_family(self, session_id: str) -> bool:
-        """Whether a session is `home`, or a sub-agent below `home` at any depth."""
+        """Return whether a session is `home`, or a sub-agent below `home` at any depth."""
         above = session_id
         while above not in self._family:
             try:
@@ -535,8 +537,8 @@ class PrincipalStore(Store, Watcher):
 
 
 def session_view(store: Store, row: SessionRow) -> Store:
-    """Return the store for an open session of a server with principals. This store shows all that the session's owner
-    sees. While the session is shared, it shows only the session and its sub-agents."""
+    """Return the store that an open session uses on a server with principals. The store shows everything that the
+    session's owner sees. But while the session is shared, the store shows only the session and its sub-agents."""
     inner = store.inner if isinstance(store, PrincipalStore) else store
     return PrincipalStore(inner, row.principal, home=row.id)
 

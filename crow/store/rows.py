@@ -166,7 +166,7 @@ def body_of(row: EntryRow, data: bytes | None, load: Load) -> Body:
 
 
 def entry_of(row: EntryRow, read_body: Callable[[], Body]) -> Entry:
-    """Return the entry in a row. If `read_body` raises `Unreadable`, the entry has a text as its body that gives the
+    """Return the entry in a row. If `read_body` raises `Unreadable`, the entry's body is a text that gives the
     reason."""
     try:
         body = read_body()
@@ -208,8 +208,8 @@ def _usage_of(row: EntryRow) -> Usage | None:
 
 
 def entry_values(new: NewEntry, encoded: Encoded, usage: Usage | None) -> dict[str, Any]:
-    """Return the values of those columns of `entries` that do not depend on the entry's place, except `model`.
-    `encoded` is the encoded body, and `usage` is the result of `storable_usage`."""
+    """Return the values of the columns of `entries` that do not depend on where the entry is inserted. `model` is left
+    out. `encoded` is the encoded body, and `usage` is the result of `storable_usage`."""
     call = call_of(new.body)
     estimated = usage.is_input_estimated + 2 * usage.is_output_estimated if usage is not None else 0
     return {

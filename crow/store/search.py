@@ -28,7 +28,7 @@ SNIPPET_MARGIN = 80
 
 
 def patterns_of(words: Sequence[str]) -> list[re.Pattern[str]]:
-    """Return a pattern for each word. A pattern matches its word anywhere in a text, in upper and lower case."""
+    """Return a pattern for each word. A pattern matches its word anywhere in a text. Case does not matter."""
     return [re.compile(re.escape(word), re.IGNORECASE) for word in words]
 
 
@@ -43,7 +43,7 @@ def hit_of(entry: int, session: str, kind: str, created_ms: int, text: str, patt
 
 
 def snippet_of(part: str, *, start: int, length: int) -> str:
-    """Return a snippet on one line. `part` is the part of a text that begins at the index `start`; the whole text has
+    """Return a snippet on one line. `part` is the part of a text that begins at the index `start`. The whole text has
     `length` characters. An ellipsis stands for the text before the part, and another for the text after it."""
     return f"{'…' if start else ''}{' '.join(part.split())}{'…' if start + len(part) < length else ''}"
 

@@ -1,7 +1,7 @@
 """Renders a session as Markdown, for a file, a pipe or a terminal.
 
-The caller passes one entry at a time, oldest first, so that even a long session takes little memory. The system message
-and reminders are left out, because a person who reads the session does not need them.
+The caller passes one entry at a time, oldest first, so that even a long session takes little memory. The Markdown
+leaves out the system message and reminders, because a person who reads the session does not need them.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def _bounded(text: str) -> str:
-    """Return the first lines of the text. If characters are left out, add their number."""
+    """Return the first lines of the text. If characters are left out, add the number of these characters."""
     lines = text[:_RESULT_CHARS].splitlines()[:_RESULT_LINES]
     head = "\n".join(lines)
     rest = len(text.rstrip()) - len(head)

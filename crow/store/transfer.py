@@ -16,8 +16,8 @@ from crow.store.codec import Encoded, encode
 from crow.store.portable import EntryRecord, MoveRecord, Record, SessionRecord
 
 WRITTEN_LATER = frozenset({"title", "leaf", "listed"})
-"""Fields of a `SessionRecord` that are not columns of a session's row, or whose columns an import sets after the
-others."""
+"""Fields of a `SessionRecord` that an import does not simply copy into the session's new row. It cleans the title, sets
+the leaf later, and `listed` is not a column."""
 
 EXTRA_COLUMNS = ("model", "mode", "additional_directories", "config", "metadata", "calibration", "principal")
 """Columns of `sessions` that an export does not contain. `SessionExtras` has fields with the same names."""
@@ -58,9 +58,9 @@ class ExportSelection:
     """The part of a conversation that is exported: the current and former paths of the chosen sessions, and the entries
     that these sessions wrote.
 
-    `head` and `moves` are ready to be written. `ids` are the ids of the entries, ascending. `missing` are those of
-    these ids that a damaged database does not have, although other rows refer to them. `written_blobs` has the hashes
-    of the blobs that are already in the file.
+    `head` and `moves` are ready to be written. `ids` are the ids of the entries, ascending. `missing` are the ids among
+    them whose entries are missing from a damaged database. `written_blobs` has the hashes of the blobs that are already
+    in the file.
     """
 
     conversation: int
@@ -134,13 +134,13 @@ def number_of(ids: array[int], entry: int) -> int:
 
 
 def _parent_number(ids: array[int], entry: Entry) -> int | None:
-    """Return the number of an entry's parent. Return None if the parent is not older than the entry, which can only
-    come from damage."""
+    """Return the number of an entry's parent. Return None if the parent is not older than the entry. This happens only
+    in a damaged database."""
     return None if entry.parent is None or entry.parent >= entry.id else number_of(ids, entry.parent)
 
 
 def _bound(ids: array[int], entry: int) -> int:
-    """Find the first exported entry whose id is `entry` or larger, and return its number in the file."""
+    """Return the number in the file of the first exported entry whose id is at least `entry`."""
     return bisect_left(ids, entry) + 1
 
 
@@ -152,7 +152,7 @@ def next_piece(
     most_records: int,
     most_characters: int,
 ) -> Piece | None:
-    """Return the next entries and moves of a conversation, or None at its end. A piece ends as soon as it has
+    """Return the next piece of a conversation (entries and moves), or None at its end. A piece ends as soon as it has
     `most_records` records or `most_characters` characters. `named` and `bound` are passed to `portable.renumbered`.
 
     :raises InvalidExport: a record is not valid.

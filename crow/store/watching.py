@@ -30,8 +30,8 @@ class News:
     """The changes in a session since the previous news.
 
     `entries` are the entries that the session has stored since the previous news, oldest first. If the session was
-    moved to another leaf since then, the parent of the first of these entries is not the last entry of the previous
-    news. A move without new entries shows only in `row.leaf`. `draft` is None while no answer is streaming.
+    moved to another leaf since then, the first of these entries does not follow the last entry of the previous news. A
+    move without new entries changes only `row.leaf`. `draft` is None while no answer is streaming.
 
     If `is_elsewhere` is true, another store runs a turn of the session. If `is_orphaned` is true, the store that ran
     the turn is dead, and `open_session` will repair the turn. If `is_cancelled` is true, another store has asked to
@@ -50,12 +50,12 @@ class Watcher(Protocol):
     """A store whose sessions can be followed."""
 
     def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
-        """Yield news of a session whenever this or another process has changed the session. The first news come
-        immediately, with the entries of the session whose ids are greater than `after`, in batches of bounded size. A
-        slow caller gets fewer and larger news.
+        """Yield a `News` whenever this or another process has changed the session. The first `News` comes immediately.
+        The session's entries with ids greater than `after` come in batches of bounded size. If the caller is slow, one
+        `News` may cover several changes.
 
-        While the database cannot be reached, there are no news. When it can be reached again, the next news contain all
-        changes since the last ones.
+        While the database cannot be reached, nothing is yielded. When it can be reached again, the next `News` contains
+        all changes since the last one.
 
         :raises ~crow.domain.errors.NoSuchSession: the session does not exist, or was deleted.
         :raises ~crow.domain.errors.StoreUnavailable: this store was closed.
@@ -94,8 +94,8 @@ async def follow(
     *,
     after: int,
 ) -> AsyncGenerator[News, None]:
-    """Read a session with `look` again and again, and yield its changes as news. The arguments of `look` are the id of
-    the last known entry and the number of the last known piece of the draft. `wait` returns when the session may have
+    """Read a session repeatedly with `look`, and yield its changes as news. The arguments of `look` are the id of the
+    last known entry and the number of the last known piece of the draft. `wait` returns when the session may have
     changed."""
     after = max(0, min(after, _LARGEST_ID))
     draft: Draft | None = None

@@ -400,7 +400,7 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
         (data[:-20], f"line {len(lines) + 1}: the file is truncated"),
         (data + b"{}\n", f"line {len(lines) + 1}: end: something comes after it"),
         (data.replace(b'"second"', b'"secund"'), f"line {len(lines) + 1}: end: sha256 does not match the lines"),
-        (resealed(lines[:-1]).replace(b'"lines":', b'"lines":9'), "some are missing, or were added"),
+        (resealed(lines[:-1]).replace(b'"lines":', b'"lines":9'), "lines are missing or were added"),
         (resealed([*lines[:3], b"{nonsense}\n", *lines[3:]]), "line 4: it is not JSON"),
         (resealed([*lines[:3], b'{"type":"hologram"}\n']), 'line 4: its type is "hologram"; expected one of crow, con'),
         (resealed([lines[0], *lines[2:]]), "line 2: it comes before any conversation"),
@@ -408,7 +408,7 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
         (resealed([*lines[:blob], *lines[blob + 1 :]]), "the blob for {"),
         (
             resealed(edited(lines, "blob", {"base64": None, "text": "other"})),
-            f"line {blob + 1}: blob: its content does",
+            f"line {blob + 1}: blob: its content is damaged: its sha256 is not",
         ),
         (resealed(edited(lines, "entry", {"id": 7})), "entry: id is 7; expected 1, the next number"),
         (resealed(edited(lines, "entry", {"parent": 2}, 1)), "entry: parent is 2; expected an entry before 2, or null"),

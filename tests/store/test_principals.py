@@ -371,7 +371,7 @@ async def test_what_may_be_prompted_by_others_reaches_only_the_shared_session(sc
         view.fork_session("a1", "x", entry=None, cwd="/", additional_directories=()),
         view.create_session(new_session("x")),
     ):
-        with pytest.raises(ArgumentError, match="This session is shared"):
+        with pytest.raises(ArgumentError, match="not available while the session is shared"):
             await attempt
     fork = (await converse(scene.ann, "a2", "only in the fork"))[0]
     assert await view.entry(fork.id) is None

@@ -1,7 +1,7 @@
 """Imports sessions of other tools.
 
-Each importer translates sessions into a crow export. Then this export is imported like any other. The files of the
-other tools are never changed. Their content is treated as hostile.
+Each importer translates sessions into a crow export. Then crow imports this export like any other export. The importers
+never change the files of other tools, and treat the content of these files as hostile.
 """
 
 from __future__ import annotations
@@ -280,8 +280,8 @@ def default_path(tool: str) -> Path | None:
 
 def importable(known: Collection[str] = ()) -> list[Importable]:
     """Return the tools that have sessions in their usual directories. `known` are the ids of crow's sessions. A tool is
-    left out if at least one of its sessions is in `known`. Databases are opened, but of other files only the names are
-    read. Therefore the call is quick, but the numbers can be too high."""
+    left out if at least one of its sessions is in `known`. To be quick, this function looks only at the names of files,
+    except that it opens databases. So the numbers of sessions can be too high."""
     prefixes = {name.partition("-")[0] for name in known}
     return [one for one in _places() if one.sessions and _PREFIXES[one.tool] not in prefixes]
 

@@ -45,9 +45,9 @@ _DONE: tuple[_Stop, str] = ("end_turn", "")
 class ConversationBuilder:
     """Takes the messages of one session in order, and writes their entries to a temporary file.
 
-    The methods may be called in any order; the conversation is always valid. Other agents store the parts of an answer
-    one after another. So an answer and the results of its tool calls are collected until the next message. Texts may
-    contain any characters.
+    The methods may be called in any order. The conversation is always valid. Other agents store the parts of an answer
+    one after another, so the builder collects an answer and the results of its tool calls until the next message. Texts
+    may contain any characters.
 
     `leaf` is the number (from 1) of the newest entry of the current branch, or None while the branch has no entries.
     `cwd` is the session's directory until `set_cwd` sets another one.
@@ -99,8 +99,7 @@ class ConversationBuilder:
         return self.messages == 0
 
     def at(self, time_ms: int | None) -> None:
-        """Set the time of the next entries. If `time_ms` is None, the next entries get the same time as those
-        before."""
+        """Set the time of the next entries. If `time_ms` is None, the time that was set last stays in effect."""
         if time_ms is not None:
             self._now_ms = time_ms
             self.created_ms = time_ms if self.created_ms is None else min(self.created_ms, time_ms)
@@ -148,8 +147,8 @@ class ConversationBuilder:
         return number
 
     def answer(self, key: str | None = None) -> None:
-        """Begin an answer. But if the current answer has the same `key` and none of its calls has a result yet,
-        continue the current answer instead."""
+        """Begin an answer. If the current answer has the same `key` and none of its calls has a result yet, continue
+        the current answer instead."""
         step = self._step
         if step is not None and (key is None or step.key != key or step.results):
             self.end_step()
@@ -189,8 +188,9 @@ class ConversationBuilder:
             self._step.finish = finish
 
     def report_usage(self, usage: Usage, cost: float | None = None, *, again: bool = False) -> None:
-        """Set the usage of the current answer. If the current answer already has a usage, `again` decides: if it is
-        true, the new usage replaces the old one; if it is false, the new usage belongs to the next answer."""
+        """Set the usage of the current answer. If the current answer already has a usage, there are two cases. If
+        `again` is true, the new usage replaces the old one. If `again` is false, the new usage belongs to the next
+        answer."""
         if (usage == Usage() and cost is None) or (self._step is not None and self._step.is_rest):
             return
         if self._step is not None and (again or self._step.usage is None):
@@ -299,7 +299,7 @@ class ConversationBuilder:
     ) -> None:
         """Add a compaction. From now on, the model sees `summary` in place of the entries before entry number
         `first_kept`, or in place of all entries so far if `first_kept` is None. It still sees the complete texts of
-        those `kept_prompts` that together fit into 20,000 characters; the last ones are taken first."""
+        `kept_prompts`, up to 20,000 characters in total. If not all of them fit, the last ones have priority."""
         self.end_step()
         if not summary.strip():
             return
@@ -495,7 +495,7 @@ class _Result:
 
 
 NewConversation: TypeAlias = Callable[..., ConversationBuilder]
-"""A function `new(session_id, parent_id=None)` that begins a conversation. The caller of the importer writes all
+"""A function `new(session_id, parent_id=None)` that begins a conversation. Whoever calls the importer writes the
 conversations to the export."""
 
 

@@ -82,8 +82,8 @@ class _Thread:
     """One conversation in a file.
 
     The lines form a tree, because each line names its parent (`parentUuid`). Tool calls that run at the same time have
-    the same parent. So lines with the same parent are not always branches, and only a prompt can begin a branch. The
-    branch follows the end of the turn that contains the prompt's parent.
+    the same parent. So two lines with the same parent are not always two branches. Only a prompt can begin a branch.
+    The prompt is then added after the end of the turn that contains its parent.
     """
 
     def __init__(self, conversation: ConversationBuilder, path: Path, problems: Problems) -> None:
@@ -241,8 +241,8 @@ class _Thread:
 
 
 def _agent_id(session: str, agent: str) -> str:
-    """Return the id of a sub-agent. A user may name a session by the beginning of its id. So that such a name does not
-    match a sub-agent, the sub-agent's id does not begin with the id of its session."""
+    """Return the id of a sub-agent. This id does not begin with the id of the sub-agent's session. A user may name a
+    session by the beginning of its id, and this beginning must not also match the sub-agent."""
     digest = hashlib.sha256(f"{session} {agent}".encode("utf-8", "surrogatepass")).hexdigest()
     return stable_id(TOOL, "agent", digest[:16])
 

@@ -223,7 +223,7 @@ def _parts(content: Any) -> tuple[Part, ...]:
 
 def _output(output: Any) -> tuple[str, list[Image], bool, int]:
     """Return a result's text and images, whether it is an error, and the duration of the call in milliseconds. For a
-    command, `output` is a string with JSON that has the exit code and the duration of the command."""
+    command, `output` is a string of JSON with the output, exit code and duration of the command."""
     if isinstance(output, dict) and "content" in output:
         is_error = output.get("success") is False
         inner, images, failed, duration_ms = _output(output["content"])

@@ -27,8 +27,8 @@ _PEEK_BYTES = 4 * 1024 * 1024
 _NAMED = 20
 _PIECE_BYTES = 1024 * 1024
 _SECONDS_BELOW = 100_000_000_000
-"""A time that is a smaller number than this is in seconds, because as milliseconds it would be before 1974. Other times
-are in milliseconds."""
+"""A time below this number is in seconds. (In milliseconds, the time would be before 1974.) Other times are in
+milliseconds."""
 
 _MAX_TIME_MS = 253_402_300_799_000  # the last second of the year 9999
 _MAX_COUNT = 2**53
@@ -36,8 +36,8 @@ _MAX_COUNT = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that could not be imported. `line` counts from 1, and is None if the problem concerns the whole
-    file."""
+    """Something that could not be imported. `line` is the number of the line, from 1. It is None if the problem
+    concerns the whole file."""
 
     path: str
     line: int | None
@@ -50,7 +50,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Problems:
-    """The numbers of lines and files that could not be imported. `named` describes the first 20 of these."""
+    """The numbers of lines and files that could not be imported. `named` has the first 20 problems."""
 
     lines: int = 0
     files: int = 0
@@ -72,12 +72,12 @@ class Problems:
 
 
 class Damaged(ValueError):
-    """A line or file does not have the form in which the other tool writes lines or files."""
+    """A line or file is not in the format of the other tool."""
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Pipes, devices and symbolic links are refused. Opening a pipe does not wait for
-    a writer.
+    """Open a regular file for reading. Pipes, devices and symbolic links are refused. A pipe is refused at once, even
+    if no program is writing to it.
 
     :raises OSError: the file cannot be read.
     :raises Damaged: it is not a regular file.
@@ -151,7 +151,7 @@ def read_document(path: Path) -> Any:
 
 
 def parse(data: bytes | str) -> Any:
-    """Return a JSON value. Bytes that are not UTF-8 become U+FFFD, NaN and infinities become null.
+    """Return a JSON value. Bytes that are not UTF-8 become U+FFFD. NaN and infinities become null.
 
     :raises Damaged: the data are not JSON, or are nested too deeply.
     """

@@ -217,8 +217,8 @@ def _is_message(line: Mapping[str, Any]) -> bool:
 
 
 def _session_id(name: str, cwd: str, created: str) -> str:
-    """Return the id of a session. goose names sessions by day and number, so sessions on several machines can have the
-    same name. Therefore the id also depends on the session's directory and time."""
+    """Return the id of a session. goose names sessions by day and number, so two sessions on different machines can
+    have the same name. To keep them apart, the id also depends on the session's directory and time."""
     mark = hashlib.sha256(f"{name}\0{cwd}\0{created}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return stable_id(TOOL, name, mark)
 

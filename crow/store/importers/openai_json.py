@@ -33,7 +33,7 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "functio
 
 
 def recognise(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether these are the first lines of a JSONL file with one conversation per line."""
+    """Return whether `lines` are the first lines of a JSONL file with one conversation per line."""
     return bool(lines) and _is_conversation(lines[0])
 
 

@@ -35,8 +35,8 @@ _FINISH: Mapping[str, FinishReason] = {"length": "length", "content-filter": "re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpencodeSession:
-    """A session as opencode describes it. `undone_from` is the id of the first message that the user has undone; all
-    later messages are undone, too. If nothing was undone, it is empty."""
+    """A session as opencode describes it. `undone_from` is the id of the first message that the user has undone. All
+    later messages are undone, too. `undone_from` is empty if no message is undone."""
 
     name: str
     session_id: str
@@ -295,8 +295,8 @@ def _usage(tokens: Any) -> Usage:
 
 
 def _json_files(folder: Path) -> list[Path]:
-    """Return the JSON files in a folder, sorted. Return none if the folder is a symbolic link, because a link can lead
-    to any directory."""
+    """Return the JSON files in a folder, sorted. The result is empty if the folder is a symbolic link, because a link
+    can lead to any directory."""
     return [] if folder.is_symlink() or not folder.is_dir() else sorted(folder.glob("*.json"))
 
 

@@ -124,8 +124,8 @@ _SUBJECTS = ("command", "cmd", "pattern", "query", "url", "description", "prompt
 
 
 def announce(name: str, arguments: Any, cwd: str) -> Announcement:
-    """Return the announcement that shows a call of another tool. Its title has the call's path or command. If the
-    call's arguments contain a change of a file, the announcement has a diff."""
+    """Return the announcement that shows an imported call to the user. The announcement's title has the path or command
+    of the call. If the call's arguments contain a change of a file, the announcement has a diff."""
     values = arguments_of(arguments)
     kind = _KIND_OF.get(name.lower(), "other")
     path = next((found for key in _PATHS if isinstance(found := values.get(key), str) and found), "")

@@ -38,8 +38,8 @@ def read(path: Path, session_id: str, parent_id: str | None, new: NewConversatio
 
 
 class _Tree:
-    """Converts pi's entries to crow's. One entry of pi can become several entries of crow, or none. If an entry becomes
-    none, its children follow the entry's parent."""
+    """Converts pi's entries to crow's. One entry of pi can become several entries of crow, or none. If an entry of pi
+    is left out, its children become children of its parent."""
 
     def __init__(self, conversation: ConversationBuilder, path: Path, problems: Problems) -> None:
         self._to = conversation

@@ -375,7 +375,7 @@ class PostgresAdmin(UsesDatabase, Admin):
             await one.show(sql)
 
     async def _abandon(self) -> None:
-        """Give up this store's imports, so that `tidy` removes the data that they have written."""
+        """Give up this store's imports, so that `tidy` removes the data that they wrote."""
         query = "UPDATE crow.sessions SET state = 'idle', owner = '' WHERE owner = $1 AND deleted_ms IS NOT NULL"
         with suppress(StoreUnavailable):
             await self._write(lambda sql: sql.execute(query, self.owner))

@@ -39,8 +39,8 @@ _ADD = "SELECT crow.add_entries($1, $2, $3, $4, $5, $6, $7, $8)"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
     """A chain of entries to insert, each under the one before it. The entries are encoded as the functions in the
-    schema expect them. `turns` has the turn of each entry. `hashes`, `datas` and `numbers` have for each blob its hash,
-    its content, and the number (from 1) of the entry that refers to it."""
+    schema expect them. `turns` has the turn of each entry. For each blob, `hashes` has its hash, `datas` has its
+    content, and `numbers` has the number (from 1) of the entry that refers to it."""
 
     entries: Sequence[NewEntry]
     bodies: Sequence[Body]
@@ -141,8 +141,8 @@ class TurnMethods(PathMethods):
             await _close_turn(sql, state)
 
     async def _state(self, sql: Sql, session_id: str, *, lock: bool = False) -> SessionState:
-        """Return the state of a session. If this store owns a turn but does not know the turn's epoch, the reply to the
-        store's claim was lost. In this case nobody runs the turn, and the owner counts as dead."""
+        """Return the state of a session. If this store owns a turn but does not know the turn's epoch, the server's
+        reply to the store's claim was lost. In this case nobody runs the turn, so the owner counts as dead."""
         state = await SessionState.read(sql, session_id, self.owner, lock=lock)
         if state.is_owned and state.epoch != self._epochs.get(session_id):
             state.is_owner_alive = False
@@ -356,7 +356,7 @@ class TurnMethods(PathMethods):
 @dataclass(slots=True, kw_only=True)
 class SessionState:
     """A session's row inside a transaction. `orphans` has the seq, owner, parts and message id of each queued prompt
-    whose store is dead. `waiting` are the texts in the inbox that are not prompts, except those of other living
+    whose store is dead. `waiting` has the texts in the inbox that are not prompts, except the texts of other living
     stores."""
 
     session_id: str
@@ -419,7 +419,7 @@ class SessionState:
 
     @property
     def needs_repair(self) -> bool:
-        """Whether a dead owner has left a turn or a queued prompt, and no living owner runs a turn."""
+        """Whether a dead owner left a turn or a queued prompt behind, and no living owner runs a turn."""
         return not self.is_owner_alive if self.is_running else bool(self.orphans)
 
     async def add(self, sql: Sql, entries: Sequence[tuple[NewEntry, int]]) -> list[Entry]:
@@ -488,8 +488,8 @@ async def _saved_draft(sql: Sql, state: SessionState) -> Assistant | None:
 
 
 async def _estimated_usage(sql: Sql, state: SessionState, answer: Assistant) -> tuple[str, Usage]:
-    """Return the model of an unfinished answer, and the estimated usage of its request. The input is estimated as the
-    input plus the output of the previous request. It is unknown if there was no previous request. The output is
+    """Return the model of an unfinished answer, and the estimated usage of its request. The estimate of the input is
+    the input plus the output of the previous request. Without a previous request, the input is unknown. The output is
     estimated from the saved text."""
     row = await sql.fetchrow(
         "SELECT model, input_tokens::numeric + output_tokens FROM crow.entries WHERE session = $1 AND conversation = $2"
@@ -549,7 +549,7 @@ def _row(new: NewEntry, encoded: Encoded, usage: Usage | None, turn: int) -> dic
 
 
 def trigrams(text: str) -> list[int]:
-    """Return a number for each sequence of three characters in a folded text. The numbers are sorted and fit into 32
-    bits."""
+    """Return one number for each distinct sequence of three characters in a folded text. The numbers are sorted and fit
+    into 32 bits."""
     found = {text[start : start + 3] for start in range(len(text) - 2)}
     return sorted({zlib.crc32(three.encode()) - _LARGEST_INT for three in found})

@@ -32,7 +32,7 @@ _SCHEMES = ("postgresql", "postgres")
 _MOST_CONNECTIONS = 8
 _STATEMENT_TIMEOUT_S = 60.0
 _IDLE_TIMEOUT_S = 10.0
-"""The server ends a transaction that waits this long for its next statement. Without this limit, a frozen process could
+"""The server ends a transaction that receives no statement for this long. Without this limit, a frozen process could
 keep rows locked after the end of its lease, and no other store could take over its turns."""
 _ATTEMPTS = 3
 _RESTART_S = 10.0
@@ -93,7 +93,7 @@ class Database:
         written.
 
         :raises ArgumentError: a URL is not valid.
-        :raises StoreUnavailable: the server cannot be reached, or refuses.
+        :raises StoreUnavailable: the server cannot be reached, or refuses the request.
         :raises StoreTooNew: a newer crow migrated the database.
         """
         name, is_pooled = database_name(url), lock_url is not None
@@ -139,9 +139,9 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self, *, is_read: bool) -> AsyncIterator[Sql]:
-        """Return a context manager that runs a transaction and yields the connection of this transaction. A transaction
-        that only reads sees one state of the database. If the connection breaks before the first statement, another
-        connection is used. If it breaks later, the transaction fails."""
+        """Return a context manager that runs a transaction and yields the connection of this transaction. A read
+        transaction sees the database as it was at one moment. If the connection breaks before the first statement,
+        another connection is used. If the connection breaks later, the transaction fails."""
         isolation, readonly = ("repeatable_read", True) if is_read else ("read_committed", False)
         for attempt in range(_ATTEMPTS):
             connection = await self._acquire(writes=not is_read)
@@ -167,10 +167,10 @@ class Database:
                 await self._release(connection)
 
     async def call(self, statement: str, *values: object) -> Any:
-        """Run one statement that writes, and return its only row. Statements of several callers share a commit. A
-        statement that has begun is finished even if the caller is cancelled.
+        """Run one statement that writes, and return its only row. Statements of several callers may share a commit.
+        Once a statement has begun, it runs to its end even if the caller is cancelled.
 
-        :raises StoreUnavailable: the server cannot be reached, or refuses.
+        :raises StoreUnavailable: the server cannot be reached, or refuses the request.
         """
         await checkpoint_if_cancelled()
         call = _Call(statement, values, asyncio.get_running_loop().create_future())
@@ -192,7 +192,7 @@ class Database:
                 raise
 
     async def _commit(self) -> None:
-        """Run waiting calls until none is left. Each transaction runs as many calls as possible."""
+        """Run the waiting calls until none is left. Each transaction runs as many of them as possible."""
         while self._calls:
             calls = [self._calls.popleft() for _ in range(min(len(self._calls), _MOST_SHARING))]
             # All stores lock rows in the same order, which prevents deadlocks.
@@ -229,8 +229,8 @@ class Database:
                 return
 
     async def _run(self, calls: Sequence[_Call]) -> Sequence[Any]:
-        """Run the same statement once with the values of each call, in one transaction and one round trip. Return the
-        rows."""
+        """Run several calls of the same statement in one transaction and one round trip. Return one row for each
+        call."""
         values = [call.values for call in calls]
         if self._is_pooled:  # outside a transaction, a pooler may use several connections for one statement
             async with self.transaction(is_read=False) as sql:
@@ -248,7 +248,8 @@ class Database:
             await self._pool.release(connection, timeout=CLOSING_TIMEOUT_S)
 
     async def _acquire(self, *, writes: bool) -> Any:
-        """Return a connection of the pool. If the server cannot be reached any more, try again for a few seconds."""
+        """Return a connection of the pool. If the server could be reached before and cannot be reached now, try again
+        for a few seconds."""
         clock, pause_s = asyncio.get_running_loop().time, _SHORTEST_PAUSE_S
         until = clock() + min(_RESTART_S, self.timeout_s)
         while True:
@@ -320,13 +321,15 @@ class _Failures:
                 words += ". This is a pooler; crow also needs the URL of the server itself, as database.direct_url"
             if isinstance(error, FileNotFoundError):
                 words = (
-                    "No such file: either the server's socket, or what the URL has as sslrootcert, sslcert or sslkey."
+                    "No such file: either the server's socket, or a file that the URL names as sslrootcert, sslcert or"
+                    " sslkey."
                 )
             raise StoreUnavailable(f"The {self._database.name} cannot be used: {words}") from error
 
 
 class UsesDatabase:
-    """Base of the classes that have the store's methods. `owner` is the name of the store in rows."""
+    """Base of the classes that have the store's methods. `owner` is the name that stands for this store in the
+    database."""
 
     def __init__(self, database: Database, owner: str) -> None:
         self.database = database
@@ -373,16 +376,16 @@ def _operation(
 def transaction(
     method: Callable[Concatenate[S, Sql, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Decorate a method to run in a write transaction. The method's second parameter is the connection, which callers
-    leave out. If the third parameter is `session_id`, watchers of that session are notified."""
+    """Decorate a method so that it runs in a write transaction. The method's second parameter is the connection.
+    Callers leave this parameter out. If the third parameter is `session_id`, watchers of that session are notified."""
     return _operation(False)(method)
 
 
 def snapshot(
     method: Callable[Concatenate[S, Sql, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Decorate a method to run in a transaction that only reads. The method's second parameter is the connection, which
-    callers leave out."""
+    """Decorate a method so that it runs in a read transaction. The method's second parameter is the connection. Callers
+    leave this parameter out."""
     return _operation(True)(method)
 
 

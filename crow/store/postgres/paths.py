@@ -62,8 +62,8 @@ _LEFT_BEHIND = """
     )
     SELECT dropped FROM walk WHERE dropped IS NOT NULL
 """
-"""Selects the ids on the path to $1 that are not on the path to $2. Each step replaces the newer of the two ends with
-its parent, until both ends are equal."""
+"""Selects the ids on the path to $1 that are not on the path to $2. The recursion begins with the entries $1 and $2.
+Each step replaces the newer of the two entries with its parent, until both are the same entry."""
 
 
 class PathMethods(UsesDatabase):
@@ -240,7 +240,10 @@ class PathMethods(UsesDatabase):
 
 
 async def session_row(sql: Sql, session_id: str) -> SessionRow:
-    """:raises NoSuchSession: the session does not exist, or is deleted."""
+    """Return the row of a session.
+
+    :raises NoSuchSession: the session does not exist, or is deleted.
+    """
     return session_of(await session_values(sql, session_id, SESSION_COLUMNS))
 
 
@@ -324,8 +327,8 @@ async def select_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = F
 
 
 async def first_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = False) -> tuple[Entry, ...]:
-    """Return the first of the entries with these ids: oldest first, or newest first if `newest_first` is true. Stop at
-    about 4 MiB of stored bodies and blobs, and return at least one entry if there is any."""
+    """Return entries with these ids, oldest first, or newest first if `newest_first` is true. Stop after about 4 MiB of
+    stored bodies and blobs, but return at least one entry if there is one."""
     sizes = await sql.fetch(
         "SELECT e.id, coalesce(octet_length(e.body), 0) + coalesce((SELECT sum(b.size) FROM crow.blob_refs r"
         " JOIN crow.blobs b ON b.hash = r.blob WHERE r.entry = e.id), 0) FROM crow.entries e"

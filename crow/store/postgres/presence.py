@@ -22,8 +22,8 @@ import asyncpg
 logger = logging.getLogger(__name__)
 
 SIGN_S = 4.0
-"""A store renews its lease after this many seconds. The length of the lease is in the function crow.is_alive of the
-schema."""
+"""The interval in seconds at which a store renews its lease. The length of the lease is in the function crow.is_alive
+of the schema."""
 
 CONNECT_TIMEOUT_S = 10.0
 CLOSING_TIMEOUT_S = 3.0
@@ -58,7 +58,8 @@ _END_OLD = """
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND (classid::bigint << 32) | objid::bigint = $1
 """
-"""Ends a broken connection of this store that still holds the lock because the server has not noticed yet."""
+"""Ends the broken connection of this store that still holds the lock. A broken connection holds the lock until the
+server notices that the connection is broken."""
 
 _SIGN = """
     INSERT INTO crow.owners (owner, signed_ms) VALUES ($1, crow.now_ms())
@@ -80,8 +81,8 @@ _LOOK = """
 class Presence:
     """Holds the lock number `lock` for the store `owner`, and notifies watchers of changed sessions.
 
-    Call `locked`, then `start`. Whoever calls `start` must call `close`. `when_lost` is called when the server does not
-    answer any more.
+    Call `locked`, then `start`. Whoever calls `start` must call `close`. `when_lost` is called when the server stops
+    answering.
     """
 
     def __init__(self, url: str, owner: str, lock: int, *, when_lost: Callable[[], Awaitable[object]]) -> None:
@@ -100,7 +101,8 @@ class Presence:
 
     @property
     def is_locked(self) -> bool:
-        """Whether the store holds its lock. The result stays true until it is noticed that the connection is broken."""
+        """Whether the store holds its lock. If the connection breaks, the result stays true until this process notices
+        it."""
         return self._connection is not None and not self._connection.is_closed()
 
     async def locked(self) -> Any:
@@ -221,8 +223,8 @@ class Presence:
             raise
 
     async def _look(self, connection: Any) -> None:
-        """Notify the watchers of sessions that changed without a NOTIFY. The writer may have been killed before it sent
-        the NOTIFY, or the NOTIFY was lost with a connection."""
+        """Notify the watchers of sessions that changed without a NOTIFY reaching this store. The writer may have been
+        killed before it sent the NOTIFY, or the NOTIFY may have been lost with a connection."""
         if not self._is_listening:
             await connection.add_listener(_CHANNEL, self._heard)
             self._is_listening = True
@@ -247,7 +249,7 @@ class Presence:
 
 
 def _payloads(names: Sequence[str]) -> Iterator[str]:
-    """Yield JSON arrays of names. Each array has as many names as fit into a notification."""
+    """Divide the names into JSON arrays, and yield them. Each array has as many names as fit into one notification."""
     part: list[str] = []
     size = 2
     for name in names:

@@ -1,8 +1,8 @@
 """Searches sessions and sums up their usage.
 
-A text matches a word if it contains the word, in any script. Upper and lower case are equal. The index finds the texts
-that have all trigrams of a word. Then each of these texts is compared with the word. Titles come before entries, and
-the newest results first.
+A text matches a word if it contains the word, in any script. Case does not matter. The index finds the texts that have
+all trigrams of a word. Then each of these texts is compared with the word. Matching titles come before matching
+entries. Both are sorted, newest first.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ The subqueries `r` to `w` compute, one after the other: the stored JSON; the val
 the word $2 in the folded text; the index of the word in the text; the start of the part. If a body is damaged, the
 folded text replaces the text. Folding turns İ into two characters, and every other character into one.
 
-A text of PostgreSQL cannot hold NUL, so a space replaces each NUL. Where the text itself has the six characters of the
-escape for NUL, their u is escaped, so that `crow.body_of` does not change them. `OFFSET 0` keeps PostgreSQL from
-computing the same expression several times.
+A text of PostgreSQL cannot hold NUL, so a space replaces each NUL. The text itself may contain the six characters of
+the JSON escape for NUL. Their u is escaped, so that `crow.body_of` does not change them. `OFFSET 0` keeps PostgreSQL
+from computing the same expression several times.
 """
 
 
@@ -220,8 +220,8 @@ async def _titles(
 async def _entries(
     sql: Sql, asked: _Query, path: Sequence[int] | None, before: int
 ) -> Sequence[tuple[int, int, str, bool]]:
-    """Return the newest entries with ids below `before` that match. For each entry, return the entry's id, its
-    conversation, its session, and whether the session exists and the principal sees the session."""
+    """Return the newest entries with ids below `before` that match. For each entry, return its id, its conversation and
+    its session. Also return whether this session exists and may be seen by the principal."""
     match = (
         "EXISTS (SELECT 1 FROM crow.texts t WHERE t.entry = e.id)"
         if not asked.words
@@ -252,8 +252,8 @@ async def _entries(
 
 async def _hits(sql: Sql, sessions: Mapping[int, str], word: str | None) -> list[Hit]:
     """Return a hit for each entry in `sessions`, newest first. `sessions` maps entries to the sessions that their hits
-    name. Of each text, only the part around the first occurrence of the folded `word` is read. If `word` is None, only
-    the beginning is read."""
+    name. Only the part of each text around the first occurrence of the folded `word` is read. If `word` is None, only
+    the beginning of each text is read."""
     size = SNIPPET_MARGIN if word is None else len(word) + SNIPPET_MARGIN
     rows = await sql.fetch(_SNIPPETS, list(sessions), word, SNIPPET_MARGIN, size)
     return [
@@ -269,8 +269,8 @@ async def _hits(sql: Sql, sessions: Mapping[int, str], word: str | None) -> list
 
 
 async def _session_with(sql: Sql, conversation: int, entry_id: int, asked: _Query) -> str | None:
-    """Return the oldest session that has the entry on its path. This is for an entry whose own session was deleted or
-    is hidden from the principal. With `cwd`, only sessions of that directory count."""
+    """Return the oldest session that has the entry on its path. Call this for an entry whose own session was deleted or
+    is hidden from the principal. If the scope of the search has a `cwd`, only sessions in this directory count."""
     cwd = asked.scope.cwd
     rows = await sql.fetch(
         "SELECT id, leaf FROM crow.sessions WHERE conversation = $1 AND deleted_ms IS NULL"

@@ -166,8 +166,7 @@ class SessionMethods(UsesDatabase):
 
     @transaction
     async def record_opening(self, sql: Sql, session_id: str) -> None:
-        """If the session is empty, record that this store has opened it. Because of this record, `tidy` does not remove
-        it.
+        """If the session is empty, record that this store has opened it, so that `tidy` does not remove the session.
 
         :raises NoSuchSession: another process has just removed the session.
         """
@@ -175,8 +174,7 @@ class SessionMethods(UsesDatabase):
         await self._note_opening(sql, session_id)
 
     async def _note_opening(self, sql: Sql, session_id: str) -> None:
-        """If the session is empty, record that this store has opened it. Because of this record, `tidy` does not remove
-        it."""
+        """If the session is empty, record that this store has opened it, so that `tidy` does not remove the session."""
         await sql.execute(
             "INSERT INTO crow.openings SELECT s.id, $2, crow.now_ms() FROM crow.sessions s"
             f" WHERE s.id = $1 AND {_EMPTY}"
@@ -193,9 +191,9 @@ class SessionMethods(UsesDatabase):
 
     @transaction
     async def _remove_empty(self, sql: Sql) -> None:
-        """Remove the empty sessions that no living store has open and that no store has opened for a week. A session is
-        kept for a week because, after the death of a store, its client may continue in another store. Empty sessions
-        have no entries, texts or blobs."""
+        """Remove each empty session that no living store has open and that was last opened more than a week ago.
+        Sessions are kept for this week because, after the death of a store, a client may continue its session in
+        another store. Empty sessions have no entries, texts or blobs."""
         closed = await sql.fetch(
             "SELECT s.number, s.id, s.conversation FROM crow.sessions s"
             " WHERE s.id IN (SELECT session FROM crow.openings GROUP BY session"
@@ -223,8 +221,8 @@ class SessionMethods(UsesDatabase):
     @transaction
     async def _remove_some(self, sql: Sql, conversation: int) -> bool:
         """Remove some entries that only deleted sessions need, newest first. If no such entries are left, remove the
-        deleted sessions. Return whether entries were removed. The conversation's sessions are locked during this call,
-        so that no session can begin to need one of these entries."""
+        deleted sessions. Return whether entries were removed. This call locks the conversation's sessions, so that no
+        session can begin to need one of the entries meanwhile."""
         await sql.execute("SELECT 1 FROM crow.conversations WHERE id = $1 FOR UPDATE", conversation)
         await sql.fetch("SELECT 1 FROM crow.sessions WHERE conversation = $1 ORDER BY number FOR UPDATE", conversation)
         rows = await sql.fetch(_UNNEEDED, conversation, _ENTRIES_PER_REMOVAL)
@@ -280,11 +278,14 @@ async def change_session(sql: Sql, session_id: str, changes: SessionChanges) -> 
             *values.values(),
         )
     except asyncpg.UniqueViolationError:
-        raise ArgumentError(f'Alias "{alias}" was just given to another session; choose another.') from None
+        raise ArgumentError(f'Alias "{alias}" was just given to another session; choose another alias.') from None
 
 
 async def _insert_session(sql: Sql, new: NewSession) -> None:
-    """:raises ArgumentError: the id or the alias is taken, or the fork's leaf is not in its conversation."""
+    """Insert a session.
+
+    :raises ArgumentError: the id or the alias is taken, or the fork's leaf is not in its conversation.
+    """
     if plain(new.id) != new.id:
         raise ArgumentError(f"Session id {new.id!r} has characters that the database cannot store.")
     if await sql.fetchval("SELECT 1 FROM crow.sessions WHERE id = $1", new.id):
@@ -305,7 +306,7 @@ async def _insert_session(sql: Sql, new: NewSession) -> None:
         await sql.execute("SELECT 1 FROM crow.conversations WHERE id = $1 FOR SHARE", conversation)
         found = await sql.fetchrow("SELECT conversation, turn FROM crow.entries WHERE id = $1", new.leaf)
         if found is None or found[0] != conversation:
-            raise ArgumentError(f"Entry {new.leaf} is not in conversation {conversation}; fork from one that is.")
+            raise ArgumentError(f"Entry {new.leaf} is not in conversation {conversation}; fork from an entry that is.")
         turn, has_prompt = found[1], await newest_of_kind(sql, new.leaf, "user") is not None
     row = {field.name: _column(field.name, getattr(new, field.name)) for field in fields(new)} | {
         "conversation": conversation,
@@ -322,7 +323,7 @@ async def _insert_session(sql: Sql, new: NewSession) -> None:
         await sql.execute(f"INSERT INTO crow.sessions ({', '.join(row)}) VALUES ({marks})", *row.values())
     except asyncpg.UniqueViolationError as error:
         what = "alias" if "alias" in str(error.constraint_name) else "id"
-        raise ArgumentError(f"The {what} of session {new.id} was just taken; choose another.") from None
+        raise ArgumentError(f"The {what} of session {new.id} was just taken; choose another {what}.") from None
     if new.parent_id is not None:
         await sql.execute(
             "INSERT INTO crow.shares (principal, session, access, created_ms)"
@@ -336,7 +337,7 @@ async def _check_alias(sql: Sql, alias: str, session_id: str, principal: str | N
     query = f"SELECT id FROM crow.sessions WHERE {_HAS_ALIAS} AND id <> $3"
     other = await sql.fetchval(query, principal or "", alias, session_id)
     if other:
-        raise ArgumentError(f'Alias "{alias}" belongs to session {other}; choose another.')
+        raise ArgumentError(f'Alias "{alias}" belongs to session {other}; choose another alias.')
 
 
 def _column(name: str, value: object) -> object:

@@ -29,7 +29,7 @@ class PostgresStore(TurnMethods, SessionMethods, SearchMethods, PrincipalMethods
         and methods that write raise :class:`~crow.domain.errors.StoreUnavailable`.
 
         :raises ~crow.domain.errors.ArgumentError: a URL is not valid.
-        :raises ~crow.domain.errors.StoreUnavailable: the server cannot be reached, or refuses.
+        :raises ~crow.domain.errors.StoreUnavailable: the server cannot be reached, or refuses the request.
         :raises ~crow.domain.errors.StoreTooNew: a newer crow migrated the database.
         """
         owner = Owner.current()

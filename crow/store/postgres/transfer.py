@@ -75,7 +75,8 @@ async def family(sql: Sql, ids: Sequence[str] | None) -> dict[int, tuple[str, ..
 
 
 async def choose(sql: Sql, conversation: int, sessions: Sequence[str], known: frozenset[str]) -> ExportSelection:
-    """Return the selection for `sessions` of `conversation`. `known` are the ids of all sessions in the file."""
+    """Return the part of `conversation` to be exported with `sessions`. `known` are the ids of all sessions in the
+    file."""
     ids = array("q", [row[0] for row in await sql.fetch(_NEEDED, conversation, sessions)])
     created_ms = await sql.fetchval("SELECT created_ms FROM crow.conversations WHERE id = $1", conversation)
     records, moves = [], []
@@ -107,8 +108,7 @@ _session_fields = fields(SessionRecord)
 
 
 async def next_entries(sql: Sql, chosen: ExportSelection, start: int, most: int) -> tuple[tuple[Entry, ...], int]:
-    """Return the next entries, at most `most`, beginning with `chosen.ids[start]`. Also return the number of these
-    entries.
+    """Return the next entries, beginning with `chosen.ids[start]`, and their number. There are at most `most` entries.
 
     :raises ExportedSessionDeleted: a session was deleted meanwhile.
     """
@@ -169,8 +169,9 @@ async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
 class Importer:
     """Imports one conversation of a checked file. Call `begin`, pass each `next_piece` to `add`, then call `show`.
 
-    Each call is a small transaction. Until `show`, the sessions are hidden like deleted ones, and this store owns them
-    as if it were running a turn in each. If the store dies, they are removed like deleted sessions.
+    Each call is a small transaction. Until `show` is called, the sessions are hidden like deleted sessions, and this
+    store owns them as if it were running a turn in each of them. If the store dies, the sessions are removed like
+    deleted sessions.
     """
 
     def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
@@ -218,8 +219,8 @@ class Importer:
         return True
 
     async def _exists(self, sql: Sql) -> bool:
-        """Whether the conversation was imported before, or one of its sessions exists. An earlier import does not count
-        if only forks of its sessions are left.
+        """Return whether the conversation was imported before, or one of its sessions exists. An earlier import does
+        not count if all its sessions were deleted and only their forks are left.
 
         :raises SessionTaken: another process is importing or removing one of the sessions now.
         """

@@ -18,11 +18,11 @@ _LOCK = int.from_bytes(b"crow", "big")
 
 
 async def migrate(connection: asyncpg.Connection, name: str) -> None:
-    """Migrate the schema `crow` to this version. If several stores call this at the same time, one of them runs the
-    files and the others wait.
+    """Migrate the schema `crow` to the version `VERSION`. If several stores do this at the same time, one of them runs
+    the SQL files and the others wait.
 
-    `name` is the name of the database in errors. If the schema has this version already, the database user needs no
-    right to change the schema.
+    `name` is the name of the database in error messages. If the schema already has this version, the database user does
+    not need the right to change the schema.
 
     :raises StoreTooNew: a newer crow migrated the database.
     """
@@ -41,7 +41,9 @@ async def migrate(connection: asyncpg.Connection, name: str) -> None:
 
 
 async def check_readable(connection: asyncpg.Connection, name: str) -> None:
-    """:raises StoreUnavailable: the database has no schema of crow, or the schema of an older crow.
+    """Check that the schema `crow` has the version `VERSION`.
+
+    :raises StoreUnavailable: the database has no schema of crow, or the schema of an older crow.
     :raises StoreTooNew: a newer crow migrated the database.
     """
     version = await _version(connection, name)
