@@ -397,7 +397,7 @@ def _insert_session(sql: Connection, new: NewSession) -> None:
     if new.leaf is not None:
         found = sql.execute("SELECT conversation, turn FROM entries WHERE id = ?", (new.leaf,)).fetchone()
         if found is None or found[0] != conversation:
-            raise ArgumentError(f"Entry {new.leaf} is not in conversation {conversation}; fork from one that is.")
+            raise ArgumentError(f"Entry {new.leaf} is not in conversation {conversation}; fork from an entry that is.")
         turn, has_prompt = found[1], has_user(sql, new.leaf)
     row = {field.name: getattr(new, field.name) for field in fields(new) if field.name != "title"} | {
         "conversation": conversation,
@@ -426,7 +426,7 @@ def _check_alias(sql: Connection, alias: str, session_id: str, principal: str | 
     values = {"alias": alias, "id": session_id, "principal": principal}
     other = sql.execute(f"SELECT id FROM sessions WHERE {_HAS_ALIAS} AND id <> :id", values).fetchone()
     if other:
-        raise ArgumentError(f'Alias "{alias}" belongs to session {other[0]}; choose another.')
+        raise ArgumentError(f'Alias "{alias}" belongs to session {other[0]}; choose another alias.')
 
 
 def _living(sql: Connection, conversation: int) -> str:
