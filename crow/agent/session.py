@@ -98,8 +98,8 @@ class PendingPrompt:
 
 
 class TurnListener(Protocol):
-    """A listener that is told when turns begin and end. The session's task calls the methods, so these calls are in
-    order with the events of the turns."""
+    """A listener that is told when turns begin and end. The session's task calls the methods, and the same task
+    publishes the events of the turns. So the listener is told of a turn before its first event and after its last."""
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
         """Called when the turn of this prompt has been claimed. By then, the prompt has been stored, unless it is a
@@ -447,7 +447,8 @@ class Session:
             self._ended.set()
 
     async def _wait_for_prompt(self) -> None:
-        """Wait for a prompt or for `close`. If the store refused something, try again after a few seconds."""
+        """Wait for a prompt or for `close`. If the store could not store something before, also try after a few seconds
+        to store it."""
         self._wake = anyio.Event()
         with anyio.move_on_after(RETRY_S if self.owes else None) as scope:
             await self._wake.wait()

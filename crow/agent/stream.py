@@ -234,7 +234,8 @@ class Overlap:
         self._is_decided = not before
 
     def feed(self, piece: str) -> str:
-        """Add a piece. Returns the text that is certainly new by now, which may be empty."""
+        """Add a piece. Return the part of the held-back text that is now known not to repeat the old text, or an empty
+        string."""
         if self._is_decided:
             return piece
         self._held += piece

@@ -321,8 +321,8 @@ class Permissions:
         return narrower_mode(mode, self._limit) if self._limit else mode
 
     def may_read(self) -> Callable[[Path], bool]:
-        """Return a function that returns whether crow may give the model a file of the workspace without a tool call.
-        The returned function blocks."""
+        """Return a function that takes the path of a file in the workspace. It returns whether crow may give this file
+        to the model without a tool call. It reads the disk, so call it in a thread."""
         return partial(may_attach, workspace=self._workspace, rules=current_rules(self._whole.rules, self._branch.row))
 
     async def complete(self, call: ToolCall, plan: PlannedCall) -> PlannedCall:

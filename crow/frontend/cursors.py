@@ -231,7 +231,8 @@ async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Se
 
 
 async def _answers_of_calls(store: Store, session_id: str, missed: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Returns the answers from before `missed` that made the calls whose results are in `missed`."""
+    """The entries in `missed` may contain results of earlier calls. Returns the model's answers that made those
+    calls."""
     known = {entry.id for entry in missed}
     calls = (entry.body.call for entry in missed if isinstance(entry.body, entries.ToolResult))
     wanted = sorted({call.assistant for call in calls} - known)

@@ -230,8 +230,8 @@ class SessionClientV2(SessionClient):
         return bool(self._questions) and working == tasks and len(tasks) <= asked_by_subagents
 
     def _with_capabilities(self, update: Update) -> Update:
-        """Returns `update`. If the update changes whether the client may cancel the call, the returned update says so.
-        Also notes which calls are running."""
+        """Returns `update`, an update of a tool call. If the client can cancel the call from now on, or can no longer
+        cancel it, this is added to the update. Also notes which calls are running."""
         call_id, status = update["toolCallId"], update.get("status")
         if status in FINAL_STATUSES:
             self._running_calls.discard(call_id)

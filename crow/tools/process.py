@@ -102,10 +102,10 @@ KeySource: TypeAlias = Callable[[], HiddenKeys]
 def child_environment(
     keys: HiddenKeys, *, only: Iterable[str] | None = None, more: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The environment for a child process: this process's own, without the keys of endpoints.
+    """Return the environment for a child process: this process's own, without variables that contain API keys.
 
-    `only` names the variables to pass on (None: all). `more` is added without a check for keys, because the user or
-    crow sets these variables on purpose.
+    `only` names the variables to pass on (None: all). The variables in `more` are added even if they contain API keys,
+    because the user or crow sets them on purpose.
     """
     passed = os.environ if only is None else {name: os.environ[name] for name in only if name in os.environ}
     allowed = {name: value for name, value in passed.items() if not keys.hides(name, value)}

@@ -424,9 +424,9 @@ def silent_cut(reports: Sequence[RequestSize], calibration: float) -> int | None
     """Return the size in tokens to which the server silently truncates requests, or None if there is no sign of
     truncation.
 
-    The sign is that requests grew by a fifth since the last break while three counts in a row stayed almost the same.
-    If a provider counts only uncached tokens, its counts may briefly stay the same too. Such counts are not a sign of
-    truncation: they match the size of the new messages.
+    The sign is that the provider's token counts of at least three requests in a row are almost equal, although these
+    requests grew by a fifth. If a provider counts only uncached tokens, its counts may briefly stay the same too. Such
+    counts are not a sign of truncation: they match the size of the new messages.
     """
     if len(reports) < 3:
         return None

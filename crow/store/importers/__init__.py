@@ -279,9 +279,10 @@ def default_path(tool: str) -> Path | None:
 
 
 def importable(known: Collection[str] = ()) -> list[Importable]:
-    """Return the tools that have sessions in their usual directories. `known` are the ids of crow's sessions. A tool is
-    left out if at least one of its sessions is in `known`. To be quick, this function looks only at the names of files,
-    except that it opens databases. So the numbers of sessions can be too high."""
+    """Return the tools that have sessions in their usual directories, each with the number of its sessions. `known` are
+    the ids of crow's sessions. A tool is left out if at least one of its sessions is in `known`. To be quick, this
+    function opens only databases. It counts all other sessions by the names of their files, so a number can be too
+    high."""
     prefixes = {name.partition("-")[0] for name in known}
     return [one for one in _places() if one.sessions and _PREFIXES[one.tool] not in prefixes]
 

@@ -87,8 +87,8 @@ def _result(
 
 
 def _parse_end(end: bytes) -> tuple[bytes, dict[str, object]] | None:
-    """Split the end of a result's JSON. Return the end of the text, still escaped, and the members after the text.
-    Return None if those members begin before `end`."""
+    """Split the last bytes of a result's JSON, in which the text is followed by other members. Return the last part of
+    the text, still escaped, and the other members. Return None if the bytes contain no part of the text."""
     at = end.find(_AFTER_TEXT)
     while at >= 0:
         try:

@@ -79,7 +79,8 @@ class Repaired:
     """The result of `repair`.
 
     `outcome` is "whole" if the file was undamaged, "rebuilt" if its indexes were rebuilt, or "recovered" if its rows
-    were copied into a new file. `copy` is the damaged file, or None if the file was undamaged. `problems` are SQLite's
+    were copied into a new file. `copy` is the path at which the damaged file was kept, or None if the file was
+    undamaged. `problems` are SQLite's
     messages, and `lost` lists the data that could not be recovered.
     """
 
