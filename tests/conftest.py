@@ -11,7 +11,7 @@ from anyio import pytest_plugin
 from hypothesis import HealthCheck, settings
 
 # On a busy machine, anything may take long.
-settings.register_profile("crow", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("crow", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("crow")
 
 # Processes that tests start may keep what they compile. Otherwise, each of them would compile all of crow again.

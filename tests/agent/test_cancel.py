@@ -71,7 +71,7 @@ async def quickly() -> str:
 async def test_a_cancel_at_any_moment_stores_the_shown_text_once_and_answers_like_the_stored_end(
     tmp_path: Path, client: type[NoteTaker], error: ModelError | None, calls: tuple[ToolCall, ...]
 ) -> None:
-    for after in range(AT_ONCE, 24):
+    for after in range(AT_ONCE, 24, 2) if client is NoteTaker else range(0, 24, 2):
         say = Say(text=["some ", "words"], thought="hm", calls=calls, error=error, hold=anyio.Event())
         model = ScriptedModel(say, Say(text=["more"]), Say(text=["more"]))
         directory = tmp_path / str(after)

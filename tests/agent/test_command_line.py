@@ -184,7 +184,7 @@ AROUND = st.sampled_from(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(QUOTED, st.lists(AROUND, max_size=4))
 def test_a_denied_command_is_found_however_it_is_wrapped(line: str, around: list[str]) -> None:
     for frame in around:
@@ -192,7 +192,7 @@ def test_a_denied_command_is_found_however_it_is_wrapped(line: str, around: list
     assert runs(line, "git push") != "no"
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.text(alphabet=";&|<>()$`\n\\'\"*?[]{}#~! ab=-/", max_size=40))
 def test_any_text_is_read_without_an_error(line: str) -> None:
     assert runs(line, "a b") in ("yes", "no", "maybe")

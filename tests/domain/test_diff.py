@@ -24,7 +24,7 @@ def test_equal_texts_have_no_regions() -> None:
     assert changed_regions("a\nb\n", "a\nb\n") == ()
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(lines, lines)
 def test_applying_the_regions_to_the_old_text_gives_the_new_text(before: list[str], after: list[str]) -> None:
     old, new = "".join(before), "".join(after)
@@ -45,7 +45,7 @@ def test_a_diff_has_hunks_with_three_lines_of_context() -> None:
     assert diff_text("same\n", "same\n") == ""
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(lines, lines)
 def test_a_diff_removes_old_lines_and_adds_new_ones(before: list[str], after: list[str]) -> None:
     shown = diff_lines("".join(before), "".join(after))

@@ -126,7 +126,7 @@ def test_compactions_remarks_and_commands_are_shown_but_reminders_are_not() -> N
 
 
 @given(entries=histories())
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_compactions_add_only_themselves_to_a_replay(entries: list[Entry]) -> None:
     without = [entry for entry in entries if not isinstance(entry.body, (Checkpoint, Mask, Restore))]
     events = [
@@ -138,7 +138,7 @@ def test_compactions_add_only_themselves_to_a_replay(entries: list[Entry]) -> No
 
 
 @given(entries=damaged())
-@settings(max_examples=75)
+@settings(max_examples=40)
 def test_every_call_and_result_of_a_damaged_path_is_shown(entries: list[Entry]) -> None:
     events = replayed(entries)
     stored = [event.entry for event in events if isinstance(event, EntryStored)]

@@ -302,7 +302,7 @@ def comparable(item: Any) -> Any:
     return item | {"content": content, "status": item["status"].replace("cancelled", "failed")}
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(entries=sessions())
 def test_load_and_resume_give_the_same_history(entries: list[Entry]) -> None:
     async def both() -> None:

@@ -50,7 +50,7 @@ ITEMS = st.builds(
 )
 ENDPOINT = Endpoint(base_url="http://localhost/v1", model="m")
 PRICED = ModelLimits(input_price=3.0, cached_price=0.3, cache_write_price=3.75, output_price=15.0)
-many = settings(max_examples=100, database=None)
+many = settings(max_examples=50, database=None)
 
 
 def is_sane(limits: ModelLimits) -> bool:

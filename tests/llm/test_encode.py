@@ -189,7 +189,7 @@ TURN = st.tuples(st.text(max_size=5), st.integers(0, 3), st.booleans(), st.text(
 
 
 @given(turns=st.lists(TURN, max_size=6), takes_images=st.booleans(), system_role=st.sampled_from(["system", "user"]))
-@settings(max_examples=75)
+@settings(max_examples=40)
 def test_the_messages_of_one_request_are_a_prefix_of_the_next(
     turns: list[tuple[str, int, bool, str]], takes_images: bool, system_role: Any
 ) -> None:

@@ -83,7 +83,7 @@ def test_any_split_of_a_stream_gives_the_same_answer(fixture: Fixture) -> None:
     opening=st.sampled_from(["", "<think>", "\n<think>\n", "[THINK]", "<thinking>"]),
     cuts=st.lists(st.integers(0, 60), max_size=12),
 )
-@settings(max_examples=75)
+@settings(max_examples=40)
 def test_any_split_of_the_content_gives_the_same_thought_and_text(answer: str, opening: str, cuts: list[int]) -> None:
     content = opening + answer
 
@@ -98,7 +98,7 @@ def test_any_split_of_the_content_gives_the_same_thought_and_text(answer: str, o
 
 
 @given(data=st.text(max_size=200))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_any_split_of_arguments_gives_the_same_object(data: str) -> None:
     wanted = {"path": data, "content": data[::-1]}
     text = json.dumps(wanted, ensure_ascii=bool(len(data) % 2))
@@ -250,7 +250,7 @@ def test_new_call_ids_are_nine_letters_or_digits() -> None:
         max_leaves=25,
     )
 )
-@settings(max_examples=75)
+@settings(max_examples=40)
 def test_a_chunk_of_any_shape_raises_nothing_but_a_model_error(chunk: object) -> None:
     fixture = Fixture(
         name="",

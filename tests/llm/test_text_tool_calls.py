@@ -249,7 +249,7 @@ KNOWN = frozenset((*_STARTS, *_CLOSING))
     cuts=st.lists(st.integers(0, 300), max_size=8),
     ends_at=st.integers(0, 400),
 )
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_an_unknown_form_is_shown_whole_or_run_whole(
     before: str,
     name: str,

@@ -93,7 +93,7 @@ def test_parts_of_a_waiting_prompt_are_read_back_unchanged(parts: tuple[Part, ..
 
 
 @given(kind=st.sampled_from(sorted(KINDS.values())), junk=JSON)
-@settings(max_examples=100, database=None)
+@settings(max_examples=50, database=None)
 def test_any_json_is_a_body_or_unreadable(kind: str, junk: object) -> None:
     try:
         body = decode(kind, json.dumps(junk), lambda _: None)

@@ -93,9 +93,18 @@ def content(home: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "state", ["closed", "killed", "killed, without the log's index", "of an older version", "being written"]
+    ("state", "files", "directory"),
+    [
+        *(("closed", files, directory) for files, directory in ((0o600, 0o500), (0o400, 0o500), (0o400, 0o700))),
+        ("killed", 0o600, 0o500),
+        ("killed", 0o400, 0o500),
+        ("killed, without the log's index", 0o600, 0o500),
+        ("killed, without the log's index", 0o400, 0o700),
+        ("of an older version", 0o400, 0o500),
+        ("being written", 0o600, 0o500),
+        ("being written", 0o400, 0o700),
+    ],
 )
-@pytest.mark.parametrize(("files", "directory"), [(0o600, 0o500), (0o400, 0o500), (0o400, 0o700)])
 async def test_sessions_of_a_read_only_database_can_be_listed_shown_and_exported(
     tmp_path: Path, state: str, files: int, directory: int
 ) -> None:

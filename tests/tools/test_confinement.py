@@ -203,12 +203,14 @@ def test_packages_are_installed_from_the_network_with_a_private_cache() -> None:
         with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
             thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
             thread.start()
+            url = f"http://127.0.0.1:{server.server_port}/"
             command = (
                 f"{sys.executable} -m venv .venv && .venv/bin/pip install -q --index-url "
-                f"http://127.0.0.1:{server.server_port}/ demo && .venv/bin/python -m demo && echo $PIP_CACHE_DIR"
+                f"{url} demo && .venv/bin/python -m demo && echo $PIP_CACHE_DIR"
             )
+            reach = f"{sys.executable} -c 'import urllib.request as r; r.urlopen(\"{url}\")'"
             try:
-                without = await run(place.open(), "write", command)
+                without = await run(place.open(), "write", reach)
                 allowed = await run(place.open(network=True), "write", command)
             finally:
                 server.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -100,7 +101,7 @@ def test_a_write_changes_nothing_outside_and_nothing_protected(user: str, attack
 READS = (
     "cat ~/.ssh/id_ed25519 ~/.config/crow/config.toml $OUTSIDE/secret; ls ~/.ssh ~/.config/crow",
     "for p in /proc/[0-9]*; do cat $p/root$HOME/.ssh/id_ed25519; cat $p/cwd/../.ssh/id_ed25519; done",
-    "for f in /proc/[0-9]*/fd/*; do timeout 1 head -c 100 $f </dev/null; done",
+    "for f in /proc/[0-9]*/fd/*; do timeout 1 head -c 100 $f </dev/null & done; wait",
     "cat /proc/[0-9]*/environ | tr '\\0' '\\n'; cat /proc/[0-9]*/cmdline",
     "unshare -Urm sh -c 'umount -l $HOME; umount -lR /tmp; mount -t proc proc /proc; cat ~/.ssh/id_ed25519'",
     "cat ../.ssh/id_ed25519 ../../home/.ssh/id_ed25519; ln -s $HOME/.ssh keys; cat keys/id_ed25519; cat /etc/shadow",
@@ -108,16 +109,16 @@ READS = (
 
 
 @users
-@pytest.mark.parametrize("access", ["read", "write"])
-def test_no_secret_can_be_read(user: str, access: CommandAccess) -> None:
+def test_no_secret_can_be_read(user: str) -> None:
     async def scenario(place: Place) -> Any:
         os.environ |= {"OUTSIDE": str(place.outside), "MY_TOKEN": "PRI" + "VATE", "OPENAI_API_KEY": "PRI" + "VATE"}
         (place.outside / "secret").write_text("PRIVATE")
         del os.environ["MY_TOKEN"]
         workspace = place.open()
-        outputs = [(await run(workspace, access, command))[1] for command in READS]
+        accesses: tuple[CommandAccess, ...] = ("read", "write")
+        ended = await asyncio.gather(*(run(workspace, access, command) for access in accesses for command in READS))
         await workspace.close()
-        return outputs
+        return [output for _, output in ended]
 
     outputs = as_user(user, scenario)
     assert [output for output in outputs if "PRIVATE" in output or "root:" in output] == []

@@ -46,7 +46,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(ACTIONS, st.integers(1, 4), st.integers(1, 4))
 def test_no_order_of_ends_and_cancels_exceeds_or_loses_a_slot(
     actions: list[tuple[str, str | int | None]], total: int, each: int

@@ -219,7 +219,7 @@ async def test_second_pass_changes_nothing(simulation: Simulation, steps: int) -
 
 
 @given(entries=damaged(), window=WINDOWS, reason=st.sampled_from(REASONS), rate=FAILURE_RATES)
-@settings(max_examples=75)
+@settings(max_examples=40)
 async def test_damaged_history_is_compacted_like_any_other(
     entries: list[Entry], window: int, reason: Reason, rate: float
 ) -> None:
