@@ -347,7 +347,7 @@ def _add_mcp_commands(parser: argparse.ArgumentParser) -> None:
     adding.add_argument(
         "--sandbox",
         choices=("read", "write"),
-        help="run the program in the sandbox that shell commands with this access get",
+        help="confine the program to this access, in the same sandbox as a shell command",
     )
     adding.add_argument("--replace", action="store_true", help="replace a server with this name")
     add("remove", "remove a server from config.toml").add_argument("name", metavar="NAME", help="the server")

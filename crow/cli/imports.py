@@ -107,7 +107,8 @@ class ImportRun:
     async def _import_batch(
         self, groups: Sequence[Sequence[importers.Source]], advance: Callable[[int], None], problems: Problems
     ) -> int:
-        """Import one batch: as many of the first groups as fit into it. Return the number of groups in the batch."""
+        """Import one batch: the groups from the first one on, until the batch is full. Return how many groups these
+        were."""
         with tempfile.TemporaryDirectory(prefix="crow-") as directory:
             path = Path(directory) / "batch.jsonl"
             with path.open("wb") as file:

@@ -193,8 +193,8 @@ def _unwrapped(arguments: dict[str, object], schema: JsonObject | None) -> dict[
 
 
 def _with_decoded_members(arguments: dict[str, object], schema: JsonObject | None) -> dict[str, object]:
-    """If the schema allows only lists or only objects for a member, and the member is a string that contains such a
-    value as JSON, decode the string."""
+    """Decode each member that should be a list or an object, but was sent as a string of JSON. A member is decoded only
+    if the schema allows nothing but lists or nothing but objects for it, and the decoded value has that type."""
     properties = schema.get("properties") if schema is not None else None
     if not isinstance(properties, Mapping):
         return arguments

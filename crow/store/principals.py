@@ -508,7 +508,7 @@ class PrincipalStore(Store, Watcher):
         if await self._confined_to() is not None:
             raise ArgumentError(
                 "This command is not available while the session is shared, because everybody who may prompt in the "
-                "session could run it. As the owner, use your client instead (session/new, session/fork, "
+                "session could run it. If you own the session, use your client instead (session/new, session/fork, "
                 "session/archive)."
             )
 

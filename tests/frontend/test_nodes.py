@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import asyncpg
@@ -102,19 +103,29 @@ async def test_a_client_of_another_node_misses_and_repeats_nothing(
             await client.drop()
 
 
+async def with_waiting_prompt(
+    one: Shared, other: Shared, say: Say
+) -> tuple[Watcher, Watcher, str, asyncio.Task[Any], asyncio.Task[Any]]:
+    """A client of each node. `one` runs the turn of its client's prompt, and is answered with `say`. The prompt of the
+    other client waits and is already stored. Returns the clients, the session's id and the two requests."""
+    ann, bob = await one.client(), await other.client()
+    session = await ann.new()
+    await bob.open("session/load", session)
+    turn = asyncio.create_task(ann.prompt(session, "a"))
+    await say.reached.wait()
+    waiting = asyncio.create_task(bob.prompt(session, "b"))
+    store = await other.host.store()
+    while not await store.queued(session):  # noqa: ASYNC110
+        await anyio.sleep(0.01)
+    return ann, bob, session, turn, waiting
+
+
 async def test_a_prompt_waits_for_the_turn_of_another_node_and_then_runs(tmp_path: Path, database: str) -> None:
     hold = anyio.Event()
     first, second = Say(text=("One.",), hold=hold), Say(text=("Two.",))
     async with nodes(tmp_path, database, (first, Say(text=("Three.",))), (second,)) as (one, other):
-        ann, bob = await one.client(), await other.client()
-        session = await ann.new()
-        await bob.open("session/load", session)
-        turn = asyncio.create_task(ann.prompt(session, "a"))
-        await first.reached.wait()
-        waiting = asyncio.create_task(bob.prompt(session, "b"))
+        ann, bob, session, turn, waiting = await with_waiting_prompt(one, other, first)
         store = await other.host.store()
-        while not await store.queued(session):  # noqa: ASYNC110 - the prompt is safe while it waits
-            await anyio.sleep(0.01)
         assert not other.model.requests
         hold.set()
         assert (await turn)["stopReason"] == (await waiting)["stopReason"] == "end_turn"
@@ -136,15 +147,8 @@ async def test_a_waiting_prompt_can_be_cancelled(tmp_path: Path, database: str) 
     hold = anyio.Event()
     first = Say(text=("One.",), hold=hold)
     async with nodes(tmp_path, database, (first,), ()) as (one, other):
-        ann, bob = await one.client(), await other.client()
-        session = await ann.new()
-        await bob.open("session/load", session)
-        turn = asyncio.create_task(ann.prompt(session, "a"))
-        await first.reached.wait()
-        waiting = asyncio.create_task(bob.prompt(session, "b"))
+        _, _, session, turn, waiting = await with_waiting_prompt(one, other, first)
         store = await other.host.store()
-        while not await store.queued(session):  # noqa: ASYNC110
-            await anyio.sleep(0.01)
         hosted = other.host.open[session]
         hosted.session.withdraw(hosted.session._queue[0])  # what $/cancel_request does
         assert (await waiting)["stopReason"] == "cancelled"

@@ -160,9 +160,9 @@ def files_in_use(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple
 
 
 def add_names(names: dict[str, str], paths: Iterable[str]) -> None:
-    """Add the names that a text may use for these files to `names`, each with the path of its file. The names of a file
-    are its path and the shorter ends of this path. An end must contain a slash or a dot, so that no ordinary word
-    counts as a name. A name that several files share gets an empty path."""
+    """Add to `names` every name by which a text may refer to one of the files at `paths`, with the path of that file.
+    The names of a file are its path and each suffix of the path that begins after a slash. A suffix must contain a
+    slash or a dot, so that no ordinary word counts as a name. A name that several files share gets an empty path."""
     for path in paths:
         parts = path.replace("\\", "/").split("/")[-MAX_NAME_PARTS:]
         ends = ("/".join(parts[at:]) for at in range(1, len(parts)))
@@ -178,7 +178,8 @@ def files_named(text: str, names: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def reads_in_use(previous: Checkpoint | None, entries: Sequence[Entry], budget: int) -> frozenset[int]:
-    """Return the ids of the results that show the most important files in use, up to `budget` estimated tokens."""
+    """Choose the results that show the files in use, the most important file first, until they total about `budget`
+    estimated tokens. Return their ids."""
     kept: set[int] = set()
     for file in files_in_use(previous, entries):
         budget -= file.tokens

@@ -464,7 +464,7 @@ class ConversationBuilder:
 class _Step:
     """An answer and the results of its calls.
 
-    `calls` lists the calls, each with the id that the other tool gave to the call. `results` maps the index of a call
+    `calls` lists the calls, each with the id that it has in the imported session. `results` maps the index of a call
     to its result.
     """
 

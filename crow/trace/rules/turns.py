@@ -200,8 +200,8 @@ def _cancel_result(turn: RecordedTurn) -> str | None:
 
 
 def _cancel_reason(turn: RecordedTurn) -> str | None:
-    """Finds a stop reason other than `cancelled`. If the prompt may have ended by itself just before it was cancelled,
-    every stop reason is allowed."""
+    """Finds a stop reason other than `cancelled` after a cancellation. If the prompt may have ended by itself just
+    before it was cancelled, every stop reason is allowed."""
     if turn.exchange.result is None or turn.stop_reason == "cancelled":
         return None
     response = turn.exchange.response
