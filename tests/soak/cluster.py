@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ from websockets.exceptions import WebSocketException
 
 from crow.domain.rendering import INTERRUPTED
 from tests.support.acp_client import RpcError
-from tests.support.cluster import Cluster, Node, Probe, Takeover, broken_chains, fenced_writes, takeovers
+from tests.support.cluster import Cluster, Node, Probe, Takeover, broken_chains, fenced_writes, log_of, takeovers
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, calls, text
 from tests.support.postgres import OwnServer
 
@@ -222,6 +222,8 @@ class Client:
         self.prompts: dict[str, str] = {}
         """The stop reason of each prompt; empty if the client never learned it."""
         self.gaps = 0
+        self.heard: deque[str] = deque(maxlen=4000)
+        """What the client was sent, and when it connected to which node."""
 
     async def live(self) -> None:
         """Come back after each end of the connection, until cancelled."""
@@ -252,10 +254,16 @@ class Client:
     async def _visit(self, node: Node, stay: Callable[[Peer], Awaitable[None]], *, within_s: float = 3) -> None:
         peer = await Peer.open(node.url, self._take, within_s=within_s)
         try:
+            self._hear(f"connected to {node.process_name}, cursor {self.view.cursor!r}")
             await self._attach(peer)
+            self._hear(f"attached, cursor {self.view.cursor!r}")
             await stay(peer)
         finally:
+            self._hear("left")
             await peer.close()
+
+    def _hear(self, words: str) -> None:
+        self.heard.append(f"{time.time() - self._run.began:8.3f} {words}")
 
     def _choose(self) -> Node:
         healthy = [node for node in self._run.cluster.nodes if node.is_healthy]
@@ -264,6 +272,7 @@ class Client:
     def _take(self, params: dict[str, Any]) -> None:
         if params["sessionId"] == self.session:
             self.view.take(params)
+            self._hear(json.dumps(params["update"] | {"cursor": self.view.cursor})[:500])
 
     async def _attach(self, peer: Peer) -> None:
         params: dict[str, Any] = {"sessionId": self.session, "cwd": str(self._run.place), "mcpServers": []}
@@ -325,6 +334,8 @@ class Round:
         self.seed, self.slow, self.place = seed, slow, folder
         self.report = Report()
         self.log: list[str] = []
+        self.evidence: dict[str, list[str]] = {}
+        """What clients that show something other than the log were sent, and the logs of their sessions."""
         self.cluster: Cluster
         self._server, self._pause_s, self._lease_s, self._sessions = server, pause_s, lease_s, sessions
         self._random = random.Random(seed)
@@ -586,6 +597,8 @@ class Round:
                     role = "driver" if client.is_driver else "watcher"
                     words = f"the {role} of {client.session} shows\n{wrong}"
                     self.report.differences.append(f"seed {self.seed}: {words}")
+                    self.evidence[f"{client.session} {role}"] = list(client.heard)
+                    self.evidence[client.session] = await log_of(self.cluster, client.session)
                     break
             else:
                 self.report.counts["clients that show the log"] += 1
@@ -674,6 +687,8 @@ async def run_round(
             folder.mkdir(parents=True)
             (folder / "faults").write_text("\n".join(one.log))
             (folder / "failures").write_text("\n".join(failures))
+            for name, heard in one.evidence.items():
+                (folder / name).write_text("\n".join(heard))
             for node in one.cluster.nodes if hasattr(one, "cluster") else ():
                 for name, lines in node.logs.items():
                     (folder / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))

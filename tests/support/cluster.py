@@ -234,11 +234,11 @@ class Cluster:
             finally:
                 await asyncio.gather(*(node.end() for node in made))
 
-    async def read(self, statement: str) -> list[Any]:
+    async def read(self, statement: str, *arguments: object) -> list[Any]:
         """The rows of a query, past all wires."""
         connection = await asyncpg.connect(self.url, timeout=10, server_settings={"application_name": "test"})
         try:
-            return list(await connection.fetch(statement))
+            return list(await connection.fetch(statement, *arguments))
         finally:
             await connection.close()
 
@@ -306,6 +306,17 @@ async def takeovers(cluster: Cluster) -> list[Takeover]:
             )
         holders[row["session"]] = row["node"]
     return sorted(found, key=lambda each: each.at_s)
+
+
+async def log_of(cluster: Cluster, session: str) -> list[str]:
+    """The stored entries of a session, each with the node that wrote it, and the claims of the session."""
+    found = await cluster.read(
+        """SELECT extract(epoch FROM now()) now, w.node, w.epoch, e.*
+        FROM crow.entries e LEFT JOIN audit.writes w ON w.entry = e.id WHERE e.session = $1 ORDER BY e.id""",
+        session,
+    )
+    claims = await cluster.read("SELECT * FROM audit.epochs WHERE session = $1 ORDER BY epoch", session)
+    return [str(dict(row))[:700] for row in (*found, *claims)]
 
 
 async def fenced_writes(cluster: Cluster) -> list[str]:
