@@ -345,7 +345,9 @@ class OpenSessions:
                 yield opened
                 await self._warn_about_files(opened)
             except BaseException:
-                if known is None:
+                if known is None and host.is_shared:  # another client may be waiting to use the session
+                    self.detach(opened)
+                elif known is None:
                     self._opened.pop(session_id, None)
                     host.tasks.start_soon(host.close, opened.hosted)
                 else:

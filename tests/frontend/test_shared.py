@@ -351,6 +351,28 @@ async def test_only_the_oldest_results_are_dropped_if_there_are_too_many(
         assert len(host.model.requests) == 4
 
 
+async def test_a_session_stays_open_for_the_next_client_if_the_connection_of_the_first_one_breaks(
+    tmp_path: Path,
+) -> None:
+    async with shared(tmp_path, Say(text=("One.",)), Say(text=("Two.",))) as host:
+        ann = await host.client()
+        session = await ann.new()
+        await ann.prompt(session, "go")
+        await ann.call("session/close", sessionId=session)
+        eve, bob = await host.client(), await host.client()
+        eve.blocked = anyio.Event()
+        first = asyncio.create_task(eve.open("session/load", session))
+        while not host.host.open:
+            await anyio.lowlevel.checkpoint()
+        second = asyncio.create_task(bob.open("session/load", session))
+        await anyio.wait_all_tasks_blocked()
+        await eve.drop()
+        await asyncio.gather(first, return_exceptions=True)
+        await second
+        await anyio.wait_all_tasks_blocked()
+        assert (await bob.prompt(session, "go on"))["stopReason"] == "end_turn"
+
+
 async def test_a_session_that_nobody_has_open_is_closed_after_its_turn(tmp_path: Path) -> None:
     def hasty(dependencies: ServerDependencies) -> ServerDependencies:
         return replace(dependencies, unattended_s=0.0)
