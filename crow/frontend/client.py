@@ -15,7 +15,7 @@ import anyio
 from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.agent.session import PendingPrompt
 from crow.domain import events
-from crow.domain.entries import Assistant, CallRef, Command, Entry, Started, ToolResult, User
+from crow.domain.entries import Assistant, CallRef, Command, Entry, Started, ToolResult, TurnEnd, User
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
 from crow.domain.rendering import safe, title_line
 from crow.domain.replay import Replay
@@ -151,6 +151,9 @@ class SessionClient:
         self._replayed_calls: frozenset[CallRef] = frozenset()
         self.has_learned = False
         """Whether the client joined a running turn and must still be sent the turn's unfinished message and calls."""
+        self._unsent: tuple[Update, ...] = ()
+        """The unfinished message and calls that the client joined with, while no turn seemed to run. They are sent only
+        if the turn goes on, or if they are stored later: otherwise, they are not part of the session's log."""
         self.place = CursorTracker(is_used=caps.cursors)
         """The place in the session's log up to which the client has been sent everything."""
         self.sent_at = 0.0
@@ -300,6 +303,8 @@ class SessionClient:
         async with self._updating:
             if self._is_replayed(event):
                 return
+            if self._unsent:
+                await self._send_unsent(event)
             extra: list[Update] = []
             match event:
                 case events.ModeChanged() | events.OptionsChanged():
@@ -398,8 +403,9 @@ class SessionClient:
             self._replayed_messages, self._replayed_calls = frozenset(messages), frozenset(calls)
             for event in replay.pause() if is_running else replay.end():
                 await self._send_all(updates.updates(event))
-            if is_running:
-                await self._send_all(self._live.catch_up(ended=calls, shown=self._replayed_messages))
+            await self._send_unfinished(
+                self._live.catch_up(ended=calls, shown=self._replayed_messages), is_running=is_running
+            )
         return updates
 
     async def resume(self, missed: Missed, *, is_running: bool, is_own: Callable[[str], bool]) -> None:
@@ -435,11 +441,8 @@ class SessionClient:
             self._replayed_calls = frozenset(body.call for body in bodies if isinstance(body, ToolResult))
             for event in replay.pause() if is_running else replay.end():
                 await self._send_all(updates.updates(event))
-            if is_running:
-                unfinished = self._live.catch_up(
-                    ended=self._replayed_calls, shown=self._replayed_messages, cursor=cursor
-                )
-                await self._send_all(unfinished)
+            unfinished = self._live.catch_up(ended=self._replayed_calls, shown=self._replayed_messages, cursor=cursor)
+            await self._send_unfinished(unfinished, is_running=is_running)
             await self._resume_subagents(missed)
             own = {entry.id for entry in (*missed.before, *missed.entries)}
             for call in cursor.calls:
@@ -447,6 +450,31 @@ class SessionClient:
                     result = missed.results.get(call)
                     body = result.body if result is not None and isinstance(result.body, ToolResult) else None
                     await self._send_all(self._live.ended_elsewhere(call, body))
+
+    async def _send_unfinished(self, unfinished: tuple[Update, ...], *, is_running: bool) -> None:
+        if is_running:
+            await self._send_all(unfinished)
+        self._unsent = () if is_running else unfinished
+
+    async def _send_unsent(self, event: Event) -> None:
+        """Sends the unfinished message and calls if `event` belongs to one of them. Forgets them if `event` belongs to
+        another turn."""
+        match event:
+            case events.TextShown(message_id=message_id) | events.ThoughtShown(message_id=message_id):
+                is_next = message_id == self._live.message[0]
+            case events.EntryStored(entry=Entry(body=Assistant(message_id=message_id))):
+                is_next = message_id == self._live.message[0]
+            case events.CallProgressed(call=call) | events.CallEnded(call=call):
+                is_next = self._live.knows(call)
+            case events.EntryStored(entry=Entry(body=Started(call=call) | ToolResult(call=call))):
+                is_next = self._live.knows(call)
+            case events.EntryStored(entry=Entry(body=User() | Command() | TurnEnd())):
+                is_next = False
+            case _:
+                return
+        unsent, self._unsent = self._unsent, ()
+        if is_next:
+            await self._send_all(unsent)
 
     async def _resume_subagents(self, missed: Missed) -> None:
         """Warns the user if updates of sub-agents may be missing. The sessions of sub-agents have no cursors, so crow
