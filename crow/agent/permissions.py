@@ -504,8 +504,8 @@ def rules_at(values: Iterable[JsonObject], cwd: str) -> tuple[PermissionRule, ..
 
 
 def bind_rules(values: Sequence[JsonObject], cwd: str) -> tuple[JsonObject, ...]:
-    """Return the rules to store when a session moves from `cwd` to another directory. Allow rules without a directory,
-    which an older version of crow stored, apply only in `cwd` from then on."""
+    """Return the rules to store when a session moves from `cwd` to another directory. Older versions of crow stored
+    rules that allow a call in any directory. After the move, such a rule applies only in `cwd`."""
     return tuple(
         {**value, "cwd": normal_cwd(cwd)} if value.get("allow") is True and not value.get("cwd") else value
         for value in values

@@ -210,7 +210,7 @@ class Journal:
             self._request(self._initialize)
 
     def lost(self) -> None:
-        """Note that the connection is lost."""
+        """Mark the connection as lost."""
         self.is_live = False
         self.to_server.clear()
         for ask in tuple(self._asks.values()):
@@ -221,7 +221,7 @@ class Journal:
                 del self._asks[ask.editor_id]
 
     def acknowledged(self, number: int) -> None:
-        """Note that the server has read the editor's first `number` messages."""
+        """Record that the server has read the editor's first `number` messages."""
         self._notices = [notice for notice in self._notices if notice[0] > number]
         for pending in self._pending.values():
             pending.is_received = pending.is_received or pending.number <= number

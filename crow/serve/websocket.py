@@ -207,12 +207,12 @@ class WebSocketTransport:
         self.drop(self.end)
 
     def note_mistake(self) -> None:
-        """Note that the client has violated the WebSocket protocol. The WebSocket library sends the close frame."""
+        """Record that the client has violated the WebSocket protocol. The WebSocket library sends the close frame."""
         if not self._is_stopped:
             self.end = ConnectionEnd(CloseCode.PROTOCOL_ERROR, "", "invalid")
 
     def lose(self) -> None:
-        """Note that the connection is lost. Discard the waiting messages."""
+        """Mark the connection as lost, and discard the waiting messages."""
         self._is_gone = True
         self._waiting.clear()
         self._waiting_bytes = 0

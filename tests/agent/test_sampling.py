@@ -260,7 +260,7 @@ def test_a_request_without_a_running_call_is_refused(call_id: str | None) -> Non
     announcement = Announcement(title="docs: a")
     running = None if call_id is None else RunningCall.of(call_id, "docs__a", {}, announcement)
     params = CreateMessageRequestParams.model_validate({"messages": [QUESTION], "maxTokens": 1})
-    with pytest.raises(ArgumentError, match="only while a call of this server runs"):
+    with pytest.raises(ArgumentError, match="only while it calls a tool of this server"):
         sampling_request(params, running, "docs", "docs", ServerOptions(), HiddenKeys().mask)
 
 

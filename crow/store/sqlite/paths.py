@@ -267,8 +267,8 @@ def has_user(sql: Connection, leaf: int) -> bool:
 def entries_of(
     sql: Connection, ids: Sequence[int], *, result_bytes: int | None = None
 ) -> tuple[tuple[Entry, ...], int]:
-    """Return the entries for as many of the ascending `ids` as one call reads, and the number of those ids. One call
-    reads at most 256 ids or about 4 MiB.
+    """Read the entries of the first `ids`, up to 256 ids or about 4 MiB in one call. Return these entries, and how many
+    of the `ids` were read. The `ids` must be in ascending order.
 
     With `result_bytes`, the text of a tool result has at most about that many bytes. Longer texts become excerpts.
     """

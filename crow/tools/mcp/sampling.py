@@ -77,7 +77,7 @@ def sampling_request(
     """
     call = None if running is None else parse_call_id(running.call_id)
     if running is None or call is None:
-        raise ArgumentError("crow answers sampling/createMessage only while a call of this server runs")
+        raise ArgumentError("crow answers sampling/createMessage only while it calls a tool of this server")
     if params.tools or params.tool_choice is not None:
         raise ArgumentError("crow does not offer the capability sampling.tools; send the request without tools")
     if params.max_tokens < 1:
