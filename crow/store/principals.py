@@ -217,7 +217,7 @@ class PrincipalStore(Store, Watcher):
         return await self.inner.is_known_directory(paths, principal=self.principal)
 
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
-        if changes.get("archived") or changes.get("alias") is not None:
+        if "archived" in changes or changes.get("alias") is not None:
             await self._refuse_if_shared()
         need: Access = "write" if changes.keys() <= _SHARED_CHANGES else "own"
         return self._shown(await self._guarded(session_id, need, lambda one: self.inner.update_session(one, changes)))

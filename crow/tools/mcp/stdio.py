@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 CLOSE_S = 0.1
 TERM_S = 0.3
+EXIT_S = 2.0
+"""A server that has closed its output has this many seconds to end. Then its exit code can be reported."""
 LINE_BYTES = 32_000_000
 QUEUED_BYTES = 4_000_000
 UNREAD_BYTES = 64_000_000
@@ -251,7 +253,7 @@ class ServerProcess:
 
     async def _watch_output(self, process: Process) -> None:
         await process.output_ended.wait()
-        with anyio.move_on_after(CLOSE_S):
+        with anyio.move_on_after(EXIT_S):
             await process.exited.wait()
             return
         self._close("it closed its output")
