@@ -60,6 +60,9 @@ class Branch:
         self.must_catch_up = False
         """Whether, when the turn was claimed, other processes had stored entries that this process had not published
         yet."""
+        self._has_lost_turn = False
+        """Whether another process has taken over a turn of this process, and its entries are not in the projection
+        yet."""
         self.on_release: Callable[[], object] = lambda: None
         """Called when the turn has been released."""
         self.turn = tail.entries[-1].turn if tail.entries else 0
@@ -72,6 +75,7 @@ class Branch:
         self.leaf = tail.row.leaf
         """The newest entry in memory. Another process may have moved the stored leaf."""
         self.projection = Projection(tail.entries)
+        self._has_lost_turn = False
         self._known_to = max(self._known_to, tail.row.newest_entry, self.leaf or 0)
 
     @property
@@ -234,7 +238,13 @@ class Branch:
                 self._extend(start.entries)
                 self.claimed_to = self._known_to
                 return False
-            self._stand_on(await self._store.tail(self.row.id))
+            try:
+                self._stand_on(await self._store.tail(self.row.id))
+            except StoreError:  # otherwise, nobody would end the claimed turn
+                leaf = start.entries[-1].id if start.entries else known
+                interrupted = NewEntry(body=TurnEnd(stop="interrupted"))
+                self._store.disown(self.row.id, leaf=leaf, turn=start.turn, end=[interrupted])
+                raise
             self.claimed_to = self._known_to
             # Do not tell the user if another process only added notes (such as a new thought level) and request counts.
             own = {entry.id for entry in start.entries}
@@ -257,11 +267,14 @@ class Branch:
         async with self._lock:
             before = self.row
             foreign = tuple(entry for entry in news.entries if entry.id not in self._own)
-            if foreign or news.row.leaf != self.leaf or _settings_of(news.row) != _settings_of(self.row):
+            is_other = news.row.leaf != self.leaf or _settings_of(news.row) != _settings_of(self.row)
+            if foreign or is_other or self._has_lost_turn:
                 # The row in the news may be older than what this process has done since.
                 self.row = await self._store.session(self.row.id)
                 try:
-                    if self.claimed_to is None:
+                    if self.claimed_to is None and self._has_lost_turn:
+                        await self._reload()
+                    elif self.claimed_to is None:
                         await self._advance([entry for entry in foreign if entry.id > self._known_to])
                 except BaseException:  # the same news come again
                     self.row = before
@@ -280,8 +293,11 @@ class Branch:
         is_behind = bool(entries) and self.leaf != entries[-1].id
         has_moved = self.row.leaf != self.leaf and self.row.newest_entry <= self._known_to
         if is_behind or has_moved or not self.projection.complete:
-            self._stand_on(await self._store.tail(self.row.id))
-            self.turn = max(self.turn, self.entries[-1].turn if self.entries else 0)
+            await self._reload()
+
+    async def _reload(self) -> None:
+        self._stand_on(await self._store.tail(self.row.id))
+        self.turn = max(self.turn, self.entries[-1].turn if self.entries else 0)
 
     def _note_own(self, stored: Sequence[Entry]) -> None:
         if self._own is not None:
@@ -329,6 +345,7 @@ class Branch:
                     stored = await self._append(self._pending_end, release=True)
                 except (LeafMoved, SessionBusy, NoSuchSession):
                     logger.exception("Session %s was changed elsewhere during its turn", self.row.id)
+                    self._has_lost_turn = self._own is not None
                     self._release()
                     if self._own is not None:  # other processes wait for the end of this turn
                         self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=self._pending_end)

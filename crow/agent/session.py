@@ -616,7 +616,8 @@ class Session:
         if (branch.row.cwd, branch.row.additional_directories) != self._place:
             cwd, directories = self._place
             await branch.change(SessionChanges(cwd=cwd, additional_directories=directories))
-        if self.adapters.node and node_of(branch.row) != self.adapters.node:
+        is_other_node = bool(self.adapters.node) and node_of(branch.row) != self.adapters.node
+        if is_other_node and await self.files_elsewhere() is None:
             await branch.change(SessionChanges(config={**branch.row.config, NODE_KEY: self.adapters.node}))
         if self._remarks:
             remarks, self._remarks = self._remarks, []

@@ -161,6 +161,7 @@ class HostedFollower:
         foreign, before = await branch.follow(news)
         claimed_to, after = branch.claimed_to, branch.row
         self._held += foreign
+        is_foreign = bool(self._held)
         self._read_to = max(self._read_to, news.entries[-1].id if news.entries else 0)
         while self._held and (claimed_to is None or self._held[0].id <= claimed_to):
             await self._show(self._held.pop(0))
@@ -171,9 +172,9 @@ class HostedFollower:
             for event in self._turn.grow(news.draft.message_id, news.draft.text, news.draft.thought):
                 await branch.publish(event)
         await self._show_settings(before, after)
-        if foreign and branch.plan != plan:
+        if is_foreign and branch.plan != plan:
             await branch.publish(PlanChanged(plan=branch.plan))
-        if foreign and not news.is_elsewhere:
+        if is_foreign and not self._held and not news.is_elsewhere:
             with suppress(CrowError):
                 await branch.publish(await session.measured())
         await self._note_state(news, is_own=claimed_to is not None)

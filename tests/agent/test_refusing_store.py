@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import anyio
 import pytest
 
-from crow.domain.entries import Assistant, TurnEnd
+from crow.domain.entries import Assistant, NewEntry, Note, TurnEnd
 from crow.domain.errors import StoreUnavailable
+from crow.store import Tail
+from crow.store.sqlite.store import SqliteStore
 from tests.agent.harness import Opened, opened, text
 from tests.support.scripted_model import Say, ScriptedModel
 
@@ -166,3 +168,32 @@ async def test_the_last_shown_text_survives_a_close_before_the_store_took_it(
         assert await ends(run) == [("shown and never saved as a draft", "stop"), ("end", "error")]
         start = await run.store.take_turn("s1", None, leaf=tail.row.leaf)
         assert (start.moved, start.entries) == (False, ())
+
+
+async def test_a_turn_that_was_claimed_but_cannot_be_read_is_ended_before_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, ScriptedModel(Say(text=["answered"]))) as run:
+        async with closing_store(run) as other:  # another process adds an entry
+            row = await other.session("s1")
+            await other.append("s1", leaf=row.leaf, turn=0, entries=[NewEntry(body=Note(about="label", value="x"))])
+
+        async def unreadable(session_id: str) -> Tail:
+            raise StoreUnavailable("The disk cannot be read.")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(run.store, "tail", unreadable)
+            with pytest.raises(StoreUnavailable, match="cannot be read"):
+                await run.session.prompt(text("first"))
+        assert await run.session.prompt(text("second")) == "end_turn"
+        assert await ends(run) == [("end", "interrupted"), ("answered", "stop"), ("end", "end_turn")]
+
+
+@asynccontextmanager
+async def closing_store(run: Opened) -> AsyncIterator[SqliteStore]:
+    """Another store of the same database."""
+    store = await SqliteStore.open(run.store.database.path)
+    try:
+        yield store
+    finally:
+        await store.close()

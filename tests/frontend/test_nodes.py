@@ -233,6 +233,8 @@ async def test_a_session_names_the_node_that_has_its_files(tmp_path: Path, datab
             assert (raised.value.code, raised.value.data["reason"]) == (-32602, "files_elsewhere")
         assert not other.model.requests
         assert (await bob.prompt(session, "/history"))["stopReason"] == "end_turn"
+        with pytest.raises(RequestError, match="are on node one, in"):  # a command does not move the session here
+            await bob.prompt(session, "b")
         place.rename(one.cwd)
         assert (await bob.prompt(session, "b"))["stopReason"] == "end_turn"
         listed = (await ann.call("session/list"))["sessions"]
@@ -261,6 +263,10 @@ async def test_a_node_that_wakes_up_after_a_take_over_ends_its_turn(tmp_path: Pa
             await turn
         await follows(one, ann, session)
         await ann.until_kind("agent_message_chunk", "Two.")
+        branch, store = one.host.open[session].session.branch, await one.host.store()
+        while branch.leaf != (await store.session(session)).leaf:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        assert [entry.id for entry in branch.entries] == [entry.id for entry in (await store.tail(session)).entries]
         assert (await ann.prompt(session, "c"))["stopReason"] == "end_turn"
         await follows(other, bob, session)
         texts = [text for _, _, text in await reload(other, session)]
