@@ -58,7 +58,7 @@ class HostedFollower:
         self._awaited = 0
         self._held: list[Entry] = []
         self._lost: int | None = None
-        self._was_cancelled = False
+        self._cancelled_turn: int | None = None
         self._is_free = True
         self._news = anyio.Event()
         self._wake = anyio.Event()
@@ -186,10 +186,10 @@ class HostedFollower:
         session = self._session
         self._is_free = not news.is_elsewhere or news.is_orphaned
         session.runs_elsewhere = news.is_elsewhere and not is_own
-        is_cancelled = news.is_cancelled and is_own
-        if is_cancelled and not self._was_cancelled:
+        turn = news.cancelled_turn
+        if is_own and turn is not None and turn == session.branch.turn and turn != self._cancelled_turn:
+            self._cancelled_turn = turn
             session.cancel()
-        self._was_cancelled = is_cancelled
         is_lost = news.row.state == "running" and not news.is_elsewhere  # this store claimed or ended it unconfirmed
         if (news.is_orphaned or is_lost) and not is_own and not session.has_turn:  # otherwise its next turn repairs it
             with suppress(StoreError):

@@ -34,8 +34,8 @@ class News:
     move without new entries changes only `row.leaf`. `draft` is None while no answer is streaming.
 
     If `is_elsewhere` is true, another store runs a turn of the session. If `is_orphaned` is true, the store that ran
-    the turn is dead, and `open_session` will repair the turn. If `is_cancelled` is true, another store has asked to
-    cancel the running turn.
+    the turn is dead, and `open_session` will repair the turn. `cancelled_turn` is the number of the running turn if
+    another store has asked to cancel it.
     """
 
     row: SessionRow
@@ -43,7 +43,7 @@ class News:
     draft: Draft | None
     is_elsewhere: bool
     is_orphaned: bool
-    is_cancelled: bool
+    cancelled_turn: int | None
 
 
 class Watcher(Protocol):
@@ -84,7 +84,7 @@ class SessionRead:
     has_draft: bool
     is_elsewhere: bool
     is_orphaned: bool
-    is_cancelled: bool
+    cancelled_turn: int | None
 
 
 async def follow(
@@ -123,7 +123,7 @@ async def follow(
             draft=draft,
             is_elsewhere=found.is_elsewhere,
             is_orphaned=found.is_orphaned,
-            is_cancelled=found.is_cancelled,
+            cancelled_turn=found.cancelled_turn,
         )
         if found.entries:
             after = found.entries[-1].id

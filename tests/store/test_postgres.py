@@ -333,6 +333,23 @@ async def test_a_store_whose_connections_hang_takes_its_lock_back(url: str, monk
         await second.close()
 
 
+async def test_a_cancellation_names_the_turn_that_it_ends(url: str) -> None:
+    runner, other = await PostgresStore.open(url), await PostgresStore.open(url)
+    await runner.create_session(new_session())
+    user = await begin(runner, "s1", "one")
+    assert not await runner.cancel_turn("s1")  # its own turn
+    assert await other.cancel_turn("s1")
+    async with aclosing(runner.watch("s1")) as news:
+        assert (await anext(news)).cancelled_turn == user.turn
+    await add(runner, "s1", TurnEnd(stop="cancelled"), turn=user.turn, release=True)
+    assert not await other.cancel_turn("s1")
+    await begin(runner, "s1", "two")
+    async with aclosing(runner.watch("s1")) as news:
+        assert (await anext(news)).cancelled_turn is None
+    for store in (runner, other):
+        await store.close()
+
+
 async def test_watchers_go_on_after_their_connections_ended_and_see_what_nobody_announced(url: str) -> None:
     writer, watcher = await PostgresStore.open(url), await PostgresStore.open(url)
     await writer.create_session(new_session())

@@ -134,8 +134,8 @@ class PathMethods(UsesDatabase):
 
     @snapshot
     async def _look(self, sql: Sql, session_id: str, after: int, piece: int) -> SessionRead:
-        more = "owner, state = 'running' AND cancelled_epoch IS NOT DISTINCT FROM epoch"
-        *values, owner, is_cancelled = await session_values(sql, session_id, f"{SESSION_COLUMNS}, {more}")
+        more = "owner, CASE WHEN state = 'running' AND cancelled_epoch = epoch THEN turn END"
+        *values, owner, cancelled_turn = await session_values(sql, session_id, f"{SESSION_COLUMNS}, {more}")
         row = session_of(values)
         ids: list[int] = []
         if row.newest_entry > after:
@@ -163,7 +163,7 @@ class PathMethods(UsesDatabase):
             has_draft=bool(pieces),
             is_elsewhere=is_elsewhere,
             is_orphaned=is_elsewhere and not await sql.fetchval("SELECT crow.is_alive($1)", owner),
-            is_cancelled=is_cancelled,
+            cancelled_turn=cancelled_turn,
         )
 
     @snapshot

@@ -71,7 +71,7 @@ class WatchMethods(UsesDatabase):
             has_draft=bool(pieces),
             is_elsewhere=is_running and owner != self.owner,
             is_orphaned=is_running and not is_alive(owner, lease_age_ms=now_ms() - lease_ms),
-            is_cancelled=False,
+            cancelled_turn=None,
         )
         return look, version_of(sql)
 
