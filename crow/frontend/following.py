@@ -231,12 +231,13 @@ class HostedFollower:
 
 async def draft_of(store: Store, tail: Tail) -> Draft | None:
     """Returns the unfinished answer of another process's turn, which comes after the entries of `tail`. Returns None if
-    there is no such answer."""
+    there is no such answer, or if it cannot be read now."""
     if not store.notifies or tail.row.state != "running":
         return None
-    async with aclosing(cast(Watcher, store).watch(tail.row.id, after=tail.row.newest_entry)) as all_news:
-        async for news in all_news:
-            return news.draft if news.row.leaf == tail.row.leaf else None
+    with anyio.move_on_after(CATCH_UP_S):
+        async with aclosing(cast(Watcher, store).watch(tail.row.id, after=tail.row.newest_entry)) as all_news:
+            async for news in all_news:
+                return news.draft if news.row.leaf == tail.row.leaf else None
     return None
 
 

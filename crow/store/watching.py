@@ -31,7 +31,8 @@ class News:
 
     `entries` are the entries that the session has stored since the previous news, oldest first. If the session was
     moved to another leaf since then, the first of these entries does not follow the last entry of the previous news. A
-    move without new entries changes only `row.leaf`. `draft` is None while no answer is streaming.
+    move without new entries changes only `row.leaf`. `draft` is None while no answer is streaming. It is also None if
+    the next news have further entries, because the draft comes after all entries.
 
     If `is_elsewhere` is true, another store runs a turn of the session. If `is_orphaned` is true, the store that ran
     the turn is dead, and `open_session` will repair the turn. `cancelled_turn` is the number of the running turn if
@@ -117,10 +118,11 @@ async def follow(
             if draft is not None and draft.message_id == piece.message_id:
                 text, thought = draft.text + text, draft.thought + thought
             draft = Draft(message_id=piece.message_id, text=text, thought=thought)
+        has_more = found.has_more and bool(found.entries)
         news = News(
             row=found.row,
             entries=found.entries,
-            draft=draft,
+            draft=None if has_more else draft,
             is_elsewhere=found.is_elsewhere,
             is_orphaned=found.is_orphaned,
             cancelled_turn=found.cancelled_turn,
@@ -131,5 +133,5 @@ async def follow(
         if news.entries or state != told:
             told = state
             yield news
-        if not (found.has_more and found.entries):
+        if not has_more:
             await wait()

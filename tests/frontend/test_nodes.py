@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import asyncpg
 import pytest
 
 from crow.domain.entries import NewEntry, Note
+from crow.domain.errors import StoreUnavailable
 from crow.frontend.frames import RequestError
 from crow.frontend.sessions import Requester
+from crow.store.postgres.store import PostgresStore
 from crow.store.principals import PrincipalStore
+from crow.store.watching import SessionRead
 from tests.frontend.test_cursors import CURSORS, V1, V2, Params, back, cursor_of, reload, script, seen
 from tests.support.postgres import new_database
 from tests.support.scripted_model import Say, call
@@ -321,6 +324,55 @@ async def test_a_client_that_comes_to_a_node_which_lags_behind_gets_nothing_twic
         await follows(other, again, session)
         assert seen(ann.updates + again.updates) == seen(ann.updates)
         assert again.text() == ""
+
+
+async def test_a_node_that_lags_by_several_batches_shows_an_unfinished_answer_once(
+    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("crow.store.postgres.paths._PATH_BATCH", 2)
+    hold = anyio.Event()
+    last = Say(text=("Three.",), hold=hold)
+    says = (Say(text=("One.",), calls=(call("nothing"),)), Say(text=("Two.",), calls=(call("nothing"),)), last)
+    async with nodes(tmp_path, database, says) as (one, other):
+        ann, bob = await one.client(), await other.client()
+        session = await ann.new()
+        await bob.open("session/load", session)
+        async with other.host.open[session].session.branch._lock:  # as if the database did not answer
+            turn = asyncio.create_task(ann.prompt(session, "a"))
+            await last.reached.wait()
+            store = cast(PostgresStore, await one.host.store())
+            async with aclosing(store.watch(session)) as all_news:
+                while (await anext(all_news)).draft is None:
+                    pass
+        await bob.until_kind("agent_message_chunk", "Three.")
+        hold.set()
+        assert (await turn)["stopReason"] == "end_turn"
+        await follows(other, bob, session)
+        assert bob.text() == "One.Two.Three."
+
+
+async def test_a_client_can_load_a_session_while_its_unfinished_answer_cannot_be_read(
+    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def look(*_args: object) -> SessionRead:
+        raise StoreUnavailable("The database does not answer.")
+
+    hold = anyio.Event()
+    say = Say(text=("One.",), hold=hold)
+    async with nodes(tmp_path, database, (say,)) as (one, other):
+        ann, bob = await one.client(), await other.client()
+        session = await ann.new()
+        turn = asyncio.create_task(ann.prompt(session, "a"))
+        await say.reached.wait()
+        with monkeypatch.context() as broken, anyio.fail_after(60):
+            broken.setattr("crow.frontend.following.CATCH_UP_S", 0)
+            broken.setattr(PostgresStore, "_look", look)
+            await bob.open("session/load", session)
+        await bob.until_kind("agent_message_chunk", "One.")
+        hold.set()
+        assert (await turn)["stopReason"] == "end_turn"
+        await follows(other, bob, session)
+        assert bob.text() == "One."
 
 
 async def test_a_turn_with_an_entry_that_was_stored_unconfirmed_blocks_no_node(tmp_path: Path, database: str) -> None:

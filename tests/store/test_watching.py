@@ -121,6 +121,20 @@ async def test_long_news_come_in_batches_of_bounded_size(stores: AnyStores) -> N
     assert max(len(one.entries) for one in batches) <= 256
 
 
+@pytest.mark.parametrize("count", [255, 300])
+async def test_a_draft_comes_after_all_entries_before_it(stores: AnyStores, count: int) -> None:
+    writer, watcher = await stores.open(), await stores.open()
+    await writer.create_session(new_session())
+    user = await begin(writer, "s1", "hi")
+    made = [user, *await add(writer, "s1", *(result(1, f"{number}") for number in range(count)), turn=user.turn)]
+    draft = {"message_id": "a1", "text": "so far", "thought": "hm"}
+    await writer.save_draft("s1", after_leaf=made[-1].id, turn=user.turn, **draft)
+    async with aclosing(watcher.watch("s1")) as news:
+        entries, last = await until(news, lambda one: one.draft is not None)
+    assert entries == made
+    assert last.draft == Draft(**draft)
+
+
 async def test_a_cursor_can_be_any_number(stores: AnyStores) -> None:
     store = await stores.open()
     await store.create_session(new_session())
