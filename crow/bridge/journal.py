@@ -13,22 +13,23 @@ if TYPE_CHECKING:
 
     Message: TypeAlias = dict[str, Any]
 
+
+class _AsUsual:
+    """The options of `json.loads`."""
+
+    strict = True
+    object_hook = object_pairs_hook = array_hook = None
+    parse_int, parse_float, parse_constant = int, float, float
+
+
 try:
     from _json import make_scanner
-except ImportError:  # `json` takes 4 ms, because it imports `re`
-    from json import JSONDecoder
-
-    _scan = JSONDecoder().scan_once  # type: ignore[attr-defined]
-else:
-
-    class _AsUsual:
-        """The options of `json.loads`."""
-
-        strict = True
-        object_hook = object_pairs_hook = None
-        parse_int, parse_float, parse_constant = int, float, float
 
     _scan = make_scanner(_AsUsual)  # type: ignore[arg-type]
+except (ImportError, AttributeError):  # some Pythons have no such scanner, or one with more options
+    from json import JSONDecoder  # takes 4 ms, because it imports `re`
+
+    _scan = JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 _SPACES = " \t\n\r"
 

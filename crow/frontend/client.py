@@ -352,10 +352,15 @@ class SessionClient:
             await self._show_prompt_of_other(prompt.message_id, updates)
         await self._is_known.wait()
         async with self._updating:
-            if (entry or 0) > self._replayed_to:
-                self.place.pass_prompt(entry=entry, command=prompt.message_id if prompt.command is not None else "")
+            self._pass_prompt(prompt, entry)
             if not is_own:
                 await self.send(turn_state_update({"state": "running"}))
+
+    def _pass_prompt(self, prompt: PendingPrompt, entry: int | None) -> None:
+        """Moves the cursor to the beginning of a turn. Does nothing if a replay or a resume has already sent `entry`,
+        because the cursor may be at a later place by then."""
+        if (entry or 0) > self._replayed_to:
+            self.place.pass_prompt(entry=entry, command=prompt.message_id if prompt.command is not None else "")
 
     async def show_turn_end(self, prompt: PendingPrompt, state: Mapping[str, Any], *, is_own: bool) -> None:  # noqa: ARG002
         """Sends the `state` in which a turn ended. Sends nothing to the client that sent the prompt, because that

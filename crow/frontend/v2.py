@@ -85,7 +85,8 @@ class SessionClientV2(SessionClient):
     async def show_turn(self, prompt: PendingPrompt, entry: int | None, *, is_own: bool) -> None:  # noqa: ARG002
         """See `SessionClient.show_turn`."""
         await self.turn_began(prompt)
-        self.place.pass_prompt(entry=entry, command=prompt.message_id if prompt.command is not None else "")
+        async with self._updating:
+            self._pass_prompt(prompt, entry)
 
     async def show_turn_end(self, prompt: PendingPrompt, state: Mapping[str, Any], *, is_own: bool) -> None:  # noqa: ARG002
         """See `SessionClient.show_turn_end`."""

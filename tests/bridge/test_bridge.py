@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import json
+import runpy
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,22 @@ async def test_messages_pass_unchanged_in_both_directions(server: FakeServer) ->
         assert server.received[-1] == json.loads(odd)
         server.last.raw(b"\x81\x15" + b'{"a":\n\r 1, "b": "\xc3\xa9"}')
         await editor.until(lambda: editor.lines[-1] == b'{"a":   1, "b": "\xc3\xa9"}')
+
+
+@pytest.mark.parametrize(("option", "is_used"), [("array_hook", True), ("an_option_of_a_later_python", False)])
+def test_a_json_scanner_with_more_options_does_not_stop_the_bridge(
+    monkeypatch: pytest.MonkeyPatch, option: str, is_used: bool
+) -> None:
+    scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+
+    def make_scanner(options: object) -> object:
+        getattr(options, option)
+        return scan
+
+    monkeypatch.setattr("_json.make_scanner", make_scanner)
+    journal = runpy.run_path(inspect.getfile(Journal))
+    assert (journal["_scan"] is scan) == is_used
+    assert journal["_parse"](b'{"id": [1, 2.5, "\xc3\xa9"]}') == {"id": [1, 2.5, "é"]}
 
 
 async def test_a_large_message_passes_and_one_over_the_limit_is_refused(server: FakeServer) -> None:

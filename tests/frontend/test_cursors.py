@@ -341,6 +341,28 @@ async def test_a_turn_that_runs_while_a_client_loads_the_session_is_shown_once(t
         assert [each["status"] for each in client.kinds_and_texts() if "toolCallId" in each] == ["failed"]
 
 
+@pytest.mark.parametrize("version", [V1, V2])
+async def test_a_turn_that_a_load_has_sent_already_moves_no_cursor_back(tmp_path: Path, version: Params) -> None:
+    async with shared(tmp_path, Say(text=("One.",)), Say(text=("Two.",))) as host:
+        writer = await host.client()
+        session = await writer.new()
+        await writer.prompt(session, "a")
+
+        async def run_turn() -> None:
+            await writer.prompt(session, "b")
+
+        requester = Requester(view=lambda store: SlowStore(store, run_turn))
+        client = await host.client(**version, requester=requester)
+        if version is V1:
+            await client.open("session/load", session)
+        else:
+            await client.open("session/resume", session, replayFrom={"type": "start"})
+        await host.host.open[session].clients.attachments[-1].flushed()
+        assert [text for kind, _, text in seen(client.updates)] == ["a", "One.", "b", "Two."]
+        come_back = await back(host, session, cursor_of(client.updates[-1]), **version)
+        assert seen(come_back.updates) == []
+
+
 async def test_a_turn_that_ends_while_a_client_comes_back_loses_nothing(tmp_path: Path) -> None:
     hold = anyio.Event()
     say = Say(text=("Hel", "lo"), hold=hold)
