@@ -617,7 +617,7 @@ class Session:
             cwd, directories = self._place
             await branch.change(SessionChanges(cwd=cwd, additional_directories=directories))
         if self.adapters.node and node_of(branch.row) != self.adapters.node:
-            await branch.change(SessionChanges(config={**branch.row.config, NODE_KEY: self.adapters.node}))
+            await branch.change(SessionChanges(config={NODE_KEY: self.adapters.node}))
         if self._remarks:
             remarks, self._remarks = self._remarks, []
             await branch.record([new_remark(text) for text in remarks])
