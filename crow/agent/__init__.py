@@ -171,16 +171,14 @@ SUBAGENT_ROLE = (
 is left out."""
 
 
-def config_of_own(config: JsonObject) -> JsonObject:
-    """Return the configuration that a sub-agent gets when a client opens it as a session of its own."""
+def changes_of_own(config: JsonObject) -> JsonObject:
+    """Return the changes to a sub-agent's configuration when a client opens the sub-agent as a session of its own."""
     append = config.get("system_prompt_append")
     before, role, after = append.rpartition(SUBAGENT_ROLE) if isinstance(append, str) else ("", "", "")
     if not role:
-        return config
+        return {}
     rest = f"{before.rstrip()}\n\n{after.lstrip()}".strip()  # `after` has the instructions of the sub-agent's kind
-    return {name: value for name, value in config.items() if name != "system_prompt_append"} | (
-        {"system_prompt_append": rest} if rest else {}
-    )
+    return {"system_prompt_append": rest or None}
 
 
 def new_session_id() -> str:

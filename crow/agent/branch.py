@@ -416,7 +416,7 @@ class Branch:
     async def set_option(self, name: str, value: str | bool) -> None:
         """Change an option in the session's configuration. The change applies from the next turn on."""
         if self.row.config.get(name) != value:
-            changes = SessionChanges(config={**self.row.config, name: value})
+            changes = SessionChanges(config={name: value})
             if name == "thought_level":
                 previous = _option(self.row, "thought_level")
                 await self._change_option(Note(about="thought_level", value=str(value), previous=previous), changes)
@@ -445,7 +445,7 @@ class Branch:
         with the value that the session keeps. Return the options that were set."""
         adopted = {} if keep else usable_options(options, offered)
         if adopted:
-            await self.change(option_changes(self.row, adopted))
+            await self.change(option_changes(adopted))
             await self.publish(OptionsChanged())
         kept = [
             NewEntry(body=Note(about=about, value=_option(self.row, about), previous=value))
@@ -509,13 +509,13 @@ def usable_options(options: Options, offered: Collection[str]) -> Options:
     return {about: value for about, value in options.items() if value in valid[about]}
 
 
-def option_changes(row: SessionRow, options: Options) -> SessionChanges:
+def option_changes(options: Options) -> SessionChanges:
     """Return the changes to the session's row that set these options."""
     changes = SessionChanges()
     if "model" in options:
         changes["model"] = options["model"]
     if "thought_level" in options:
-        changes["config"] = {**row.config, "thought_level": options["thought_level"]}
+        changes["config"] = {"thought_level": options["thought_level"]}
     return changes
 
 

@@ -618,7 +618,7 @@ class Session:
             await branch.change(SessionChanges(cwd=cwd, additional_directories=directories))
         is_other_node = bool(self.adapters.node) and node_of(branch.row) != self.adapters.node
         if is_other_node and await self.files_elsewhere() is None:
-            await branch.change(SessionChanges(config={**branch.row.config, NODE_KEY: self.adapters.node}))
+            await branch.change(SessionChanges(config={NODE_KEY: self.adapters.node}))
         if self._remarks:
             remarks, self._remarks = self._remarks, []
             await branch.record([new_remark(text) for text in remarks])

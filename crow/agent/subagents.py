@@ -279,7 +279,8 @@ class SubAgents:
         if tail.row.parent_id != row.id:
             raise unknown
         branch = Branch(store, client, tail)
-        await branch.change(SessionChanges(mode=mode, model=model, config=config))
+        replaced = {**dict.fromkeys(branch.row.config), **config}
+        await branch.change(SessionChanges(mode=mode, model=model, config=replaced))
         return branch
 
     async def _begin(self, branch: Branch, task: Task, client: SubAgentClient) -> None:

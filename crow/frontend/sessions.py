@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import anyio
 import anyio.abc
 
-from crow.agent import config_of_own, new_session_id
+from crow.agent import changes_of_own, new_session_id
 from crow.agent.branch import option_changes, options_at, usable_options
 from crow.agent.permissions import bind_rules
 from crow.agent.session import Session
@@ -28,7 +28,6 @@ from crow.domain.errors import (
     StoreUnavailable,
 )
 from crow.domain.events import NoticeShown, TitleChanged
-from crow.domain.messages import JsonObject
 from crow.domain.rendering import title_line
 from crow.frontend.attached import AttachedClient, AttachedClients, Origin
 from crow.frontend.client import ClientConnection, SessionClient
@@ -40,7 +39,7 @@ from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorRequests, EditorWorkspace, SharedWorkspace
 from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail, node_of
-from crow.store.codec import merged_metadata
+from crow.store.codec import changed_config, merged_metadata
 from crow.store.watching import Draft
 from crow.tools import Workspace
 from crow.tools.servers import McpServer, StdioServer
@@ -275,8 +274,9 @@ class OpenSessions:
                 original = await store.session(session_id)
                 options = usable_options(await options_at(store, original, original.leaf, entry), self.host.models)
                 if options:
-                    row = await store.update_session(row.id, option_changes(row, options))
-            if (config := changed_config(config_of_own(row.config), request.config)) != row.config:
+                    row = await store.update_session(row.id, option_changes(options))
+            config = {**changes_of_own(row.config), **request.config}
+            if changed_config(row.config, config) != row.config:
                 await store.update_session(row.id, SessionChanges(config=config))
         return self._start(await store.open_session(row.id), request, contents)
 
@@ -405,8 +405,8 @@ class OpenSessions:
                 await hosted.session.branch.merge_metadata(request.metadata)
         if hosted is not None:
             known = hosted.session.branch.row.config
-            if (config := changed_config(known, request.config)) != known:
-                await hosted.session.branch.change(SessionChanges(config=config))
+            if changed_config(known, request.config) != known:
+                await hosted.session.branch.change(SessionChanges(config=request.config))
 
     async def close(self, session_id: str) -> None:
         """Cancels the turn of a session and closes the session. If other clients use the session too, or if this
@@ -631,8 +631,8 @@ class OpenSessions:
         :raises StoreUnavailable: the configuration cannot be stored.
         """
         row = tail.row
-        known = row.config if row.parent_id is None else config_of_own(row.config)
-        if (config := changed_config(known, request.config)) != row.config:
+        config = {**({} if row.parent_id is None else changes_of_own(row.config)), **request.config}
+        if changed_config(row.config, config) != row.config:
             row = await store.update_session(row.id, SessionChanges(config=config))
             tail = replace(tail, row=row)
         cwd, directories = request.cwd, request.directories
@@ -696,12 +696,6 @@ class OpenSessions:
         if self.host.is_warm:
             session.warm()
             await self.host.warn_about_sandbox()
-
-
-def changed_config(config: JsonObject, changes: JsonObject) -> JsonObject:
-    """Returns a session's configuration with `changes` applied. If a member of `changes` is None, that member is
-    removed."""
-    return {name: value for name, value in {**config, **changes}.items() if value is not None}
 
 
 def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, Any]:

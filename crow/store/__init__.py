@@ -90,7 +90,8 @@ def node_of(row: SessionRow) -> str:
 
 
 class SessionChanges(TypedDict, total=False):
-    """Columns to set in a session's row. Columns that are left out stay as they are."""
+    """Columns to set in a session's row. Columns that are left out stay as they are. `config` has only those keys
+    of the session's configuration that change. A key whose value is None is removed."""
 
     title: str | None
     title_by_user: bool

@@ -156,6 +156,12 @@ def from_json(text: str | bytes | None, default: Any) -> Any:
     return value if type(value) is type(default) else default
 
 
+def changed_config(config: JsonObject, changes: JsonObject) -> JsonObject:
+    """Return a session's configuration with `changes` applied. If a member of `changes` is None, that member is
+    removed."""
+    return {name: value for name, value in {**config, **changes}.items() if value is not None}
+
+
 def merged_metadata(metadata: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a session's metadata with `patch` merged into it. Objects are merged member by member. Null removes a
     member. Any other value replaces the old value (RFC 7396).

@@ -503,6 +503,25 @@ async def test_messages_that_another_process_added_are_included_with_a_remark(tm
         assert any("Another process added" in remark.text for remark in first.client.stored(Remark))
 
 
+async def test_options_that_two_processes_set_undo_neither_each_other_nor_the_name_of_the_node(tmp_path: Path) -> None:
+    here, there = ScriptedModel(Say(text=["1"]), Say(text=["2"])), ScriptedModel()
+    async with opened(tmp_path, here) as first, opened(tmp_path, there, session_id="s1") as second:
+        first.session.adapters = replace(first.session.adapters, node="one")
+        await second.session.branch.set_option("auto_compact", False)
+        await first.session.branch.set_option("thought_level", "high")
+        assert (await first.store.session("s1")).config == {"auto_compact": False, "thought_level": "high"}
+        await second.session.branch.set_option("auto_compact", True)
+        await first.session.prompt(text("a"))
+        expected = {"auto_compact": True, "thought_level": "high", "node": "one"}
+        assert (await first.store.session("s1")).config == expected
+        await first.session.branch.set_option("thought_level", "low")
+        await first.session.prompt(text("b"))
+        await second.session.branch.set_option("auto_compact", False)
+        await first.session.prompt(text("/undo"))  # restores the thought level
+        await first.session.prompt(text("/undo"))
+        assert (await first.store.session("s1")).config == expected | {"auto_compact": False}
+
+
 async def test_every_announced_call_has_its_own_id(tmp_path: Path) -> None:
     model = ScriptedModel(
         Say(calls=(call("look", "same"), call("look", "same"))), Say(calls=(call("look", "same"),)), Say(text=["ok"])

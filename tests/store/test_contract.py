@@ -105,6 +105,16 @@ async def test_changes_touch_the_named_columns_and_no_other(store: Store) -> Non
     assert await store.update_session("s1", SessionChanges()) == after
 
 
+async def test_a_change_of_the_configuration_sets_and_removes_only_its_own_keys(store: Store) -> None:
+    await store.create_session(new_session(config={"a": 1, "b": 2, "c": {"x": 1}}))
+    row = await store.update_session("s1", SessionChanges(config={"b": None, "c": {"y": 2}, "gone": None}))
+    assert row.config == {"a": 1, "c": {"y": 2}}
+    await store.append("s1", leaf=None, turn=1, entries=[New(body=said("x"))], changes=SessionChanges(config={"d": 4}))
+    row = await store.session("s1")
+    assert row.config == {"a": 1, "c": {"y": 2}, "d": 4}
+    assert (await store.update_session("s1", SessionChanges(config={}, mode="plan"))).config == row.config
+
+
 async def test_a_title_by_the_user_is_only_replaced_by_another_one(store: Store) -> None:
     await store.create_session(new_session(title="T"))
     assert (await store.update_session("s1", SessionChanges(title="made"))).title == "made"

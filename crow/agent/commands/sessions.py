@@ -48,7 +48,7 @@ async def fork(context: CommandContext, argument: str) -> str:
     )
     options = await options_at(context.store, row, context.branch.leaf, place.entry)
     if usable := usable_options(options, context.models):
-        await context.store.update_session(made.id, option_changes(made, usable))
+        await context.store.update_session(made.id, option_changes(usable))
     titled = f", {quoted(made.title)}" if made.title else ""
     return f"Forked {place.words}: `{made.id}`{titled}. Open it from the list of sessions; this one is unchanged."
 

@@ -10,7 +10,7 @@ import asyncpg
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.store import NewSession, SessionChanges, SessionPage, SessionRow
-from crow.store.codec import merged_metadata, to_json
+from crow.store.codec import changed_config, from_json, merged_metadata, to_json
 from crow.store.postgres.database import Sql, UsesDatabase, folded, plain, snapshot, transaction
 from crow.store.postgres.paths import newest_of_kind, session_row, session_values
 from crow.store.rows import JSON_COLUMNS, SESSION_COLUMNS, cursor_after, parse_cursor, session_of, title_of_fork
@@ -250,8 +250,8 @@ class SessionMethods(UsesDatabase):
 
 
 async def change_session(sql: Sql, session_id: str, changes: SessionChanges) -> None:
-    """Set columns of an existing row. A title that the user chose is replaced only by another title that the user
-    chose. Archiving does not change `updated_ms`.
+    """Set columns of an existing row, and keys of its configuration. A title that the user chose is replaced only by
+    another title that the user chose. Archiving does not change `updated_ms`.
 
     :raises ArgumentError: the alias belongs to another session.
     """
@@ -261,6 +261,10 @@ async def change_session(sql: Sql, session_id: str, changes: SessionChanges) -> 
             del (changes := changes.copy())["title"]
     if not changes:
         return
+    if "config" in changes:
+        (known,) = await session_values(sql, session_id, "config")
+        config = changed_config(from_json(known, {}), changes["config"])
+        changes = changes | SessionChanges(config=config)
     values = {name: _column(name, value) for name, value in changes.items()}
     if "title" in changes:
         values["folded_title"] = None if changes["title"] is None else folded(changes["title"])

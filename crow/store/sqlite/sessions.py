@@ -23,7 +23,7 @@ from sqlite3 import Connection
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.store import NewSession, SessionChanges, SessionPage, SessionRow
-from crow.store.codec import merged_metadata, to_json
+from crow.store.codec import changed_config, from_json, merged_metadata, to_json
 from crow.store.owner import is_alive
 from crow.store.rows import JSON_COLUMNS, SESSION_COLUMNS, cursor_after, parse_cursor, session_of, title_of_fork
 from crow.store.sqlite.connection import insert
@@ -333,8 +333,8 @@ def _closed_openings(sql: Connection) -> list[str]:
 
 
 def change_session(sql: Connection, session_id: str, changes: SessionChanges) -> None:
-    """Set columns of an existing row. A title that the user chose is replaced only by another title that the user
-    chose. Archiving does not change `updated_ms`.
+    """Set columns of an existing row, and keys of its configuration. A title that the user chose is replaced only by
+    another title that the user chose. Archiving does not change `updated_ms`.
 
     :raises ArgumentError: the alias belongs to another session.
     """
@@ -342,6 +342,10 @@ def change_session(sql: Connection, session_id: str, changes: SessionChanges) ->
         del (changes := changes.copy())["title"]
     if not changes:
         return
+    if "config" in changes:
+        (known,) = session_values(sql, session_id, "config")
+        config = changed_config(from_json(known, {}), changes["config"])
+        changes = changes | SessionChanges(config=config)
     alias = changes.get("alias")
     if alias is not None:
         (principal,) = session_values(sql, session_id, "principal")

@@ -73,7 +73,10 @@ class ConfinedProcess(Process):
         """Why the command never began."""
         if not self.is_reported or not self.exited.is_set() or "started" in self._lines:
             return ""
-        return " ".join(self._lines) or "bubblewrap was ended"
+        code = self._transport.get_returncode()
+        # If bubblewrap itself fails, it says why. If it says nothing and was not killed, the command has read what the
+        # script reported: a process in the sandbox can read the script's standard error from /proc.
+        return " ".join(self._lines) or ("bubblewrap was ended" if code is None or code < 0 else "")
 
     @property
     def returncode(self) -> int | None:
