@@ -256,10 +256,9 @@ class Branch:
         """Prepare for `follow`. Call this before the first call of `follow`."""
         self._own = set()
 
-    async def follow(self, news: News) -> tuple[tuple[Entry, ...], SessionRow]:
+    async def follow(self, news: News) -> tuple[Entry, ...]:
         """Take over what other processes have changed. The caller passes every `News` of
-        :class:`crow.store.watching.Watcher`, in order. Returns two things: the entries in `news` that other processes
-        stored, and the session's row as it was before the call.
+        :class:`crow.store.watching.Watcher`, in order. Returns the entries in `news` that other processes stored.
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """
@@ -280,7 +279,7 @@ class Branch:
                     self.row = before
                     raise
             self._own.difference_update(entry.id for entry in news.entries)
-        return foreign, before
+        return foreign
 
     async def _advance(self, entries: Sequence[Entry]) -> None:
         """Move to the session's current leaf. `entries` are new entries by other processes. A later call may bring

@@ -463,6 +463,8 @@ class AttachedClients(ClientGroup):
         self._turn_id = ""
         self.leaf: Callable[[], int | None] = lambda: None
         self.runs_elsewhere: Callable[[], bool] = lambda: False
+        self.on_publish: Callable[[Event], object] = lambda _event: None
+        """Called with each event of the session before it is sent."""
         self.place = CursorTracker()
         """The place in the session's log up to which all events have been published."""
 
@@ -549,6 +551,7 @@ class AttachedClients(ClientGroup):
 
     async def publish(self, event: Event) -> None:
         """See `ClientGroup`."""
+        self.on_publish(event)
         if isinstance(event, EntryStored):
             self.place.pass_entry(event.entry)
         if isinstance(event, SubagentChanged):

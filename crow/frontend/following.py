@@ -15,11 +15,12 @@ from crow.agent.session import PendingPrompt, Session
 from crow.agent.templates import ParsedCommand
 from crow.domain.entries import Assistant, Command, Entry, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError, StoreUnavailable
-from crow.domain.events import ModeChanged, OptionsChanged, PlanChanged, TitleChanged
+from crow.domain.events import Event, ModeChanged, OptionsChanged, PlanChanged, TitleChanged
 from crow.domain.replay import RemoteTurn
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.attached import AttachedClients
-from crow.store import NODE_KEY, SessionRow, Store, Tail
+from crow.frontend.options import CONFIG_KEYS
+from crow.store import SessionRow, Store, Tail
 from crow.store.watching import Draft, News, Watcher
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,9 @@ class HostedFollower:
         self._is_free = True
         self._news = anyio.Event()
         self._wake = anyio.Event()
+        row = session.branch.row
+        self._title, self._mode, self._options = row.title, row.mode, _options_of(row)  # as last shown to the clients
+        clients.on_publish = self._note_shown
         session.branch.be_followed()
         session.branch.on_release = self._hurry
 
@@ -158,8 +162,8 @@ class HostedFollower:
     async def _take(self, news: News) -> None:
         session, branch = self._session, self._session.branch
         plan = branch.plan
-        foreign, before = await branch.follow(news)
-        claimed_to, after = branch.claimed_to, branch.row
+        foreign = await branch.follow(news)
+        claimed_to = branch.claimed_to
         self._held += foreign
         is_foreign = bool(self._held)
         self._read_to = max(self._read_to, news.entries[-1].id if news.entries else 0)
@@ -171,7 +175,7 @@ class HostedFollower:
         if claimed_to is None and news.is_elsewhere and news.draft is not None:
             for event in self._turn.grow(news.draft.message_id, news.draft.text, news.draft.thought):
                 await branch.publish(event)
-        await self._show_settings(before, after)
+        await self._show_settings()
         if is_foreign and branch.plan != plan:
             await branch.publish(PlanChanged(plan=branch.plan))
         if is_foreign and not self._held and not news.is_elsewhere:
@@ -195,14 +199,25 @@ class HostedFollower:
             with suppress(StoreError):
                 await session.adapters.store.open_session(session.id)
 
-    async def _show_settings(self, before: SessionRow, after: SessionRow) -> None:
+    async def _show_settings(self) -> None:
+        """Publishes the settings that differ from what the clients were last shown. Any method of the branch may have
+        read them from the store."""
         branch = self._session.branch
-        if after.title != before.title:
-            await branch.publish(TitleChanged(title=after.title))
-        if after.mode != before.mode:
-            await branch.publish(ModeChanged(mode=after.mode))
-        if _options_of(after) != _options_of(before):
+        if branch.row.title != self._title:
+            await branch.publish(TitleChanged(title=branch.row.title))
+        if branch.row.mode != self._mode:
+            await branch.publish(ModeChanged(mode=branch.row.mode))
+        if _options_of(branch.row) != self._options:
             await branch.publish(OptionsChanged())
+
+    def _note_shown(self, event: Event) -> None:
+        match event:
+            case TitleChanged(title=title):
+                self._title = title
+            case ModeChanged(mode=mode):
+                self._mode = mode
+            case OptionsChanged():
+                self._options = _options_of(self._session.branch.row)
 
     async def _show(self, entry: Entry) -> None:
         """Publishes the events of an entry that another process has stored."""
@@ -242,7 +257,7 @@ async def draft_of(store: Store, tail: Tail) -> Draft | None:
 
 
 def _options_of(row: SessionRow) -> object:
-    return row.model, {name: value for name, value in row.config.items() if name != NODE_KEY}
+    return row.model, *(row.config.get(name) for name in CONFIG_KEYS)
 
 
 def _prompt_of(entry: Entry) -> PendingPrompt:

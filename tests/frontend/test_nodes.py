@@ -195,6 +195,30 @@ async def test_settings_and_titles_reach_the_other_nodes(tmp_path: Path, databas
         assert (await ann.call("session/list"))["sessions"] == (await bob.call("session/list"))["sessions"]
 
 
+async def test_settings_of_another_node_that_were_read_along_with_own_changes_are_shown_once(
+    tmp_path: Path, database: str
+) -> None:
+    async with nodes(tmp_path, database, (Say(text=("One.",)),)) as (one, other):
+        ann, bob = await one.client(), await other.client()
+        session = await ann.new()
+        await bob.open("session/load", session)
+        await ann.prompt(session, "hello")
+        await ann.call("session/set_mode", sessionId=session, modeId="auto")
+        branch, store = one.host.open[session].session.branch, await one.host.store()
+        async with branch._lock:
+            await bob.call("session/set_title", sessionId=session, title="Greeting")
+            await bob.call("session/set_mode", sessionId=session, modeId="plan")
+            branch.row = await store.session(session)  # as when this node stores something else
+        await bob.call("session/set_config_option", sessionId=session, configId="thought_level", value="high")
+        await ann.until(lambda updates: any("'currentValue': 'high'" in str(each) for each in updates))
+        updates = ann.kinds_and_texts()
+        titles = [
+            each["title"] for each in updates if each["sessionUpdate"] == "session_info_update" and "title" in each
+        ]
+        modes = [each["currentModeId"] for each in updates if each["sessionUpdate"] == "current_mode_update"]
+        assert (titles, modes) == (["hello", "Greeting"], ["auto", "plan"])
+
+
 async def test_undo_and_deletion_reach_the_other_nodes(tmp_path: Path, database: str) -> None:
     says = tuple(Say(text=(text,)) for text in ("One.", "Two."))
     async with nodes(tmp_path, database, says, (Say(text=("Three.",)),)) as (one, other):
