@@ -19,6 +19,7 @@ from crow.domain.errors import StoreUnavailable
 from crow.frontend.frames import RequestError
 from crow.frontend.sessions import Requester
 from crow.store.postgres.store import PostgresStore
+from crow.store.postgres import paths
 from crow.store.principals import PrincipalStore
 from crow.store.watching import SessionRead
 from tests.frontend.test_cursors import CURSORS, V1, V2, Params, back, cursor_of, reload, script, seen
@@ -353,7 +354,7 @@ async def test_a_client_that_comes_to_a_node_which_lags_behind_gets_nothing_twic
 async def test_a_node_that_lags_by_several_batches_shows_an_unfinished_answer_once(
     tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crow.store.postgres.paths._PATH_BATCH", 2)
+    monkeypatch.setattr(paths, "_PATH_BATCH", 2)
     hold = anyio.Event()
     last = Say(text=("Three.",), hold=hold)
     says = (Say(text=("One.",), calls=(call("nothing"),)), Say(text=("Two.",), calls=(call("nothing"),)), last)
