@@ -18,8 +18,8 @@ from crow.domain.entries import NewEntry, Note
 from crow.domain.errors import StoreUnavailable
 from crow.frontend.frames import RequestError
 from crow.frontend.sessions import Requester
-from crow.store.postgres.store import PostgresStore
 from crow.store.postgres import paths
+from crow.store.postgres.store import PostgresStore
 from crow.store.principals import PrincipalStore
 from crow.store.watching import SessionRead
 from tests.frontend.test_cursors import CURSORS, V1, V2, Params, back, cursor_of, reload, script, seen

@@ -108,6 +108,7 @@ async def test_a_client_of_version_1_gets_the_same_with_and_without_the_option(
             await agent.load_session(session, place)
             await agent.wait_for_update("available_commands_update", since=since)
             await agent.wait_for_update("usage_update", since=since)
+            await agent.wait_for_update("session_info_update", since=since)
             await agent.request("session/close", {"sessionId": session})
             lines = [entry.message for entry in agent.log[:2]] + [entry.message for entry in agent.log[since:]]
         ids = {"sessionId", "messageId", "updatedAt"}
