@@ -407,12 +407,23 @@ class Round:
                 await _cancel(living)
                 self.cluster.heal()
                 await asyncio.gather(*(client.finish() for client in clients if client.is_driver))
+                await self._idle()
                 await asyncio.gather(*(client.finish(prompts=False) for client in clients))
                 await asyncio.gather(*self._measures)
                 await self._check(clients)
             finally:
                 await _cancel([*living, *running, *self._measures])
         return self.report
+
+    async def _idle(self) -> None:
+        """Wait until no turn runs. Prompts whose clients have gone may still wait for their turn."""
+        busy = """SELECT id, 'runs' FROM crow.sessions WHERE state = 'running'
+            UNION ALL SELECT session, message_id FROM crow.inbox WHERE crow.is_alive(owner)"""
+        until = time.monotonic() + 60 * self.slow
+        while found := await self.cluster.read(busy):
+            if time.monotonic() > until:
+                raise AssertionError(f"these prompts never end: {[tuple(each) for each in found]}")
+            await asyncio.sleep(0.1)
 
     async def _new_session(self) -> str:
         peer = await Peer.open(self._random.choice(self.cluster.nodes).url, lambda _: None, within_s=60)
