@@ -60,6 +60,8 @@ class Branch:
         self.must_catch_up = False
         """Whether, when the turn was claimed, other processes had stored entries that this process had not published
         yet."""
+        self._refusal: StoreError | None = None
+        """Why the last end of a turn was not stored, if another process has changed the session."""
         self._has_lost_turn = False
         """Whether another process has taken over a turn of this process, and its entries are not in the projection
         yet."""
@@ -313,11 +315,15 @@ class Branch:
     async def end_turn(self, end: TurnEnd) -> None:
         """Store the end of the turn and release the turn. Cancellation does not interrupt this.
 
-        :raises ~crow.domain.errors.StoreError: the end could not be stored. It stays pending, and `settle` tries again.
+        :raises ~crow.domain.errors.StoreError: the end could not be stored. It stays pending, and `settle` tries again,
+            unless another process has changed the session.
         """
         self.store_at_end([NewEntry(body=end)])
+        self._refusal = None
         with anyio.move_on_after(END_S, shield=True):
             await self.settle()
+        if self._refusal is not None:
+            raise self._refusal
 
     async def reject_prompt(self, message_id: str) -> None:
         """Remove a prompt from the inbox because its sender got an error. If the prompt cannot be removed now, `settle`
@@ -342,8 +348,9 @@ class Branch:
             if self._pending_end:
                 try:
                     stored = await self._append(self._pending_end, release=True)
-                except (LeafMoved, SessionBusy, NoSuchSession):
+                except (LeafMoved, SessionBusy, NoSuchSession) as error:
                     logger.exception("Session %s was changed elsewhere during its turn", self.row.id)
+                    self._refusal = error if isinstance(error, StoreError) else None
                     self._has_lost_turn = self._own is not None
                     self._release()
                     if self._own is not None:  # other processes wait for the end of this turn

@@ -11,10 +11,11 @@ import anyio
 import pytest
 
 from crow.domain.entries import Assistant, NewEntry, Note, TurnEnd
-from crow.domain.errors import StoreUnavailable
+from crow.domain.errors import LeafMoved, StoreUnavailable
+from crow.domain.events import EntryStored, Event
 from crow.store import Tail
 from crow.store.sqlite.store import SqliteStore
-from tests.agent.harness import Opened, opened, text
+from tests.agent.harness import NoteTaker, Opened, opened, text
 from tests.support.scripted_model import Say, ScriptedModel
 
 LOCKED = r"crow\.db is locked by another program"
@@ -187,6 +188,19 @@ async def test_a_turn_that_was_claimed_but_cannot_be_read_is_ended_before_the_ne
                 await run.session.prompt(text("first"))
         assert await run.session.prompt(text("second")) == "end_turn"
         assert await ends(run) == [("end", "interrupted"), ("answered", "stop"), ("end", "end_turn")]
+
+
+async def test_a_prompt_whose_end_is_not_stored_since_another_process_moved_the_session_fails(tmp_path: Path) -> None:
+    class Mover(NoteTaker):
+        async def publish(self, event: Event) -> None:
+            await super().publish(event)
+            if isinstance(event, EntryStored) and isinstance(event.entry.body, Assistant):
+                with closing(sqlite3.connect(run.store.database.path, isolation_level=None)) as other:
+                    other.execute("UPDATE sessions SET leaf = NULL")
+
+    async with opened(tmp_path, ScriptedModel(Say(text=["shown"])), client=Mover()) as run:
+        with pytest.raises(LeafMoved, match="Another process changed session s1"):
+            await run.session.prompt(text("first"))
 
 
 @asynccontextmanager
