@@ -14,7 +14,18 @@ import anyio
 
 from crow.agent import Client
 from crow.domain.conversation import Context, Projection
-from crow.domain.entries import Entry, ModelRequest, NewEntry, Note, PlanItem, Prompt, ToolResult, TurnEnd, User
+from crow.domain.entries import (
+    Command,
+    Entry,
+    ModelRequest,
+    NewEntry,
+    Note,
+    PlanItem,
+    Prompt,
+    ToolResult,
+    TurnEnd,
+    User,
+)
 from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import ContextMeasured, EntryStored, Event, ModeChanged, OptionsChanged, TitleChanged
 from crow.domain.messages import JsonObject, Part, Text, Usage
@@ -123,6 +134,13 @@ class Branch:
 
     def _left_out_for(self, info: ModelInfo) -> frozenset[str]:
         return frozenset(each.part for each in info.refused if each.applies_to(self.row.id))
+
+    def prompt_with(self, message_id: str) -> User | Command | None:
+        """The stored prompt with this message id."""
+        bodies = (entry.body for entry in self.entries)
+        return next(
+            (body for body in bodies if isinstance(body, User | Command) and body.message_id == message_id), None
+        )
 
     def newest_user(self) -> Entry | None:
         """The newest user entry in memory."""

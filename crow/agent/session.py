@@ -552,9 +552,7 @@ class Session:
 
     def _keep_command(self, prompt: PendingPrompt) -> None:
         """Store a command without an answer when its turn ends, because a client may have shown the command."""
-        bodies = (entry.body for entry in self.branch.entries)
-        is_stored = any(isinstance(body, Command) and body.message_id == prompt.message_id for body in bodies)
-        if prompt.command is not None and not is_stored:
+        if prompt.command is not None and self.branch.prompt_with(prompt.message_id) is None:
             command = Command(text=prompt.text, answer="", message_id=prompt.message_id)
             self.branch.store_at_end([NewEntry(body=command)])
 

@@ -331,7 +331,10 @@ class SubAgents:
 
     async def _end(self, branch: Branch, turn: Turn | None, client: SubAgentClient, end: TurnEnd) -> None:
         client.end, client.has_ended = end, True
-        await (branch.end_turn(end) if turn is None else turn.end(end))
+        try:
+            await (branch.end_turn(end) if turn is None else turn.end(end))
+        except StoreError as error:
+            client.end = TurnEnd(stop="error", detail=str(error))
         if (running := self.running.pop(branch.row.id, None)) is not None:
             running.ended.set()
         await client.finish(branch)

@@ -465,13 +465,17 @@ class SessionClient:
         """Sends the unfinished message and calls if `event` belongs to one of them. Forgets them if `event` belongs to
         another turn."""
         match event:
-            case events.TextShown(message_id=message_id) | events.ThoughtShown(message_id=message_id):
+            case (
+                events.TextShown(message_id=message_id)
+                | events.ThoughtShown(message_id=message_id)
+                | events.EntryStored(entry=Entry(body=Assistant(message_id=message_id)))
+            ):
                 is_next = message_id == self._live.message[0]
-            case events.EntryStored(entry=Entry(body=Assistant(message_id=message_id))):
-                is_next = message_id == self._live.message[0]
-            case events.CallProgressed(call=call) | events.CallEnded(call=call):
-                is_next = self._live.knows(call)
-            case events.EntryStored(entry=Entry(body=Started(call=call) | ToolResult(call=call))):
+            case (
+                events.CallProgressed(call=call)
+                | events.CallEnded(call=call)
+                | events.EntryStored(entry=Entry(body=Started(call=call) | ToolResult(call=call)))
+            ):
                 is_next = self._live.knows(call)
             case events.EntryStored(entry=Entry(body=User() | Command() | TurnEnd())):
                 is_next = False

@@ -109,10 +109,9 @@ class SessionClientV2(SessionClient):
         async with self._updating:
             expected = self._insertions.get(prompt.message_id)
             if expected is not None:
-                bodies = [entry.body for entry in self.session.branch.entries]
-                users = [body for body in bodies if isinstance(body, User) and body.message_id == prompt.message_id]
-                for user in users:
-                    await self._show_prompt(user.message_id, prompt_updates(user.message_id, user.parts))
+                stored = self.session.branch.prompt_with(prompt.message_id)
+                if isinstance(stored, User):
+                    await self._show_prompt(stored.message_id, prompt_updates(stored.message_id, stored.parts))
             is_inserted = self._insertions.pop(prompt.message_id, None) is None
             if is_inserted or self._state["state"] != "idle":
                 await self._show(idle_state(prompt))
@@ -452,7 +451,7 @@ class NegotiatingAgent(AcpAgent):
             self._host.run_prompt(run, key)
         else:  # sent again, over a new connection
             session, prompt = run.session, run.prompt
-            if opened.hosted.clients.has_begun(prompt) or is_stored(session, prompt):
+            if opened.hosted.clients.has_begun(prompt) or session.branch.prompt_with(prompt.message_id) is not None:
                 return {"messageId": prompt.message_id}
             inserted = client_of(opened).expect(prompt)
         self._cancel_by_id[params.request_id] = lambda: withdraw(session, prompt)
@@ -504,12 +503,6 @@ def turn_error(error: Exception) -> RequestError:
     if isinstance(error, CrowError):
         return error_response(error)
     return request_error(INTERNAL_ERROR, "Internal error. Crow's log has the details.")
-
-
-def is_stored(session: Session, prompt: PendingPrompt) -> bool:
-    """Whether a prompt is part of the conversation."""
-    bodies = (entry.body for entry in session.branch.entries)
-    return any(isinstance(body, User | Command) and body.message_id == prompt.message_id for body in bodies)
 
 
 def withdraw(session: Session, prompt: PendingPrompt) -> None:

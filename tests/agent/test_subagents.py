@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 
 from crow.agent import Adapters, SessionSettings
 from crow.agent.compaction.budget import CompactionPolicy
@@ -16,7 +18,8 @@ from crow.agent.hooks import Hooks
 from crow.agent.permissions import user_rules
 from crow.agent.session import Session
 from crow.domain.entries import Assistant, Checkpoint, File, Skill, ToolResult, TurnEnd
-from crow.domain.events import CallAnnounced, CallProgressed
+from crow.domain.errors import StoreUnavailable
+from crow.domain.events import CallAnnounced, CallProgressed, SubagentChanged
 from crow.domain.messages import SystemMessage, Text, ToolMessage, Usage, UserMessage
 from crow.llm import ModelInfo, Request
 from crow.store import NewSession, SessionChanges
@@ -278,6 +281,55 @@ async def test_cancelling_a_turn_cancels_its_tasks_and_a_later_turn_can_resume_t
     assert child.state == "idle"
     assert [body.text for body in bodies if isinstance(body, Assistant)] == ["thinking"]
     assert bodies[-1] == TurnEnd(stop="cancelled")
+
+
+class Shower(NoteTaker):
+    """A client that shows sub-agents."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = NoteTaker()
+
+    @property
+    def shows_subagents(self) -> bool:
+        return True
+
+    def open_subagent(self, session_id: str) -> NoteTaker:
+        return self.child
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ("UPDATE sessions SET leaf = NULL WHERE parent_id = 's1'", "Another process changed session"),
+        (None, "is locked"),
+    ],
+)
+async def test_a_sub_agent_whose_end_cannot_be_stored_is_shown_as_failed(
+    tmp_path: Path, change: str | None, error: str
+) -> None:
+    hold, client = anyio.Event(), Shower()
+    child = Say(text=["found"], hold=hold)
+    model = Casting(parent=[Say(calls=(task(prompt="child go"),)), Say(text=["ok"])], child=[child])
+    async with running(tmp_path, model, client=client) as run:
+        run.store.database.lock_timeout.timeout_s = 0.01
+        with closing(sqlite3.connect(tmp_path / "crow.db", isolation_level=None)) as other:
+
+            async def disturb() -> None:
+                await child.reached.wait()
+                other.execute(change or "BEGIN IMMEDIATE")
+                hold.set()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(disturb)
+                with suppress(StoreUnavailable):
+                    await run.session.prompt(text("parent go"))
+            if other.in_transaction:
+                other.execute("ROLLBACK")
+    states = [event for event in client.events if isinstance(event, SubagentChanged)]
+    assert [event.state for event in states] == [None, "running", "idle"]
+    assert states[-1].stop == "error"
+    assert error in states[-1].detail
 
 
 async def ids_of_tasks(run: Running) -> list[Any]:

@@ -273,12 +273,7 @@ async def test_a_session_names_the_node_that_has_its_files(tmp_path: Path, datab
 async def test_a_node_that_wakes_up_after_a_take_over_ends_its_turn(tmp_path: Path, database: str) -> None:
     first = Say(text=("One.",), hold=anyio.Event())
     async with nodes(tmp_path, database, (first, Say(text=("Three.",))), (Say(text=("Two.",)),)) as (one, other):
-        ann, bob = await one.client(), await other.client()
-        session = await ann.new()
-        await bob.open("session/load", session)
-        turn = asyncio.create_task(ann.prompt(session, "a"))
-        await first.reached.wait()
-        waiting = asyncio.create_task(bob.prompt(session, "b"))
+        ann, bob, session, turn, waiting = await with_waiting_prompt(one, other, first)
         connection = await asyncpg.connect(database)
         owner = await connection.fetchval("SELECT owner FROM crow.sessions WHERE id = $1", session)
         while not other.model.requests:  # as if the lease of the first node had ended
