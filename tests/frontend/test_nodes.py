@@ -151,7 +151,8 @@ async def test_a_waiting_prompt_can_be_cancelled(tmp_path: Path, database: str) 
     hold = anyio.Event()
     first = Say(text=("One.",), hold=hold)
     async with nodes(tmp_path, database, (first,), ()) as (one, other):
-        _, _, session, turn, waiting = await with_waiting_prompt(one, other, first)
+        _, bob, session, turn, waiting = await with_waiting_prompt(one, other, first)
+        await follows(other, bob, session)
         store = await other.host.store()
         hosted = other.host.open[session]
         hosted.session.withdraw(hosted.session._queue[0])  # what $/cancel_request does
