@@ -34,8 +34,7 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only one way to
 KILL_S = 0.3  # time for the event loop to notice that a killed child has ended; only an unkillable child takes longer
 POLL_S = 0.01
 EXEC_READS = 5
-"""If crow reads an empty environment this many times, it concludes that the environment of the process is really empty.
-A single read proves nothing, because the process may be in the middle of an `exec`."""
+"""How many times in a row crow reads the environment of a process that is in the middle of an `exec`."""
 
 EXEC_POLLS = 50
 """How many times crow checks an orphan that is in the middle of an `exec`. Until the `exec` is done, crow cannot tell
@@ -357,23 +356,28 @@ class Process(asyncio.SubprocessProtocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessState:
-    """A line of /proc/PID/stat: one letter for the state, and the ids of the parent, group and session."""
+    """A line of /proc/PID/stat: one letter for the state, the ids of the parent, group and session, and whether the
+    environment is empty. In the middle of an `exec`, it is not known whether the environment is empty."""
 
     state: bytes
     parent: int
     group: int
     session: int
+    has_empty_environment: bool
 
     @classmethod
     def of(cls, pid: int | str) -> ProcessState | None:
         """The state of a process; None if the process has ended, or if the system does not show its state."""
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
-                state, *ids = file.read().rpartition(b")")[2].split()[:4]
+                state, *fields = file.read().rpartition(b")")[2].split()
+            parent, group, session = map(int, fields[:3])
+            start_code, env_start, env_end = fields[22], *fields[46:48]
         except (OSError, ValueError):
             return None
-        parent, group, session = map(int, ids)
-        return cls(state=state, parent=parent, group=group, session=session)
+        # An `exec` sets start_code last. Until then, the system shows 0 or 1.
+        is_empty = env_start == env_end and start_code not in (b"0", b"1")
+        return cls(state=state, parent=parent, group=group, session=session, has_empty_environment=is_empty)
 
     @property
     def is_running(self) -> bool:
@@ -390,23 +394,20 @@ class Relative:
 
     def has_mark(self, mark: str) -> bool | None:
         """Whether the process was started with this mark in its environment. None means that the process is in the
-        middle of an `exec`. During an `exec`, the system shows neither the environment nor the arguments of the
-        process."""
+        middle of an `exec`. During an `exec`, the system does not show the environment."""
         try:
             for _ in range(EXEC_READS):
-                if environment := self._read("environ"):
+                if environment := self._environment():
                     return mark.encode() in environment
                 found = ProcessState.of(self.pid)
-                if found is None or not found.is_running:
+                if found is None or not found.is_running or found.has_empty_environment:
                     return False
-                if not self._read("cmdline"):
-                    return None
         except OSError:
-            pass
-        return False
+            return False
+        return None
 
-    def _read(self, name: str) -> bytes:
-        with open(f"/proc/{self.pid}/{name}", "rb") as file:
+    def _environment(self) -> bytes:
+        with open(f"/proc/{self.pid}/environ", "rb") as file:
             return file.read()
 
     def is_running_outside(self, group: int) -> bool:

@@ -111,7 +111,7 @@ async def test_the_end_of_stdin_ends_it_quietly(server: FakeServer) -> None:
     assert "result" in json.dumps(await say(process, INITIALIZE))
     assert await process.communicate(b"") == (b"", b"")
     assert process.returncode == 0
-    assert server.last.closed_with == b"\x03\xe8"
+    assert await server.last.closed_with == b"\x03\xe8"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

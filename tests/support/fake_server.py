@@ -25,6 +25,7 @@ class Connection:
         self.is_open = True
         self.headers: dict[str, str] = {}
         self.pongs = True
+        self.closed_with: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def upgrade(self, give_id: Callable[[str], str], *, status: str = "", extra: str = "") -> bool:
         """Answer the HTTP request; with a `status`, refuse it."""
@@ -66,7 +67,7 @@ class Connection:
                 case 1:
                     return data
                 case 8:
-                    self.closed_with = data
+                    self.closed_with.set_result(data)
                     return None
                 case 9 if self.pongs:
                     self.frame(10, data)
