@@ -19,6 +19,9 @@ from pydantic import SecretStr
 from crow.agent.hooks import Hook
 from crow.domain.errors import ArgumentError
 from crow.llm import EndpointMemory, Model
+from crow.llm.dialect import Dialect
+from crow.llm.endpoint import Endpoint, EndpointTimeouts
+from crow.llm.offline import OfflineModel
 from crow.log import mask_in_log
 from crow.runtime import forbid_inspection, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target
@@ -28,6 +31,7 @@ from crow.settings.values import DatabaseSettings, McpServerSettings, expand_var
 from crow.store import Store
 from crow.store.sqlite.store import SqliteStore
 from crow.tools import Ports, Workspace
+from crow.tools.mcp.logins import Account, Login, LoginFolder
 from crow.tools.process import HiddenKeys
 from crow.tools.process import orphans_ended as orphans_ended  # exported again for the server and the checks
 from crow.tools.sandbox import Confiner
@@ -44,12 +48,9 @@ from crow.tools.servers import (
 from crow.tools.workspace import DiskWorkspace
 
 if TYPE_CHECKING:
-    from crow.llm.endpoint import Endpoint
     from crow.llm.models import Offered
-    from crow.llm.offline import OfflineModel
     from crow.store.admin import Admin
     from crow.tools.mcp.client import McpToolbox, ToolSettings
-    from crow.tools.mcp.logins import Login
 
 
 class EndpointModel(Model, Protocol):
@@ -107,17 +108,12 @@ async def open_model(
 
 def offline_model(settings: Settings) -> OfflineModel:
     """Return the built-in offline model."""
-    from crow.llm.offline import OfflineModel
-
     return OfflineModel(context_window=settings.model.with_name(OFFLINE).context_window)
 
 
 def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
     """Return the endpoint that `target` describes. `key` is the key that the endpoint's `api_key_command` printed.
     Until that command has run, the returned endpoint has the placeholder key "pending"."""
-    from crow.llm.dialect import Dialect
-    from crow.llm.endpoint import Endpoint, EndpointTimeouts
-
     settings, options, preset = target.endpoint, target.options, preset_at(target.base_url)
     if key is None and settings.api_key is not None:
         key = settings.api_key.get_secret_value()
@@ -270,18 +266,18 @@ def read_login(loaded: Loaded, server: HttpServer) -> Login | None:
 
     :raises CrowError: the stored login cannot be read, or the server's URL is not valid.
     """
-    from crow.tools.mcp.auth import account_of
-    from crow.tools.mcp.logins import LoginFolder
-
-    return LoginFolder(login_folder(loaded.paths), mask_in_log).read(account_of(server))
+    return LoginFolder(login_folder(loaded.paths), mask_in_log).read(_account_of(server))
 
 
 def remove_login(loaded: Loaded, server: HttpServer) -> None:
     """Remove the stored login to a server. This function blocks. :raises OSError: the file cannot be removed."""
-    from crow.tools.mcp.auth import account_of
-    from crow.tools.mcp.logins import LoginFolder
+    LoginFolder(login_folder(loaded.paths)).remove(_account_of(server))
 
-    LoginFolder(login_folder(loaded.paths)).remove(account_of(server))
+
+def _account_of(server: HttpServer) -> Account:
+    from crow.tools.mcp.auth import account_of
+
+    return account_of(server)
 
 
 async def revoke_login(login: Login) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from crow.cli import whole_parser
+from crow.cli.arguments import whole_parser
 from crow.cli.reference import describe, manual
 from crow.settings import Settings, values
 from crow.settings.values import Section

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
 
 from crow import __version__
 
-Command: TypeAlias = "Callable[[argparse.Namespace], int | None]"
-"""A function that runs a command and returns the exit code. A return value of None means 0."""
+EVERY_COMMAND = ("run", "chat", "serve", "sessions", "mcp")
+"""The commands whose arguments are added only if the command line names them."""
 
 
-def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """Build the parser of a command line. `commands` maps the name of each command to the function that runs the
-    command.
+def whole_parser() -> argparse.ArgumentParser:
+    """Build the parser with the arguments of every command."""
+    return command_parser(EVERY_COMMAND)
+
+
+def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Build the parser of a command line. It stores the name of the command in `command`.
 
     Some commands have arguments whose definitions import other modules. These arguments are added only if `arguments`
     names the command.
@@ -44,7 +47,7 @@ def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) ->
     ) -> argparse.ArgumentParser:
         description = f"{words[0].upper()}{words[1:]}."
         added = parsers.add_parser(name, parents=parents, aliases=aliases, help=words, description=description)
-        added.set_defaults(command=commands[name])
+        added.set_defaults(command=name)
         return added
 
     run = add("run", "run one prompt: the answer on stdout, what happens on stderr", [settings])
@@ -120,19 +123,13 @@ def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) ->
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    from crow.runtime import importing
-
-    with importing():
-        from crow.terminal.run import add_arguments
+    from crow.terminal.run import add_arguments
 
     add_arguments(parser)
 
 
 def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
-    from crow.runtime import importing
-
-    with importing():
-        from crow.terminal.chat import add_arguments
+    from crow.terminal.chat import add_arguments
 
     add_arguments(parser)
 

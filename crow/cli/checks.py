@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import shlex
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
+from crow.cli.loading import load, load_and_log
 from crow.cli.output import Column, print_json, print_table
 from crow.doctor import Finding, check_everything, list_models, repair_database, store_models
 from crow.domain.errors import ArgumentError
@@ -19,8 +21,17 @@ from crow.tools.servers import StdioServer
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
 
 
-async def run_doctor(loaded: Loaded, options: argparse.Namespace) -> int:
+def doctor(options: argparse.Namespace) -> int:
     """`crow doctor`: print each finding as soon as it is known. Return 1 if a check failed, otherwise 0."""
+    return asyncio.run(_run_doctor(load_and_log(options), options))
+
+
+def models(options: argparse.Namespace) -> None:
+    """`crow models`: print the models that an endpoint offers."""
+    asyncio.run(_print_models(load(options), options))
+
+
+async def _run_doctor(loaded: Loaded, options: argparse.Namespace) -> int:
     console = Console(highlight=False)
     states = set()
 
@@ -41,13 +52,12 @@ async def run_doctor(loaded: Loaded, options: argparse.Namespace) -> int:
     return 1 if "failed" in states else 0
 
 
-async def print_models(loaded: Loaded, options: argparse.Namespace) -> None:
-    """`crow models`: print the models that an endpoint offers."""
-    models = await list_models(loaded, options.provider)
+async def _print_models(loaded: Loaded, options: argparse.Namespace) -> None:
+    offered = await list_models(loaded, options.provider)
     if options.refresh:
-        await store_models(loaded, options.provider, models)
+        await store_models(loaded, options.provider, offered)
     if options.json:
-        return print_json({key: value for key, value in asdict(each).items() if value is not None} for each in models)
+        return print_json({key: value for key, value in asdict(each).items() if value is not None} for each in offered)
     rows = [
         (
             each.name,
@@ -55,7 +65,7 @@ async def print_models(loaded: Loaded, options: argparse.Namespace) -> None:
             "" if each.input_price is None else f"{each.input_price:g}",
             "" if each.output_price is None else f"{each.output_price:g}",
         )
-        for each in models
+        for each in offered
     ]
     columns = (Column("Model"), Column("Window", "number"), Column("USD per million in", "number"))
     return print_table((*columns, Column("out", "number")), rows, empty="The endpoint lists no models.")

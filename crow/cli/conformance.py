@@ -12,6 +12,7 @@ from pathlib import Path
 
 from crow.cli.output import print_json
 from crow.domain.errors import ArgumentError
+from crow.trace import show
 from crow.trace.client import CheckStopped, TimeLimits
 from crow.trace.record import read_recording
 from crow.trace.report import Report, check
@@ -61,6 +62,15 @@ def run_acp_check(options: argparse.Namespace) -> int:
         for line in _hints(report):
             print(line)
     return 1 if report.failed(strict=options.strict) else 0 if run.is_complete else 2
+
+
+def run_trace(options: argparse.Namespace) -> int:
+    """`crow trace`: show or check a recording."""
+    if options.action == "check":
+        return check_recording(options)
+    for line in show.format_recording(read_recording(Path(options.file))):
+        print(line)
+    return 0
 
 
 def check_recording(options: argparse.Namespace) -> int:

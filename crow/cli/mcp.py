@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 import webbrowser
@@ -15,6 +16,7 @@ import anyio
 import anyio.to_thread
 
 from crow import adapters
+from crow.cli.loading import load_and_log
 from crow.cli.output import Column, count, in_terminal, print_json, print_table
 from crow.domain.errors import ArgumentError, ConfigError, CrowError, ToolServerError
 from crow.domain.rendering import on_one_line
@@ -25,6 +27,25 @@ from crow.tools.servers import HttpServer, LoginQuestion, McpServer, OAuthOption
 
 NAME_CHARS = 64
 INPUT_BYTES = 65_536
+
+
+def run_command(options: argparse.Namespace) -> int | None:
+    """`crow mcp`: run one of its commands."""
+    loaded = load_and_log(options)
+    match options.mcp:
+        case "add":
+            add_server(loaded, options)
+        case "remove":
+            remove(loaded, options)
+        case "login":
+            return asyncio.run(log_in(loaded, options))
+        case "logout":
+            asyncio.run(log_out(loaded, options))
+        case "test":
+            return asyncio.run(try_servers(loaded, options))
+        case _:
+            list_servers(loaded, options)
+    return None
 
 
 def list_servers(loaded: Loaded, options: argparse.Namespace) -> None:

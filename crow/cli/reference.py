@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from crow import __version__
+from crow.cli.arguments import whole_parser
+from crow.domain.errors import ArgumentError
 
 SHELLS = ("bash", "zsh", "fish")
 MAX_SESSIONS = 200
@@ -359,6 +362,24 @@ def _roff(text: str) -> str:
     """Escape `text` for roff, so that roff reads none of its lines as a request."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
     return "\n".join(f"\\&{line}" if line[:1] in (".", "'") else line for line in escaped.split("\n"))
+
+
+def print_completion(options: argparse.Namespace) -> None:
+    """`crow completion`: print the script for a shell, or the sessions that a word may name."""
+    if options.sessions is not None:  # the completion scripts run this command while the user types
+        from crow.cli.sessions import session_names  # takes 200 ms, and the scripts do not need it
+
+        for name, title in matching_sessions(asyncio.run(session_names(MAX_SESSIONS)), options.sessions):
+            print(f"{name}\t{title}")
+        return
+    if options.shell is None:
+        raise ArgumentError("crow completion needs the name of a shell: bash, zsh or fish.")
+    print(completion(options.shell, describe(whole_parser())), end="")
+
+
+def print_manual(_options: argparse.Namespace) -> None:
+    """`crow man`: print the manual page."""
+    print(manual(describe(whole_parser())), end="")
 
 
 def matching_sessions(sessions: Sequence[tuple[str, str | None, str]], word: str) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from crow.adapters import is_empty, open_admin, open_store
+from crow.adapters import is_empty, open_admin, open_store, open_store_to_read
+from crow.cli.loading import load
 from crow.cli.output import (
     Column,
     age_text,
@@ -31,10 +32,10 @@ from crow.cli.output import (
 from crow.domain.conversation import for_model
 from crow.domain.entries import Assistant, CallRef, ToolResult
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import safe
+from crow.domain.rendering import safe, title_line
 from crow.llm.dialect import Dialect
 from crow.llm.encode import Encoder
-from crow.settings import Loaded
+from crow.settings import Loaded, load_settings
 from crow.store import GROUPS, Group, Scope, SessionRow, Store, UsageTotal, hits_by_session, node_of
 from crow.store.admin import Admin, ListedSession, SessionFilter
 from crow.store.codec import encode, tag_name, tags_of
@@ -74,9 +75,10 @@ class SessionsContext(NamedTuple):
 Command: TypeAlias = Callable[[SessionsContext], Awaitable[None]]
 
 
-def run_command(options: argparse.Namespace, loaded: Loaded) -> None:
-    """Run `options.run` on the user's database. If there is no database and the command does not create one, only
-    report that there are no sessions."""
+def run_command(options: argparse.Namespace) -> None:
+    """`crow sessions`: run `options.run` on the user's database. If there is no database and the command does not
+    create one, only report that there are no sessions."""
+    loaded = load(options)
     if getattr(options, "opens_databases", False):
         asyncio.run(options.run(options, loaded))
         return
@@ -251,6 +253,16 @@ async def _disk(context: SessionsContext) -> None:
     cells = [(use.what, "" if use.number is None else show(use.number), show(use.bytes)) for use in uses]
     print_table(columns, cells, empty="")
     return None
+
+
+async def session_names(limit: int) -> list[tuple[str, str | None, str]]:
+    """Return the id, alias and title of each of the `limit` newest sessions."""
+    store = await open_store_to_read(load_settings({}, os.environ))
+    try:
+        page = await store.sessions(limit=limit)
+    finally:
+        await store.close()
+    return [(row.id, row.alias, title_line(row.title or "", 60)) for row in page.rows]
 
 
 async def all_sessions(store: Store, *, cwd: str | None = None, archived: bool = False) -> AsyncIterator[SessionRow]:

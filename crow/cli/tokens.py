@@ -14,6 +14,7 @@ from crow.cli.output import Column, in_terminal, print_json, print_table
 from crow.cli.sessions import parse_day
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import on_one_line
+from crow.serve.tokens import new_token
 from crow.settings import Loaded
 from crow.store import Store, Token
 from crow.store.transcript import time_text
@@ -61,8 +62,6 @@ async def run_token_command(loaded: Loaded, options: argparse.Namespace) -> int:
 
 async def add_token(store: Store, options: argparse.Namespace) -> None:
     """`crow serve token add`."""
-    from crow.serve.tokens import new_token
-
     expires_ms = None if options.expires is None else parse_expiry(options.expires, now=datetime.now().astimezone())
     text, token = new_token(options.principal, label=options.label, expires_ms=expires_ms)
     await store.add_token(token)

@@ -1,12 +1,12 @@
 """Reads the settings from flags, environment, the user's file and the defaults.
 
 Files in a workspace are never read. Building the validator for all settings takes 20 ms. To start faster, this module
-validates each table separately, and skips tables that set no value. For the same reason, some functions import the
-modules that they need.
+validates each table separately, and skips tables that set no value.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from platformdirs import PlatformDirs
 from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -188,8 +189,6 @@ def find_paths(env: Mapping[str, str]) -> Paths:
         config_dir = data_dir = log_dir = _absolute(env["CROW_HOME"])
         cache_dir = config_dir / "cache"
     else:
-        from platformdirs import PlatformDirs
-
         dirs = PlatformDirs("crow", appauthor=False)
         config_dir, data_dir, log_dir = dirs.user_config_path, dirs.user_data_path, dirs.user_log_path
         cache_dir = dirs.user_cache_path
@@ -389,8 +388,6 @@ class _SettingsReader:
         self._problems.append(f"{self._origin(given)}: {dotted} is {shown}; expected {expectation(setting)}")
 
     def _refuse_unknown(self, prefix: str, key: str, known: Sequence[str]) -> None:
-        import difflib
-
         nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"expected one of {', '.join(known)}"
         self._problems.append(f"{self._file}: there is no setting {prefix}{key}; {hint}")
@@ -430,7 +427,7 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
 
-    import tomllib
+    import tomllib  # takes 10 ms, and a user without a settings file does not need it
 
     try:
         return tomllib.loads(text)

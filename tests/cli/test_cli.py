@@ -17,7 +17,8 @@ import pytest
 
 from crow import __version__
 from crow.agent.permissions import MODES
-from crow.cli import main, whole_parser
+from crow.cli import main
+from crow.cli.arguments import whole_parser
 from crow.cli.reference import describe
 from crow.domain.messages import Text
 from crow.store import NewSession

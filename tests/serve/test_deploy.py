@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from crow.cli import whole_parser
+from crow.cli.arguments import whole_parser
 from crow.serve.server import CLOSE_S, tls_options
 from crow.settings import load_settings
 from crow.settings.load import _FROM_ENVIRONMENT

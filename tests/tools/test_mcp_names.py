@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.tools.mcp.listing import prefixes, unique_names
+from crow.tools.mcp.names import prefixes, unique_names
 
 NAME = st.text(alphabet=st.sampled_from("ab_-.é "), max_size=40)
 

@@ -6,18 +6,21 @@ plan) is sent in `_meta`. Progress messages carry the output so far.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any, cast
 
 import mcp_types as mcp
+from mcp.client import Client
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
 
 from crow.domain.entries import Announcement, Diff, Location, PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image
-from crow.tools import NOTHING_EXCLUDED, ExcludedPaths, Outcome, PlannedCall, Ports
+from crow.tools import NOTHING_EXCLUDED, ExcludedPaths, OnOutput, Outcome, PlannedCall, Ports
 from crow.tools.builtin import TOOLS, with_name
 from crow.tools.builtin.tool import ToolContext, ToolInvocation, describe_error
 
@@ -29,6 +32,43 @@ EXCLUDED = "crow/excluded"
 
 # The listing omits descriptions and schemas: the toolbox takes them from SPECS, and crow validates the arguments.
 LISTING = mcp.ListToolsResult(tools=[mcp.Tool(name=name, input_schema={"type": "object"}) for name in TOOLS])
+
+
+class BuiltinClient:
+    """Calls the built-in tools through their server. Use `open`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, context: ToolContext, ports: Ports) -> AsyncIterator[BuiltinClient]:
+        """Serve the built-in tools of one session."""
+        async with Client(build_server(context, ports), cache=None, raise_exceptions=True) as client:
+            await client.list_tools()  # so the client learns that results need no validation
+            yield cls(client)
+
+    async def call(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        call_id: str,
+        on_output: OnOutput,
+        planned: PlannedCall | None,
+    ) -> Outcome:
+        """Run a tool. `arguments` are valid. `planned` is the call as it was allowed."""
+
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
+            await on_output(message or "")
+
+        meta = meta_for(call_id, planned)
+        try:
+            result = await self._client.call_tool(name, arguments, progress_callback=on_progress, meta=meta)
+        except MCPError as error:
+            if isinstance(error.__cause__, Exception):
+                raise error.__cause__ from None  # a bug in crow: the MCP library wrapped its exception
+            raise
+        return from_result(result)
 
 
 def meta_for(call_id: str, planned: PlannedCall | None = None) -> mcp.RequestParamsMeta:

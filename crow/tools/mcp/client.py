@@ -32,19 +32,21 @@ from crow.tools.builtin.session import task_outcome, task_spec, task_to_run
 from crow.tools.builtin.tool import ToolContext, argument, check, parse, parse_foreign, tool_spec
 from crow.tools.jobs import Jobs
 from crow.tools.mcp.logins import LoginFolder
+from crow.tools.mcp.names import checked_uri, prefixes
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.servers import LoginAsker, McpServer, ServerPrompt
 from crow.tools.skills import find_skills
 from crow.tools.truncate import END_OF_MARKER
 
 if TYPE_CHECKING:
-    from mcp.client import Client
-
+    from crow.tools.builtin.server import BuiltinClient
     from crow.tools.mcp.connection import ServerConnection
     from crow.tools.mcp.listing import ExternalTool
 
 CLOSE_S = 0.5
 OFFERED_CHARS = 200_000
+MAX_FOUND = 10
+FOUND_SCHEMA_CHARS = 4_000
 BUILTIN_NAMES = frozenset(spec.name for spec in builtin.SPECS)
 
 FIND_TOOLS = tool_spec(
@@ -165,7 +167,6 @@ async def open_connections(
     """Return one connection for each server. The connection's `serve` starts the server."""
     await anyio.to_thread.run_sync(import_sdk)
     from crow.tools.mcp.connection import ServerConnection
-    from crow.tools.mcp.listing import prefixes
 
     return [
         ServerConnection(
@@ -208,7 +209,7 @@ class BuiltinServer:
         self._wanted = anyio.Event()
         self._settled = anyio.Event()
         self._stopped = anyio.Event()
-        self._client: Client | None = None
+        self._client: BuiltinClient | None = None
         self._failure: ImportError | None = None
 
     async def serve(self) -> None:
@@ -222,12 +223,9 @@ class BuiltinServer:
             self._failure = error
             self._settled.set()
             return
-        from mcp.client import Client
+        from crow.tools.builtin.server import BuiltinClient
 
-        from crow.tools.builtin.server import build_server
-
-        async with Client(build_server(self._context, self._ports), cache=None, raise_exceptions=True) as client:
-            await client.list_tools()  # so the client learns that results need no validation
+        async with BuiltinClient.open(self._context, self._ports) as client:
             self._client = client
             self._settled.set()
             await self._stopped.wait()
@@ -245,29 +243,14 @@ class BuiltinServer:
         self, call: ToolCall, call_id: str, on_output: tools.OnOutput, planned: tools.PlannedCall | None
     ) -> tools.Outcome:
         """Run a call. :raises ~crow.domain.errors.ArgumentError: the arguments are invalid."""
-
-        async def on_progress(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
-            await on_output(message or "")
-
         arguments = builtin.arguments_of(call)
         self.start()
         await self._settled.wait()
         if self._client is None:
             return tools.Outcome(text=f"crow cannot import the SDK of MCP: {self._failure}", is_error=True)
-        from mcp.shared.exceptions import MCPError
-
-        from crow.tools.builtin.server import from_result, meta_for
-
-        meta = meta_for(call_id, planned)
-        try:
-            # Wait in the caller's task: a cancelled turn ends all its waiting calls at once, so none of them starts.
-            async with builtin.slot_for(call.name, arguments, self._context):
-                result = await self._client.call_tool(call.name, arguments, progress_callback=on_progress, meta=meta)
-        except MCPError as error:
-            if isinstance(error.__cause__, Exception):
-                raise error.__cause__ from None  # a bug in crow: the MCP library wrapped its exception
-            raise
-        return from_result(result)
+        # Wait in the caller's task: a cancelled turn ends all its waiting calls at once, so none of them starts.
+        async with builtin.slot_for(call.name, arguments, self._context):
+            return await self._client.call(call.name, arguments, call_id, on_output, planned)
 
 
 @dataclass(frozen=True, eq=False)
@@ -424,8 +407,6 @@ class McpToolbox:
             if call.name in BUILTIN_NAMES:
                 return await self._own.call(call, call_id, on_output, planned)
             if call.name == FIND_TOOLS.name:
-                from crow.tools.mcp.listing import find_tools
-
                 return tools.Outcome(text=find_tools(query_of(call), [tool.spec for tool in self._external_tools()]))
             if call.name in RESOURCE_TOOLS and self._connections:
                 return await self._read(call, call_id)
@@ -621,11 +602,28 @@ def query_of(call: ToolCall) -> str:
     return query
 
 
+def find_tools(query: str, specs: Sequence[ToolSpec]) -> str:
+    """Return a text with the tools that match the query best, and their schemas. A match in a tool's name counts three
+    times as much as a match in its description."""
+    words = [word for word in re.split(r"[^a-z0-9]+", query.lower()) if word]
+    scores = [
+        sum(3 * (word in spec.name.lower()) + (word in spec.description.lower()) for word in words) for spec in specs
+    ]
+    best = sorted((place for place, score in enumerate(scores) if score), key=lambda place: (-scores[place], place))
+    if not best:
+        servers = sorted({spec.name.partition("__")[0] for spec in specs})
+        return f'None of {len(specs)} tools matches "{query}". They belong to these servers: {", ".join(servers)}.'
+    blocks = [
+        f"{spec.name}: {spec.description}\n{json.dumps(spec.input_schema, ensure_ascii=False)[:FOUND_SCHEMA_CHARS]}"
+        for spec in (specs[place] for place in best[:MAX_FOUND])
+    ]
+    more = f"\n[{len(best) - MAX_FOUND} more match; narrow the query]" if len(best) > MAX_FOUND else ""
+    return "\n\n".join(blocks) + more
+
+
 def resource_arguments(call: ToolCall) -> dict[str, str]:
     """The arguments of a call that lists or reads resources. :raises ~crow.domain.errors.ArgumentError: the arguments
     are invalid."""
-    from crow.tools.mcp.listing import checked_uri
-
     if call.fault is not None:
         raise ArgumentError(call.fault)
     spec = RESOURCE_TOOLS[call.name]

@@ -16,7 +16,8 @@ from crow.domain.rendering import on_one_line
 from crow.tools import Outcome
 from crow.tools.builtin.files import sound_picture_type
 from crow.tools.mcp.calls import count_bytes, describe_error, encodable
-from crow.tools.mcp.listing import MAX_RESOURCES, MAX_TEMPLATES, URI_CHARS, pages
+from crow.tools.mcp.listing import MAX_RESOURCES, MAX_TEMPLATES, pages
+from crow.tools.mcp.names import URI_CHARS
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ from crow.domain.rendering import on_one_line
 from crow.tools.mcp.calls import describe_error
 from crow.tools.mcp.client import ToolSettings, keys_with_tokens
 from crow.tools.mcp.connection import ServerConnection
-from crow.tools.mcp.listing import pages, prefixes
+from crow.tools.mcp.listing import pages
 from crow.tools.mcp.logins import LoginFolder
+from crow.tools.mcp.names import prefixes
 from crow.tools.servers import McpServer, ServerListing, ServerReport
 
 CLOSE_S = 2.0
