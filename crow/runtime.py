@@ -40,7 +40,7 @@ def models_built_on_use() -> Iterator[None]:
     The protocol's SDK defines 280 models, and a connection uses about ten. Building all of them takes a seventh of the
     time until `initialize` is answered.
     """
-    from pydantic import BaseModel
+    from pydantic import BaseModel  # takes 60 ms, and only the protocol's SDK is imported in this way
 
     BaseModel.model_config["defer_build"] = True  # every model inherits this setting
     try:
@@ -91,7 +91,7 @@ def wipe_environment(is_secret: Callable[[str, str], bool]) -> None:
         return
     if not 0 < start < end:
         return
-    import ctypes
+    import ctypes  # takes 10 ms, and most commands do not need it
 
     at = start
     for entry in ctypes.string_at(start, end - start).split(b"\0"):
@@ -109,7 +109,7 @@ def adopt_orphans() -> bool:
 
 def _call_glibc(name: str, *arguments: int) -> int | None:
     """Call a function of the C library. Return its result, or None if there is no such function."""
-    import ctypes
+    import ctypes  # takes 10 ms, and most commands do not need it
 
     try:
         function: Any = getattr(ctypes.CDLL(None), name)
