@@ -152,7 +152,7 @@ async def prompt_rows(postgres: Store, sqlite: Store) -> list[Row]:
 
 
 async def measure(directory: Path, seconds: float) -> list[Row]:
-    async with new_database() as url:
+    async with new_database(on_disk=True) as url:
         postgres, sqlite = await PostgresStore.open(url), await SqliteStore.open(directory / "crow.db")
         try:
             rows = []

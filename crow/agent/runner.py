@@ -427,7 +427,7 @@ class Toolset:
         return self._toolbox.prompts() if self._toolbox is not None else ()
 
     async def run(self) -> None:
-        """Open the tools, and close them after `close` was called. If opening them fails, `toolbox` raises an error."""
+        """Open the tools, wait for `close`, then close them. If opening them fails, `toolbox` raises an error."""
         session = self._session
         try:
             await session.adapters.load()

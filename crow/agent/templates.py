@@ -73,8 +73,8 @@ def read_template(file: Path) -> Template | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedCommand:
-    """A command as the user typed it: the name of a command of crow, or `server:prompt`, and the argument. A command
-    with this name need not exist."""
+    """A command as the user typed it: a name and an argument. The name has the form of a command of crow, or
+    `server:prompt`. There may be no command with this name."""
 
     name: str
     argument: str

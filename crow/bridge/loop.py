@@ -568,8 +568,8 @@ class Bridge:
 
 
 def first_headers(token: str) -> list[tuple[str, str]]:
-    """Return the headers for each connection. One header asks the server for cursors, because not every editor asks for
-    them."""
+    """Return the headers for each connection. One header asks the server for cursors, because the bridge needs them
+    even if the editor does not ask for them."""
     return [("Crow-Cursors", "1"), *([("Authorization", f"Bearer {token}")] if token else [])]
 
 

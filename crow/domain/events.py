@@ -137,7 +137,7 @@ class SubagentChanged:
     """A sub-agent of this session was announced, or its state has changed.
 
     If this event announces the sub-agent, `title` is set. `state` is None if the state did not change. `stop` says why
-    an idle sub-agent stopped: it is a stop reason, `interrupted` or `error`. `stop` is empty if the reason is unknown.
+    an idle sub-agent stopped. It is a stop reason of the protocol, or `interrupted`, or `error`, or empty if unknown.
     `detail` is the error message. `usage` has the token counts of the sub-agent's last turn.
     """
 

@@ -511,7 +511,7 @@ class SessionClient:
         if message_id != cursor.message:
             raise CursorGap(f"the message {cursor.message} is not in the current history of this session.")
         if len(thought) < cursor.thought or len(text) < cursor.text:
-            raise CursorGap(f"the message {cursor.message} is shorter than the part that the client was sent.")
+            raise CursorGap(f"the message {cursor.message} is shorter than the part of it that the client already has.")
 
     async def _send_entry(
         self,

@@ -154,8 +154,7 @@ class WebSocketTransport:
             await self._has_room.wait()
 
     def post(self, message: Message) -> None:
-        """Send a message without waiting. If the client has then left more than `buffered_bytes` unread, disconnect the
-        client.
+        """Send a message without waiting. If the client now has more than `buffered_bytes` to read, disconnect it.
 
         :raises ConnectionError: the connection has ended.
         """

@@ -170,8 +170,11 @@ def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
 
 
 def _configured_database(tree: Mapping[str, object], env: Mapping[str, str]) -> DatabaseSettings:
-    """Return the database settings without checking any values. Crow uses these settings even if another setting is not
-    valid, so that it does not store sessions in a different database."""
+    """Return the database settings without checking any values.
+
+    If a setting is not valid, crow uses the defaults, but never the default database: the user would not find their
+    sessions there.
+    """
     given = {**_inner(tree, "database")}
     if url := env.get(_FROM_ENVIRONMENT["database.url"], "").strip():
         given["url"] = url

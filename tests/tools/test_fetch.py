@@ -173,7 +173,8 @@ async def test_a_conversion_that_does_not_end_is_stopped(
         async with open_box(fetches_private=True) as box:
             heavy = await box.run("fetch", url=f"{url}/heavy")
     assert heavy == Outcome(
-        text=f"fetch: converting {url}/heavy (300,016 bytes) to text took more than 0.1 s", is_error=True
+        text=f"fetch: {url}/heavy (300,016 bytes) cannot be converted to text: the conversion took more than 0.1 s",
+        is_error=True,
     )
 
 

@@ -392,7 +392,7 @@ def report_of(entry: Entry, endpoint: str) -> RequestSize | None:
 
 
 def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[RequestSize, ...]:
-    """Return the reports since the last break, newest first. Since that break, each request has only extended the
+    """Return the reports since the last break, newest first. A break is where a request does not just extend the
     previous request."""
     extending = takewhile(lambda entry: not isinstance(entry.body, BREAKS), reversed(entries))
     answers = islice((entry for entry in extending if isinstance(entry.body, Assistant)), ANSWERS_COMPARED)

@@ -528,7 +528,7 @@ def _mend_size(blob: dict[str, Any]) -> bool:
 
 
 def _column_types(connection: sqlite3.Connection, table: str) -> dict[str, tuple[type, ...]]:
-    """Return the columns of a table, with the types that a stored value may have."""
+    """Return each column of a table with the types that its values may have."""
     types: dict[str, tuple[type, ...]] = {}
     for _, name, kind, not_null, _, is_key in connection.execute(f"PRAGMA table_info({table})"):
         if is_key and kind == "INTEGER":

@@ -399,7 +399,7 @@ def abandon(connection: sqlite3.Connection, here: str) -> None:
 def _exists(connection: sqlite3.Connection, block: Block) -> bool:
     """Whether the conversation was imported before, or one of its sessions exists.
 
-    An earlier import does not count if only forks of its sessions are left.
+    If the imported sessions were deleted, the conversation counts as not imported, even if forks of them still exist.
     """
     exists = _was_imported(connection, block)
     for name in block.sessions:

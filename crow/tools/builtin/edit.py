@@ -248,7 +248,7 @@ EDIT_FILE_SPEC = tool_spec(
     required="path old_text new_text",
     path=PATH,
     old_text=argument("string", "The text to replace."),
-    new_text=argument("string", "The text to put there; empty deletes old_text."),
+    new_text=argument("string", "The text that replaces old_text. If it is empty, old_text is deleted."),
     all=argument("boolean", "Replace every occurrence. Default false."),
 )
 EDIT_FILE = Builtin(EDIT_FILE_SPEC, "edit", "write", plan_edit, run_edit)

@@ -91,7 +91,8 @@ async def convert(document: Document, keys: HiddenKeys) -> str:
         await process.end(0)
     if code != 0:
         reason = f"took more than {CONVERT_S:g} s" if code is None else f"failed (exit code {code})"
-        raise ArgumentError(f"converting {document.url} ({len(document.data):,} bytes) to text {reason}")
+        size = f"{len(document.data):,} bytes"
+        raise ArgumentError(f"{document.url} ({size}) cannot be converted to text: the conversion {reason}")
     return output.decode("utf-8")
 
 
