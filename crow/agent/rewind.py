@@ -190,8 +190,11 @@ async def write_file(branch: Branch, workspace: Workspace, file: RestorableFile,
 
 
 def result_of(call: CallRef, announcement: Announcement, files: Sequence[RestorableFile]) -> list[NewEntry]:
-    """Return the result with the diffs of the restored files, and a remark about the files without a diff. The remark
-    is needed because a client that shows diffs does not show the result's text."""
+    """Return the result with the diffs of the restored files, and a remark about the files without a diff.
+
+    A client that shows diffs does not show the result's text. Without the remark, the user would not learn about the
+    files without a diff.
+    """
     files = sorted(files, key=lambda file: bool(file.fault))
     shown = tuple(diffs([file for file in files if not file.fault]))
     result = ToolResult(

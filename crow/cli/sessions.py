@@ -266,7 +266,7 @@ async def session_names(limit: int) -> list[tuple[str, str | None, str]]:
 
 
 async def all_sessions(store: Store, *, cwd: str | None = None, archived: bool = False) -> AsyncIterator[SessionRow]:
-    """Yield every listed session, newest first."""
+    """Yield all sessions that `crow sessions` lists, newest first."""
     cursor: str | None = None
     while True:
         page = await store.sessions(cwd=cwd, cursor=cursor, limit=_PAGE, archived=archived)

@@ -496,7 +496,7 @@ def _ending_of(word: str) -> _Ending:
 
 
 def _read_usage(report: object) -> Usage | None:
-    """Return the token counts in one report, or None if it contains none."""
+    """Return the token counts from one report, or None if it contains none."""
     if not isinstance(report, Mapping):
         return None
     sent = _first_count(report, "prompt_tokens", "input_tokens")

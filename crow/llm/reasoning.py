@@ -14,8 +14,8 @@ _GROWING_KEYS = frozenset({"text", "summary", "data"})
 
 
 def thought_of(delta: Mapping[str, object]) -> tuple[str | None, str]:
-    """Return `(field, piece)` for the first reasoning field that has text. If no field has text, `piece` is empty, and
-    `field` is the first field with an empty text, or None if there is no such field."""
+    """Return `(field, piece)` for the first reasoning field that has text. If no field has text, `piece` is empty.
+    `field` is then the first reasoning field that is present but empty, or None if there is none."""
     present: str | None = None
     for field in _FIELDS:
         if (value := delta.get(field)) is None:

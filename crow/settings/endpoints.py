@@ -174,7 +174,7 @@ class Gateway:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def apply(self, target: Target) -> Target:
-        """The target with this endpoint instead of its own."""
+        """Return a copy of the target with this endpoint."""
         unset = {"api_key": None, "api_key_env": None, "api_key_command": None}
         endpoint = target.endpoint.model_copy(update=unset | {"base_url": self.base_url, "headers": self.headers})
         return replace(target, endpoint=endpoint, needs_key=False)

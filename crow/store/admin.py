@@ -219,8 +219,8 @@ class Admin(Protocol):
         """
 
     def export(self, ids: Sequence[str] | None) -> AsyncIterator[bytes]:
-        """Return the lines of an export file with these sessions and their sub-agents. If `ids` is None, export every
-        listed session. Turns that a dead process left open are closed first."""
+        """Return the lines of an export file with these sessions and their sub-agents. If `ids` is None, export all
+        sessions that `crow sessions` lists. Turns that a dead process left open are closed first."""
 
     async def import_file(self, path: Path, defaults: ImportDefaults) -> tuple[Imported, ...]:
         """Check the whole file, then import the conversations that are not in the database yet.

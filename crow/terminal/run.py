@@ -115,7 +115,7 @@ def run_prompt(load: Callable[[], Loaded], options: argparse.Namespace) -> int:
 def check_options(options: argparse.Namespace) -> str | None:
     """Check the options, and return the directory of --cwd. :raises ArgumentError: an option cannot be used."""
     if options.fork and not (options.session or options.newest):
-        raise ArgumentError("--fork needs the session to copy: add --continue or --session ID.")
+        raise ArgumentError("--fork needs a session to copy: add --continue or --session ID.")
     if options.max_steps is not None and options.max_steps < 1:
         raise ArgumentError(f"--max-steps is {options.max_steps}; expected 1 or more.")
     if options.max_cost is not None and not options.max_cost > 0:

@@ -428,8 +428,8 @@ class Relative:
 
 
 def adopted() -> list[Relative]:
-    """The children of the main thread. They include the orphans, because the system makes the main thread their parent.
-    The main thread also starts most commands."""
+    """The children of the main thread. These are the orphans, because the system makes the main thread their parent,
+    and most commands, because the main thread starts them."""
     pid = os.getpid()
     return [Relative(pid=child, parent=pid) for child in children_of(pid, pid)]
 

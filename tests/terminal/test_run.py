@@ -151,7 +151,7 @@ def test_a_terminal_is_asked_and_gets_no_escape_sequences(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--fork", "hi"], "--fork needs the session to copy"),
+        (["--fork", "hi"], "--fork needs a session to copy"),
         (["--max-steps", "0", "hi"], "--max-steps is 0; expected 1 or more."),
         (["--max-cost", "nan", "hi"], "--max-cost is nan; expected US dollars above 0"),
         (["--mode", "yolo", "hi"], '--mode is "yolo"; expected one of ask, accept-edits, plan, auto.'),

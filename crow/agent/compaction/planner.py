@@ -129,8 +129,8 @@ class Cuts:
         return max(limits.keep // 2, limits.keep - max(0, missing))
 
     def find_boundaries(self) -> list[int]:
-        """Return the indexes at which the kept messages may start. The message at such an index is the first one of an
-        entry and not a tool result. A checkpoint can cover at least one message before the index."""
+        """Return the indexes at which the kept messages may start. The message at each index is the first one of an
+        entry and not a tool result. Before each index, there is at least one message that a checkpoint can cover."""
         boundaries: list[int] = []
         newest = 0
         for index in range(self.first, self.count):

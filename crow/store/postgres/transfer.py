@@ -59,8 +59,8 @@ _NEEDED = """
 
 
 async def family(sql: Sql, ids: Sequence[str] | None) -> dict[int, tuple[str, ...]]:
-    """Map conversations to the chosen sessions and their sub-agents. If `ids` is None, every listed session is
-    chosen."""
+    """Map conversations to the chosen sessions and their sub-agents. If `ids` is None, all sessions that `crow
+    sessions` lists are chosen."""
     start = 'SELECT unnest($1::text[]) COLLATE "C"'
     if ids is None:
         start = "SELECT id FROM crow.sessions WHERE has_prompt AND parent_id IS NULL AND $1::text[] IS NULL"

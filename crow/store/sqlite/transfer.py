@@ -58,8 +58,8 @@ _NEEDED = """
 
 
 def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[int, tuple[str, ...]]:
-    """Return the chosen sessions and their sub-agents, grouped by conversation. If `ids` is None, every listed session
-    is chosen."""
+    """Return the chosen sessions and their sub-agents, grouped by conversation. If `ids` is None, all sessions
+    that `crow sessions` lists are chosen."""
     start = "SELECT value FROM json_each(:ids)"
     if ids is None:
         start = "SELECT id FROM sessions WHERE has_prompt = 1 AND parent_id IS NULL"

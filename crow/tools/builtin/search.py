@@ -210,7 +210,7 @@ GREP_SPEC = tool_spec(
     required="pattern",
     pattern=argument("string", "The regular expression.", minLength=1),
     path=argument("string", "A directory or file. Default: the working directory."),
-    glob=argument("string", "Search only files that match, such as *.py."),
+    glob=argument("string", "Search only files that match this pattern, such as *.py."),
     ignore_case=argument("boolean", "Default false."),
 )
 GREP = Builtin(GREP_SPEC, "search", "read", plan_grep, run_grep, SEARCHES)

@@ -122,8 +122,8 @@ def job_outcome(context: ToolContext, job: Job, status: str) -> Outcome:
 SHELL_SPEC = tool_spec(
     "shell",
     "Run a command line with bash in the working directory. It has no terminal and no input. Each call starts "
-    "a new shell, and processes that still run at its end are ended. For a server or a watcher, set background. "
-    "Returns standard output and standard error in order, and the exit code if it is not 0.",
+    "a new shell. When the command ends, the processes that it left running are ended. For a server or a watcher, set "
+    "background. Returns standard output and standard error in order, and the exit code if it is not 0.",
     required="command",
     command=argument("string", "The command line.", minLength=1),
     access=argument(

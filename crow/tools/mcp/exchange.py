@@ -94,8 +94,8 @@ class LoginClient:
                 if depth(address) > limit:
                     kind = "on this machine" if depth(address) == LOCAL else "in a private network"
                     raise ToolServerError(
-                        f"its login leads to {shown(url)}, which is {kind} ({address}), but the server itself is not; "
-                        "if you trust this authorization server, set oauth_issuer to it"
+                        f"its login leads to {shown(url)}. That address is {kind} ({address}), but the MCP server's "
+                        "address is not. If you trust the authorization server there, set oauth_issuer to its URL"
                     )
         return None if is_proxied else addresses[0]
 

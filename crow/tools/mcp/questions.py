@@ -82,8 +82,8 @@ class ServerQuestions:
         context: ClientRequestContext,  # noqa: ARG002 (the library's signature)
         params: mcp.ElicitRequestParams,
     ) -> mcp.ElicitResult | mcp.ErrorData:
-        """Pass a question of the server to the user. If exactly one call is running, the question is attributed to that
-        call."""
+        """Pass a question from the server to the user. If exactly one call is running, the question is attributed to
+        that call."""
         call_id, question_id = self._call_id(), self._new_id()
         with anyio.CancelScope() as scope:
             if self._running:
