@@ -6,7 +6,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,12 +23,13 @@ from websockets.frames import CloseCode
 
 from crow import __version__
 from crow.domain.errors import StoreError
+from crow.domain.rendering import on_one_line
 from crow.frontend.agent import OPENING
 from crow.frontend.client import Handler, request_error
 from crow.frontend.connection import EditorConnection
 from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.frames import INTERNAL_ERROR
-from crow.serve.listen import is_known_host
+from crow.serve.listen import is_known_host, is_known_origin
 from crow.serve.metrics import CONTENT_TYPE, MetricFamily, Metrics, gauge, process_metrics
 from crow.serve.tokens import Authenticator, BadToken, Grant, TooManyFailures
 from crow.serve.websocket import (
@@ -50,6 +51,7 @@ REMEMBERED_S = 300.0
 
 MAX_REMEMBERED = 10_000
 RETRY_AFTER_S = 5
+SHOWN_CHARS = 200
 
 MIN_HANDSHAKES = 64
 """The smallest limit for the number of connections that have not sent a complete HTTP request. If a quarter of
@@ -269,10 +271,11 @@ class AcpService:
     async def _check_host(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request to any endpoint if its Host header does not name this server."""
         if scope["type"] in {"http", "websocket"}:
-            host = Headers(scope=scope).get("host")
-            if not is_known_host(host, self._hosts):
-                name = (host or "")[:100]
-                problem = f'"{name}" is not a name of this server. The operator can add the name to serve.hosts.'
+            hosts = Headers(scope=scope).getlist("host")
+            if not is_known_host(hosts, self._hosts):
+                problem = (
+                    f'"{_shown(hosts)}" is not a name of this server. The operator can add the name to serve.hosts.'
+                )
                 refused = Refused(403, problem, "host")
                 self._note_refused(refused, _address(HTTPConnection(scope)))
                 if scope["type"] == "websocket":
@@ -318,10 +321,10 @@ class AcpService:
 
     async def _admit(self, websocket: WebSocket, address: str) -> Grant | None:
         """:raises Refused: the client may not connect now."""
-        origin = websocket.headers.get("origin")
-        if origin is not None and origin.rstrip("/").lower() not in self._origins:
+        origins = websocket.headers.getlist("origin")
+        if not is_known_origin(origins, self._origins):
             problem = (
-                f'Web pages of "{origin[:200]}" may not connect. The operator of this server can add the origin to '
+                f'Web pages of "{_shown(origins)}" may not connect. The operator of this server can add the origin to '
                 "serve.origins."
             )
             raise Refused(403, problem, "origin")
@@ -427,6 +430,11 @@ async def _refuse_http(_request: Request) -> Response:
 
 async def _healthz(_request: Request) -> Response:
     return PlainTextResponse("ok\n")
+
+
+def _shown(values: Sequence[str]) -> str:
+    """Return the values of a header that is refused, as the response and terminals can show them."""
+    return on_one_line(", ".join(values)[:SHOWN_CHARS])
 
 
 def _bearer_token(headers: Headers) -> str | None:
