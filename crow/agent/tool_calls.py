@@ -35,6 +35,7 @@ from crow.agent.permissions import (
     rule_for,
     rule_for_writes,
     rule_words,
+    url_rules,
 )
 from crow.domain.entries import Assistant, CallRef, NewEntry, Skill, Started, ToolResult
 from crow.domain.errors import StoreError
@@ -327,7 +328,7 @@ class Permissions:
 
     async def complete(self, call: ToolCall, plan: PlannedCall) -> PlannedCall:
         """Add to the plan all names of a file with hard links, because a rule may name any of them. Also add the paths
-        that the rules hide from a search or a confined command."""
+        that the rules hide from a search or a confined command, and the rules for redirects."""
         name = plan.rule_tool or call.name
         rules = current_rules(self._whole.rules, self._branch.row)
         if plan.has_hard_links and any(is_path_rule(rule, name, "read_file") for rule in rules):
@@ -338,7 +339,7 @@ class Permissions:
             inside = [str(Path(name).relative_to(root)) for name in names if Path(name).is_relative_to(root)]
             others = (*plan.other_paths, *names, *inside)
             plan = replace(plan, other_paths=others, has_unknown_names=not is_complete)
-        return replace(plan, excluded=excluded_paths(name, rules))
+        return replace(plan, excluded=excluded_paths(name, rules), url_rules=url_rules(name, self._mode, rules))
 
     async def refusal(self, call: ToolCall, plan: PlannedCall) -> str:
         """Return why a deny rule or plan mode forbids a call that the user makes. Return an empty string if the call
