@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
+from uvicorn.protocols.utils import ClientDisconnected
 from websockets.frames import CloseCode
 
 from crow import __version__
@@ -40,6 +41,7 @@ from crow.serve.websocket import (
     WebSocketTransport,
 )
 from crow.store import Store
+from crow.tools.limits import FairLimiter
 
 CONNECTION_ID = "acp-connection-id"
 CURSORS = "crow-cursors"
@@ -60,6 +62,13 @@ MIN_HANDSHAKES = 64
 PROMPTING = frozenset({"session/prompt", "_session/steering"})
 START_WORK = OPENING | PROMPTING
 """Methods that start new work. While the server shuts down, it refuses these methods."""
+
+TAKES_TURNS = OPENING | {"session/list", "session/delete"}
+"""Methods that keep the server and its store busy. Their requests wait for a slot, so a client that sends thousands of
+them delays no other client. None of these methods waits for a person."""
+
+MAX_REQUESTS, MAX_REQUESTS_EACH = 64, 8
+"""At most this many requests for `TAKES_TURNS` run at once, in all and for each principal."""
 
 UPGRADE_REQUIRED = (
     "This server speaks the Agent Client Protocol over WebSocket only. Connect to this URL with a WebSocket client. "
@@ -148,12 +157,17 @@ class TokenAccess:
 
 
 class ServedConnection(EditorConnection):
-    """The connection of one client. While the server shuts down, the connection refuses requests that start new
-    work."""
+    """The connection of one client. While the server shuts down, the connection refuses requests that start new work.
 
-    def __init__(self, transport: WebSocketTransport, service: AcpService, *, wants_cursors: bool = False) -> None:
+    `holder` is whose slots the requests take: the principal or, without tokens, the connection.
+    """
+
+    def __init__(
+        self, transport: WebSocketTransport, service: AcpService, *, holder: object = None, wants_cursors: bool = False
+    ) -> None:
         super().__init__(transport, ends_on_signals=False)
         self._service = service
+        self._holder = holder
         self._wants_cursors = wants_cursors
 
     async def run(self, handle: Handler) -> None:
@@ -170,6 +184,9 @@ class ServedConnection(EditorConnection):
         if service.is_draining and method in START_WORK:
             problem = "This server is shutting down. Connect again in a moment and repeat this request."
             raise request_error(INTERNAL_ERROR, problem, reason="draining")
+        if method in TAKES_TURNS:
+            async with service.slots.slot(self._holder):
+                return await handle(method, params, is_notification)
         if method not in PROMPTING:
             return await handle(method, params, is_notification)
         service.prompts += 1
@@ -248,6 +265,7 @@ class AcpService:
         self.traffic = Traffic()
         self.handshakes = PendingHandshakes(places=max(MIN_HANDSHAKES, max_connections // 4), limits=limits)
         self.clients: dict[str, ConnectedClient] = {}
+        self.slots = FairLimiter(MAX_REQUESTS, each=MAX_REQUESTS_EACH)
         self.prompts = 0
         """The number of prompt requests that have no response yet."""
         self.is_draining = False
@@ -300,16 +318,20 @@ class AcpService:
         transport = WebSocketTransport(websocket, self._limits, self.traffic)
         client = ConnectedClient(id_, address, principal, transport, time.monotonic())
         self.clients[id_] = client
+        details: dict[str, object] = {"connection": id_, "address": address, "principal": principal}
+        self.metrics.connections.add()
         try:
             await websocket.accept(headers=headers)
-            self.metrics.connections.add()
-            details: dict[str, object] = {"connection": id_, "address": address, "principal": principal}
             logger.info("A client has connected", extra=details)
             with self._access.connected(
                 grant, lambda why: transport.drop(ConnectionEnd(CloseCode.POLICY_VIOLATION, why, "revoked"))
             ):
                 wants_cursors = websocket.headers.get(CURSORS) is not None
-                await self._serve(ServedConnection(transport, self, wants_cursors=wants_cursors), id_, grant)
+                holder = principal or id_
+                connection = ServedConnection(transport, self, holder=holder, wants_cursors=wants_cursors)
+                await self._serve(connection, id_, grant)
+        except ClientDisconnected:
+            transport.lose()
         finally:
             if self.clients.get(id_) is client:
                 del self.clients[id_]
