@@ -443,6 +443,38 @@ class AcpService:
         logger.info("A connection was refused", extra=details)
 
 
+class WaitingService:
+    """Answers in place of `AcpService` as long as the server's database cannot be reached."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.handshakes = PendingHandshakes(places=MIN_HANDSHAKES, limits=limits)
+
+    def app(self) -> ASGIApp:
+        """Return the ASGI application."""
+        routes = [
+            WebSocketRoute("/acp", self._refuse_client),
+            Route("/healthz", _healthz),
+            Route("/readyz", self._readyz),
+            Route("/{path:path}", self._refuse),
+        ]
+        return Starlette(routes=routes)
+
+    async def _refuse_client(self, websocket: WebSocket) -> None:
+        await websocket.send_denial_response(_no_database().response())
+
+    async def _refuse(self, _request: Request) -> Response:
+        return _no_database().response()
+
+    async def _readyz(self, _request: Request) -> Response:
+        problem = "the database cannot be reached; see the log"
+        return JSONResponse({"status": "not ready", "problem": problem}, status_code=503)
+
+
+def _no_database() -> Refused:
+    problem = "The server waits for its database. Try again in a moment."
+    return Refused(503, problem, "store", retry_after_s=RETRY_AFTER_S)
+
+
 SHUTDOWN = ConnectionEnd(CloseCode.GOING_AWAY, "This server is shutting down. Connect again in a moment.", "shutdown")
 
 
