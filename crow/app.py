@@ -320,6 +320,7 @@ class Wiring:
             permissions, compaction = self._settings.permissions, self._settings.compaction
             self._session_settings = SessionSettings(
                 steps_per_turn=self._settings.limits.steps_per_turn,
+                server_wait_s=self._settings.limits.mcp_wait_s,
                 cost_per_turn=self._settings.limits.cost_per_turn,
                 cost_per_session=self._settings.limits.cost_per_session,
                 title_model=self._settings.titles.model or "",

@@ -104,7 +104,7 @@ class Calls:
         self._branch = branch
         self._hooks = hooks
         self._permissions = permissions
-        self._toolbox = toolbox
+        self.toolbox = toolbox
         self._gauge = gauge
         self._calls_in_step = 1
         self._open: dict[CallRef, OpenCall] = {}
@@ -113,11 +113,11 @@ class Calls:
 
     async def prepare(self) -> None:
         """Let the tools get ready while the model answers."""
-        self._toolbox.prepare()
+        self.toolbox.prepare()
 
     async def plan(self, calls: Sequence[ToolCall]) -> tuple[PlannedCall, ...]:
         """Plan what each call will do. The plans are stored with the model's answer before any call is announced."""
-        return tuple([await self._toolbox.plan(call) for call in calls])
+        return tuple([await self.toolbox.plan(call) for call in calls])
 
     async def run(
         self, entry: int, answer: Assistant, plans: Sequence[PlannedCall]
@@ -173,8 +173,8 @@ class Calls:
         Hooks run before permission is checked, and may change the arguments."""
         plan = opened.plan
         if plan_again:  # an earlier call of this step changed something, so the plan may be out of date
-            plan = await self._toolbox.plan(opened.call)
-        left = await self._hooks.before_tool(opened.ref.call_id, opened.call, plan, self._toolbox.plan)
+            plan = await self.toolbox.plan(opened.call)
+        left = await self._hooks.before_tool(opened.ref.call_id, opened.call, plan, self.toolbox.plan)
         if isinstance(left, Denial):
             await self._answer(opened, Outcome(text=left.words, is_error=True))
             return None
@@ -219,7 +219,7 @@ class Calls:
             begun = time.monotonic()
             async with after_delay(SOON_S, partial(self._store_started, started)):
                 with scope:
-                    outcome = await self._toolbox.run(opened.call, opened.ref.call_id, publish_progress, planned=plan)
+                    outcome = await self.toolbox.run(opened.call, opened.ref.call_id, publish_progress, planned=plan)
                 duration_ms = round((time.monotonic() - begun) * 1000)
             if outcome is None:
                 text = f"{CANCELLED_BY_USER} Its output until then:\n\n{shown}" if shown else CANCELLED_BY_USER
