@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from crow.cli.output import print_json
+from crow.cli.output import print_json, say
 from crow.domain.errors import ArgumentError
 from crow.trace import show
 from crow.trace.client import CheckStopped, TimeLimits
@@ -69,7 +69,7 @@ def run_trace(options: argparse.Namespace) -> int:
     if options.action == "check":
         return check_recording(options)
     for line in show.format_recording(read_recording(Path(options.file))):
-        print(line)
+        say(line)
     return 0
 
 
@@ -90,7 +90,7 @@ def _print(report: Report, options: argparse.Namespace, name: str) -> None:
         print_json(report.rows())
     else:
         for line in report.text(everything=options.all):
-            print(line)
+            say(line)
 
 
 def _hints(report: Report) -> list[str]:
@@ -126,4 +126,4 @@ def _signals() -> Iterator[Callable[[], int]]:
 
 def _progress(words: str) -> None:
     if sys.stderr.isatty():
-        print(f"... {words}", file=sys.stderr)
+        say(f"... {words}", file=sys.stderr)
