@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from crow.trace.record import Recorded
-from crow.trace.rules.rule import MUST, Check, Finding, Outcome, Rule, Shown, every, page
-from crow.trace.run import Exchange, Run, Update
-from crow.trace.schema import definition, problems, update_kinds
+from acp_check.recording import Recorded
+from acp_check.rules.rule import MUST, Check, Finding, Outcome, Rule, Shown, every, page
+from acp_check.run import Exchange, Run, Update
+from acp_check.schema import definition, problems, update_kinds
 
 _RESPONSES = (
     "initialize",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from crow.trace.rules.rule import (
+from acp_check.rules.rule import (
     MUST,
     SHOULD,
     Finding,
@@ -16,7 +16,7 @@ from crow.trace.rules.rule import (
     every,
     page,
 )
-from crow.trace.run import OPENING, Connection, Exchange, Run, Update
+from acp_check.run import OPENING, Connection, Exchange, Run, Update
 
 _NO_MODES = "the agent has no modes"
 _NO_OPTIONS = "the agent has no configuration options to choose from"

@@ -1,10 +1,10 @@
-"""The rules that `crow acp-check` and `crow trace check` apply."""
+"""The rules of the protocol, by area."""
 
 from __future__ import annotations
 
-from crow.trace.rules import client, handshake, sessions, settings, shapes, tools, turns, wire
-from crow.trace.rules.rule import Finding, Rule, Severity, Verdict
-from crow.trace.run import Run
+from acp_check.rules import client, handshake, sessions, settings, shapes, tools, turns, wire
+from acp_check.rules.rule import Finding, Rule, Severity, Verdict
+from acp_check.run import Run
 
 __all__ = ["RULES", "Finding", "Rule", "Severity", "Verdict", "judge"]
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from crow.trace.rules.turns import FLOOD_LINES, SPOKEN
-from crow.trace.run import EndpointLog
+from acp_check.rules.turns import FLOOD_LINES, SPOKEN
+from acp_check.run import EndpointLog
 
 Json: TypeAlias = dict[str, Any]
 Script: TypeAlias = Generator[Any, Any, Any]

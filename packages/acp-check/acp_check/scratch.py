@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from crow.domain.errors import ArgumentError
-from crow.trace.client import TimeLimits
-from crow.trace.drive import Drive
-from crow.trace.endpoint import FILE, MODEL, ScriptedEndpoint
-from crow.trace.process import AgentProcess
-from crow.trace.run import Run
+from acp_check.client import TimeLimits
+from acp_check.drive import Drive
+from acp_check.endpoint import FILE, MODEL, ScriptedEndpoint
+from acp_check.errors import CheckError
+from acp_check.process import AgentProcess
+from acp_check.run import Run
 
 KEY = "acp-check"
 SERVER_ARGUMENTS = ("one", "two words")
@@ -58,7 +58,7 @@ class Subject:
 
     The placeholders `{base_url}`, `{model}`, `{key}`, `{workspace}` and `{home}` are replaced in the command and in the
     values of variables. `endpoint_variables` are the names of variables that are set to the base URL. `inherited` are
-    the names of variables that the agent gets from crow's own environment.
+    the names of variables that the agent gets from the current environment.
     """
 
     command: Sequence[str]
@@ -78,7 +78,7 @@ def check_agent(
     """Runs the whole check of an agent, and returns all that happened. The check ends early if `signalled` returns a
     number other than 0.
 
-    :raises ArgumentError: the agent cannot be started, or `trace` cannot be written.
+    :raises CheckError: the agent cannot be started, or `trace` cannot be written.
     :raises CheckStopped: `signalled` returned a number other than 0.
     """
     with tempfile.TemporaryDirectory(prefix="acp-check-", ignore_cleanup_errors=True) as scratch:
@@ -175,7 +175,7 @@ class _Trace:
             try:
                 self._descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             except OSError as error:
-                raise ArgumentError(f"{self._file}: cannot be written: {error.strerror or error}") from error
+                raise CheckError(f"{self._file}: cannot be written: {error.strerror or error}") from error
         return self._write
 
     def __exit__(self, *_: object) -> None:

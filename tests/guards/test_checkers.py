@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from crow.trace.schema import SchemaChecker, Violation, check_update
+from acp_check.schema import SchemaChecker, Violation, check_update
 from tests.support.house_rules import HouseRules
 from tests.support.order import OrderChecker
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from crow.trace.record import Recorded
-from crow.trace.rules.rule import (
+from acp_check.recording import Recorded
+from acp_check.rules.rule import (
     JSON,
     JSON_RPC,
     MUST,
@@ -24,7 +24,7 @@ from crow.trace.rules.rule import (
     every_line,
     page,
 )
-from crow.trace.run import Exchange, Run
+from acp_check.run import Exchange, Run
 
 _STDIO = page("transports#stdio")
 _ERRORS = page("overview#error-handling")

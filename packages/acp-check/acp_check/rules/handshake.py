@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from crow.trace.rules.rule import (
+from acp_check.rules.rule import (
     MUST,
     SHOULD,
     Finding,
@@ -18,7 +18,7 @@ from crow.trace.rules.rule import (
     offers,
     page,
 )
-from crow.trace.run import Connection, Exchange, Run
+from acp_check.run import Connection, Exchange, Run
 
 _ONLY_LIVE = "only a check that drives the agent sends this"
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from crow.trace.rules.rule import (
+from acp_check.rules.rule import (
     MUST,
     SHOULD,
     Finding,
@@ -19,7 +19,7 @@ from crow.trace.rules.rule import (
     every,
     page,
 )
-from crow.trace.run import CHUNKS, Exchange, RecordedTurn, Run, Update
+from acp_check.run import CHUNKS, Exchange, RecordedTurn, Run, Update
 
 _TURN = "prompt-turn"
 _NO_TURN = "no prompt was answered"

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from crow.trace.rules.turns import FLOOD_LINES, SPOKEN
-from crow.trace.run import EndpointLog
+from acp_check.rules.turns import FLOOD_LINES, SPOKEN
+from acp_check.run import EndpointLog
 
 MODEL = "acp-check"
 WINDOW = 200_000

@@ -1,4 +1,4 @@
-"""Every rule of `crow acp-check` finds the agent that breaks it, and nothing else."""
+"""Every rule of `acp-check` finds the agent that breaks it, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from crow.trace.client import TimeLimits
-from crow.trace.drive import Drive
-from crow.trace.report import Report
-from crow.trace.rules import RULES, Rule, judge
-from crow.trace.run import EndpointLog, Exit, Run
-from tests.trace.agent import Agent, Disk
+from acp_check.client import TimeLimits
+from acp_check.drive import Drive
+from acp_check.report import Report
+from acp_check.rules import RULES, Rule, judge
+from acp_check.run import EndpointLog, Exit, Run
+from tests.agent import Agent, Disk
 
 AT_ONCE = TimeLimits(answer_s=0, settle_s=0, exit_s=0, begin_s=0, slow_s=0)
 """The agent answers before a write returns, so nothing has to be waited for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from crow.trace.rules.rule import (
+from acp_check.rules.rule import (
     MUST,
     SHOULD,
     Finding,
@@ -16,7 +16,7 @@ from crow.trace.rules.rule import (
     is_absolute,
     page,
 )
-from crow.trace.run import FINAL, Exchange, RecordedTurn, Run, Update
+from acp_check.run import FINAL, Exchange, RecordedTurn, Run, Update
 
 _TURN = "prompt-turn"
 _NO_CALL = "the agent made no tool call"

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
 
-from crow.domain.rendering import safe
-from crow.trace.record import Recorded
-from crow.trace.rules import Finding, Verdict, judge
-from crow.trace.run import Connection, Run, split
-from crow.trace.schema import SchemaChecker, Violation
+from acp_check.recording import Recorded
+from acp_check.rules import Finding, Verdict, judge
+from acp_check.run import Connection, Run, split
+from acp_check.schema import SchemaChecker, Violation
 
 MAX_FINDINGS = 5
 MAX_CHARACTERS = 300
+_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]")
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -46,16 +46,16 @@ class Report:
                 yield f"FAILED {verdict.rule.severity:<6} {verdict.rule.id}: {verdict.rule.says}"
                 yield f"       {verdict.rule.link}"
                 for finding in verdict.findings[:MAX_FINDINGS]:
-                    yield f"       {self._place(finding)}{safe(finding.words)}"
+                    yield f"       {self._place(finding)}{_safe(finding.words)}"
                     yield from (f"         {_quote(line)}" for line in finding.lines[:MAX_FINDINGS])
                 if len(verdict.findings) > MAX_FINDINGS:
                     yield f"       and {len(verdict.findings) - MAX_FINDINGS} more"
             elif everything:
-                reason = f" ({safe(verdict.reason)})" if verdict.reason else ""
+                reason = f" ({_safe(verdict.reason)})" if verdict.reason else ""
                 yield f"{verdict.state:<14} {verdict.rule.severity:<6} {verdict.rule.id}: {verdict.rule.says}{reason}"
-        yield from (f"(the client, {safe(fault)})" for fault in self.client_faults)
+        yield from (f"(the client, {_safe(fault)})" for fault in self.client_faults)
         if self.unanswered:
-            yield f"(not answered when the recording ended: {safe(', '.join(self.unanswered))})"
+            yield f"(not answered when the recording ended: {_safe(', '.join(self.unanswered))})"
         yield self.summary()
 
     def summary(self) -> str:
@@ -159,9 +159,14 @@ def _quote(line: Recorded) -> str:
     arrow = "->" if line.sender == "client" else "<-"
     text = line.text if line.text is not None else json.dumps(line.message, ensure_ascii=False)
     text = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"
-    return f"{line.line} {arrow} {safe(text)}"
+    return f"{line.line} {arrow} {_safe(text)}"
 
 
 def _xml(text: str) -> str:
     """Returns `text`, with a replacement for each character that XML does not allow."""
     return _NOT_XML.sub("�", text)
+
+
+def _safe(text: str) -> str:
+    """Return `text` with an escape such as `\\u202e` for each character that could hide, reorder or forge text."""
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from crow.trace.record import Recorded
-from crow.trace.rules.rule import (
+from acp_check.recording import Recorded
+from acp_check.rules.rule import (
     MUST,
     SHOULD,
     Check,
@@ -20,9 +20,9 @@ from crow.trace.rules.rule import (
     offers,
     page,
 )
-from crow.trace.rules.settings import options_of
-from crow.trace.run import OPENING, Connection, Exchange, Run
-from crow.trace.schema import definition
+from acp_check.rules.settings import options_of
+from acp_check.run import OPENING, Connection, Exchange, Run
+from acp_check.schema import definition
 
 _ALL_OFFERED = "the client offers this on each connection"
 _NO_READ = "the agent read no file through the client"

@@ -232,7 +232,7 @@ def _definitions(file: str, *, strict: bool = False) -> dict[str, Any]:
     If `strict`, unknown members are forbidden in every value, but not inside the parts of an allOf.
     """
     packaged = Path(__file__).parent / file  # exists only in a wheel
-    path = packaged if packaged.exists() else Path(__file__).parents[2] / "schemas" / "acp" / "v1" / file
+    path = packaged if packaged.exists() else Path(__file__).parents[3] / "schemas" / "acp" / "v1" / file
     definitions: dict[str, Any] = json.loads(path.read_text("utf-8"))["$defs"]
     definitions["ToolCallContent"]["oneOf"].append(SESSION_CONTENT)
     if strict:

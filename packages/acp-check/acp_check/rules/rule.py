@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
-from crow.trace.record import Recorded
-from crow.trace.run import Connection, Exchange, Run
+from acp_check.recording import Recorded
+from acp_check.run import Connection, Exchange, Run
 
 Severity: TypeAlias = Literal["MUST", "SHOULD"]
 MUST: Severity = "MUST"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from crow.trace.rules.rule import (
+from acp_check.rules.rule import (
     MUST,
     SHOULD,
     Check,
@@ -21,7 +21,7 @@ from crow.trace.rules.rule import (
     is_absolute,
     page,
 )
-from crow.trace.run import OPENING, Connection, Exchange, RecordedTurn, Run
+from acp_check.run import OPENING, Connection, Exchange, RecordedTurn, Run
 
 _SETUP = "session-setup"
 _NO_LOAD = "the agent does not advertise loadSession"

@@ -1,4 +1,4 @@
-"""Sends an agent all the messages that `crow acp-check` needs to apply the rules."""
+"""Sends an agent all the messages that the check needs to apply the rules."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from crow.trace.client import CheckClient, Clock, OutOfTime, SentRequest, TimeLimits
-from crow.trace.process import AgentIO
-from crow.trace.rules.settings import choices, options_of
-from crow.trace.run import EndpointLog, Run
+from acp_check.client import CheckClient, Clock, OutOfTime, SentRequest, TimeLimits
+from acp_check.process import AgentIO
+from acp_check.rules.settings import choices, options_of
+from acp_check.run import EndpointLog, Run
 
 EVERYTHING: dict[str, Any] = {
     "fs": {"readTextFile": True, "writeTextFile": True},

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from crow.domain.errors import ArgumentError
-from crow.trace.run import Exit
+from acp_check.errors import CheckError
+from acp_check.run import Exit
 
 MAX_BYTES = 256 << 20
 """The check stops reading from an agent that has written more than this many bytes."""
@@ -42,7 +42,7 @@ class AgentIO(Protocol):
 
 
 class AgentProcess:
-    """An agent that runs in its own process group. :raises ArgumentError: the agent cannot be started."""
+    """An agent that runs in its own process group. :raises CheckError: the agent cannot be started."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], cwd: Path, stderr: Path) -> None:
         try:
@@ -59,7 +59,7 @@ class AgentProcess:
                 )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise ArgumentError(f"{command[0]}: cannot be started: {reason}") from error
+            raise CheckError(f"{command[0]}: cannot be started: {reason}") from error
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._to_write: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._may_read = threading.Event()

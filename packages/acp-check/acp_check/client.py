@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from crow.trace.process import AgentIO
-from crow.trace.record import Recorded
-from crow.trace.rules.settings import options_of
-from crow.trace.run import Connection, EndpointLog
+from acp_check.process import AgentIO
+from acp_check.recording import Recorded
+from acp_check.rules.settings import options_of
+from acp_check.run import Connection, EndpointLog
 
 Answer: TypeAlias = Literal["allow", "reject", "hold", "fail"]
 """The client's answer to a permission request: an option that allows the call (`allow`) or rejects it (`reject`), no

@@ -1,4 +1,4 @@
-"""`crow acp-check` with real processes: exit codes, reports, and nothing left behind."""
+"""`acp-check` with real processes: exit codes, reports, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from crow.cli import main
-from crow.trace.endpoint import MODEL, ScriptedEndpoint
-from crow.trace.process import AgentProcess
-from crow.trace.record import read_recording
-from crow.trace.report import check
-from crow.trace.rules import RULES
-from crow.trace.rules.turns import SPOKEN
+from acp_check.__main__ import main
+from acp_check.endpoint import MODEL, ScriptedEndpoint
+from acp_check.process import AgentProcess
+from acp_check.recording import read_recording
+from acp_check.report import check
+from acp_check.rules import RULES
+from acp_check.rules.turns import SPOKEN
 
-ROOT = Path(__file__).parents[2]
-AGENT = [sys.executable, "-m", "tests.trace.agent"]
+ROOT = Path(__file__).parents[1]
+AGENT = [sys.executable, "-m", "tests.agent"]
 OPTIONS = ["--env", f"PYTHONPATH={ROOT}", "--env", "ACP_CHECK_DISK={home}/disk.json"]
 NOT_TRIED = {
     "cancel.leaves-model",
@@ -40,7 +40,7 @@ NOT_TRIED = {
 
 def test_a_process_that_keeps_the_rules_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.jsonl"
-    assert main(["acp-check", "--json", "--trace", str(trace), *OPTIONS, "--", *AGENT]) == 0
+    assert main(["--json", "--trace", str(trace), *OPTIONS, "--", *AGENT]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["rule"] for row in rows] == [rule.id for rule in RULES]
     assert [row["rule"] for row in rows if row["state"] == "failed"] == ["session.mcp-connected"]
@@ -52,7 +52,7 @@ def test_a_process_that_keeps_the_rules_passes(tmp_path: Path, capsys: pytest.Ca
 def test_a_process_that_breaks_a_rule_fails_with_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report.xml"
     broken = [*AGENT, "cancel.no-error"]
-    assert main(["acp-check", "--junit", str(report), *OPTIONS, "--", *broken]) == 1
+    assert main(["--junit", str(report), *OPTIONS, "--", *broken]) == 1
     told = capsys.readouterr().out
     assert "FAILED MUST   cancel.no-error: A cancelled prompt is answered with a result, not with an error." in told
     assert '"error": {"code": -32603, "message": "The request was aborted"}}' in told
@@ -68,7 +68,7 @@ def test_a_process_that_breaks_a_rule_fails_with_evidence(tmp_path: Path, capsys
     [
         (["--", "/nonexistent/agent"], "/nonexistent/agent: cannot be started: No such file"),
         (["--", "a\0b"], "cannot be started: embedded null byte"),
-        ([], "crow acp-check -- COMMAND"),
+        ([], "acp-check -- COMMAND"),
         (["--timeout", "nan", "--", "true"], "--timeout nan: expected a number of seconds"),
         (["--env", "=x", "--", "true"], "--env =x: expected NAME=VALUE"),
         (["--junit", "/nonexistent/report.xml", "--timeout", "0.1", "--", "true"], "--junit /nonexistent/report.xml"),
@@ -78,14 +78,14 @@ def test_a_process_that_breaks_a_rule_fails_with_evidence(tmp_path: Path, capsys
 def test_wrong_arguments_are_the_users_error(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["acp-check", *arguments]) == 2
+    assert main(arguments) == 2
     assert words in capsys.readouterr().err
 
 
 def test_the_check_ends_its_agent_when_it_is_ended(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     mute = ["sh", "-c", f"echo $$ >> {pids}; exec sleep 1000"]
-    with subprocess.Popen([sys.executable, "-m", "crow", "acp-check", "--", *mute], cwd=ROOT) as check_process:
+    with subprocess.Popen([sys.executable, "-m", "acp_check", "--", *mute], cwd=ROOT) as check_process:
         while not pids.exists() or not pids.read_text().endswith("\n"):
             assert check_process.poll() is None
         check_process.terminate()
@@ -96,14 +96,14 @@ def test_the_check_ends_its_agent_when_it_is_ended(tmp_path: Path) -> None:
 def test_a_mute_agent_fails_and_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pids = tmp_path / "pids"
     mute = ["sh", "-c", f"echo $$ >> {pids}; exec sleep 1000"]
-    assert main(["acp-check", "--timeout", "0.3", "--", *mute]) == 1
+    assert main(["--timeout", "0.3", "--", *mute]) == 1
     assert "FAILED MUST   initialize.answered" in capsys.readouterr().out
     assert [pid for pid in pids.read_text().split() if is_alive(int(pid))] == []
 
 
 def test_an_agent_that_writes_anything_but_messages_fails(capsys: pytest.CaptureFixture[str]) -> None:
     noisy = "head -c 1000000 /dev/zero; echo; yes | head -999"
-    assert main(["acp-check", "--timeout", "0.3", "--", "sh", "-c", noisy]) == 1
+    assert main(["--timeout", "0.3", "--", "sh", "-c", noisy]) == 1
     told = capsys.readouterr().out
     assert "FAILED MUST   framing.json: " in told
     assert "<- y\n" in told
@@ -111,7 +111,7 @@ def test_an_agent_that_writes_anything_but_messages_fails(capsys: pytest.Capture
 
 
 def test_rules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["acp-check", "--rules"]) == 0
+    assert main(["--rules"]) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows] == [rule.id for rule in RULES]
 
