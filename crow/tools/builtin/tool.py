@@ -26,10 +26,11 @@ from crow.tools import (
     SkillInfo,
     Workspace,
 )
+from crow.tools.builtin.text_file import SeenFiles
 from crow.tools.jobs import Jobs
 from crow.tools.limits import FairLimiter
 from crow.tools.process import HiddenKeys, KeySource
-from crow.tools.workspace import SeenFiles, shared_inode
+from crow.tools.workspace import shared_inode
 
 Arguments: TypeAlias = Mapping[str, Any]
 """The arguments of a call, checked against the tool's schema. Optional arguments may be absent."""
