@@ -65,7 +65,7 @@ async def run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
     if edit.remark:
         lines = edit.text.split("\n")
         count = args["new_text"].strip("\n").count("\n") + 1
-        shown = excerpt(lines, edit.line - 1, min(len(lines), edit.line - 1 + count), most=MAX_SHOWN_LINES)
+        shown = excerpt(lines, edit.line - 1, edit.line - 1 + count, most=MAX_SHOWN_LINES)
         done += f" It now reads:\n{shown}\n"
     change = Change(
         before=before,

@@ -25,7 +25,7 @@ from crow.domain.rendering import RESULT_MASK, in_title
 from crow.tools import FileStat, Outcome, PlannedCall, Protection, Workspace
 from crow.tools.builtin.mismatch import excerpt, placeholder_in
 from crow.tools.builtin.syntax import find_syntax_error
-from crow.tools.builtin.text_file import SeenFiles, TextFile, read_text_file
+from crow.tools.builtin.text_file import WIDE_ENCODINGS, SeenFiles, TextFile, read_text_file
 from crow.tools.builtin.tool import (
     Arguments,
     Builtin,
@@ -271,8 +271,8 @@ async def read_replaced(context: ToolContext, target: PathTarget, content: str) 
         case _:
             return None, f"{name} is a {KINDS[stat.kind]}; expected the path of a file"
     before = await read_text_file(context.workspace, target.path)
-    if before is None:
-        return None, f"{name} is binary ({stat.size:,} bytes); delete it first if you mean to replace it"
+    if before is None:  # a binary file becomes text
+        before = TextFile(text=await context.workspace.read_text(target.path))
     lines = before.shown.split("\n")
     if seen.has_changed(target.path, before.text):
         return before, changed_fault(seen, target, before)
@@ -293,7 +293,7 @@ def changed_fault(seen: SeenFiles, target: PathTarget, now: TextFile) -> str:
     changed = seen.changed_lines(target.path, now.text)
     if changed is None:
         return f"{target.name} has changed since you read it; read it again first"
-    shown = excerpt(lines, max(0, changed.start - 1), min(len(lines), changed.stop + 1))
+    shown = excerpt(lines, max(0, changed.start - 1), changed.stop + 1)
     return f"{target.name} has changed since you read it; read it again first. It changed here:\n{shown}"
 
 
@@ -348,6 +348,8 @@ class Change:
 async def apply_change(invocation: ToolInvocation, target: PathTarget, change: Change) -> Outcome:
     """Log the old content, write the new one, and return an outcome that shows the file's new content."""
     workspace, path, before, after = invocation.context.workspace, target.path, change.before, change.after
+    if before is not None and before.encoding in WIDE_ENCODINGS and not after.startswith("\ufeff"):
+        after = f"\ufeff{after}"
     data = after.encode("utf-8") if before is None else before.encode(after, change.argument)
     old = None
     # the editor may show a file that is not on disk yet

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -204,8 +205,10 @@ def _without_escapes(old: str, new: str) -> Iterator[Meant]:
 
 def _without_blank_lines(old: str, new: str) -> Iterator[Meant]:
     """Leave out the same number of blank lines around both texts."""
-    before, after = len(old) - len(old.lstrip("\n")), len(old) - len(old.rstrip("\n"))
-    is_shared = new.startswith("\n" * before) and new.endswith("\n" * after) and len(new) > before + after
+    # The first line end at the end belongs to the last line.
+    before, after = len(old) - len(old.lstrip("\n")), max(0, len(old) - len(old.rstrip("\n")) - 1)
+    is_shared = new.startswith("\n" * before) and new.endswith("\n" * (after + 1)) and len(new) > before + after
+    is_shared = is_shared or (not after and new.startswith("\n" * before))
     if (before or after) and is_shared and old.strip("\n"):
         yield Meant(
             old=old[before : len(old) - after],
@@ -432,18 +435,18 @@ def _merged_body(old: str, actual: str, new: str) -> str:
     old_tokens, new_tokens = (_TOKEN.findall(text) for text in (old, new))
     if old_places is None or actual_places is None or len(old_tokens) * len(new_tokens) > MAX_COMPARED:
         raise _Unclear("a line differs from old_text in characters that look alike")
-    index_at = {place: index for index, place in reversed(list(enumerate(old_places)))}
+
+    def index_of(place: int) -> int:
+        """The index of the first compared character from `place` in `old` on."""
+        index = bisect_left(old_places, place)
+        is_between = index < len(old_places) and not fold(old[place : old_places[index]])
+        # One character of the file may stand for several of old_text. It cannot be kept in part.
+        if not is_between or (index and actual_places[index] == actual_places[index - 1]):
+            raise _Unclear("the edit would cut a character of the file that old_text spells otherwise")
+        return index
 
     def counterpart(start: int, end: int) -> str:
-        first, last = index_at.get(start), index_at.get(end)
-        # One character of the file may stand for several of old_text. It cannot be kept in part.
-        if (
-            first is None
-            or last is None
-            or any(at and actual_places[at] == actual_places[at - 1] for at in (first, last))
-        ):
-            raise _Unclear("the edit would cut a character of the file that old_text spells otherwise")
-        return actual[actual_places[first] : actual_places[last]]
+        return actual[actual_places[index_of(start)] : actual_places[index_of(end)]]
 
     starts = [0, *accumulate(map(len, old_tokens))]
     merged = []

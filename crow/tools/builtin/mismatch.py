@@ -15,6 +15,8 @@ MAX_EXCERPT_LINES = 30
 MAX_EXCERPT_CHARS = 3_000
 MAX_LINE_CHARS = 300
 MAX_PLACES = 4
+MAX_TINY_LINES = 8
+"""A file with at most this many lines is shown as a whole."""
 MAX_CAUSES = 3
 MAX_WORD_CHARS = 60
 MAX_POSITIONS = 50
@@ -64,10 +66,13 @@ def ambiguous(
 ) -> str:
     """Return the error message for a text of `count` lines that occurs `times` times, among others at the lines
     `firsts` (counted from 0). If `times` is 0, how often is not known."""
-    shown = []
+    parts: list[tuple[int, int]] = []
     for first in firsts[:MAX_PLACES]:
-        before = max(0, first - 2)
-        shown.append(excerpt(lines, before, min(len(lines), first + count + 1), most=14))
+        start, end = max(0, first - 2), first + count + 1
+        if parts and start <= parts[-1][1]:
+            start, _ = parts.pop()
+        parts.append((start, end))
+    shown = [excerpt(lines, start, end, most=14) for start, end in parts]
     others = [str(first + 1) for first in firsts[MAX_PLACES:]]
     if others:
         shown.append(f"(also at line {', '.join(others)}{'' if times == len(firsts) else ', ...'})")
@@ -97,18 +102,21 @@ def not_found(lines: Lines, old: str, new: str, name: str) -> str:
     if applied is not None:
         return already_made(lines, applied, name)
     region = closest(lines, wanted, new)
+    if region is None and 1 < len(lines.contents) <= MAX_TINY_LINES:
+        return f"{start}. The file has:\n{excerpt(lines.contents, 0, len(lines.contents))}"
     if region is None:
         return f"{start}, nor anything like it; read the file again, or look for the text with grep"
     first, last = region
     causes = explain(wanted, lines.contents[first : last + 1], first)
     why = f": {'; '.join(causes)}" if causes else ""
-    around = excerpt(lines.contents, max(0, first - 1), min(len(lines.contents), last + 2))
+    around = excerpt(lines.contents, max(0, first - 1), last + 2)
     return f"{start}{why}. The file has:\n{around}"
 
 
 def excerpt(lines: Sequence[str], start: int, end: int, *, most: int = MAX_EXCERPT_LINES) -> str:
     """Return lines `start` to `end` (exclusive, counted from 0) with their numbers, as read_file shows them. A long
     excerpt loses its middle."""
+    end = min(end, len(lines))
     if end == len(lines) and end > start + 1 and not lines[-1]:
         end -= 1  # what follows the last line end is no line
     rows: list[str] = []

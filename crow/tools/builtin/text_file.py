@@ -95,7 +95,7 @@ def _candidates(data: bytes) -> tuple[str, ...]:
 
 def _is_plausible(file: TextFile, data: bytes) -> bool:
     if file.encoding in WIDE_ENCODINGS:
-        return True
+        return len(file.text) > 1
     if _CONTROL.search(data):
         return False
     match file.encoding:
