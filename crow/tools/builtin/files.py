@@ -65,12 +65,34 @@ IMAGE = re.compile(
 
 PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
 KINDS = {"file": "file", "directory": "directory", "other": "device, pipe or socket"}
+PLACE = re.compile(r"@?(?P<path>[^@].*?)(?::(?P<first>\d{1,9})(?:[-:](?P<last>\d{1,9}))?)?")
+"""A path as other programs print places in files, or as people mention files in a prompt."""
+
+SKIPPED = frozenset({"node_modules", "venv", "__pycache__", "target", "build", "dist"})
+MAX_DIRECTORIES = 2_000
+MAX_SAME_NAMES = 3
 MAX_NAMES = 10_000
 MAX_COMPARED_NAMES = 500
 COMPARED_CHARS = 60
 
 
+async def readable(context: ToolContext, args: Arguments) -> Arguments:
+    """Return the arguments of a call that names a file as `@path`, `path:20` or `path:20-40`, in their plain form. A
+    file that really has such a name comes first."""
+    found = PLACE.fullmatch(args["path"])
+    if found is None or (await context.workspace.stat(context.target(args["path"]).path)).kind != "missing":
+        return args
+    plain = {**args, "path": found["path"]}
+    if found["first"] and "line" not in args:
+        first, last = int(found["first"]), int(found["last"] or 0)
+        plain |= {"line": max(1, first)}
+        if last >= first and "limit" not in args:
+            plain |= {"limit": last - max(1, first) + 1}
+    return plain
+
+
 async def plan_read(context: ToolContext, args: Arguments) -> PlannedCall:
+    args = await readable(context, args)
     target = context.target(args["path"])
     line, limit = args.get("line"), args.get("limit")
     lines = f" from line {line}" if line is not None else ""
@@ -80,6 +102,7 @@ async def plan_read(context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
+    args = await readable(invocation.context, args)
     workspace, target = invocation.context.workspace, invocation.target(args["path"])
     stat = await stat_kind(workspace, target, ("file",), A_FILE, head=SNIFFED_BYTES)
     media = image_type(stat.head)
@@ -399,13 +422,31 @@ async def missing_error(workspace: Workspace, target: PathTarget) -> ArgumentErr
     try:
         names = await anyio.to_thread.run_sync(list_names, directory)
     except OSError:
+        elsewhere = await anyio.to_thread.run_sync(same_names, workspace, target.path.name)
         where = display_name(workspace, directory)
-        return ArgumentError(f"{target.name} does not exist; neither does the directory {where}")
+        also = f"; there is {', '.join(elsewhere)}" if elsewhere else ""
+        return ArgumentError(f"{target.name} does not exist; neither does the directory {where}{also}")
     similar = await anyio.to_thread.run_sync(similar_names, target.path.name, names)
+    if not similar:
+        similar = await anyio.to_thread.run_sync(same_names, workspace, target.path.name)
+        directory = workspace.resolve(".")
     if not similar:
         return ArgumentError(f"{target.name} does not exist; use list_files to see which files exist")
     shown = ", ".join(display_name(workspace, directory / name) for name in similar)
     return ArgumentError(f"{target.name} does not exist; similar: {shown}")
+
+
+def same_names(workspace: Workspace, name: str) -> list[str]:
+    """Return up to three files of the working directory with this name, relative to it. Only the first directories of a
+    large tree are searched."""
+    root, found = workspace.resolve("."), []
+    for number, (directory, folders, names) in enumerate(os.walk(root)):
+        folders[:] = sorted(folder for folder in folders if not folder.startswith(".") and folder not in SKIPPED)
+        if name in names and workspace.read_protection(path := Path(directory) / name) == "none":
+            found.append(display_name(workspace, path))
+        if len(found) == MAX_SAME_NAMES or number == MAX_DIRECTORIES:
+            break
+    return found
 
 
 def list_names(directory: Path) -> list[str]:
