@@ -27,8 +27,8 @@ _ELICITATION_KINDS: tuple[ElicitationKind, ...] = ("form", "url")
 
 
 CODE_COMPANION = "CodeCompanion.nvim"
-"""The name under which this client introduces itself. It authenticates at every start, and shows the user the whole error
-object if this fails. No form of `message` and `data` suits it and the clients that show only one of the two."""
+"""The name under which this client introduces itself. It authenticates at every start, and shows the user the whole
+error object if this fails. No form of `message` and `data` suits it and the clients that show only one of the two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,7 +119,7 @@ def test_recordings_are_escaped(hostile: Shell) -> None:
         file.write(json.dumps({"from": "agent", "message": {"jsonrpc": "2.0", "method": EVIL, "params": {}}}) + "\n")
         file.write(EVIL)
     del hostile.env["CROW_TRACE"]
-    for arguments in (["trace", "show"], ["trace", "check"], ["trace", "check", "--json"]):
-        with hostile.in_terminal(*arguments, "trace.jsonl", **CALM) as terminal:
-            terminal.wait()
-        check(terminal.shown)
+    with hostile.in_terminal("trace", "show", "trace.jsonl", **CALM) as terminal:
+        terminal.wait()
+    assert "FAKE" in terminal.shown
+    check(terminal.shown)
