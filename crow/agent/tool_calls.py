@@ -117,7 +117,7 @@ class Calls:
 
     def understood(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
         """Return the calls in terms of the tools on offer."""
-        return tuple(map(self._toolbox.understood, calls))
+        return tuple(map(self.toolbox.understood, calls))
 
     async def plan(self, calls: Sequence[ToolCall]) -> tuple[PlannedCall, ...]:
         """Plan what each call will do. The plans are stored with the model's answer before any call is announced."""
