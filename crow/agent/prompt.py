@@ -11,7 +11,6 @@ import datetime
 import os
 import platform
 import re
-import shutil
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from crow.agent.branch import Branch
 from crow.agent.instructions import Instructions, InstructionSource, anything, read_instructions
 from crow.domain.entries import Entry, NewEntry, Note, Prompt, Reminder
 from crow.domain.messages import ToolSpec
+from crow.programs import SYSTEM_PROGRAMS
 from crow.store import SessionRow
 from crow.tools import ServerStatus, SkillInfo
 
@@ -31,7 +31,7 @@ GIT_FILE_BYTES = 4_096
 GIT_HEAD = re.compile(r"ref: refs/heads/([^\s<>]{1,250})\s*|([0-9a-f]{40,64})\s*")
 SERVER_CHARS = 400
 NAMES_SHOWN = 5
-SHELL = "bash" if shutil.which("bash") else "sh"
+SHELL = "bash" if SYSTEM_PROGRAMS.find("bash") else "sh"
 
 ROLE = """\
 You are Crow, a coding agent working in the user's editor through the Agent Client Protocol.

@@ -27,7 +27,6 @@ from crow.tools.builtin import scan
 from crow.tools.builtin.files import stat_kind
 from crow.tools.builtin.tool import Arguments, Builtin, PathTarget, ToolContext, ToolInvocation, argument, tool_spec
 from crow.tools.limits import SEARCHES
-from crow.tools.process import found_program
 from crow.tools.workspace import SECRET_PLACES
 
 MAX_LISTED = 500
@@ -42,7 +41,7 @@ thousand characters can take seconds."""
 ENTER = "cd {path} && {{ [ \"$(pwd -P; echo .)\" = {shown} ] || {{ echo 'the path has changed'; exit 1; }}; }}"
 
 GIT_FILES = (
-    "{{ unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE; "
+    "{{ unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE LD_PRELOAD LD_LIBRARY_PATH LD_AUDIT GCONV_PATH; "
     "GIT_OPTIONAL_LOCKS=0 GIT_NO_LAZY_FETCH=1 GIT_ALLOW_PROTOCOL=none "
     "{git} -c core.fsmonitor=false -c core.untrackedCache=false ls-files -z -co --exclude-standard 2>/dev/null; }} | "
 )
@@ -167,9 +166,7 @@ async def scan_directory(invocation: ToolInvocation, target: PathTarget, request
     excluded = {"top": str(top), "root": str(workspace.resolve(".")), "patterns": patterns}
     if request.get("file") is not None:  # the user or a rule has allowed this file
         excluded = {}
-    git, ripgrep = await anyio.to_thread.run_sync(
-        lambda: (found_program("git", workspace.contains), found_program("rg", workspace.contains))
-    )
+    git, ripgrep = await anyio.to_thread.run_sync(lambda: (workspace.find_program("git"), workspace.find_program("rg")))
     whole = {**request, "excluded": excluded, "seconds": math.ceil(TIMEOUT_S) + 1, "ripgrep": ripgrep}
     program = shlex.join([sys.executable, "-I", "-S", "-W", "ignore", scan.__file__, json.dumps(whole)])
     enter = ENTER.format(path=shlex.quote(str(top)), shown=shlex.quote(f"{top}\n."))
