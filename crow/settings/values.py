@@ -412,6 +412,9 @@ class SandboxSettings(Section):
     """More directories that confined commands can read."""
     writable: Annotated[Strings, Expected('a list of paths, such as ["~/.cache/ccache"]')] = ()
     """More directories that commands with the access `write` can write to."""
+    sockets: Annotated[Strings, Expected('a list of paths, such as ["/run/postgresql"]')] = ()
+    """Unix sockets that confined commands can use, or directories with such sockets. This needs bubblewrap. Without
+    this setting, confined commands have no Unix sockets."""
 
 
 class LimitSettings(Section):

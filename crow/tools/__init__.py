@@ -162,9 +162,10 @@ class PlannedCall:
 class Outcome:
     """The result of a call.
 
-    `text` is complete; the agent shortens it for the model. `announcement` replaces the announcement in the plan, for
-    example to show the diff that was really applied. `skill` is the name and the text of a skill. The model gets this
-    text after the results of the calls. `cost` is the cost in US dollars of the models that the call used.
+    `text` is complete; the agent shortens it for the model, to `max_chars` characters if that is set. `announcement`
+    replaces the announcement in the plan, for example to show the diff that was really applied. `skill` is the name and
+    the text of a skill. The model gets this text after the results of the calls. `cost` is the cost in US dollars of
+    the models that the call used.
     """
 
     text: str
@@ -177,6 +178,7 @@ class Outcome:
     skill: tuple[str, str] | None = None
     usage: Usage | None = None
     cost: float | None = None
+    max_chars: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,6 +433,10 @@ class Workspace(Protocol):
 
         :raises OSError: the program cannot be started.
         """
+
+    def find_program(self, name: str) -> str | None:
+        """The absolute path of a program that crow starts for itself; None if there is none that can be trusted. See
+        :meth:`crow.programs.Programs.find`. This call blocks."""
 
     async def start_confined(
         self,
