@@ -37,7 +37,7 @@ from crow.frontend.transport import StdioTransport, claim_stdio
 from crow.llm import Model, ModelInfo
 from crow.log import start_logging
 from crow.runtime import importing, keep_little, trim
-from crow.settings import OFFLINE, Loaded, Target, fallback_of, names_offered, target_of
+from crow.settings import OFFLINE, Loaded, Target, edit_tool_of, fallback_of, names_offered, target_of
 from crow.settings.endpoints import MAIN_PROVIDER, Gateways, provider_target
 from crow.settings.load import tokens_in_headers
 from crow.store import Store
@@ -159,6 +159,7 @@ class Wiring:
             open_toolbox=partial(adapters.open_toolbox, lambda: self._loaded),
             default_model=self._default_model,
             fallback=lambda name: fallback_of(name, self._settings),
+            edit_tool=lambda name: edit_tool_of(name, self._settings),
             models=self._names,
             templates=self._templates,
             settings=self._settings_of_sessions,

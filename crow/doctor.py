@@ -623,7 +623,7 @@ class _NoSession:
     async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
         return ""
 
-    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None: ...
+    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes | None) -> None: ...
 
     def current(self) -> tuple[()]:
         return ()

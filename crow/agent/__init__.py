@@ -144,10 +144,11 @@ class Adapters:
     `load` uses a thread to import the packages that turns need. `model` returns the model with a given name, or raises
     AuthError or ConfigError; `info` describes a model without loading anything. `fallback` takes the name of a model
     and returns the name of its fallback model, which answers while the first model's endpoint is down. The result is
-    empty if there is no fallback model. `models` holds the names to choose from. `default_model` returns an empty
-    string if the user has set no default. `settings`, `default_model` and `models` are read again for each turn because
-    the user may change them. `user_instructions` is the path of the user's own AGENTS.md, which need not exist. `node`
-    is the name of this machine, or empty if no other machine uses the store.
+    empty if there is no fallback model. `edit_tool` takes the name of a model and returns the name of the tool with
+    which it edits files: `edit_file` or `apply_patch`. `models` holds the names to choose from. `default_model` returns
+    an empty string if the user has set no default. `settings`, `default_model` and `models` are read again for each
+    turn because the user may change them. `user_instructions` is the path of the user's own AGENTS.md, which need not
+    exist. `node` is the name of this machine, or empty if no other machine uses the store.
     """
 
     store: Store
@@ -158,6 +159,7 @@ class Adapters:
     settings: Callable[[], SessionSettings]
     default_model: Callable[[], str] = str
     fallback: Callable[[str], str] = lambda _: ""
+    edit_tool: Callable[[str], str] = lambda _: "edit_file"
     models: Sequence[str] = ()
     templates: Callable[[], Sequence[Template]] = tuple
     user_instructions: Path | None = None

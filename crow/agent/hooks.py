@@ -130,7 +130,7 @@ class Hook:
         if self.does and not any(effect in does for effect in self.does):
             return False
         is_open = plan.access in ("execute", "external") or plan.announcement.kind == "search" or plan.has_hard_links
-        places = (*plan.rule_paths, *plan.other_paths)
+        places = [name for part in plan.each for name in (*part.rule_paths, *part.other_paths)]
         return not self.paths or is_open or any(names_path(glob, places, ignore_case=True) for glob in self.paths)
 
 
@@ -283,7 +283,7 @@ class BranchHooks:
         return ToolCall(id=call.id, name=call.name, arguments=text)
 
     async def after_tool(self, call: ToolCall, plan: PlannedCall, result: ToolResult) -> None:
-        """Call the hooks of `after_tool` that match. If hooks change the file that the call wrote, store the change, so
+        """Call the hooks of `after_tool` that match. If hooks change a file that the call wrote, store the change, so
         that it can be undone together with the call's own change."""
         hooks = await self._of("after_tool")
         if not hooks:
@@ -297,21 +297,23 @@ class BranchHooks:
             "is_error": result.is_error,
             "duration_ms": result.duration_ms,
         }
-        path = Path(plan.rule_paths[0]) if plan.access == "write" and plan.rule_paths else None
+        paths = plan.paths if plan.access == "write" else ()
         async with self._after_tool:
-            before = await self._content(path)
+            before = [await self._content(path) for path in paths]
             for hook in hooks:
                 await self._ask(hook, facts)
-            after = await self._content(path)
-            if path is not None and after != before:
-                change = File(
-                    call=result.call, path=str(path), before=before, after_hash=digest(after), recorded_here=True
-                )
-                await self._branch.record([NewEntry(body=change)])
+            after = [await self._content(path) for path in paths]
+            changes = [
+                File(call=result.call, path=path, before=old, after_hash=digest(new), recorded_here=True)
+                for path, old, new in zip(paths, before, after, strict=True)
+                if old != new
+            ]
+            if changes:
+                await self._branch.record([NewEntry(body=change) for change in changes])
 
-    async def _content(self, path: Path | None) -> bytes | None:
+    async def _content(self, path: str) -> bytes | None:
         try:
-            return None if path is None else await self._workspace.read_bytes(path)
+            return await self._workspace.read_bytes(Path(path))
         except OSError:
             return None
 
@@ -475,7 +477,7 @@ def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
 def tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> dict[str, object]:
     """Return what a hook learns about a call. `rule_tool` is the tool whose permission rules apply. It is usually
     `tool`. If `tool` only passes the call on to a server's tool, it is the server's tool. `paths` contains the absolute
-    path of the file that the call touches, and is empty if that path is not known in advance."""
+    paths of the files that the call touches, and is empty if they are not known in advance."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
@@ -487,7 +489,7 @@ def tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection
         "arguments": arguments,
         "title": plan.announcement.title,
         "does": sorted(does),
-        "paths": list(plan.rule_paths[:1]),
+        "paths": list(plan.paths),
     }
 
 

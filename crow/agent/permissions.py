@@ -43,7 +43,10 @@ ACCESSES: tuple[CommandAccess, ...] = get_args(CommandAccess)
 RULE = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
 TYPED = re.compile(r"([A-Za-z0-9_*?-]{1,64})(?:\((\s*+\S.*)\))?", re.DOTALL)
 PLAIN_NAME = re.compile(r"[^*?]+")
-WITH_ARGUMENT = ("shell", "read_file", "write_file", "edit_file", "list_files", "grep", "fetch", "recall", "sampling")
+WITH_ARGUMENT = (
+    *("shell", "read_file", "write_file", "edit_file", "apply_patch", "list_files", "grep", "fetch", "recall"),
+    "sampling",
+)
 SEARCHES = ("grep", "list_files")
 ASKED_BY_CONTENT = ("skill", "task")
 """Tools that load a file of the workspace, such as a skill, only if the user allows it. If the file's content changes,
@@ -146,6 +149,8 @@ class Ask:
     the user's answer is not stored as a rule."""
 
     doubtful: PermissionRule | None = None
+    parts: tuple[PlannedCall, ...] = ()
+    """The parts of the call that nothing allows, if the call has parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,18 +169,23 @@ def decide(
     """Decide whether a call of tool `name` may run. An unknown mode is as strict as `ask`.
 
     `is_bounded` means that the people who answer crow's questions do not own this machine. In that case, a call that
-    leaves the workspace or the sandbox is refused if no rule in config.toml allows it.
+    leaves the workspace or the sandbox is refused if no rule in config.toml allows it. A call with parts is refused if
+    one of them is, and allowed if all are.
     """
     name = call.rule_tool or name
+    if call.parts:
+        decisions = [decide(name, part, mode, rules, is_bounded=is_bounded) for part in call.parts]
+        return _together(call.parts, decisions)
     doubtful = None
     for rule in rules:
-        match forbids(rule, name, call):
-            case "yes":
-                return Refuse(words=denial(rule, name))
-            case "maybe":
-                doubtful = doubtful or rule
-    covering = [rule for rule in rules if rule.allows(name, call)]
-    users = any(rule.is_users for rule in covering)
+        for tool in (name, *call.like):
+            match forbids(rule, tool, call):
+                case "yes":
+                    return Refuse(words=denial(rule, name))
+                case "maybe":
+                    doubtful = doubtful or rule
+    covering = are_covering(name, call, rules)
+    users = are_covering(name, call, [rule for rule in rules if rule.is_users])
     is_read_command = call.access == "execute" and call.command_access == "read"
     if is_bounded and not users:
         if call.is_outside:
@@ -201,6 +211,30 @@ def decide(
     if (call.access == "write" and mode in ("accept-edits", "auto")) or (is_confined and mode == "auto"):
         return Allow(why=f"mode {mode}")
     return Ask()
+
+
+def _together(parts: Sequence[PlannedCall], decisions: Sequence[Decision]) -> Decision:
+    """Return the decision about a call with these parts."""
+    asked, doubtful, reasons = [], None, []
+    for part, decision in zip(parts, decisions, strict=True):
+        match decision:
+            case Refuse():
+                return decision
+            case Ask(doubtful=rule):
+                asked.append(part)
+                doubtful = doubtful or rule
+            case Allow(why=why):
+                reasons.append(why)
+    return Ask(doubtful=doubtful, parts=tuple(asked)) if asked else Allow(why="; ".join(dict.fromkeys(reasons)))
+
+
+def are_covering(name: str, call: PlannedCall, rules: Sequence[PermissionRule]) -> bool:
+    """Whether the allow rules among these cover a call without parts."""
+
+    def is_allowed(tool: str) -> bool:
+        return any(rule.allows(tool, call) for rule in rules)
+
+    return is_allowed(name) or (bool(call.like) and all(map(is_allowed, call.like)))
 
 
 NOT_CONFINED = (
@@ -467,6 +501,12 @@ def scope_text(rule: PermissionRule, cwd: str) -> str:
     return ", ".join(limits)
 
 
+def rules_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> tuple[PermissionRule, ...]:
+    """Return the rules to store when the user answers "always" for this call: one for each kind of part."""
+    name = call.rule_tool or name
+    return tuple(dict.fromkeys(rule_for(name, part, allow=allow, cwd=cwd) for part in call.each))
+
+
 def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> PermissionRule:
     """Return the rule to store when the user answers "always" for this call.
 
@@ -494,11 +534,11 @@ def rule_for_writes(cwd: str) -> PermissionRule:
 
 def allowing_rule(name: str, call: PlannedCall) -> str:
     """Return the narrowest rule that would allow this call if the user's settings contained that rule. Return "" if no
-    rule would."""
+    single rule would."""
     name = call.rule_tool or name
-    arguments = (*reversed(call.rule_paths), call.argument)
+    arguments = (*reversed(call.each[0].rule_paths), call.argument)
     for text in (*(f"{name}({argument})" for argument in arguments if argument), name):
-        if any(rule.allows(name, call) for rule in user_rules([text], ())):
+        if all(any(rule.allows(name, part) for rule in user_rules([text], ())) for part in call.each):
             return text
     return ""
 

@@ -111,6 +111,14 @@ async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mappin
     return Prompt(system="\n\n".join(blocks), tools=tuple(tools), cwd=row.cwd, model=row.model, recorded_here=True)
 
 
+def with_edit_tool(tools: Sequence[ToolSpec], edit_tool: str) -> tuple[ToolSpec, ...]:
+    """Return the tools to offer: of the two that edit files only `edit_tool`, if both are there. The other still
+    works, for a model that calls it anyway."""
+    both = {"edit_file", "apply_patch"}
+    left_out = both - {edit_tool} if both <= {tool.name for tool in tools} else set()
+    return tuple(tool for tool in tools if tool.name not in left_out)
+
+
 def has_client_text(prompt: Prompt, row: SessionRow) -> bool:
     """Whether `prompt` still contains the system prompt that the client has set for the session. Returns true, too, if
     the client has set no system prompt."""

@@ -136,14 +136,14 @@ class BranchLog:
             return None
         return row if scope == "all" or row.cwd == self._branch.row.cwd else None
 
-    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
+    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes | None) -> None:
         """See :class:`crow.tools.Log`."""
         _, assistant, index = call_id.split("_")
         file = entries.File(
             call=entries.CallRef(assistant=int(assistant), index=int(index)),
             path=str(path),
             before=before,
-            after_hash=hashlib.sha256(after).hexdigest(),
+            after_hash="" if after is None else hashlib.sha256(after).hexdigest(),
             recorded_here=True,
         )
         await self._others.get(int(assistant), self._branch).record([entries.NewEntry(body=file)])

@@ -25,7 +25,7 @@ from crow.agent.compaction.compactor import Compactor, Helpers, PreparedCheckpoi
 from crow.agent.hooks import BranchHooks, Hooks
 from crow.agent.inbox import Inbox
 from crow.agent.mentions import Mention, attach_resources
-from crow.agent.prompt import Briefing
+from crow.agent.prompt import Briefing, with_edit_tool
 from crow.agent.recall import BranchLog
 from crow.agent.sampling import ModelSampler
 from crow.agent.session import PendingPrompt, Session
@@ -360,7 +360,8 @@ class TurnRunner:
         """Tell the model which tools it has now, and return the toolbox with these tools."""
         if self._kind.tools is not None:
             toolbox = ToolSubset(toolbox, self._kind.specs(toolbox.specs()))
-        await self._briefing.begin_turn(toolbox.specs(), toolbox.servers(), toolbox.skills())
+        specs = with_edit_tool(toolbox.specs(), self._adapters.edit_tool(self._branch.row.model))
+        await self._briefing.begin_turn(specs, toolbox.servers(), toolbox.skills())
         return toolbox
 
     async def _find_late_tools(self) -> Toolbox | None:

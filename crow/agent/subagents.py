@@ -23,7 +23,7 @@ from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.hooks import BranchHooks
 from crow.agent.inbox import Inbox
-from crow.agent.prompt import Briefing
+from crow.agent.prompt import Briefing, with_edit_tool
 from crow.agent.recall import BranchLog
 from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Standby, Turn
@@ -305,7 +305,8 @@ class SubAgents:
             model = await self.adapters.model(branch.row.model)
             briefing = Briefing(branch, contains=self.workspace.contains, user_file=self.adapters.user_instructions)
             await anyio.to_thread.run_sync(briefing.read, permissions.may_read())
-            await briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
+            specs = with_edit_tool(tools.specs(), self.adapters.edit_tool(branch.row.model))
+            await briefing.begin_turn(specs, tools.servers(), tools.skills())
             hooks = self.hooks(branch)
             compactor = await self.compactor(branch, model, briefing, hooks)
             steps = self.adapters.settings().steps_per_turn

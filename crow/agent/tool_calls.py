@@ -32,9 +32,9 @@ from crow.agent.permissions import (
     may_attach,
     named_places,
     narrower_mode,
-    rule_for,
     rule_for_writes,
     rule_words,
+    rules_for,
     url_rules,
 )
 from crow.domain.entries import Assistant, CallRef, NewEntry, Skill, Started, ToolResult
@@ -335,7 +335,9 @@ class Permissions:
         that the rules hide from a search or a confined command, and the rules for redirects."""
         name = plan.rule_tool or call.name
         rules = current_rules(self._whole.rules, self._branch.row)
-        if plan.has_hard_links and any(is_path_rule(rule, name, "read_file") for rule in rules):
+        if plan.parts:
+            return replace(plan, parts=tuple([await self.complete(call, part) for part in plan.parts]))
+        if plan.has_hard_links and any(is_path_rule(rule, name, *plan.like, "read_file") for rule in rules):
             path = Path(plan.rule_paths[0])
             places = [place for place in named_places(rules) if os.path.isabs(place)]
             names, is_complete = (await self._workspace.find_names([path], places))[path]
@@ -376,7 +378,10 @@ class Permissions:
     async def _ask(self, ref: CallRef, call: ToolCall, plan: PlannedCall, ask: Ask) -> Allow | Refuse | None:
         can_last = not plan.is_protected and not plan.asks_once and ask.doubtful is None
         cwd = self._branch.row.cwd
-        always, never = (rule_words(rule_for(call.name, plan, allow=allow, cwd=cwd)) for allow in (True, False))
+        asked = replace(plan, parts=ask.parts) if ask.parts else plan
+        always, never = (
+            " and ".join(map(rule_words, rules_for(call.name, asked, allow=allow, cwd=cwd))) for allow in (True, False)
+        )
         reason = doubt(ask.doubtful) if ask.doubtful is not None else ""
         offers_writes = can_last and plan.access == "execute" and plan.command_access == "write"
         answer = await self._client.ask(
@@ -389,20 +394,21 @@ class Permissions:
                 never=never if can_last else "",
                 reason=reason,
                 offers_writes=offers_writes,
-                rule="" if reason else allowing_rule(call.name, plan),
+                rule="" if reason else allowing_rule(call.name, asked),
             )
         )
         if answer == "cancelled":
             return None
         allows = answer.startswith("allow")
-        rule = None
+        rules: tuple[PermissionRule, ...] = ()
         if offers_writes and answer == "allow_writes":
-            rule = rule_for_writes(cwd)
+            rules = (rule_for_writes(cwd),)
         elif (can_last and answer in ("allow_always", "reject_always")) or (allows and plan.asks_once):
-            rule = rule_for(call.name, plan, allow=allows, cwd=cwd)
+            rules = rules_for(call.name, asked, allow=allows, cwd=cwd)
         known = self._branch.row.permissions
-        if rule is not None and rule.as_json() not in known:
-            await self._branch.change(SessionChanges(permissions=(*known, rule.as_json())))
+        new = [stored for rule in rules if (stored := rule.as_json()) not in known]
+        if new:
+            await self._branch.change(SessionChanges(permissions=(*known, *new)))
         if allows:
             return Allow(why=f"{answer.replace('_', ' ')} by the user")
         return Refuse(words={"cannot_ask": CANNOT_ASK, "unanswered": UNANSWERED}.get(answer, REJECTED))

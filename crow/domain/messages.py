@@ -62,12 +62,25 @@ Part: TypeAlias = Text | Image | Resource | Link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Freeform:
+    """The input of a tool that takes plain text instead of a JSON object."""
+
+    syntax: Literal["text", "lark", "regex"] = "text"
+    """How `grammar` is written. `text` means that the tool takes any text."""
+    grammar: str = ""
+    """The grammar that the text follows. It is empty if `syntax` is `text`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
     """A tool as offered to the model. `name` matches `^[A-Za-z0-9_-]{1,64}$`, and `input_schema` is a JSON Schema."""
 
     name: str
     description: str
     input_schema: JsonObject
+    freeform: Freeform | None = None
+    """Set if the model may write the input as plain text. `input_schema` then has exactly one property, a string, which
+    is this text. A wire without such tools offers the tool with this schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

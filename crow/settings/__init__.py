@@ -1,6 +1,6 @@
 """The user's settings, from flags, environment, `config.toml` and defaults."""
 
-from crow.settings.endpoints import Target, fallback_of, names_offered, target_of
+from crow.settings.endpoints import Target, edit_tool_of, fallback_of, names_offered, target_of
 from crow.settings.load import Loaded, load_settings
 from crow.settings.values import OFFLINE, ModelSettings, Settings
 
@@ -10,6 +10,7 @@ __all__ = [
     "ModelSettings",
     "Settings",
     "Target",
+    "edit_tool_of",
     "fallback_of",
     "load_settings",
     "names_offered",

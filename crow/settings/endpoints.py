@@ -274,6 +274,12 @@ def fallback_of(name: str, settings: Settings) -> str:
     return target_of(name, settings).options.fallback or ""
 
 
+def edit_tool_of(name: str, settings: Settings) -> str:
+    """Return the tool with which the model `name` edits files: `edit_file` or `apply_patch`."""
+    target = target_of(name, settings)
+    return target.options.edit_tool or ("apply_patch" if _WRITES_PATCHES.search(target.model) else "edit_file")
+
+
 def fallback_problem(name: str, settings: Settings, also: Sequence[str] = ()) -> str:
     """Return what is wrong with the fallback of a model, as the end of a sentence, or an empty string if nothing is
     wrong. A fallback may also be one of the names in `also`, which the settings no longer contain."""
@@ -328,5 +334,10 @@ def run_key_command(command: Sequence[str]) -> str:
         raise ConfigError(f"{name} printed no key.")
     return words[0]
 
+
+_WRITES_PATCHES = re.compile(
+    r"(?:\A|[/:_-])(?:gpt-?(?:4\.[1-9]|[5-9]|\d\d|oss)|o[34](?![a-z0-9])|codex)", re.IGNORECASE
+)
+"""Models that are trained to edit files with patches."""
 
 _OPENAI = ModelSettings.model_fields["base_url"].default

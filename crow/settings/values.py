@@ -76,6 +76,7 @@ ModelName = Annotated[NonEmpty, Expected('a model name, such as "gpt-5.2", or "o
 ToolNames = Annotated[Strings, Expected('a list of tool names or globs, such as ["get_*"]')]
 SmallModel = Annotated[NonEmpty, Expected('a model name, such as "gpt-5-mini" or "openrouter/mistral-small"')]
 OtherModel = Annotated[NonEmpty, Expected("the name of another model that your settings name")]
+EditTool = Annotated[Literal["edit_file", "apply_patch"], Expected('"edit_file" or "apply_patch"')]
 Usd = Annotated[float, Field(gt=0, allow_inf_nan=False), Expected("US dollars above 0, such as 2.5")]
 StartMode = Annotated[
     Literal["ask", "accept-edits", "plan", "auto"], Expected('"ask", "accept-edits", "plan" or "auto"')
@@ -128,6 +129,9 @@ class ModelOptions(Section):
     """How long the model thinks before it answers. If unset, the endpoint's default applies."""
     extra_body: Body = Field(default_factory=dict, repr=False)
     """Extra members of every request. They replace crow's own members of the same name."""
+    edit_tool: EditTool | None = None
+    """The tool with which the model edits files. If unset, models of OpenAI from gpt-4.1 on get `apply_patch`, and all
+    others `edit_file`."""
     fallback: OtherModel | None = None
     """The model that answers for the rest of a turn if the endpoint of this model still fails after all retries."""
 

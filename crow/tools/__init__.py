@@ -132,6 +132,9 @@ class PlannedCall:
     How the call runs:
         `fault`: the error message for the model; a call with a fault must not run. `is_barrier`: the call writes files,
         so no other call may run in parallel.
+
+    A call that touches several files has one of the `parts` for each file. What is said about one touched file, and
+    what rules say about it, is then in the parts, and the call may run only if each part may.
     """
 
     announcement: Announcement
@@ -156,6 +159,20 @@ class PlannedCall:
     review_text: str = ""
     command_access: CommandAccess | None = None
     requested_access: CommandAccess | None = None
+    parts: tuple[PlannedCall, ...] = ()
+    like: tuple[str, ...] = ()
+    """Other tools that together do the same. A deny rule about one of them covers the call. Allow rules about all of
+    them cover it, too."""
+
+    @property
+    def each(self) -> tuple[PlannedCall, ...]:
+        """The parts, or the call itself if it has none."""
+        return self.parts or (self,)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The absolute paths of the touched files, as far as they are known in advance."""
+        return tuple(dict.fromkeys(part.rule_paths[0] for part in self.each if part.rule_paths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -501,9 +518,9 @@ class Log(Protocol):
         """Return the text that `query` asks for, with at most `limit` entries or places. Compacted entries are
         included. For any scope other than `this`, the caller must first get the user's permission."""
 
-    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
+    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes | None) -> None:
         """Record that a tool call is about to replace the content of a file. `before` is the old content, or None if
-        there was no file. `after` is the new content."""
+        there was no file. `after` is the new content, or None if the file is removed."""
 
 
 class Plan(Protocol):

@@ -30,14 +30,14 @@ class RecordingLog:
     """A log that records changes and answers `recall` with its arguments."""
 
     def __init__(self) -> None:
-        self.changes: list[tuple[str, Path, bytes | None, bytes]] = []
+        self.changes: list[tuple[str, Path, bytes | None, bytes | None]] = []
         self.queries: list[RecallQuery] = []
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:
         self.queries.append(query)
         return f"words={query.words} entry={query.entry} limit={limit}"
 
-    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
+    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes | None) -> None:
         on_disk = await anyio.Path(path).read_bytes() if await anyio.Path(path).exists() else None
         assert on_disk == before, "called before the file changes"
         self.changes.append((call_id, path, before, after))

@@ -158,8 +158,8 @@ def test_new_lines_get_the_file_s_tabs() -> None:
 
 def test_indentation_without_a_counterpart_is_refused_with_the_text() -> None:
     assert refused("\ta()\n", "    a()", "    a()\n      b()") == (
-        "the indentation '      ' in new_text has no counterpart in old_text, which is indented otherwise than the file"
-        ". Copy old_text exactly; a.py has:\n1\t\ta()"
+        "the indentation '      ' of a new line has no counterpart in the old lines, which are indented otherwise than "
+        "the file. Copy old_text exactly; a.py has:\n1\t\ta()"
     )
 
 

@@ -17,7 +17,7 @@ from crow.domain.rendering import parts_text, user_parts
 from crow.domain.tokens import estimate_text, fit
 
 READ_TOOL = "read_file"
-WRITE_TOOLS = frozenset({"write_file", "edit_file"})
+WRITE_TOOLS = frozenset({"write_file", "edit_file", "apply_patch"})
 REWRITE_TOOL = "write_file"
 """The tool whose arguments contain the whole new file."""
 

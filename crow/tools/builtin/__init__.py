@@ -11,6 +11,7 @@ from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolCall, ToolSpec
 from crow.tools import PlannedCall
+from crow.tools.builtin.apply_patch import APPLY_PATCH
 from crow.tools.builtin.edit import EDIT_FILE
 from crow.tools.builtin.fetch import FETCH
 from crow.tools.builtin.files import READ_FILE, WRITE_FILE
@@ -25,7 +26,7 @@ __all__ = ["SPECS", "TOOLS", "arguments_of", "plan", "slot_for", "with_name"]
 TOOLS: Mapping[str, Builtin] = {
     tool.spec.name: tool
     for tool in (
-        *(READ_FILE, WRITE_FILE, EDIT_FILE, LIST_FILES, GREP, SHELL, SHELL_OUTPUT, SHELL_KILL, FETCH),
+        *(READ_FILE, WRITE_FILE, EDIT_FILE, APPLY_PATCH, LIST_FILES, GREP, SHELL, SHELL_OUTPUT, SHELL_KILL, FETCH),
         *(UPDATE_PLAN, RECALL, SKILL, TASK),
     )
 }

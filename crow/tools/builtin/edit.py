@@ -7,6 +7,7 @@ newline).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import anyio.to_thread
@@ -84,13 +85,8 @@ async def prepare_edit(context: ToolContext, target: PathTarget, args: Arguments
     :raises ~crow.domain.errors.ArgumentError: the file cannot be edited, or the arguments do not fit the file's text.
     :raises OSError: the file cannot be read.
     """
-    workspace, name, old, new = context.workspace, target.name, args["old_text"], args["new_text"]
-    stat = await stat_kind(workspace, target, ("file",), A_FILE)
-    if stat.size > WHOLE_BYTES:
-        raise ArgumentError(f"{name} has {stat.size:,} bytes, more than {WHOLE_BYTES:,}; use shell")
-    file = await read_text_file(workspace, target.path)
-    if file is None:
-        raise ArgumentError(f"{name} is binary ({stat.size:,} bytes); use shell to change it")
+    name, old, new = target.name, args["old_text"], args["new_text"]
+    file = await read_editable(context, target)
     body = file.text.removeprefix("\ufeff")
     if RESULT_MASK in old and RESULT_MASK not in body:
         raise ArgumentError(
@@ -106,29 +102,46 @@ async def prepare_edit(context: ToolContext, target: PathTarget, args: Arguments
         edit = _replaced(body, args, name)
     check_mask("new_text", edit.text, body)
     file.encode(edit.text, "new_text")
-    return file, replace(
-        _checked(context, target, file, edit, old), text=file.text[: len(file.text) - len(body)] + edit.text
-    )
+    edited = range(edit.line - 1, edit.line + old.strip("\n").count("\n"))
+    remark = remark_on_others(context, target, file, None if edit.count > 1 else [edited])
+    mark = file.text[: len(file.text) - len(body)]
+    return file, replace(edit, text=mark + edit.text, remark=remark or edit.remark)
+
+
+async def read_editable(context: ToolContext, target: PathTarget) -> TextFile:
+    """Return a file that can be edited as text.
+
+    :raises ~crow.domain.errors.ArgumentError: there is no such file, or it is too large, or binary.
+    :raises OSError: the file cannot be read.
+    """
+    stat = await stat_kind(context.workspace, target, ("file",), A_FILE)
+    if stat.size > WHOLE_BYTES:
+        raise ArgumentError(f"{target.name} has {stat.size:,} bytes, more than {WHOLE_BYTES:,}; use shell")
+    file = await read_text_file(context.workspace, target.path)
+    if file is None:
+        raise ArgumentError(f"{target.name} is binary ({stat.size:,} bytes); use shell to change it")
+    return file
 
 
 def _replaced(body: str, args: Arguments, name: str) -> Replacement:
     return replace_text(body, args["old_text"], args["new_text"], every=args.get("all", False), name=name)
 
 
-def _checked(context: ToolContext, target: PathTarget, file: TextFile, edit: Replacement, old: str) -> Replacement:
-    """Refuse an edit of lines that others have changed since the model saw them, and name other changes.
+def remark_on_others(context: ToolContext, target: PathTarget, file: TextFile, edited: Sequence[range] | None) -> str:
+    """Return a remark that others have changed the file since the model saw it, or "" if nobody has. `edited` are the
+    lines that an edit replaces, counted from 0; None means any.
 
     :raises ~crow.domain.errors.ArgumentError: the edit touches changed lines.
     """
     seen = context.seen_files
     if not seen.has_changed(target.path, file.text):
-        return edit
+        return ""
     changed = seen.changed_lines(target.path, file.text)
-    edited = range(edit.line - 1, edit.line + old.strip("\n").count("\n"))
-    if changed is None or edit.count > 1 or (edited.start <= changed.stop and changed.start <= edited.stop):
+    if changed is None or edited is None:
         raise ArgumentError(changed_fault(seen, target, file))
-    lines = f"lines {changed.start + 1}-{max(changed.stop, changed.start + 1)}"
-    return replace(edit, remark=f"others changed {lines} since you read it")
+    if any(lines.start <= changed.stop and changed.start <= lines.stop for lines in edited):
+        raise ArgumentError(changed_fault(seen, target, file))
+    return f"others changed lines {changed.start + 1}-{max(changed.stop, changed.start + 1)} since you read it"
 
 
 EDIT_FILE_SPEC = tool_spec(

@@ -357,47 +357,87 @@ class Change:
 
     before: TextFile | None
     """The file as it was read to make the change, or None for a new file."""
-    after: str
-    """The whole new text."""
-    title: str
+    after: str | None
+    """The whole new text, or None to remove the file."""
+    title: str = ""
     done: str
     """What the model is told when the change is made."""
     line: int | None = None
     """The first changed line, counted from 1."""
     argument: str = "content"
     """The argument that the new text comes from."""
+    like: TextFile | None = None
+    """The file whose encoding a new file gets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """A change that was checked and can be written."""
+
+    target: PathTarget
+    change: Change
+    old: bytes | None
+    """The content of the file, with changes that the user has not saved. None if there is no file."""
+    text: str
+    data: bytes | None
+    """The new content. None removes the file."""
 
 
 async def apply_change(invocation: ToolInvocation, target: PathTarget, change: Change) -> Outcome:
     """Log the old content, write the new one, and return an outcome that shows the file's new content."""
-    workspace, path, before, after = invocation.context.workspace, target.path, change.before, change.after
-    if before is not None and before.encoding in WIDE_ENCODINGS and not after.startswith("\ufeff"):
-        after = f"\ufeff{after}"
-    data = after.encode("utf-8") if before is None else before.encode(after, change.argument)
-    old = None
-    # the editor may show a file that is not on disk yet
-    if before is not None and (await workspace.stat(path)).kind == "file":
-        old = await workspace.read_bytes(path)
-        if before.is_utf8 and old.decode("utf-8", "replace") != before.text:
-            old = before.text.encode("utf-8", "replace")  # also log unsaved changes, as the user saw them
-    await invocation.ports.log.before_change(invocation.call_id, path, old, data)
-    if before is None or before.is_utf8:
-        written = await workspace.write_text(path, after)
-    else:
-        # An editor serves only UTF-8.
-        await workspace.restore(path, data)
-        written = after
-    invocation.context.seen_files.note(path, written)
-    done = change.done
-    if written != after:
-        done += " The editor changed it while saving; read it again before the next edit."
-    broken = await find_syntax_error(target.path.name, None if before is None else before.text, written)
-    if broken is not None:
-        done += f" {broken}"
-    shown = None if before is None else before.shown
-    diff = Diff(path=target.client_path, old_text=shown, new_text=TextFile(text=written).shown)
+    write = await prepare_write(invocation.context.workspace, target, change)
+    await invocation.ports.log.before_change(invocation.call_id, target.path, write.old, write.data)
+    written = await perform_write(invocation.context.workspace, write)
+    done, diff = await conclude_write(invocation.context, write, written)
     announcement = target.plan(change.title, "edit", "write", line=change.line, diffs=(diff,)).announcement
     return Outcome(text=done, announcement=announcement)
+
+
+async def prepare_write(workspace: Workspace, target: PathTarget, change: Change) -> Write:
+    """Read what the change replaces, and encode the new text.
+
+    :raises ~crow.domain.errors.ArgumentError: the encoding of the file does not have a character of the new text.
+    """
+    before, form, after = change.before, change.before or change.like, change.after
+    if form is not None and after is not None and form.encoding in WIDE_ENCODINGS and not after.startswith("\ufeff"):
+        after = f"\ufeff{after}"
+    data = None
+    if after is not None:
+        data = after.encode("utf-8") if form is None else form.encode(after, change.argument)
+    old = None
+    # the editor may show a file that is not on disk yet
+    if (await workspace.stat(target.path)).kind == "file":
+        old = await workspace.read_bytes(target.path)
+        if before is not None and before.is_utf8 and old.decode("utf-8", "replace") != before.text:
+            old = before.text.encode("utf-8", "replace")  # also log unsaved changes, as the user saw them
+    return Write(target=target, change=change, old=old, text=after or "", data=data)
+
+
+async def perform_write(workspace: Workspace, write: Write) -> str:
+    """Write or remove the file. Return its new text, which the editor may have changed."""
+    form = write.change.before or write.change.like
+    if write.data is not None and (form is None or form.is_utf8):
+        return await workspace.write_text(write.target.path, write.text)
+    # An editor serves only UTF-8.
+    await workspace.restore(write.target.path, write.data)
+    return write.text
+
+
+async def conclude_write(context: ToolContext, write: Write, written: str) -> tuple[str, Diff]:
+    """Remember the written text. Return what the model is told, and the diff."""
+    target, before, done = write.target, write.change.before, write.change.done
+    shown = None if before is None else before.shown
+    if write.data is None:
+        context.seen_files.forget(target.path)
+        return done, Diff(path=target.client_path, old_text=shown, new_text="")
+    context.seen_files.note(target.path, written)
+    if written != write.text:
+        done += " The editor changed it while saving; read it again before the next edit."
+    earlier = before or write.change.like
+    broken = await find_syntax_error(target.path.name, None if earlier is None else earlier.text, written)
+    if broken is not None:
+        done += f" {broken}"
+    return done, Diff(path=target.client_path, old_text=shown, new_text=TextFile(text=written).shown)
 
 
 async def stat_kind(
@@ -497,7 +537,7 @@ READ_FILE = Builtin(READ_FILE_SPEC, "read", "read", plan_read, run_read)
 
 WRITE_FILE_SPEC = tool_spec(
     "write_file",
-    "Create a file, with missing directories, or replace its whole content. To change a part, use edit_file.",
+    "Create a file, with missing directories, or replace its whole content. To change a part, edit it.",
     required="path content",
     path=PATH,
     content=argument("string", "The whole new content."),

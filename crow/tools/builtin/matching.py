@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 
 from crow.domain.errors import ArgumentError
 from crow.tools.builtin.folding import Lines, Place, fold, look_alikes_in, places_of
-from crow.tools.builtin.mismatch import already_made, ambiguous, applied_at, not_found, unclear
+from crow.tools.builtin.mismatch import NEW, OLD, already_made, ambiguous, applied_at, not_found, unclear
 
 MAX_COMPARED = 4_000_000
 """Old and new texts are compared line by line only up to this product of their numbers of lines."""
@@ -285,8 +285,8 @@ def _merge(
     actual = lines.at(place)
     before, after = lines.contents[place.first][: place.start], lines.contents[place.last][place.end :]
     try:
-        merged = _merged_lines(old, actual, new, indents)
-    except _Unclear as error:
+        merged = merged_lines(old, actual, new, indents)
+    except Unclear as error:
         raise ArgumentError(unclear(lines.contents, place.first, place.last, name, str(error))) from None
     last_end = lines.ends[place.last]
     if not merged and place.is_whole_start and place.is_whole_end:
@@ -303,11 +303,11 @@ def _merge(
         text="".join([*pieces[: place.first], placed, *pieces[place.last + 1 :]]),
         count=1,
         line=place.first + 1,
-        remark=_describe_difference(old, actual, indents),
+        remark=describe_difference(old, actual, indents),
     )
 
 
-def _merged_lines(old: Sequence[str], actual: Sequence[str], new: Sequence[str], indents: Indents) -> list[str]:
+def merged_lines(old: Sequence[str], actual: Sequence[str], new: Sequence[str], indents: Indents) -> list[str]:
     """Apply the change from `old` to `new` to `actual`, which has as many lines as `old`."""
     bare_old, bare_new = [line.rstrip() for line in old], [line.rstrip() for line in new]
     if len(old) * len(new) > MAX_COMPARED:
@@ -325,7 +325,7 @@ def _merged_lines(old: Sequence[str], actual: Sequence[str], new: Sequence[str],
     return merged
 
 
-class _Unclear(Exception):
+class Unclear(Exception):
     """The edit cannot be made without a guess. The message says why."""
 
 
@@ -381,9 +381,9 @@ class Indents:
         if shifted is None:
             shifted = self._scaled(indent)
         if shifted is None:
-            raise _Unclear(
-                f"the indentation {indent!r} in new_text has no counterpart in old_text, which is indented otherwise "
-                "than the file"
+            raise Unclear(
+                f"the indentation {indent!r} of a new line has no counterpart in the old lines, which are indented "
+                "otherwise than the file"
             )
         return shifted
 
@@ -434,7 +434,7 @@ def _merged_body(old: str, actual: str, new: str) -> str:
     old_places, actual_places = places_of(old), places_of(actual)
     old_tokens, new_tokens = (_TOKEN.findall(text) for text in (old, new))
     if old_places is None or actual_places is None or len(old_tokens) * len(new_tokens) > MAX_COMPARED:
-        raise _Unclear("a line differs from old_text in characters that look alike")
+        raise Unclear("a line of the file differs in characters that look alike")
 
     def index_of(place: int) -> int:
         """The index of the first compared character from `place` in `old` on."""
@@ -442,7 +442,7 @@ def _merged_body(old: str, actual: str, new: str) -> str:
         is_between = index < len(old_places) and not fold(old[place : old_places[index]])
         # One character of the file may stand for several of old_text. It cannot be kept in part.
         if not is_between or (index and actual_places[index] == actual_places[index - 1]):
-            raise _Unclear("the edit would cut a character of the file that old_text spells otherwise")
+            raise Unclear("the edit would cut a character of the file that it spells otherwise")
         return index
 
     def counterpart(start: int, end: int) -> str:
@@ -460,8 +460,10 @@ def _merged_body(old: str, actual: str, new: str) -> str:
     return "".join(merged)
 
 
-def _describe_difference(old: Sequence[str], actual: Sequence[str], indents: Indents) -> str:
+def describe_difference(
+    old: Sequence[str], actual: Sequence[str], indents: Indents, *, what: str = OLD, made: str = NEW
+) -> str:
     """Say how `old` differs from `actual`."""
     names = look_alikes_in("\n".join(actual), "\n".join(old))
-    what = f"white space and look-alikes: the file has {names}" if names else "white space"
-    return f"old_text differed only in {what}" + ("; new_text was indented to match" if indents.changes else "")
+    how = f"white space and look-alikes: the file has {names}" if names else "white space"
+    return f"{what} differed only in {how}" + (f"; {made} was indented to match" if indents.changes else "")

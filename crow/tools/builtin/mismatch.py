@@ -25,6 +25,9 @@ MAX_SIMILAR = 40
 """At most this many lines are compared character by character."""
 MIN_RATIO = 0.6
 MIN_APPLIED_CHARS = 24
+OLD = "old_text"
+NEW = "new_text"
+"""What the lines of an edit are called, if they are arguments of edit_file."""
 _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 _WORD = re.compile(r"\w{2,}")
 _FORMAT = re.compile(r"[\s,;'\"`()\\]+")
@@ -62,9 +65,17 @@ def placeholder_in(new: str, before: str) -> str | None:
 
 
 def ambiguous(
-    lines: Sequence[str], firsts: Sequence[int], count: int, name: str, *, times: int = 0, is_exact: bool = True
+    lines: Sequence[str],
+    firsts: Sequence[int],
+    count: int,
+    name: str,
+    *,
+    times: int = 0,
+    is_exact: bool = True,
+    what: str = OLD,
+    advice: str = "include more lines so that it occurs once, or set all=true",
 ) -> str:
-    """Return the error message for a text of `count` lines that occurs `times` times, among others at the lines
+    """Return the error message for `what`, a text of `count` lines that occurs `times` times, among others at the lines
     `firsts` (counted from 0). If `times` is 0, how often is not known."""
     parts: list[tuple[int, int]] = []
     for first in firsts[:MAX_PLACES]:
@@ -77,37 +88,37 @@ def ambiguous(
     if others:
         shown.append(f"(also at line {', '.join(others)}{'' if times == len(firsts) else ', ...'})")
     often = f"{times} times" if times else f"{len(firsts)} times" if len(firsts) <= MAX_PLACES else "many times"
-    what = (
-        f"old_text occurs {often} in {name}; include more lines so that it occurs once, or set all=true"
+    start = (
+        f"{what} occurs {often} in {name}; {advice}"
         if is_exact
-        else f"old_text occurs {often} in {name} if white space is ignored; copy one place with its white space"
+        else f"{what} occurs {often} in {name} if white space is ignored; copy one place with its white space"
     )
-    return f"{what}:\n" + "\n--\n".join(shown)
+    return f"{start}:\n" + "\n--\n".join(shown)
 
 
-def unclear(lines: Sequence[str], first: int, last: int, name: str, reason: str) -> str:
+def unclear(lines: Sequence[str], first: int, last: int, name: str, reason: str, *, what: str = OLD) -> str:
     """Return the error message for a place (the indexes of its lines) that matches only if white space is ignored, and
     where the new text cannot be placed for a reason."""
-    return f"{reason}. Copy old_text exactly; {name} has:\n{excerpt(lines, first, last + 1)}"
+    return f"{reason}. Copy {what} exactly; {name} has:\n{excerpt(lines, first, last + 1)}"
 
 
-def not_found(lines: Lines, old: str, new: str, name: str) -> str:
-    """Return the error message for a text that does not occur."""
+def not_found(lines: Lines, old: str, new: str, name: str, *, what: str = OLD, made: str = NEW) -> str:
+    """Return the error message for `what`, a text that does not occur. `made` is what replaces it."""
     wanted = [line.removesuffix("\r") for line in old.strip("\n").split("\n")]
-    start = f"old_text does not occur in {name}"
+    start = f"{what} does not occur in {name}"
     stub = placeholder_in(old, "")
     if stub is not None and stub not in map(str.strip, lines.contents):
         return f"{start}: `{stub}` stands for text that must be written out, or left out by making two edits"
     applied = applied_at(lines, new)
     if applied is not None:
-        return already_made(lines, applied, name)
+        return already_made(lines, applied, name, what=what, made=made)
     region = closest(lines, wanted, new)
     if region is None and 1 < len(lines.contents) <= MAX_TINY_LINES:
         return f"{start}. The file has:\n{excerpt(lines.contents, 0, len(lines.contents))}"
     if region is None:
         return f"{start}, nor anything like it; read the file again, or look for the text with grep"
     first, last = region
-    causes = explain(wanted, lines.contents[first : last + 1], first)
+    causes = explain(wanted, lines.contents[first : last + 1], first, what)
     why = f": {'; '.join(causes)}" if causes else ""
     around = excerpt(lines.contents, max(0, first - 1), last + 2)
     return f"{start}{why}. The file has:\n{around}"
@@ -140,11 +151,11 @@ def excerpt(lines: Sequence[str], start: int, end: int, *, most: int = MAX_EXCER
     return "\n".join(rows)
 
 
-def already_made(lines: Lines, place: tuple[int, int], name: str) -> str:
+def already_made(lines: Lines, place: tuple[int, int], name: str, *, what: str = OLD, made: str = NEW) -> str:
     """Return the error message for an edit whose new text stands at `place` already."""
     first, last = place
     shown = excerpt(lines.contents, first, last + 1, most=8)
-    start = f"old_text does not occur in {name}, but new_text does, from line {first + 1}"
+    start = f"{what} does not occur in {name}, but {made} does, from line {first + 1}"
     return f"{start}. Was the edit already made?\n{shown}"
 
 
@@ -245,7 +256,7 @@ def _ratio(one: str, other: str) -> float:
     return SequenceMatcher(None, one, other, autojunk=False).ratio() if one and other else 0.0
 
 
-def explain(wanted: Sequence[str], actual: Sequence[str], first: int) -> list[str]:
+def explain(wanted: Sequence[str], actual: Sequence[str], first: int, what: str = OLD) -> list[str]:
     """Say in a few short sentences how the wanted lines differ from the actual ones. `first` is the index of the first
     actual line."""
     mine, theirs = [fold(line) for line in wanted], [fold(line) for line in actual]
@@ -258,24 +269,24 @@ def explain(wanted: Sequence[str], actual: Sequence[str], first: int) -> list[st
         None, mine[:400], theirs[:400], autojunk=False
     ).get_opcodes():
         if step == "insert" and any(theirs[from_theirs:to_theirs]):
-            causes.append(f"old_text leaves out {_lines(first + from_theirs + 1, first + to_theirs)}")
+            causes.append(f"{what} leaves out {_lines(first + from_theirs + 1, first + to_theirs)}")
         elif step == "insert":
-            causes.append(f"line {first + from_theirs + 1} is blank, which old_text leaves out")
+            causes.append(f"line {first + from_theirs + 1} is blank, which {what} leaves out")
         elif step == "delete" and any(mine[from_mine:to_mine]):
             extra = next(line for line in mine[from_mine:to_mine] if line)
             causes.append(f"the file does not have {_quote(extra)} there")
         elif step == "delete":
-            causes.append("old_text has a blank line that the file does not have")
+            causes.append(f"{what} has a blank line that the file does not have")
         elif step == "replace" and to_mine - from_mine == to_theirs - from_theirs:
             pairs = zip(mine[from_mine:to_mine], theirs[from_theirs:to_theirs], strict=True)
             for offset, (one, other) in enumerate(pairs):
-                causes.append(_explain_line(one, other, first + from_theirs + offset + 1))
+                causes.append(_explain_line(one, other, first + from_theirs + offset + 1, what))
         elif step == "replace":
             causes.append(f"{_lines(first + from_theirs + 1, first + to_theirs)} are different")
     return causes[:MAX_CAUSES] + (["and more"] if len(causes) > MAX_CAUSES else [])
 
 
-def _explain_line(mine: str, theirs: str, number: int) -> str:
+def _explain_line(mine: str, theirs: str, number: int, what: str) -> str:
     if not mine or not theirs:
         return f"line {number} is {'blank' if not theirs else _quote(theirs)}"
     old, new = _TOKEN.findall(mine[:MAX_LINE_CHARS]), _TOKEN.findall(theirs[:MAX_LINE_CHARS])
@@ -285,10 +296,10 @@ def _explain_line(mine: str, theirs: str, number: int) -> str:
     first, last = changed[0], changed[-1]
     has, wants = "".join(new[first[3] : last[4]]), "".join(old[first[1] : last[2]])
     if not wants.strip():
-        return f"line {number} has {_quote(has.strip())}, which old_text leaves out"
+        return f"line {number} has {_quote(has.strip())}, which {what} leaves out"
     if not has.strip():
         return f"line {number} does not have {_quote(wants.strip())}"
-    return f"line {number} has {_quote(has)} where old_text has {_quote(wants)}"
+    return f"line {number} has {_quote(has)} where {what} has {_quote(wants)}"
 
 
 def _lines(first: int, last: int) -> str:

@@ -26,7 +26,7 @@ from crow.tools.builtin.tool import ToolContext, ToolInvocation, describe_error
 
 META = "crow"
 CALL_ID = "crow/call_id"
-PATH = "crow/path"
+PATHS = "crow/paths"
 ARGUMENT = "crow/argument"
 EXCLUDED = "crow/excluded"
 URL_RULES = "crow/url_rules"
@@ -73,13 +73,13 @@ class BuiltinClient:
 
 
 def meta_for(call_id: str, planned: PlannedCall | None = None) -> mcp.RequestParamsMeta:
-    """Return the `_meta` of a request. It contains the call's id, and the path, argument, exclusions and URL rules of
+    """Return the `_meta` of a request. It contains the call's id, and the paths, argument, exclusions and URL rules of
     the planned call that was allowed."""
-    path = planned.rule_paths[0] if planned is not None and planned.rule_paths else None
+    paths = planned.paths if planned is not None else ()
     argument = planned.argument if planned is not None else None
     excluded = asdict(planned.excluded if planned is not None else NOTHING_EXCLUDED)
     url_rules = asdict(planned.url_rules if planned is not None else NO_URL_RULES)
-    meta = {CALL_ID: call_id, PATH: path, ARGUMENT: argument, EXCLUDED: excluded, URL_RULES: url_rules}
+    meta = {CALL_ID: call_id, PATHS: paths, ARGUMENT: argument, EXCLUDED: excluded, URL_RULES: url_rules}
     return cast(mcp.RequestParamsMeta, meta)
 
 
@@ -101,7 +101,7 @@ def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
             ports=ports,
             call_id=meta.get(CALL_ID, ""),
             on_output=on_output,
-            allowed_path=meta.get(PATH),
+            allowed_paths=tuple(meta.get(PATHS, ())),
             allowed_argument=meta.get(ARGUMENT),
             excluded=ExcludedPaths(**{name: tuple(paths) for name, paths in meta.get(EXCLUDED, {}).items()}),
             url_rules=UrlRules(**{name: tuple(rules) for name, rules in meta.get(URL_RULES, {}).items()}),

@@ -133,6 +133,11 @@ class SeenFiles:
         while self._chars > MAX_ALL_SEEN_CHARS:
             self._chars -= len(self._texts.popitem(last=False)[1])
 
+    def forget(self, path: Path) -> None:
+        """Forget a file that was removed."""
+        self._fingerprints.pop(path, None)
+        self._chars -= len(self._texts.pop(path, ""))
+
     def knows(self, path: Path) -> bool:
         """Whether the model read or wrote the file."""
         return path in self._fingerprints

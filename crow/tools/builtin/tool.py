@@ -106,15 +106,15 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolInvocation:
-    """A running call. `allowed_path` is the file or directory that the call may touch. `allowed_argument` is the
-    argument of its planned call. Both are None if the call was not planned. `excluded` are the files that a search
-    leaves out and that a confined command cannot read."""
+    """A running call. `allowed_paths` are the files or directories that the call may touch; empty if they are not known
+    in advance. `allowed_argument` is the argument of its planned call, or None if the call was not planned. `excluded`
+    are the files that a search leaves out and that a confined command cannot read."""
 
     context: ToolContext
     ports: Ports
     call_id: str
     on_output: OnOutput
-    allowed_path: str | None = None
+    allowed_paths: tuple[str, ...] = ()
     allowed_argument: str | None = None
     excluded: ExcludedPaths = NOTHING_EXCLUDED
     url_rules: UrlRules = NO_URL_RULES
@@ -127,7 +127,7 @@ class ToolInvocation:
             directory that was allowed. Or the target may never be used, for example because it belongs to crow itself.
         """
         target = self.context.target(path)
-        if self.allowed_path is not None and str(target.path) != self.allowed_path:
+        if self.allowed_paths and str(target.path) not in self.allowed_paths:
             raise ArgumentError(f"{path} now leads to {target.path}, which was not allowed; repeat the call to use it")
         if target.read_protection == "never":
             raise ArgumentError(target.refusal)

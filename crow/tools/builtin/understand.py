@@ -24,6 +24,7 @@ TOOL_NAMES = {
     **dict.fromkeys(
         ("edit", "str_replace", "replace", "replace_in_file", "search_replace", "update_file"), "edit_file"
     ),
+    **dict.fromkeys(("applypatch", "apply_diff", "patch"), "apply_patch"),
     **dict.fromkeys(
         ("bash", "run_shell_command", "execute_command", "exec_command", "run_command", "run_terminal_cmd", "exec"),
         "shell",
@@ -52,6 +53,7 @@ ARGUMENT_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "new_text": ("new_string", "new_str", "newtext", "newstring", "replace", "replacement", "new"),
         "all": ("replace_all", "replaceall", "allow_multiple"),
     },
+    "apply_patch": {"input": ("patch", "diff", "patch_text", "patchtext", "content")},
     "shell": {
         "command": ("cmd", "script", "commandline", "command_line"),
         "background": ("run_in_background", "is_background", "isbackground"),

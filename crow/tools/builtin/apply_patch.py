@@ -1,0 +1,346 @@
+"""`apply_patch`: changes several files at once, for models that are trained to write patches.
+
+All files of a patch are changed, or none. The changes are computed twice: once to show the diffs before the call is
+allowed, and again from the current files when the call runs.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from crow.domain.entries import Announcement, Diff
+from crow.domain.errors import ArgumentError
+from crow.domain.messages import Freeform
+from crow.domain.rendering import RESULT_MASK, in_title
+from crow.tools import Outcome, PlannedCall, Workspace
+from crow.tools.builtin.edit import MAX_SHOWN_LINES, read_editable, remark_on_others
+from crow.tools.builtin.files import (
+    THREAD_BYTES,
+    WHOLE_BYTES,
+    Change,
+    Write,
+    changed_fault,
+    check_mask,
+    conclude_write,
+    perform_write,
+    plan_change,
+    prepare_write,
+    stat_kind,
+)
+from crow.tools.builtin.mismatch import excerpt, placeholder_in
+from crow.tools.builtin.patch import FileChange, Hunk, parse_patch
+from crow.tools.builtin.patching import Patched, apply_hunks
+from crow.tools.builtin.text_file import TextFile, read_text_file
+from crow.tools.builtin.tool import (
+    Arguments,
+    Builtin,
+    PathTarget,
+    ToolContext,
+    ToolInvocation,
+    describe_error,
+    tool_spec,
+)
+from crow.tools.workspace import FILE, open_resolved
+
+MAX_NAMED = 3
+MAX_FAULTS = 3
+EDITS, WRITES, REMOVES = ("edit_file",), ("write_file",), ("edit_file", "write_file")
+"""The tools that do the same with one file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePlan:
+    """What a patch does with one file."""
+
+    target: PathTarget
+    like: tuple[str, ...]
+    """The tools that together do the same."""
+    change: Change | None = None
+    fault: str | None = None
+    """Why the file cannot be changed. `change` is then None."""
+    source: PathTarget | None = None
+    """The file that is moved here."""
+
+    @property
+    def diff(self) -> Diff | None:
+        """The diff to show before the change."""
+        if self.change is None:
+            return None
+        shown = None if self.change.before is None else self.change.before.shown
+        return Diff(path=self.target.client_path, old_text=shown, new_text=TextFile(text=self.change.after or "").shown)
+
+
+async def plan_patch(context: ToolContext, args: Arguments) -> PlannedCall:
+    plans = await _file_plans(context.target, context, parse_patch(args["input"]))
+    parts = []
+    for plan in plans:
+        line = None if plan.change is None else plan.change.line
+        title = f"Edit {in_title(plan.target.name)}"
+        part = await plan_change(context, plan.target, title, diff=plan.diff, fault=plan.fault, line=line)
+        parts.append(replace(part, like=plan.like))
+    faults = [part.fault for part in parts if part.fault is not None]
+    announcements = [part.announcement for part in parts]
+    return PlannedCall(
+        announcement=Announcement(
+            title=_title(plans),
+            kind="delete" if all(plan.like == REMOVES for plan in plans) else "edit",
+            locations=tuple(location for each in announcements for location in each.locations),
+            diffs=tuple(diff for each in announcements for diff in each.diffs),
+        ),
+        access="write",
+        is_outside=any(part.is_outside for part in parts),
+        is_protected=any(part.is_protected for part in parts),
+        has_hard_links=any(part.has_hard_links for part in parts),
+        is_barrier=True,
+        fault=_refusal(faults) if faults else None,
+        parts=tuple(parts),
+    )
+
+
+async def run_patch(invocation: ToolInvocation, args: Arguments) -> Outcome:
+    context = invocation.context
+    plans = await _file_plans(invocation.target, context, parse_patch(args["input"]))
+    if invocation.allowed_paths and tuple(str(plan.target.path) for plan in plans) != invocation.allowed_paths:
+        raise ArgumentError("a path of the patch now leads to another file; repeat the call to use it")
+    changes = [(plan, plan.change) for plan in plans if plan.change is not None]
+    if len(changes) < len(plans):
+        raise ArgumentError(_refusal([plan.fault for plan in plans if plan.fault is not None]))
+    writes = [await prepare_write(context.workspace, plan.target, change) for plan, change in changes]
+    for write in writes:
+        await invocation.ports.log.before_change(invocation.call_id, write.target.path, write.old, write.data)
+    sources = {plan.target.path: plan.source for plan in plans if plan.source is not None}
+    modes = {path: await anyio.to_thread.run_sync(os.stat, source.path) for path, source in sources.items()}
+    texts = await _write_all(context.workspace, writes)
+    for path, mode in modes.items():
+        with suppress(OSError):
+            await anyio.to_thread.run_sync(_set_mode, path, stat.S_IMODE(mode.st_mode))
+    ends = [await conclude_write(context, write, text) for write, text in zip(writes, texts, strict=True)]
+    announcement = Announcement(
+        title=_title(plans),
+        kind="delete" if all(plan.like == REMOVES for plan in plans) else "edit",
+        locations=tuple(
+            location
+            for write in writes
+            for location in write.target.plan("", "edit", "write", line=write.change.line).announcement.locations
+        ),
+        diffs=tuple(diff for _, diff in ends),
+    )
+    return Outcome(text="\n".join(done for done, _ in ends if done), announcement=announcement)
+
+
+async def _write_all(workspace: Workspace, writes: Sequence[Write]) -> list[str]:
+    """Write all files, and remove files last. Return their new texts.
+
+    :raises OSError: a file could not be written. Those written before have their old content again.
+    """
+    texts: dict[int, str] = {}
+    order = sorted(range(len(writes)), key=lambda index: writes[index].data is None)
+    try:
+        for index in order:
+            texts[index] = ""  # this file, too, may be written when an error is raised
+            texts[index] = await perform_write(workspace, writes[index])
+    except BaseException as error:
+        with anyio.CancelScope(shield=True):
+            left = await _put_back(workspace, [writes[index] for index in texts])
+        if not isinstance(error, OSError):
+            raise
+        words = f"{describe_error(error)}. " + (f"Not put back: {', '.join(left)}" if left else "No file was changed")
+        raise ArgumentError(words) from error
+    return [texts[index] for index in range(len(writes))]
+
+
+async def _put_back(workspace: Workspace, writes: Sequence[Write]) -> list[str]:
+    """Give files their old content. Return the names of those for which that fails."""
+    left = []
+    for write in reversed(writes):
+        try:
+            kind = (await workspace.stat(write.target.path)).kind
+            now = await workspace.read_bytes(write.target.path) if kind == "file" else None
+            if now != write.old and kind in ("file", "missing"):
+                await workspace.restore(write.target.path, write.old)
+        except OSError:
+            left.append(write.target.name)
+    return left
+
+
+def _set_mode(path: Path, mode: int) -> None:
+    with open_resolved(path, FILE) as handle:
+        if hasattr(os, "fchmod"):
+            os.fchmod(handle, mode)
+
+
+async def _file_plans(
+    target_of: Callable[[str], PathTarget], context: ToolContext, changes: Sequence[FileChange]
+) -> list[FilePlan]:
+    """Return a plan for each file that the patch touches.
+
+    :raises ~crow.domain.errors.ArgumentError: a path cannot be used, or two paths lead to the same file.
+    """
+    plans: list[FilePlan] = []
+    for change in changes:
+        target = target_of(change.path)
+        destination = target_of(change.move_to) if change.move_to else None
+        try:
+            plans += await _plans_of(context, change, target, destination)
+        except (ArgumentError, OSError) as error:
+            fault = describe_error(error)
+            like = {"add": WRITES, "update": REMOVES if destination else EDITS, "delete": REMOVES}[change.action]
+            plans.append(FilePlan(target=target, like=like, fault=fault))
+            if destination is not None:
+                plans.append(FilePlan(target=destination, like=WRITES, fault=fault))
+    seen = set()
+    for plan in plans:
+        if plan.target.path in seen:
+            raise ArgumentError(f"the patch names {plan.target.name} twice; say once what becomes of it")
+        seen.add(plan.target.path)
+    return plans
+
+
+async def _plans_of(
+    context: ToolContext, change: FileChange, target: PathTarget, destination: PathTarget | None
+) -> list[FilePlan]:
+    """The plans for one section of the patch.
+
+    :raises ~crow.domain.errors.ArgumentError: the section does not fit the files.
+    :raises OSError: a file cannot be read.
+    """
+    match change.action:
+        case "add":
+            return [FilePlan(target=target, like=WRITES, change=await _addition(context, target, change.content))]
+        case "delete":
+            removal = await _removal(context, target, change.hunks)
+            return [FilePlan(target=target, like=REMOVES, change=removal)]
+    edited = await _edit(context, target, change.hunks)
+    if destination is None:
+        return [FilePlan(target=target, like=EDITS, change=edited)]
+    await _check_missing(context, destination)
+    moved = replace(edited, before=None, like=edited.before, done=f"Moved {target.name} to {destination.name}.")
+    removed = Change(before=edited.before, after=None, done=edited.done)
+    return [
+        FilePlan(target=target, like=REMOVES, change=removed),
+        FilePlan(target=destination, like=WRITES, change=moved, source=target),
+    ]
+
+
+async def _check_missing(context: ToolContext, target: PathTarget) -> None:
+    """:raises ~crow.domain.errors.ArgumentError: there is something at the path."""
+    if (await context.workspace.stat(target.path)).kind != "missing":
+        raise ArgumentError(
+            f"{target.name} exists; change it with `*** Update File: {target.name}`, or delete it in a patch before"
+        )
+
+
+async def _addition(context: ToolContext, target: PathTarget, content: str) -> Change:
+    await _check_missing(context, target)
+    check_mask("the patch", content, "")
+    count = content.count("\n")
+    done = f"Created {target.name}: {count:,} line{'s' * (count != 1)}."
+    return Change(before=None, after=content, done=done, argument="the patch")
+
+
+async def _removal(context: ToolContext, target: PathTarget, hunks: Sequence[Hunk]) -> Change:
+    found = await stat_kind(context.workspace, target, ("file",), "a file")
+    if found.size > WHOLE_BYTES:
+        raise ArgumentError(f"{target.name} has {found.size:,} bytes, too many to keep for undo; use shell")
+    before = await read_text_file(context.workspace, target.path)
+    if before is not None and context.seen_files.has_changed(target.path, before.text):
+        raise ArgumentError(changed_fault(context.seen_files, target, before))
+    if hunks and (before is None or apply_hunks(before.text, hunks, name=target.name).text.strip()):
+        raise ArgumentError(f"the patch deletes {target.name}, but the file has lines that the patch does not remove")
+    return Change(before=before, after=None, done=f"Deleted {target.name}.")
+
+
+async def _edit(context: ToolContext, target: PathTarget, hunks: Sequence[Hunk]) -> Change:
+    file = await read_editable(context, target)
+    body, name = file.text.removeprefix("\ufeff"), target.name
+    if not hunks:
+        return Change(before=file, after=file.text, done="")
+    old = "\n".join(line.text for hunk in hunks for line in hunk.lines if line.mark != "+")
+    if RESULT_MASK in old and RESULT_MASK not in body:
+        raise ArgumentError(
+            f"the patch contains {RESULT_MASK}, which stands for a secret that you cannot see; leave out its line"
+        )
+    added = "\n".join(line.text for hunk in hunks for line in hunk.lines if line.mark == "+")
+    stub = placeholder_in(added, body)
+    if stub is not None:
+        raise ArgumentError(f"`{stub}` for {name} stands for code that would be lost; write it out")
+    if len(body) > THREAD_BYTES:
+        patched = await anyio.to_thread.run_sync(lambda: apply_hunks(body, hunks, name=name))
+    else:
+        patched = apply_hunks(body, hunks, name=name)
+    if patched.text == body:
+        raise ArgumentError(f"the patch changes nothing in {name}")
+    check_mask("the patch", patched.text, body)
+    others = remark_on_others(context, target, file, patched.changed)
+    return Change(
+        before=file,
+        after=file.text[: len(file.text) - len(body)] + patched.text,
+        done=_done(name, patched, others),
+        line=patched.line,
+        argument="the patch",
+    )
+
+
+def _done(name: str, patched: Patched, others: str) -> str:
+    """Say what was changed in a file. If a hunk did not match exactly, show what stands there now."""
+    lines = [changed.start + 1 for changed in patched.changed][:MAX_SHOWN_LINES]
+    more = ", ..." if len(patched.changed) > len(lines) else ""
+    remarks = "; ".join([*patched.remarks, *([others] if others else [])])
+    places = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}{more}"
+    done = f"Edited {name} at {places}{f' ({remarks})' if remarks else ''}."
+    if patched.remarks:
+        now = excerpt(patched.text.split("\n"), patched.line - 1, patched.line - 1 + MAX_SHOWN_LINES)
+        done += f" It now reads:\n{now}\n"
+    return done
+
+
+def _refusal(faults: Sequence[str]) -> str:
+    """Return the error message for a patch of which some files cannot be changed."""
+    known = list(dict.fromkeys(faults))
+    more = [f"{len(known) - MAX_FAULTS} more files cannot be changed."] if len(known) > MAX_FAULTS else []
+    return "\n".join([*known[:MAX_FAULTS], *more, "No file was changed."])
+
+
+def _title(plans: Sequence[FilePlan]) -> str:
+    verbs = {EDITS: "Edit", WRITES: "Create", REMOVES: "Delete"}
+    if len(plans) == 2 and plans[1].source is not None:
+        return f"Move {in_title(plans[0].target.name)} to {in_title(plans[1].target.name)}"
+    verb = verbs[plans[0].like] if len({plan.like for plan in plans}) == 1 else "Patch"
+    names = ", ".join(in_title(plan.target.name) for plan in plans[:MAX_NAMED])
+    return f"{verb} {names}" + (f" and {len(plans) - MAX_NAMED} more" if len(plans) > MAX_NAMED else "")
+
+
+GRAMMAR = """\
+start: "*** Begin Patch" LF file+ "*** End Patch" LF?
+file: "*** Add File: " PATH LF added+ -> add
+    | "*** Delete File: " PATH LF -> delete
+    | "*** Update File: " PATH LF move? hunk* -> update
+move: "*** Move to: " PATH LF
+hunk: header+ line+ last?
+header: "@@" TEXT? LF
+added: "+" TEXT? LF
+line: ("+" | "-" | " ") TEXT? LF
+last: "*** End of File" LF
+PATH: /[^\\r\\n]+/
+TEXT: /[^\\r\\n]+/
+LF: /\\r?\\n/
+"""
+APPLY_PATCH_SPEC = replace(
+    tool_spec(
+        "apply_patch",
+        "Edit, add, move or delete files with a patch from `*** Begin Patch` to `*** End Patch`. Give each change "
+        "enough lines around it that its place is clear.",
+        required="input",
+        input={"type": "string"},
+    ),
+    freeform=Freeform(syntax="lark", grammar=GRAMMAR),
+)
+APPLY_PATCH = Builtin(APPLY_PATCH_SPEC, "edit", "write", plan_patch, run_patch)

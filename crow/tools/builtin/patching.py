@@ -1,0 +1,302 @@
+"""Makes the changes of a patch in the text of a file.
+
+Each hunk is looked for in the file as it is: first its exact lines, then lines without the space that marks them as
+kept, then folded lines. Among several places, headers, the end of the file and line numbers choose. A hunk that could
+mean two places, or none, is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+
+from crow.domain.errors import ArgumentError
+from crow.tools.builtin.folding import Lines, fold
+from crow.tools.builtin.matching import MAX_LINES_COMPARED, Indents, Unclear, describe_difference, merged_lines
+from crow.tools.builtin.mismatch import already_made, ambiguous, applied_at, excerpt, not_found, unclear
+from crow.tools.builtin.patch import Hunk, HunkLine
+
+MAX_PLACES = 15
+MAX_HEADER_LINES = 200
+"""At most this many lines that match a header are considered."""
+_DEFINITION = re.compile(
+    r"(?:[\w<>\[\]]+\s+){0,5}(?:class|def|func|fn|function|interface|impl|struct|enum|trait|module|namespace|object|"
+    r"record|protocol|extension|sub|proc)\b"
+)
+SAME = Indents({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patched:
+    """The result of all hunks of a file."""
+
+    text: str
+    """The whole new text of the file."""
+    line: int
+    """The first changed line, counted from 1."""
+    remarks: tuple[str, ...] = ()
+    """How hunks matched whose match was not exact."""
+    changed: tuple[range, ...] = ()
+    """The lines of the old text that are replaced, counted from 0. Ranges of added lines are empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Splice:
+    """New lines for a part of the file."""
+
+    start: int
+    stop: int
+    lines: tuple[str, ...]
+    hunk: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Match:
+    """A place where a hunk may belong."""
+
+    first: int
+    lines: tuple[HunkLine, ...]
+    """The lines of the hunk as they were understood."""
+    indents: Indents
+    is_exact: bool = True
+
+    @property
+    def last(self) -> int:
+        return self.first + sum(line.mark != "+" for line in self.lines) - 1
+
+
+def apply_hunks(text: str, hunks: Sequence[Hunk], *, name: str) -> Patched:
+    """Make the changes of `hunks` in `text`, the text of the file `name`.
+
+    :raises ~crow.domain.errors.ArgumentError: a hunk has no place, or several, or two hunks change the same lines. The
+        message names the hunk and shows the closest text.
+    """
+    lines = Lines(text)
+    splices: list[_Splice] = []
+    remarks: list[str] = []
+    for hunk in hunks:
+        what = f"hunk {hunk.number}"
+        if all(line.mark == "+" for line in hunk.lines):
+            splices.append(_insertion(lines, hunk, name))
+            continue
+        match = _locate(lines, hunk, name)
+        try:
+            splices += _splices(lines, hunk.number, match)
+        except Unclear as error:
+            words = unclear(lines.contents, match.first, match.last, name, str(error), what=what)
+            raise ArgumentError(f"{what}: {words}") from None
+        if not match.is_exact:
+            kept = [line.text for line in match.lines if line.mark != "+"]
+            actual = lines.contents[match.first : match.last + 1]
+            remarks.append(describe_difference(kept, actual, match.indents, what=what, made="it"))
+    splices.sort(key=lambda splice: (splice.start, splice.stop))
+    for one, other in pairwise(splices):
+        if other.start < one.stop or (one.start == other.start and one.stop == other.stop):
+            numbers = sorted((one.hunk, other.hunk))
+            where = f"line {other.start + 1} of {name}"
+            raise ArgumentError(f"hunks {numbers[0]} and {numbers[1]} both change {where}; make them one hunk")
+    return Patched(
+        text=_spliced(lines, splices),
+        line=splices[0].start + 1,
+        remarks=tuple(remarks),
+        changed=tuple(range(splice.start, splice.stop) for splice in splices),
+    )
+
+
+def _locate(lines: Lines, hunk: Hunk, name: str) -> _Match:
+    """Return the place of a hunk. :raises ~crow.domain.errors.ArgumentError: there is none, or there are several."""
+    what = f"hunk {hunk.number}"
+    old = "\n".join(line.text for line in hunk.lines if line.mark != "+")
+    new = "\n".join(line.text for line in hunk.lines if line.mark != "-")
+    if not old.strip():
+        raise ArgumentError(f"{what} has only blank lines of {name}; add the lines before and after")
+    matches = _matches(lines, hunk, name)
+    if not matches:
+        raise ArgumentError(not_found(lines, old, new, name, what=what, made="what it makes"))
+    chosen = _chosen(lines, hunk, matches)
+    if len(chosen) != 1:
+        firsts = [match.first for match in (chosen or matches)[:MAX_PLACES]]
+        advice = "add lines around it, or `@@` with the line of the function or class above it"
+        is_exact = matches[0].is_exact
+        count = matches[0].last - matches[0].first + 1
+        raise ArgumentError(ambiguous(lines.contents, firsts, count, name, is_exact=is_exact, what=what, advice=advice))
+    match = chosen[0]
+    _check_header(lines, hunk, match, name)
+    applied = applied_at(lines, new)
+    is_only_added = all(line.mark != "-" for line in hunk.lines)
+    is_here = applied is not None and match.first <= applied[1] and applied[0] <= match.last
+    if applied is not None and (is_only_added if is_here else not match.is_exact):
+        raise ArgumentError(
+            already_made(lines, applied, name, what=f"{what} without its added lines", made="its result")
+        )
+    return match
+
+
+def _matches(lines: Lines, hunk: Hunk, name: str) -> list[_Match]:
+    """Return the places of a hunk that match best."""
+    readings = list(_readings(hunk.lines))
+    folded: list[_Match] = []
+    unmarked: list[_Match] = []
+    for reading in readings:
+        old = [line.text for line in reading if line.mark != "+"]
+        exact: list[_Match] = []
+        for number, place in enumerate(lines.find([fold(line) for line in old])):
+            if number * len(old) > MAX_LINES_COMPARED:
+                raise ArgumentError(f"too many places in {name} are similar to hunk {hunk.number}; add more lines")
+            if not (place.is_whole_start and place.is_whole_end):
+                continue
+            actual = lines.contents[place.first : place.last + 1]
+            match = _Match(first=place.first, lines=reading, indents=SAME)
+            if actual == old:
+                exact.append(match)
+            elif _is_unmarked(reading, actual):
+                unmarked.append(match)
+            elif (indents := Indents.between(old, actual, skips_first=False)) is not None:
+                folded.append(replace(match, indents=indents, is_exact=False))
+        if exact:
+            return exact
+    found = unmarked or folded
+    return [match for match in found if match.lines is found[0].lines]
+
+
+def _readings(lines: tuple[HunkLine, ...]) -> Iterator[tuple[HunkLine, ...]]:
+    """Yield the lines as they are given, and without blank lines at the ends that have no mark."""
+    yield lines
+    filled = [index for index, line in enumerate(lines) if line.mark or line.text]
+    inner = lines[filled[0] : filled[-1] + 1]
+    if len(inner) < len(lines):
+        yield inner
+
+
+def _is_unmarked(reading: Sequence[HunkLine], actual: Sequence[str]) -> bool:
+    """Whether the lines are the actual ones if a space in front of kept lines may belong to the line."""
+    old = [line for line in reading if line.mark != "+"]
+    return all(
+        line.text == theirs or (line.mark == " " and f" {line.text}" == theirs)
+        for line, theirs in zip(old, actual, strict=True)
+    )
+
+
+def _chosen(lines: Lines, hunk: Hunk, matches: Sequence[_Match]) -> Sequence[_Match]:
+    """Return those of several places that the headers, the end of the file or the line number choose."""
+    if len(matches) > 1 and hunk.headers:
+        scopes = _scopes(lines, hunk.headers)
+        matches = [match for match in matches if any(_is_in(match, scope) for scope in scopes)] or matches
+    if len(matches) > 1 and hunk.is_at_end:
+        end = len(lines.contents) - (not lines.contents[-1])
+        matches = [match for match in matches if match.last >= end - 1] or matches
+    if len(matches) > 1 and hunk.line is not None:
+        matches = [match for match in matches if match.first + 1 == hunk.line] or matches
+    return matches
+
+
+def _is_in(match: _Match, scope: range) -> bool:
+    return match.first in scope or match.first <= scope.start <= match.last
+
+
+def _scopes(lines: Lines, headers: Sequence[str]) -> list[range]:
+    """Return the parts of the file below the headers, each of which is looked for within the one before. A part begins
+    with the header's line."""
+    scopes = [range(len(lines.contents))]
+    for header in headers:
+        found = _header_lines(lines, header)
+        scopes = [scope for line in found for outer in scopes if line in outer for scope in [_scope(lines, line)]]
+    return scopes
+
+
+def _header_lines(lines: Lines, header: str) -> list[int]:
+    wanted = fold(header)
+    whole = [index for index, line in enumerate(lines.folded) if line == wanted]
+    begun = re.compile(re.escape(wanted) + r"(?!\w)")
+    found = whole or [index for index, line in enumerate(lines.folded) if begun.match(line)]
+    return found[:MAX_HEADER_LINES]
+
+
+def _scope(lines: Lines, start: int) -> range:
+    """Return the lines that belong to a header: all that follow and are indented deeper. If the next line is not, the
+    rest of the file."""
+    contents = lines.contents
+    depth = _depth(contents[start])
+    for index in range(start + 1, len(contents)):
+        line = contents[index]
+        if line.strip() and _depth(line) <= depth and line.lstrip()[0] not in "{}])":
+            has_inner = any(contents[inner].strip() for inner in range(start + 1, index))
+            return range(start, index) if has_inner else range(start, len(contents))
+    return range(start, len(contents))
+
+
+def _depth(line: str) -> int:
+    return len(line[: len(line) - len(line.lstrip())].expandtabs(8))
+
+
+def _check_header(lines: Lines, hunk: Hunk, match: _Match, name: str) -> None:
+    """Refuse a place that is not below the hunk's headers. A line number beside a header comes from git, whose headers
+    do not always belong to the place.
+
+    :raises ~crow.domain.errors.ArgumentError: the file has the headers, but elsewhere.
+    """
+    scopes = _scopes(lines, hunk.headers) if hunk.headers and hunk.line is None else []
+    if not scopes or any(_is_in(match, scope) for scope in scopes):
+        return
+    is_after = any(scope.start <= match.last for scope in scopes)
+    if is_after and not _DEFINITION.match(fold(hunk.headers[-1])):
+        return
+    here = excerpt(lines.contents, match.first, match.last + 1, most=8)
+    there = excerpt(lines.contents, scopes[0].start, scopes[0].stop, most=16)
+    raise ArgumentError(
+        f"hunk {hunk.number}: its lines are at line {match.first + 1} of {name}, but not below "
+        f"`@@ {hunk.headers[-1]}`; say which is meant. The lines:\n{here}\nBelow the header:\n{there}"
+    )
+
+
+def _insertion(lines: Lines, hunk: Hunk, name: str) -> _Splice:
+    """Return where a hunk without lines of the file belongs: at the end of the file if it says so, or into an empty
+    file.
+
+    :raises ~crow.domain.errors.ArgumentError: the hunk does not say where.
+    """
+    new = tuple(line.text for line in hunk.lines)
+    end = len(lines.contents) - (not lines.contents[-1])
+    if hunk.is_at_end or not any(lines.folded):
+        return _Splice(start=end, stop=end, lines=new, hunk=hunk.number)
+    found = _header_lines(lines, hunk.headers[-1]) if hunk.headers else []
+    near = f"; the file has:\n{excerpt(lines.contents, found[0], found[0] + 8)}" if len(found) == 1 else ""
+    raise ArgumentError(
+        f"hunk {hunk.number} only adds lines to {name} and does not say where; add the line before or after them, with "
+        f"a space in front, or `*** End of File` to append them{near}"
+    )
+
+
+def _splices(lines: Lines, number: int, match: _Match) -> Iterator[_Splice]:
+    """Yield the changes that a hunk makes at its place. :raises Unclear: it is not clear how to indent new lines."""
+    at = match.first
+    for is_kept, group in groupby(match.lines, lambda line: line.mark in (" ", "")):
+        part = list(group)
+        if is_kept:
+            at += len(part)
+            continue
+        old, new = ([line.text for line in part if line.mark == mark] for mark in ("-", "+"))
+        actual = lines.contents[at : at + len(old)]
+        made = new if match.is_exact else merged_lines(old, actual, new, match.indents)
+        yield _Splice(start=at, stop=at + len(old), lines=tuple(made), hunk=number)
+        at += len(old)
+
+
+def _spliced(lines: Lines, splices: Sequence[_Splice]) -> str:
+    """Return the new text. Lines that stay keep their line ends, and the text a missing line end at its end."""
+    made: list[tuple[str, str]] = []
+    at = 0
+    old = list(zip(lines.contents, lines.ends, strict=True))
+    for splice in splices:
+        made += old[at : splice.start]
+        near = next((end for end in lines.ends[max(0, splice.start - 1) : splice.start + 1][::-1] if end), "\n")
+        ends = lines.ends[splice.start : splice.stop]
+        ends = ends if len(ends) == len(splice.lines) else [near] * len(splice.lines)
+        made += zip(splice.lines, ends, strict=True)
+        at = splice.stop
+    made += old[at:]
+    usual = next((end for end in lines.ends if end), "\n")
+    body = "".join(line + (end or usual) for line, end in made[:-1])
+    return body + (made[-1][0] if made else "")
