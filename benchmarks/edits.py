@@ -15,6 +15,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from random import Random
 from typing import Literal, TypeAlias
@@ -23,6 +24,8 @@ from benchmarks.rows import Row, arguments, report
 from crow.domain.errors import ArgumentError
 from crow.tools.builtin.matching import replace_text
 from crow.tools.builtin.mismatch import placeholder_in
+from crow.tools.builtin.patch import parse_patch
+from crow.tools.builtin.patching import apply_hunks
 
 Outcome: TypeAlias = Literal["right", "useful", "useless", "wrong"]
 MAX_LINES = 12
@@ -352,17 +355,43 @@ SLIPS: tuple[tuple[str, Slip], ...] = (
 )
 
 
+Maker: TypeAlias = Callable[[Case], tuple[str, str]]
+"""Makes the change of a case, and returns the new text and a remark. Raises ArgumentError if it is refused."""
+
+
+def by_edit(case: Case) -> tuple[str, str]:
+    """Make the change as edit_file does."""
+    made = replace_text(case.text, case.old, case.new, every=False, name="module.py")
+    return made.text, made.remark
+
+
+def by_patch(case: Case) -> tuple[str, str]:
+    """Make the change as apply_patch does: lines that old and new text share are kept, the others replaced."""
+    old, new = case.old.split("\n"), case.new.split("\n")
+    hunk = ["@@"]
+    for step, old_from, old_to, new_from, new_to in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if step == "equal":
+            hunk += (f" {line}" for line in old[old_from:old_to])
+        else:
+            hunk += (f"-{line}" for line in old[old_from:old_to])
+            hunk += (f"+{line}" for line in new[new_from:new_to])
+    patch = "\n".join(["*** Begin Patch", "*** Update File: module.py", *hunk, "*** End Patch"])
+    (change,) = parse_patch(patch)
+    made = apply_hunks(case.text, change.hunks, name="module.py")
+    return made.text, "; ".join(made.remarks)
+
+
 HINTS = {"placeholder": "must be written out", "already made": "Was the edit already made?"}
 """What a useful refusal says if it need not show the lines."""
 
 
-def judge(case: Case) -> tuple[Outcome, str]:
+def judge(case: Case, make: Maker = by_edit) -> tuple[Outcome, str]:
     """Make the edit. Return the outcome, and the message of a refusal."""
     try:
         stub = placeholder_in(case.new, case.text)
         if stub is not None:
             return "useful", stub
-        made = replace_text(case.text, case.old, case.new, every=False, name="module.py")
+        text, remark = make(case)
     except ArgumentError as error:
         shown = str(error).replace("\r", "")
         is_shown = all(line.rstrip("\r")[:200] in shown for line in case.meant.split("\n")[:MAX_LINES])
@@ -370,21 +399,26 @@ def judge(case: Case) -> tuple[Outcome, str]:
         if case.slip == "several places":
             is_useful = case.meant.split("\n")[0][:200] in shown
         return ("useful" if is_useful else "useless"), str(error)
-    return ("right" if made.text == case.wanted else "wrong"), made.remark
+    return ("right" if text == case.wanted else "wrong"), remark
 
 
 def rows_of(count: int, seed: int) -> list[Row]:
+    """The rows of edits, and of the same changes written as patches."""
+    return [row for what, make in (("edits", by_edit), ("patches", by_patch)) for row in _rows(what, make, count, seed)]
+
+
+def _rows(what: str, make: Maker, count: int, seed: int) -> list[Row]:
     """One row for each slip with the edits that were neither right nor refused usefully, and the wrong ones of all."""
     outcomes: dict[str, Counter[Outcome]] = {name: Counter() for name, _ in SLIPS}
     for case in cases(count, seed):
-        outcomes[case.slip][judge(case)[0]] += 1
+        outcomes[case.slip][judge(case, make)[0]] += 1
     every: Counter[Outcome] = sum(outcomes.values(), Counter())
-    rows = [Row("edits made wrong", every["wrong"], every["wrong"], f"of {count}", 0)]
-    rows += [Row("edits made right", every["right"], every["right"], f"of {count}")]
-    rows += [Row("edits refused with what repairs them", every["useful"], every["useful"], f"of {count}")]
+    rows = [Row(f"{what} made wrong", every["wrong"], every["wrong"], f"of {count}", 0)]
+    rows += [Row(f"{what} made right", every["right"], every["right"], f"of {count}")]
+    rows += [Row(f"{what} refused with what repairs them", every["useful"], every["useful"], f"of {count}")]
     for name, found in outcomes.items():
         failed = found["wrong"] + found["useless"]
-        rows.append(Row(f"failed: {name}", failed, failed, f"of {found.total()}"))
+        rows.append(Row(f"{what} failed: {name}", failed, failed, f"of {found.total()}"))
     return rows
 
 

@@ -126,16 +126,64 @@ async def test_a_program_named_in_the_repository_configuration_is_not_started(op
 async def test_a_large_tree_is_summarized_by_directory(open_box: OpenBox, root: Path) -> None:
     write(root, "README.md", *(f"src/d{number % 3}/f{number:03}.py" for number in range(600)))
     async with open_box() as box:
-        tree = await box.run("list_files")
+        tree = (await box.run("list_files")).text.splitlines()
         flat = await box.run("list_files", path="src/d0", pattern="*.py")
-    assert tree.text.splitlines() == [
-        "README.md",
-        "src/d0/ (200 files)",
-        "src/d1/ (200 files)",
-        "src/d2/ (200 files)",
-        "[601 files in all; set path or pattern to list the files of one directory]",
-    ]
+    assert tree[:3] == ["README.md", "src/d0/*.py (180 more files)", "src/d0/f000.py"]
+    assert tree[-1] == "[601 files in all; set path or pattern to list the files of one directory]"
+    assert len(tree) == 1 + 3 * 21 + 1
     assert len(flat.text.splitlines()) == 201
+
+
+def some_kind(number: int) -> str:
+    return ("py", "py", "json", "ts")[number % 4]
+
+
+TREES = {
+    "flat": [f"f{number:04}.log" for number in range(3_000)],
+    "deep": [f"src/main/java/{'abc'[n % 3]}/{'defg'[n % 4]}/p{n % 11}/C{n}.java" for n in range(3_000)],
+    "mixed": [
+        *("Makefile", "README.md"),
+        *(f"pkg{n % 8}/src/m{n % 9}/f{n}.{some_kind(n // 72)}" for n in range(2_100)),
+        *(f"tests/data/case{n}.json" for n in range(898)),
+    ],
+    "wide": [f"d{number}/a.py" for number in range(3_000)],
+    "bottomless": [f"{'a/' * 900}f{number}.py" for number in range(300)],
+}
+
+
+@pytest.mark.parametrize("shape", TREES)
+def test_every_file_of_a_large_tree_is_named_or_counted_in_few_lines(shape: str) -> None:
+    names = sorted(TREES[shape])
+    lines = summarize(names, 200)
+    assert len(lines) <= 151
+    counted = [int(found[1].replace(",", "")) for line in lines if (found := re.search(r"\(([\d,]+) ", line))]
+    named = [line for line in lines if line in names]
+    if shape == "wide":
+        assert lines[-1] == "(2,850 more directories and files)"
+    else:
+        assert len(named) + sum(counted) == len(names)
+
+
+def test_a_directory_is_described_by_the_kinds_of_its_files() -> None:
+    lines = summarize(sorted(TREES["mixed"]), 200)
+    assert lines[:2] == ["Makefile", "README.md"]
+    assert "pkg0/src/m0/ (30 files: 16 .py, 7 .json, 7 .ts)" in lines
+    assert "tests/data/case0.json" in lines
+
+
+async def test_grep_shows_lines_around_matches(open_box: OpenBox, root: Path) -> None:
+    write(root, "a.txt", text="".join(f"line {number}\n" for number in range(1, 21)))
+    write(root, "b.txt", text="line 9")
+    async with open_box() as box:
+        found = await box.run("grep", pattern="line (5|7|9)$", context=1)
+        many = await box.run("grep", pattern="line", context=99, path="a.txt")
+        other = box.toolbox.understood(call("Grep", pattern="line 9", **{"-A": 2, "-B": 1, "path": "b.txt"}))
+    assert found.text.splitlines() == [
+        *("a.txt-4- line 4", "a.txt:5: line 5", "a.txt-6- line 6", "a.txt:7: line 7", "a.txt-8- line 8"),
+        *("a.txt:9: line 9", "a.txt-10- line 10", "--", "b.txt:1: line 9"),
+    ]
+    assert many.text.splitlines()[-1].startswith("[only the first 12 matches;")
+    assert other == call("grep", pattern="line 9", path="b.txt", context=2)
 
 
 @pytest.fixture
@@ -161,11 +209,6 @@ async def test_a_tree_deeper_than_the_longest_path_is_searched_as_far_as_possibl
     async with open_box() as box:
         found = (await box.run("grep", pattern="needle")).text.splitlines()
     assert found == [f"{'d/' * depth}n.txt:1: needle" for depth in (1_010, 3)]
-
-
-def test_with_too_many_directories_the_first_names_are_listed() -> None:
-    names = [f"{number}.txt" for number in range(10)]
-    assert summarize(names, 3) == ["0.txt", "1.txt", "2.txt"]
 
 
 async def test_grep_returns_path_line_and_text_without_binary_linked_or_ignored_files(

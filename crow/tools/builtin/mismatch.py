@@ -88,12 +88,12 @@ def ambiguous(
     if others:
         shown.append(f"(also at line {', '.join(others)}{'' if times == len(firsts) else ', ...'})")
     often = f"{times} times" if times else f"{len(firsts)} times" if len(firsts) <= MAX_PLACES else "many times"
-    start = (
+    message = (
         f"{what} occurs {often} in {name}; {advice}"
         if is_exact
         else f"{what} occurs {often} in {name} if white space is ignored; copy one place with its white space"
     )
-    return f"{start}:\n" + "\n--\n".join(shown)
+    return f"{message}:\n" + "\n--\n".join(shown)
 
 
 def unclear(lines: Sequence[str], first: int, last: int, name: str, reason: str, *, what: str = OLD) -> str:

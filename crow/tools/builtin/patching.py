@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 
 from crow.domain.errors import ArgumentError
 from crow.tools.builtin.folding import Lines, fold
-from crow.tools.builtin.matching import MAX_LINES_COMPARED, Indents, Unclear, describe_difference, merged_lines
+from crow.tools.builtin.matching import MAX_LINES_COMPARED, SLIPS, Indents, Unclear, describe_difference, merged_lines
 from crow.tools.builtin.mismatch import already_made, ambiguous, applied_at, excerpt, not_found, unclear
 from crow.tools.builtin.patch import Hunk, HunkLine
 
@@ -61,6 +61,8 @@ class _Match:
     """The lines of the hunk as they were understood."""
     indents: Indents
     is_exact: bool = True
+    remark: str = ""
+    """The slip that was undone."""
 
     @property
     def last(self) -> int:
@@ -87,6 +89,8 @@ def apply_hunks(text: str, hunks: Sequence[Hunk], *, name: str) -> Patched:
         except Unclear as error:
             words = unclear(lines.contents, match.first, match.last, name, str(error), what=what)
             raise ArgumentError(f"{what}: {words}") from None
+        if match.remark:
+            remarks.append(f"{what}: {match.remark}")
         if not match.is_exact:
             kept = [line.text for line in match.lines if line.mark != "+"]
             actual = lines.contents[match.first : match.last + 1]
@@ -136,10 +140,9 @@ def _locate(lines: Lines, hunk: Hunk, name: str) -> _Match:
 
 def _matches(lines: Lines, hunk: Hunk, name: str) -> list[_Match]:
     """Return the places of a hunk that match best."""
-    readings = list(_readings(hunk.lines))
     folded: list[_Match] = []
     unmarked: list[_Match] = []
-    for reading in readings:
+    for reading, slip in _readings(hunk.lines):
         old = [line.text for line in reading if line.mark != "+"]
         exact: list[_Match] = []
         for number, place in enumerate(lines.find([fold(line) for line in old])):
@@ -148,9 +151,11 @@ def _matches(lines: Lines, hunk: Hunk, name: str) -> list[_Match]:
             if not (place.is_whole_start and place.is_whole_end):
                 continue
             actual = lines.contents[place.first : place.last + 1]
-            match = _Match(first=place.first, lines=reading, indents=SAME)
+            match = _Match(first=place.first, lines=reading, indents=SAME, remark=slip)
             if actual == old:
                 exact.append(match)
+            elif slip:
+                continue
             elif _is_unmarked(reading, actual):
                 unmarked.append(match)
             elif (indents := Indents.between(old, actual, skips_first=False)) is not None:
@@ -161,13 +166,24 @@ def _matches(lines: Lines, hunk: Hunk, name: str) -> list[_Match]:
     return [match for match in found if match.lines is found[0].lines]
 
 
-def _readings(lines: tuple[HunkLine, ...]) -> Iterator[tuple[HunkLine, ...]]:
-    """Yield the lines as they are given, and without blank lines at the ends that have no mark."""
-    yield lines
+def _readings(lines: tuple[HunkLine, ...]) -> Iterator[tuple[tuple[HunkLine, ...], str]]:
+    """Yield the lines as they are given, without blank lines at the ends that have no mark, and without the slips that
+    old and new lines share. Each comes with a remark on the slip."""
+    yield lines, ""
     filled = [index for index, line in enumerate(lines) if line.mark or line.text]
     inner = lines[filled[0] : filled[-1] + 1]
     if len(inner) < len(lines):
-        yield inner
+        yield inner, ""
+    old, new = ("\n".join(line.text for line in inner if line.mark != mark) for mark in "+-")
+    for meant in (each for slip in SLIPS for each in slip(old, new)):
+        olds, news = iter(meant.old.split("\n")), iter(meant.new.split("\n"))
+        if meant.old.count("\n") == old.count("\n") and meant.new.count("\n") == new.count("\n"):
+            texts = []
+            for line in inner:
+                kept = next(olds) if line.mark != "+" else ""
+                added = next(news) if line.mark != "-" else ""
+                texts.append(added if line.mark == "+" else kept)
+            yield tuple(replace(line, text=text) for line, text in zip(inner, texts, strict=True)), meant.remark
 
 
 def _is_unmarked(reading: Sequence[HunkLine], actual: Sequence[str]) -> bool:

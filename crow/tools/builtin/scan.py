@@ -22,6 +22,7 @@ import select
 import signal
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from unicodedata import normalize
 
@@ -33,6 +34,11 @@ SKIPPED = frozenset(
 )
 NOT_NAMES = ("", ".", "..")
 MAX_WALKED = 200_000
+MAX_SUMMARY = 150
+"""A large tree is described in at most this many lines."""
+MAX_KINDS = 4
+MAX_SHOWN_DEPTH = 30
+SUFFIX_CHARS = 10
 FILE_BYTES = 20_000_000
 SNIFFED_BYTES = 8_192
 LINE_CHARS = 400
@@ -72,12 +78,13 @@ def main() -> None:
 
     `glob`: a glob for the names to keep, or null. `limit`: the maximum number of lines to return. `seconds`: the
     maximum processor time. `excluded`: the files to leave out (see `Exclusion`). This member is absent if no file is
-    left out. A request for grep also has `pattern`, `ignore_case`, `file` (the name of a single file to search, or
-    null) and `ripgrep` (the program's path, or null).
+    left out. A request for grep also has `pattern`, `ignore_case`, `context`, `file` (the name of a single file to
+    search, or null) and `ripgrep` (the program's path, or null).
 
-    The answer for a list has `names` and `total`. The answer for grep has `matches` as [name, line, text], `more`
-    (whether there are more matches), and `large` (how many files were too large to search). Both have `left_out`, the
-    number of excluded files. If the pattern is not a regular expression, the answer has only `fault`, which says why.
+    The answer for a list has `names` and `total`. The answer for grep has `matches` and the lines `around` them as
+    [name, line, text], `more` (whether there are more matches), and `large` (how many files were too large to search).
+    Both have `left_out`, the number of excluded files. If the pattern is not a regular expression, the answer has only
+    `fault`, which says why.
     """
     request = json.loads(sys.argv[1])
     limit_lifetime(request["seconds"])
@@ -98,7 +105,7 @@ def main() -> None:
             is_plain = not flags and not META.search(pattern)
             if request["ripgrep"] and len(names) >= RIPGREP_FILES and not is_plain and is_shared(pattern):
                 names = narrow(names, request["ripgrep"], pattern, flags)
-            answer = search(names, pattern, flags, request["limit"])
+            answer = search(names, pattern, flags, request["limit"], request["context"])
         else:
             answer = {"names": summarize(names, request["limit"]), "total": len(names)}
         answer["left_out"] = left_out
@@ -304,42 +311,113 @@ def glob_expression(pattern: str) -> str:
 
 
 def summarize(names: list[str], limit: int) -> list[str]:
-    """Return at most `limit` lines for the names. If there are more than `limit` names, each deep directory becomes one
-    line with the number of its files. If even that gives too many lines, return the first `limit` names."""
+    """Return the sorted names or, if there are more than `limit`, at most `MAX_SUMMARY` lines about them.
+
+    The largest directories are opened as long as the lines suffice. One line names each other directory, with the
+    number of its files and their kinds. Of many files of one kind in one directory, only the first are named.
+    """
     if len(names) <= limit:
         return names
-    deepest = max(name.count("/") for name in names)
-    for depth in range(deepest, 0, -1):
-        counts: dict[str, int] = {}
-        for name in names:
-            parts = name.split("/")
-            line = name if len(parts) <= depth else "/".join(parts[:depth]) + "/"
-            counts[line] = counts.get(line, 0) + 1
-        if len(counts) <= limit:
-            return [f"{line} ({count} files)" if line.endswith("/") else line for line, count in counts.items()]
-    return names[:limit]
+    folders: dict[str, list[str]] = {"": []}
+    inner: dict[str, set[str]] = {"": set()}
+    below: dict[str, Counter[str]] = {}
+    for name in names:
+        parts = name.split("/", MAX_SHOWN_DEPTH)
+        for depth in range(len(parts)):
+            folder = "/".join(parts[:depth])
+            below.setdefault(folder, Counter())[kind_of(name)] += 1
+            folders.setdefault(folder, [])
+            inner.setdefault(folder, set())
+            if depth:
+                inner["/".join(parts[: depth - 1])].add(folder)
+        folders["/".join(parts[:-1])].append(name)
+    opened = {""}
+    waiting = sorted(inner[""], key=lambda folder: below[folder].total())
+    left = MAX_SUMMARY - len(waiting) - len(lines_of(folders[""], 1))
+    while waiting:
+        folder = waiting.pop()
+        own = lines_of(folders[folder], 1)
+        more = len(inner[folder]) + len(own) - 1
+        # Kinds are told without opening a directory, so a small one is opened only for other directories or for names.
+        is_worth = inner[folder] or len(own) == len(folders[folder]) or len(folders[folder]) * 20 > len(names)
+        if more <= left and is_worth:
+            opened.add(folder)
+            left -= more
+            waiting = sorted([*waiting, *inner[folder]], key=lambda each: below[each].total())
+    closed = [folder for parent in opened for folder in inner[parent] if folder not in opened]
+    lines = [f"{folder}/ ({described_kinds(below[folder])})" for folder in closed]
+    for shown in (100, 50, 20, 10, 5, 3, 1):
+        own = [line for folder in opened for line in lines_of(folders[folder], shown)]
+        if len(own) + len(lines) <= MAX_SUMMARY:
+            break
+    lines = sorted([*lines, *own])
+    cut = len(lines) - MAX_SUMMARY
+    return [*lines[:MAX_SUMMARY], f"({cut:,} more directories and files)"] if cut > 0 else lines
 
 
-def search(names: list[str], pattern: str, flags: int, limit: int) -> dict[str, object]:
+def lines_of(files: list[str], shown: int) -> list[str]:
+    """Return the lines about the files of one directory. Of each kind, at most about `shown` files are named."""
+    kinds: dict[str, list[str]] = {}
+    for name in files:
+        kinds.setdefault(kind_of(name), []).append(name)
+    lines = []
+    for kind, group in kinds.items():
+        if len(group) <= shown + 2:
+            lines += group
+        else:
+            folder = group[0].rpartition("/")[0]
+            some = f"*{kind}" if kind else "other files"
+            lines += [*group[:shown], f"{folder}{'/' if folder else ''}{some} ({len(group) - shown:,} more files)"]
+    return lines
+
+
+def kind_of(name: str) -> str:
+    """Return the suffix of a file's name, or "" if it has none."""
+    suffix = os.path.splitext(name.rpartition("/")[2])[1]
+    return suffix if len(suffix) <= SUFFIX_CHARS else ""
+
+
+def described_kinds(kinds: Counter[str]) -> str:
+    """Describe files by number and kind, such as `12 files: 9 .py, 3 other`."""
+    total = kinds.total()
+    named = [(kind, count) for kind, count in kinds.most_common(MAX_KINDS) if kind]
+    rest = total - sum(count for _, count in named)
+    parts = [f"{count:,} {kind}" for kind, count in named] + ([f"{rest:,} other"] if rest else [])
+    files = "1 file" if total == 1 else f"{total:,} files"
+    return f"{files}: {', '.join(parts)}" if len(parts) > 1 else f"{files}{f', {named[0][0]}' if named else ''}"
+
+
+def search(names: list[str], pattern: str, flags: int, limit: int, context: int = 0) -> dict[str, object]:
+    """Return the lines that match, and up to `context` lines around each. See `main`."""
     matcher = re.compile(pattern, flags)
     # If the pattern does not match anywhere in the whole text, no line matches. Patterns that treat the start or end of
     # a text specially are an exception.
     in_whole = None if ANCHORED.search(pattern) else re.compile(pattern, flags | re.MULTILINE).search
     matches: list[tuple[str, int, str]] = []
-    large, folders = 0, Folders()
+    around: list[tuple[str, int, str]] = []
+    large, folders, is_full = 0, Folders(), False
     for name in names:
         text = text_of(name, folders)
         if text is None:
             large += 1
         elif text and (in_whole is None or in_whole(text)):
-            for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+            lines = text.removesuffix("\n").split("\n")
+            found: set[int] = set()
+            for number, line in enumerate(lines, 1):
                 match = matcher.search(line.removesuffix("\r"))
                 if match is None:
                     continue
                 if len(matches) == limit:
-                    return {"matches": matches, "more": True, "large": large}
+                    is_full = True
+                    break
+                found.add(number)
                 matches.append((name, number, excerpt(line.removesuffix("\r"), match.start())))
-    return {"matches": matches, "more": False, "large": large}
+            near = {each for number in found for each in range(number - context, number + context + 1)} - found
+            near = {number for number in near if 0 < number <= len(lines)}
+            around += [(name, number, excerpt(lines[number - 1].removesuffix("\r"), 0)) for number in sorted(near)]
+        if is_full:
+            break
+    return {"matches": matches, "around": around, "more": is_full, "large": large}
 
 
 def is_shared(pattern: str) -> bool:

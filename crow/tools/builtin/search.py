@@ -15,7 +15,7 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import anyio.to_thread
@@ -29,8 +29,13 @@ from crow.tools.builtin.tool import Arguments, Builtin, PathTarget, ToolContext,
 from crow.tools.limits import SEARCHES
 from crow.tools.workspace import SECRET_PLACES
 
-MAX_LISTED = 500
+MAX_LISTED = 200
+MAX_MATCHING = 500
+"""At most this many names are listed. Larger trees, or more files that match a pattern, are summarized."""
 MAX_MATCHES = 200
+MAX_CONTEXT = 20
+MAX_CONTEXT_LINES = 500
+"""With context, there are fewer matches, so that there are at most about this many lines."""
 TIMEOUT_S = 60.0
 SECRET_PATHS = rf".*/(?:{'|'.join(map(re.escape, SECRET_PLACES))})(?:/.*)?"
 CHECKED_CHARS = 200
@@ -57,7 +62,9 @@ async def run_list(invocation: ToolInvocation, args: Arguments) -> Outcome:
     workspace, target = invocation.context.workspace, invocation.target(args.get("path") or ".")
     await stat_kind(workspace, target, ("directory",), "a directory; use read_file for files")
     pattern = args.get("pattern")
-    answer = await scan_directory(invocation, target, {"glob": pattern, "limit": MAX_LISTED})
+    answer = await scan_directory(
+        invocation, target, {"glob": pattern, "limit": MAX_MATCHING if pattern else MAX_LISTED}
+    )
     closed = await find_closed(invocation, target, {line.partition(" (")[0] for line in answer["names"]})
     names = [clean(line) for line in answer["names"] if line.partition(" (")[0] not in closed]
     total, left_out = answer["total"], describe_left_out(answer["left_out"] + len(closed))
@@ -66,10 +73,7 @@ async def run_list(invocation: ToolInvocation, args: Arguments) -> Outcome:
         return Outcome(text="\n".join([text, *left_out]))
     lines = names if target.name == "." else [f"Paths are relative to {target.name}.", *names]
     if total > len(names) + len(closed):
-        if any(line.endswith(" files)") for line in names):
-            lines.append(f"[{total:,} files in all; set path or pattern to list the files of one directory]")
-        else:
-            lines.append(f"[only the first {len(names)} of {total:,} files; narrow the list with path or pattern]")
+        lines.append(f"[{total:,} files in all; set path or pattern to list the files of one directory]")
     return Outcome(text="\n".join([*lines, *left_out]))
 
 
@@ -91,7 +95,8 @@ async def run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
         "glob": None if is_file else args.get("glob"),
         "pattern": args["pattern"],
         "ignore_case": args.get("ignore_case", False),
-        "limit": MAX_MATCHES,
+        "context": (context := min(args.get("context", 0), MAX_CONTEXT)),
+        "limit": (limit := min(MAX_MATCHES, MAX_CONTEXT_LINES // (2 * context + 1))),
     }
     top = PathTarget.at(workspace, target.path.parent) if is_file else target
     answer = await scan_directory(invocation, top, request)
@@ -99,17 +104,34 @@ async def run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
     closed = set() if is_file else await find_closed(invocation, top, {file for file, _, _ in answer["matches"]})
     prefix = "" if top.name == "." else top.name + os.sep
     matches = [match for match in answer["matches"] if match[0] not in closed]
-    lines = [f"{prefix}{clean(file)}:{line}: {clean(text)}" for file, line, text in matches]
+    around = [line for line in answer["around"] if line[0] not in closed]
+    lines = found_lines(matches, around, prefix, has_context=context > 0)
     if not lines:
         lines = [f"No matches for `{args['pattern']}`{in_place(target.name)}."]
     if answer["more"]:
-        lines.append(
-            f"[only the first {MAX_MATCHES} matches; narrow the search with path, glob or a more specific pattern]"
-        )
+        lines.append(f"[only the first {limit} matches; narrow the search with path, glob or a more specific pattern]")
     if answer["large"]:
         files = "1 file" if answer["large"] == 1 else f"{answer['large']} files"
         lines.append(f"[skipped {files} larger than {scan.FILE_BYTES:,} bytes]")
     return Outcome(text="\n".join([*lines, *describe_left_out(answer["left_out"] + len(closed))]))
+
+
+def found_lines(
+    matches: Sequence[Sequence[Any]], around: Sequence[Sequence[Any]], prefix: str, *, has_context: bool
+) -> list[str]:
+    """Return the lines to show, as grep does: a colon after the number of a match, a dash after that of another line,
+    and `--` between parts that do not follow each other."""
+    order = {file: index for index, (file, _, _) in enumerate(matches)}
+    rows = [(order[file], file, line, ":", text) for file, line, text in matches]
+    rows += [(order[file], file, line, "-", text) for file, line, text in around]
+    lines: list[str] = []
+    last = None
+    for _, file, line, sign, text in sorted(rows):
+        if has_context and last is not None and last != (file, line - 1):
+            lines.append("--")
+        lines.append(f"{prefix}{clean(file)}{sign}{line}{sign} {clean(text)}")
+        last = (file, line)
+    return lines
 
 
 def describe_left_out(count: int) -> list[str]:
@@ -208,5 +230,6 @@ GREP_SPEC = tool_spec(
     path=argument("string", "A directory or file. Default: the working directory."),
     glob=argument("string", "Only files that match, such as *.py."),
     ignore_case=argument("boolean", "Default false."),
+    context=argument("integer", "Lines to show around each match.", minimum=0),
 )
 GREP = Builtin(GREP_SPEC, "search", "read", plan_grep, run_grep, SEARCHES)

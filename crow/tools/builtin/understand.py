@@ -63,6 +63,7 @@ ARGUMENT_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "path": _DIRECTORIES,
         "glob": ("include", "include_pattern", "file_pattern", "glob_pattern"),
         "ignore_case": ("-i", "case_insensitive", "ignorecase"),
+        "context": ("-c", "context_lines", "contextlines", "lines_of_context"),
     },
     "list_files": {"path": _DIRECTORIES, "pattern": ("glob", "glob_pattern", "query")},
     "fetch": {"url": ("uri", "link", "address")},
@@ -75,6 +76,8 @@ ARGUMENT_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """Names that other agents give to arguments, in lower case, by crow's tool and argument."""
 
+
+_AROUND = ("-A", "-B", "after_context", "before_context", "after", "before")
 
 SILENT = frozenset({"description", "explanation", "purpose", "justification"})
 """Arguments that only explain a call. They are ignored without a note."""
@@ -172,6 +175,17 @@ def _reading(arguments: Arguments) -> Arguments:
     return rest
 
 
+def _searching(arguments: Arguments) -> Arguments:
+    """Lines before and after a match, which other agents give apart."""
+    rest = dict(arguments)
+    given = [rest.get(name) for name in _AROUND]
+    counts = [value for value in given if isinstance(value, int) and not isinstance(value, bool) and value >= 0]
+    if counts and "context" not in rest:
+        rest = {name: value for name, value in rest.items() if name not in _AROUND}
+        rest["context"] = max(counts)
+    return rest
+
+
 def _command(arguments: Arguments) -> Arguments:
     """Commands as a list, timeouts in milliseconds, and another working directory."""
     rest = dict(arguments)
@@ -215,6 +229,7 @@ def _plan(arguments: Arguments) -> Arguments:
 
 _REWRITES: Mapping[str, Callable[[Arguments], Arguments]] = {
     "read_file": _reading,
+    "grep": _searching,
     "shell": _command,
     "update_plan": _plan,
 }
