@@ -124,7 +124,7 @@ class Hook:
         Commands, searches, MCP tools and calls on files with hard links may touch paths that crow does not know in
         advance. So these calls match any `paths`.
         """
-        names = {call.name, plan.rule_tool or call.name}
+        names = {call.name, plan.rule_tool or call.name, *(tool for part in plan.each for tool in part.like)}
         if self.tools and not any(fnmatchcase(name, pattern) for name in names for pattern in self.tools):
             return False
         if self.does and not any(effect in does for effect in self.does):

@@ -74,6 +74,31 @@ def test_offered_names_are_those_in_the_file_with_the_default_first(tmp_path: Pa
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "edit_tool"),
+    [
+        *((name, "apply_patch") for name in ("gpt-5.2", "openai/gpt-5-mini", "gpt-4.1-nano", "o3", "o4-mini", "GPT-6")),
+        *((name, "apply_patch") for name in ("gpt-oss:20b", "openai/gpt-oss-120b", "gpt-5-codex", "codex-mini-latest")),
+        *((name, "edit_file") for name in ("gpt-4o", "gpt-4", "gpt-3.5-turbo", "o1", "claude-opus-5", "qwen3-coder")),
+        *((name, "edit_file") for name in ("glm-4.7", "foo3", "offline", "phi-4", "minigpt-50m", "o365")),
+    ],
+)
+def test_models_that_are_trained_on_patches_get_apply_patch(tmp_path: Path, name: str, edit_tool: str) -> None:
+    assert edit_tool_of(name, load(tmp_path, f'[model]\nname = "{name}"').settings) == edit_tool
+
+
+def test_a_setting_names_the_edit_tool_of_a_model(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path,
+        '[model]\nname = "gpt-5"\nedit_tool = "edit_file"\n[models.mine]\nname = "x"\nedit_tool = "apply_patch"\n'
+        '[models.alias]\nname = "o3"\n',
+    ).settings
+    assert [edit_tool_of(name, settings) for name in ("gpt-5", "mine", "alias", "gpt-5-mini")] == [
+        *("edit_file", "apply_patch", "apply_patch", "apply_patch")
+    ]
+    assert 'expected "edit_file" or "apply_patch"' in problem(tmp_path, '[model]\nedit_tool = "sed"')
+
+
 def test_a_provider_and_a_named_model_make_one_endpoint(tmp_path: Path) -> None:
     assert endpoint(tmp_path, "work/large") == Endpoint(
         base_url="https://models.example/v1",
