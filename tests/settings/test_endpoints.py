@@ -12,7 +12,7 @@ from crow.adapters import endpoint_of
 from crow.domain.errors import ArgumentError, AuthError, ConfigError
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
-from crow.settings import Loaded, load_settings, names_offered, target_of
+from crow.settings import Loaded, edit_tool_of, load_settings, names_offered, target_of
 from crow.settings.endpoints import PRESETS, Gateways, Preset, preset_at, provider_target, run_key_command
 
 FILE = """

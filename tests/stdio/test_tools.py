@@ -294,3 +294,49 @@ async def test_the_tools_of_a_late_server_join_the_running_turn(
     assert "nest__ping" not in tools[0]
     joined = ["nest__ping" in names for names in tools]
     assert joined == sorted(joined), "they stay"
+
+
+PATCH = """\
+*** Begin Patch
+*** Update File: a.txt
+@@
+-old
++new
+*** Add File: b.txt
++more
+*** Delete File: c.txt
+*** End Patch
+"""
+
+
+async def test_a_patch_is_offered_asked_about_once_and_shown_with_every_file(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configured(home, '[model]\nedit_tool = "apply_patch"\n')
+    (place / "a.txt").write_text("old\n")
+    (place / "c.txt").write_text("gone\n")
+    asked: list[dict[str, Any]] = []
+
+    def allow(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params)
+        return {"outcome": {"outcome": "selected", "optionId": "allow_once"}}
+
+    edit = ("edit_file", {"path": "b.txt", "old_text": "more", "new_text": "most"})
+    endpoint.script(fake.calls(("apply_patch", {"input": PATCH})), fake.calls(edit), fake.text("Done."))
+    async with crow(endpoint=endpoint, answers={"session/request_permission": allow}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        updates = agent.updates(session)
+    names = [tool["function"]["name"] for tool in endpoint.asked[0].body["tools"]]
+    assert "apply_patch" in names
+    assert "edit_file" not in names
+    shown_files = [str(place / f"{name}.txt") for name in "abc"]
+    first = next(update for update in updates if update["sessionUpdate"] == "tool_call")
+    assert [location["path"] for location in first["locations"]] == shown_files
+    assert [part["path"] for part in first["content"] if part["type"] == "diff"] == shown_files
+    assert [params["toolCall"]["title"] for params in asked] == ["Patch a.txt, b.txt, c.txt", "Edit b.txt"]
+    assert [status for status, _ in ended(updates)] == ["completed", "completed"]
+    assert (place / "a.txt").read_text() == "new\n"
+    assert (place / "b.txt").read_text() == "most\n"
+    assert not (place / "c.txt").exists()
