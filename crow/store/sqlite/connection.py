@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 import importlib
 import logging
 import math
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -89,6 +91,27 @@ def remove_files(path: Path, *, suffixes: Sequence[str] = ("", "-wal", "-shm", "
             os.unlink(f"{path}{suffix}")
 
 
+def repaired_name(path: Path) -> Path:
+    """Return the path of the complete result of a repair, until it replaces the database at `path`."""
+    return path.with_name(f"{path.name}.repaired")
+
+
+def check_not_in_repair(path: Path) -> None:
+    """:raises StoreUnavailable: a repair of the database was killed while it put its result in place."""
+    if repaired_name(path).exists():
+        raise StoreUnavailable(
+            f"A repair of {path} was interrupted. Run crow doctor --repair: it puts the repaired file in place."
+        )
+
+
+def remove_unfinished_repairs(path: Path) -> None:
+    """Remove the files of repairs that were killed before their result was complete. Call this while the database is
+    open or locked, so that no repair runs."""
+    if fcntl is not None:
+        for file in path.parent.glob(f"{glob.escape(path.name)}.repair-*"):
+            file.unlink(missing_ok=True)
+
+
 def pragma(connection: sqlite3.Connection, statement: str) -> Any:
     """Run a pragma and return the first value of its result."""
     return connection.execute(f"PRAGMA {statement}").fetchone()[0]
@@ -100,6 +123,23 @@ def insert(connection: sqlite3.Connection, table: str, values: Mapping[str, obje
     rowid = connection.execute(statement, values).lastrowid
     assert rowid is not None
     return rowid
+
+
+def read_leniently(
+    connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T], *, undo: str = "SELECT 1"
+) -> T:
+    """Call `work`. If it reads a text that is not valid UTF-8, execute `undo` and call it again. From then on, invalid
+    bytes in the texts that this connection reads are replaced. So one damaged text hides no other row, and reading an
+    undamaged file costs nothing more."""
+    try:
+        return work(connection)
+    except (sqlite3.OperationalError, UnicodeDecodeError) as error:
+        if connection.text_factory is not str or "decode" not in str(error):
+            raise
+        logger.warning("the database has a damaged text (%s); replacing its invalid bytes", error)
+        connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+        connection.execute(undo)
+        return work(connection)
 
 
 class FileGone(Exception):
@@ -376,7 +416,7 @@ def run_jobs(connection: sqlite3.Connection, jobs: Sequence[WriteJob[Any]]) -> N
     for job in jobs:
         connection.execute("SAVEPOINT job")
         try:
-            job.result = job.function(connection)
+            job.result = read_leniently(connection, job.function, undo="ROLLBACK TO job")
         except Exception as error:
             job.error = error
             if not connection.in_transaction:

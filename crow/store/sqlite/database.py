@@ -37,10 +37,13 @@ from crow.store.sqlite.connection import (
     LockTimeout,
     SqliteConnection,
     WriteJob,
+    check_not_in_repair,
     explain,
     file_id,
     make_directory,
     pragma,
+    read_leniently,
+    remove_unfinished_repairs,
     run_jobs,
 )
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, is_schema_damaged, migrate
@@ -184,7 +187,7 @@ class Database:
         database._stays_read_only = True
         database._read_only = f"{path} was opened only for reading."
         try:
-            reader = database._connect(path, mode="mode=ro")
+            reader = database._connect(path, prepare=partial(check_not_in_repair, path), mode="mode=ro")
             await database._set_up_writer(reader, partial(_check_readable, path=path))
         except StoreUnavailable as refused:
             if not _is_unwritable(refused):
@@ -259,6 +262,7 @@ class Database:
     async def compact(self) -> None:
         """Give free pages back to the file system. Move the content of the WAL into the database as far as readers
         permit."""
+        await self._run(self._writer, lambda _: remove_unfinished_repairs(self.path))
         while await self._run(self._writer, self._vacuum):
             pass
         await self._run(self._writer, self._checkpoint)
@@ -513,7 +517,7 @@ class Database:
         with _one_snapshot(connection):
             if self.journal_mode != "wal":  # without a WAL a writer blocks readers
                 self._execute_patiently(connection, "SELECT 1 FROM sqlite_master")
-            return work(connection)
+            return read_leniently(connection, work)
 
     def _writing(self) -> AbstractContextManager[None]:
         return self._lock.held() if _HAS_WAL_RESET_BUG else nullcontext()
@@ -632,6 +636,7 @@ def _prepare(path: Path) -> None:
 
     :raises StoreUnavailable: the directory or the file cannot be created, or the file is not writable.
     """
+    check_not_in_repair(path)
     try:
         make_directory(path.parent)
         with suppress(FileExistsError):

@@ -218,11 +218,12 @@ def session_values(sql: Connection, session_id: str, columns: str) -> Sequence[A
 
     :raises NoSuchSession: the session does not exist, or is deleted.
     """
-    query = f"SELECT {columns} FROM sessions WHERE id = ? AND deleted_ms IS NULL"
-    row: Sequence[Any] | None = sql.execute(query, (session_id,)).fetchone()
-    if row is None:
-        raise NoSuchSession(session_id)
-    return row
+    for source in ("sessions", "sessions NOT INDEXED"):  # the index may be damaged
+        query = f"SELECT {columns} FROM {source} WHERE id = ? AND deleted_ms IS NULL"
+        row: Sequence[Any] | None = sql.execute(query, (session_id,)).fetchone()
+        if row is not None:
+            return row
+    raise NoSuchSession(session_id)
 
 
 def load_tail(sql: Connection, session_id: str) -> Tail:
