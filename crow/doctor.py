@@ -34,7 +34,7 @@ from crow.settings import OFFLINE, Loaded, Target, names_offered, target_of
 from crow.settings.load import Paths
 from crow.store import Store
 from crow.store.importers import importable
-from crow.store.sqlite.connection import REPAIR
+from crow.store.sqlite.failures import REPAIR
 from crow.store.sqlite.repair import repair as repair_file
 from crow.tools import CommandAccess, Ports, RecallQuery, SandboxStatus, Workspace
 from crow.tools.servers import McpServer

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
-from crow.store.sqlite.connection import FAILURES
+from crow.store.sqlite.failures import FAILURES
 from crow.store.sqlite.pages import Pages, Undecodable, Value, text_of
 from crow.store.sqlite.paths import CHECKED_COLUMNS, StoredRow, checksum, unreadable_entries
 

@@ -26,16 +26,11 @@ import anyio
 
 from crow.domain.errors import StoreUnavailable
 from crow.store.codec import mend
+from crow.store.sqlite.failures import FAILURES, explain, locked, unusable
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
-"""The exceptions that SQLite's functions raise. Invalid names or sizes in a damaged file cause the last two."""
-
-REPAIR = "Quit every crow, then run crow doctor --repair: it keeps a copy and rebuilds as much as possible."
-"""Advice for a damaged database."""
 
 _ATTEMPTS = 5
 
@@ -277,42 +272,6 @@ async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosql
     return await asyncio.wrap_future(created)
 
 
-def explain(error: Exception, path: Path, waited_s: float) -> Exception:
-    """Return a `StoreUnavailable` that tells the user what to do about `error`, which is one of `FAILURES`. If `error`
-    can only come from a bug in crow, return `error` itself."""
-    code = getattr(error, "sqlite_errorcode", None)
-    elsewhere = "set CROW_HOME to another directory"
-    match None if code is None else code & 0xFF:
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
-            return _locked(path, waited_s)
-        case sqlite3.SQLITE_FULL:
-            words = "cannot grow: the disk is full. Free some space, then try again"
-        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
-            words = f"is not writable ({error}). Make the file and its directory writable, or {elsewhere}"
-        case sqlite3.SQLITE_CANTOPEN:
-            words = f"cannot be opened ({error}). Make the file readable and writable, or {elsewhere}"
-        case sqlite3.SQLITE_NOTADB:
-            words = (
-                f"is not a crow database ({error}). If it was one, quit every crow and run crow doctor --repair."
-                f" Otherwise move it away, or {elsewhere}"
-            )
-        case sqlite3.SQLITE_CORRUPT:
-            words = f"is damaged ({error}). {REPAIR}"
-        case None if not isinstance(error, sqlite3.Error) or "decode to UTF-8" in str(error):
-            words = f"is damaged ({str(error) or type(error).__name__}). {REPAIR}"
-        case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOMEM | sqlite3.SQLITE_TOOBIG | sqlite3.SQLITE_NOLFS:
-            words = f"cannot be read or written ({error}). Check the disk, or {elsewhere}"
-        case _:
-            return error
-    return StoreUnavailable(f"{path} {words.rstrip('.')}.")
-
-
-def _locked(path: Path, waited_s: float) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"{path} is locked by another program (waited {waited_s:g} s). End that program, then try again."
-    )
-
-
 class LockTimeout:
     """Limits each wait for other processes to `timeout_s`. After `end` is called, all waits are short."""
 
@@ -369,10 +328,7 @@ class FileLock:
         try:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise StoreUnavailable(
-                f"{self._path} cannot be opened ({error.strerror}). Make its directory writable, or set CROW_HOME to"
-                " another directory."
-            ) from error
+            raise unusable(self._path, "cannot be opened", error) from error
         try:
             self._wait_for(file)
         except BaseException:
@@ -388,7 +344,7 @@ class FileLock:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if self._timeout.is_over(since):
-                    raise _locked(self._database, self._timeout.timeout_s) from None
+                    raise locked(self._database, self._timeout.timeout_s) from None
             except OSError as error:
                 self._is_supported = False
                 logger.warning("%s: file locks do not work here (%s)", self._path, error.strerror)

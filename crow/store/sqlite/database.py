@@ -28,8 +28,6 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from crow.domain.errors import StoreTooNew, StoreUnavailable
 from crow.store.sqlite.connection import (
-    FAILURES,
-    REPAIR,
     FairWakeup,
     FileGone,
     FileId,
@@ -38,7 +36,6 @@ from crow.store.sqlite.connection import (
     SqliteConnection,
     WriteJob,
     check_not_in_repair,
-    explain,
     file_id,
     make_directory,
     pragma,
@@ -46,6 +43,7 @@ from crow.store.sqlite.connection import (
     remove_unfinished_repairs,
     run_jobs,
 )
+from crow.store.sqlite.failures import FAILURES, REPAIR, explain, unusable
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, is_schema_damaged, migrate
 from crow.store.sqlite.rescue import rescue
 
@@ -168,8 +166,7 @@ class Database:
                 await database._open_to_read()
             except StoreUnavailable:
                 raise refused from refused.__cause__
-            database._read_only = f"{refused} Until that is fixed, nothing can be stored; stored sessions can be read."
-            database.warning = database._read_only
+            database._read_only = database.warning = _words_of(refused)
         return database
 
     @classmethod
@@ -341,6 +338,7 @@ class Database:
             try:
                 await self._open_to_write()
             except StoreUnavailable as refused:
+                self._read_only = self.warning = _words_of(refused)  # the reason may have changed
                 raise StoreUnavailable(self._read_only) from refused
             self._read_only = self.warning = ""
             self._exchanges += 1
@@ -650,10 +648,11 @@ def _prepare(path: Path) -> None:
         if mode & 0o077 and path.is_file():
             path.chmod(mode & 0o700)
     except OSError as error:
-        raise StoreUnavailable(
-            f"{path} cannot be created ({error.strerror}: {error.filename}). Set CROW_HOME to a directory that you can"
-            " write to."
-        ) from error
+        raise unusable(path, f"cannot be created at {error.filename}", error) from error
+
+
+def _words_of(refused: StoreUnavailable) -> str:
+    return f"{refused} Until that is fixed, nothing can be stored; stored sessions can be read."
 
 
 def _is_unwritable(refused: StoreUnavailable) -> bool:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from crow.domain.errors import ArgumentError
-from crow.store.sqlite.connection import FAILURES, copy_files
+from crow.store.sqlite.connection import copy_files
+from crow.store.sqlite.failures import FAILURES
 
 MAGIC = b"SQLite format 3\0"
 """The first bytes of every SQLite file."""

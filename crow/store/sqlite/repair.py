@@ -30,7 +30,6 @@ from crow.store.sqlite.cells import (
     mend_entries,
 )
 from crow.store.sqlite.connection import (
-    FAILURES,
     FileLock,
     LockTimeout,
     copy_files,
@@ -40,6 +39,7 @@ from crow.store.sqlite.connection import (
     remove_unfinished_repairs,
     repaired_name,
 )
+from crow.store.sqlite.failures import FAILURES
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, has_this_schema, is_schema_damaged, migrate
 from crow.store.sqlite.pages import Pages
 from crow.store.sqlite.paths import unreadable_entries
