@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from crow.domain.entries import CallRef, Entry
+from crow.domain.entries import CallRef, Entry, ToolResult
 from crow.domain.errors import NoSuchSession
 from crow.store import Move, Outline, SessionRow, Tail
-from crow.store.paths import TailPath, outline_of, recorded_here, with_excerpt
+from crow.store.paths import RESULT_BYTES, TailPath, newest_checkpoint, outline_of, recorded_here, with_excerpt
 from crow.store.postgres.database import Sql, UsesDatabase, snapshot
 from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, session_of
 from crow.store.watching import News, Piece, SessionRead, follow
@@ -64,6 +64,18 @@ _LEFT_BEHIND = """
 """
 """Selects the ids on the path to $1 that are not on the path to $2. The recursion begins with the entries $1 and $2.
 Each step replaces the newer of the two entries with its parent, until both are the same entry."""
+
+
+_TEXT_SIZES = """
+    SELECT e.id, coalesce(octet_length(e.body), 0) + CASE
+        WHEN e.kind = 'tool' THEN coalesce((
+            SELECT sum(b.size) FROM crow.blob_refs r JOIN crow.blobs b ON b.hash = r.blob WHERE r.entry = e.id
+        ), 0)
+        ELSE coalesce((SELECT b.size FROM crow.blobs b WHERE b.hash = e.body_blob), 0)
+    END
+    FROM crow.entries e WHERE e.id = ANY ($1::bigint[])
+"""
+"""Selects the sizes of entries in bytes. Images and files before a change count only in tool results."""
 
 
 class PathMethods(UsesDatabase):
@@ -267,11 +279,62 @@ async def load_tail(sql: Sql, session_id: str) -> Tail:
     start = row.leaf
     while start is not None:
         ids, start = await _path_batch(sql, start, _PATH_BATCH)
-        if not all(map(path.add, reversed(await select_entries(sql, ids)))):
+        if not await _add_to_tail(sql, path, ids):
             break
+    if path.cut is not None:
+        checkpoint = await _newest_checkpoint(sql, path.cut, path.restored)
+        user = await newest_of_kind(sql, path.cut.id, "user") if path.lacks_user else None
+        query = "SELECT min(id) FROM crow.entries WHERE conversation = $1 AND parent IS NULL"
+        root = await sql.fetchval(query, row.conversation) or path.cut.id
+        named = {entry.id: entry for entry in await select_entries(sql, [one for one in (checkpoint, user) if one])}
+        entries = path.entries_after_cut(root, *(named.get(one or 0) for one in (checkpoint, user)))
+        return Tail(row=row, entries=entries)
     newest_prompt = await newest_of_kind(sql, path.before, "prompt") if path.lacks_prompt else None
     prompt = () if newest_prompt is None else await select_entries(sql, [newest_prompt])
     return Tail(row=row, entries=(*prompt, *path.entries()))
+
+
+async def _add_to_tail(sql: Sql, path: TailPath, ids: Sequence[int]) -> bool:
+    """Add the entries with these ids, which are sorted newest first. Return false if an entry was not added. A tool
+    result with more bytes than may still be read is shortened."""
+    sizes = {entry_id: int(size) for entry_id, size in await sql.fetch(_TEXT_SIZES, ids)}
+    done = 0
+    while done < len(ids):
+        chosen, total = list[int](), 0
+        for entry_id in ids[done:]:
+            chosen.append(entry_id)
+            total += sizes.get(entry_id, 0)
+            if total > min(_PATH_BATCH_BYTES, path.room):
+                break
+        done += len(chosen)
+        for entry in await select_entries(sql, chosen, newest_first=True):
+            size = sizes.get(entry.id, 0)
+            if isinstance(entry.body, ToolResult) and size > path.room:
+                is_added = path.add(with_excerpt(entry, RESULT_BYTES), RESULT_BYTES)
+            else:
+                is_added = path.add(entry, size)
+            if not is_added:
+                return False
+    return True
+
+
+async def _newest_checkpoint(sql: Sql, before: Entry, restored: Collection[int]) -> int | None:
+    """Return the id of the newest valid checkpoint on the path that ends at `before`."""
+    rows = await sql.fetch(
+        "SELECT id FROM crow.entries WHERE kind = 'checkpoint' AND id < $1"
+        " AND session IN (SELECT id FROM crow.sessions WHERE conversation = $2)",
+        before.id,
+        before.conversation,
+    )
+    found = {row[0] for row in rows}
+    if not found:  # usually; so the path is not read
+        return None
+    restores = await sql.fetch(
+        "SELECT id, (body::json ->> 'entry')::bigint FROM crow.entries WHERE conversation = $1 AND kind = 'restore'",
+        before.conversation,
+    )
+    ids = await path_ids(sql, before.id)
+    return newest_checkpoint(ids, found, {row[0]: row[1] for row in restores}, restored)
 
 
 async def _path_batch(sql: Sql, start: int, limit: int) -> tuple[list[int], int | None]:
