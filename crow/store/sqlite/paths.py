@@ -491,8 +491,11 @@ def _path_readers(sql: Connection, row: SessionRow) -> Iterator[_Reader]:
         for values in found:
             yield partial(_read_within, sql, StoredRow(*values), load)
         if missing is not None:
-            lost = missing_entry(missing, row.conversation, row.id)
-            yield lambda _, lost=lost: (lost, 0)
+            yield partial(_read_missing, missing_entry(missing, row.conversation, row.id))
+
+
+def _read_missing(entry: Entry, _: int) -> tuple[Entry, int]:
+    return entry, 0
 
 
 def _read_within(sql: Connection, row: StoredRow, load: Load, room: int) -> tuple[Entry, int]:
