@@ -114,6 +114,10 @@ class Calls:
         """Let the tools get ready while the model answers."""
         self._toolbox.prepare()
 
+    def understood(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+        """Return the calls in terms of the tools on offer."""
+        return tuple(map(self._toolbox.understood, calls))
+
     async def plan(self, calls: Sequence[ToolCall]) -> tuple[PlannedCall, ...]:
         """Plan what each call will do. The plans are stored with the model's answer before any call is announced."""
         return tuple([await self._toolbox.plan(call) for call in calls])
@@ -244,7 +248,7 @@ class Calls:
         """Store the result of a call. The entries in `before` are stored in the same transaction, ahead of the
         result."""
         fitting = self._gauge.cut_result(outcome.text, beside=self._calls_in_step)
-        cut = CUT_CHARS if fitting is None else min(CUT_CHARS, fitting)
+        cut = min(each for each in (CUT_CHARS, fitting, outcome.max_chars) if each is not None)
         result = ToolResult(
             call=opened.ref,
             name=opened.call.name,

@@ -136,9 +136,10 @@ class PlannedCall:
 class Outcome:
     """The result of a call.
 
-    `text` is complete; the agent shortens it for the model. `announcement` replaces the announcement in the plan, for
-    example to show the diff that was really applied. `skill` is the name and the text of a skill. The model gets this
-    text after the results of the calls. `cost` is the cost in US dollars of the models that the call used.
+    `text` is complete; the agent shortens it for the model, to `max_chars` characters if that is set. `announcement`
+    replaces the announcement in the plan, for example to show the diff that was really applied. `skill` is the name and
+    the text of a skill. The model gets this text after the results of the calls. `cost` is the cost in US dollars of
+    the models that the call used.
     """
 
     text: str
@@ -151,6 +152,7 @@ class Outcome:
     skill: tuple[str, str] | None = None
     usage: Usage | None = None
     cost: float | None = None
+    max_chars: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +223,10 @@ class Toolbox(Protocol):
 
     def prepare(self) -> None:
         """Start to prepare for tool calls. The preparations run in the background while the model answers."""
+
+    def understood(self, call: ToolCall) -> ToolCall:
+        """Return `call` in terms of the tools on offer, if it was clearly meant for one of them but written for the
+        tools of another agent. Otherwise return it as it is."""
 
     async def plan(self, call: ToolCall) -> PlannedCall:
         """Plan `call` without running it. For an invalid call, return a plan with a `fault` instead of raising an
