@@ -25,11 +25,11 @@ from crow.domain.entries import Body, CallRef, Entry, Remark, ToolResult
 from crow.domain.errors import NoSuchSession
 from crow.store import Move, Outline, SessionRow, Tail
 from crow.store.codec import Load, Unreadable
+from crow.store.excerpts import SHARED_TEXT, excerpt_of_result, excerpt_of_text
 from crow.store.paths import RESULT_BYTES, TailPath, newest_checkpoint, outline_of, recorded_here, with_excerpt
 from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, entry_with, session_of
 from crow.store.sqlite.compression import content_of, decompressed, open_blob
 from crow.store.sqlite.database import UsesDatabase, snapshot
-from crow.store.sqlite.excerpts import SHARED_TEXT, excerpt_of_result, excerpt_of_text
 from crow.store.sqlite.failures import REPAIR
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
