@@ -104,7 +104,7 @@ class Wiring:
         self._models: dict[str, Model] = {}
         self._retired_models: list[Model] = []
         self._imports = BackgroundImport(
-            partial(adapters.prepare_prompts, confines=loaded.settings.sandbox.enabled != "off")
+            partial(adapters.prepare_prompts, loaded.paths.programs, confines=loaded.settings.sandbox.enabled != "off")
         )
         self._call_imports = BackgroundImport(adapters.prepare_calls)
         self._hooks = Hooks(
@@ -316,6 +316,7 @@ class Wiring:
             permissions, compaction = self._settings.permissions, self._settings.compaction
             self._session_settings = SessionSettings(
                 steps_per_turn=self._settings.limits.steps_per_turn,
+                server_wait_s=self._settings.limits.mcp_wait_s,
                 cost_per_turn=self._settings.limits.cost_per_turn,
                 cost_per_session=self._settings.limits.cost_per_session,
                 title_model=self._settings.titles.model or "",

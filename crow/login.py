@@ -12,6 +12,7 @@ import sys
 from crow.adapters import EndpointModel, open_model
 from crow.domain.errors import ConfigError, CrowError
 from crow.domain.messages import SystemMessage, Text, UserMessage
+from crow.domain.rendering import on_one_line
 from crow.llm import Request
 from crow.settings import OFFLINE, Loaded, ModelSettings, Settings, target_of
 from crow.settings.write import save_model_settings
@@ -94,18 +95,18 @@ async def _print_models(settings: ModelSettings) -> None:
         finally:
             await model.close()
     except CrowError as error:
-        print(f"(The endpoint does not list its models: {error})")
+        print(f"(The endpoint does not list its models: {on_one_line(str(error))})")
         return
     if names:
         more = f", and {len(names) - _MODELS_SHOWN} more" if len(names) > _MODELS_SHOWN else ""
-        print(f"The endpoint offers {', '.join(names[:_MODELS_SHOWN])}{more}.")
+        print(f"The endpoint offers {on_one_line(', '.join(names[:_MODELS_SHOWN]))}{more}.")
 
 
 async def _try(settings: ModelSettings) -> bool:
     """Send one short prompt, print the outcome, and return whether the model answered."""
     if settings.name == OFFLINE:
         return True
-    print(f"Trying {settings.name} ...")
+    print(f"Trying {on_one_line(settings.name or '')} ...")
     question = UserMessage(parts=(Text(text="Reply with the single word OK."),))
     try:
         model = await _open(settings)
@@ -117,7 +118,7 @@ async def _try(settings: ModelSettings) -> bool:
         finally:
             await model.close()
     except CrowError as error:
-        print(f"That did not work: {error}")
+        print(f"That did not work: {on_one_line(str(error))}")
         return False
     print("It answers.")
     return True

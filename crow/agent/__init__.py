@@ -129,6 +129,8 @@ class SessionSettings:
 
     steps_per_turn: int
     compaction: CompactionPolicy
+    server_wait_s: float = 1.0
+    """The time that a turn waits for MCP servers that are still starting, in seconds."""
     rules: tuple[PermissionRule, ...] = ()
     title_model: str = ""
     cost_per_turn: float | None = None

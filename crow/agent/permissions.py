@@ -24,7 +24,17 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.domain.rendering import title_line
 from crow.store import SessionRow
-from crow.tools import AGENT_MODES, NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, PlannedCall, Workspace
+from crow.tools import (
+    AGENT_MODES,
+    NO_URL_RULES,
+    NOTHING_EXCLUDED,
+    CommandAccess,
+    ExcludedPaths,
+    PlannedCall,
+    UrlRules,
+    Workspace,
+)
+from crow.tools.urls import covers_url, url_expression
 
 Mode: TypeAlias = Literal["ask", "accept-edits", "plan", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -96,6 +106,8 @@ class PermissionRule:
             return self.argument in (call.argument, *call.rule_paths)
         if call.rule_paths:
             return (not call.is_outside or is_absolute(self.argument)) and names_path(self.argument, call.rule_paths)
+        if call.access == "fetch" and call.argument is not None:
+            return covers_url(self.argument, call.argument)
         return call.argument is not None and fnmatchcase(call.argument, self.argument)
 
     def forbids(self, name: str, call: PlannedCall) -> Certainty:
@@ -116,6 +128,8 @@ class PermissionRule:
             return runs(call.argument, self.argument)
         if paths:
             return "yes" if names_path(self.argument, paths, ignore_case=True) else "no"
+        if call.access == "fetch":
+            return "yes" if any(covers_url(self.argument, url, ignore_case=True) for url in arguments) else "no"
         return "yes" if any(fnmatchcase(argument, self.argument) for argument in arguments) else "no"
 
 
@@ -275,6 +289,22 @@ def excluded_paths(name: str, rules: Sequence[PermissionRule]) -> ExcludedPaths:
     denials = [rule for rule in rules if is_path_rule(rule, *tools)]
     patterns = (path_matcher(rule.argument or "", ignore_case=True).pattern for rule in denials)
     return ExcludedPaths(patterns=tuple(patterns), places=named_places(denials))
+
+
+def url_rules(name: str, mode: str, rules: Sequence[PermissionRule]) -> UrlRules:
+    """Return the rules by which a fetch judges its redirects."""
+    if name != "fetch":
+        return NO_URL_RULES
+    about = [rule for rule in rules if fnmatchcase(name, rule.tool)]
+    allowed = [rule for rule in about if rule.allow and (rule.is_users or mode != "plan")]
+    denied = [rule for rule in about if not rule.allow]
+    return UrlRules(allowed=tuple(map(_expression, allowed)), denied=tuple(map(_expression, denied)))
+
+
+def _expression(rule: PermissionRule) -> str:
+    if rule.argument is None:
+        return ".*"
+    return url_expression(rule.argument) if rule.is_pattern else re.escape(rule.argument)
 
 
 def current_rules(users: Sequence[PermissionRule], row: SessionRow) -> tuple[PermissionRule, ...]:

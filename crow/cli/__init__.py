@@ -74,5 +74,5 @@ def _command(name: str) -> Command:
 def _fail(error: Exception, code: int) -> int:
     from crow.domain.rendering import safe  # takes 15 ms, and only a failure needs it
 
-    print(f"crow: {safe(str(error))}", file=sys.stderr)
+    print("crow: " + safe(str(error)).replace("\n", "\n      "), file=sys.stderr)
     return code

@@ -412,6 +412,9 @@ class SandboxSettings(Section):
     """More directories that confined commands can read."""
     writable: Annotated[Strings, Expected('a list of paths, such as ["~/.cache/ccache"]')] = ()
     """More directories that commands with the access `write` can write to."""
+    sockets: Annotated[Strings, Expected('a list of paths, such as ["/run/postgresql"]')] = ()
+    """Unix sockets that confined commands can use, or directories with such sockets. This needs bubblewrap. Without
+    this setting, confined commands have no Unix sockets."""
 
 
 class LimitSettings(Section):
@@ -427,6 +430,9 @@ class LimitSettings(Section):
     request. Another prompt continues the work."""
     mcp_start_timeout_s: Seconds = 10.0
     """The time limit for the start of an MCP server, in seconds."""
+    mcp_wait_s: Annotated[float, Field(ge=0), Expected("seconds, such as 1.0")] = 1.0
+    """The time that a turn waits for MCP servers that are still starting, in seconds. The tools of a server that comes
+    later join the running turn. `crow run` waits until each server is ready or its time limit is over."""
     mcp_call_timeout_s: Seconds = 600.0
     """The time limit for a call of an MCP tool, in seconds."""
     offered_tools: Annotated[int, Field(ge=0), Expected("a whole number, such as 100")] = 100

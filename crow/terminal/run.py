@@ -88,9 +88,15 @@ def with_options(loaded: Loaded, options: argparse.Namespace) -> Loaded:
     run only."""
     settings = loaded.settings
     allow = (*settings.permissions.allow, *options.allow)
-    changes: dict[str, object] = {"permissions": settings.permissions.model_copy(update={"allow": allow})}
+    starts = [server.start_timeout_s or 0.0 for server in settings.mcp_servers.values()]
+    # One prompt has no later turn that could use the tools of a slow server.
+    limits: dict[str, object] = {"mcp_wait_s": max(settings.limits.mcp_start_timeout_s, *starts, 0.0)}
     if options.max_steps is not None:
-        changes["limits"] = settings.limits.model_copy(update={"steps_per_turn": options.max_steps})
+        limits["steps_per_turn"] = options.max_steps
+    changes: dict[str, object] = {
+        "permissions": settings.permissions.model_copy(update={"allow": allow}),
+        "limits": settings.limits.model_copy(update=limits),
+    }
     return replace(loaded, settings=settings.model_copy(update=changes))
 
 

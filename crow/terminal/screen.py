@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import anyio.to_thread
 
 from crow.domain.diff import diff_text
-from crow.domain.rendering import on_one_line, safe
+from crow.domain.rendering import on_one_line, safe, safe_json
 from crow.frontend import frames
 from crow.terminal.connection import Params
 
@@ -71,7 +71,8 @@ class Screen:
     async def print_line(self, value: Mapping[str, Any]) -> None:
         """Write a JSON line to stdout."""
         self.clear()
-        await write(sys.stdout, frames.encode(dict(value)).decode())
+        line = frames.encode(dict(value)).decode()
+        await write(sys.stdout, safe_json(line) if self._escapes else line)
 
     async def say(self, line: str) -> None:
         """Write a line to stderr."""
@@ -79,7 +80,8 @@ class Screen:
         lead = "" if self._at_line_start else "\n"
         self._at_line_start = True
         with suppress(OSError):
-            await write(sys.stderr, f"{lead}{safe(line)}\n")
+            shown = safe(line).replace("\n", "\n  ")  # no line of others begins like one of crow
+            await write(sys.stderr, f"{lead}{shown}\n")
 
     async def end_line(self) -> None:
         """End the last line of the messages if it has not ended yet."""

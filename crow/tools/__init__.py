@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from crow.domain.messages import (
     UserMessage,
 )
 from crow.tools.process import Process
+from crow.tools.urls import lenient_urls
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
 """What a call may affect. With `none`, the call affects nothing outside the session. For example, it changes the plan.
@@ -85,6 +87,28 @@ NOTHING_EXCLUDED = ExcludedPaths()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UrlRules:
+    """The user's rules about the URLs of a fetch, to judge the redirects that it meets."""
+
+    allowed: tuple[str, ...] = ()
+    """Regular expressions. A URL may be fetched without asking if one of them matches the whole URL."""
+
+    denied: tuple[str, ...] = ()
+    """Regular expressions that ignore case. A URL must not be fetched if one of them matches the whole URL, or one of
+    the URLs that a lenient server treats alike."""
+
+    def judge(self, url: str) -> Literal["allow", "ask", "deny"]:
+        """Judge a URL in normal form."""
+        forms = (url, *lenient_urls(url))
+        if any(re.fullmatch(rule, form, re.IGNORECASE | re.DOTALL) for rule in self.denied for form in forms):
+            return "deny"
+        return "allow" if any(re.fullmatch(rule, url, re.DOTALL) for rule in self.allowed) else "ask"
+
+
+NO_URL_RULES = UrlRules()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCall:
     """The plan of a tool call: what the call would do if it ran.
 
@@ -120,6 +144,8 @@ class PlannedCall:
     has_hard_links: bool = False
     has_unknown_names: bool = False
     excluded: ExcludedPaths = NOTHING_EXCLUDED
+    url_rules: UrlRules = NO_URL_RULES
+    """The rules for the redirects of a fetch; the agent sets this value."""
     fault: str | None = None
     is_protected: bool = False
     is_barrier: bool = False
@@ -407,6 +433,10 @@ class Workspace(Protocol):
 
         :raises OSError: the program cannot be started.
         """
+
+    def find_program(self, name: str) -> str | None:
+        """The absolute path of a program that crow starts for itself; None if there is none that can be trusted. See
+        :meth:`crow.programs.Programs.find`. This call blocks."""
 
     async def start_confined(
         self,

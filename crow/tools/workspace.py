@@ -25,6 +25,7 @@ import anyio
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError
+from crow.programs import SYSTEM_PROGRAMS, Programs, named_program, own_trees, trusted_path
 from crow.tools import (
     NOTHING_EXCLUDED,
     BackgroundCommand,
@@ -36,7 +37,7 @@ from crow.tools import (
     Protection,
     SandboxStatus,
 )
-from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, found_program, start, trusted_path
+from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, start
 from crow.tools.sandbox import Confiner
 from crow.tools.truncate import OutputBuffer
 
@@ -121,7 +122,7 @@ class DiskWorkspace:
     with one of these paths are crow's too, such as the log files beside a database. `own_folders` are crow's folders.
     `own_readable` are folders of crow that tools can read. Tools can read no other files of crow. Without a `confiner`,
     all commands have full access. If `is_bounded` is set, tools can never read or change anything outside the
-    workspace, even if a user or a rule allows it.
+    workspace, even if a user or a rule allows it. `programs` finds the programs that crow starts for itself.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class DiskWorkspace:
         own_readable: Sequence[Path] = (),
         confiner: Confiner | None = None,
         is_bounded: bool = False,
+        programs: Programs = SYSTEM_PROGRAMS,
     ) -> None:
         self.is_bounded = is_bounded
         """See :meth:`crow.tools.Workspace.is_bounded`."""
@@ -148,7 +150,10 @@ class DiskWorkspace:
         self._own = (*folded_places(own), *folded_places([*own_folders, *own_readable], is_folder=True))
         self._own_readable = folded_places(own_readable, is_folder=True)
         self._own_files = tuple(own)
-        bash = found_program("bash", self.contains)  # models write their commands for bash
+        self._own_trees = own_trees(self._roots)
+        self.find_program = programs.find
+        """See :meth:`crow.tools.Workspace.find_program`."""
+        bash = SYSTEM_PROGRAMS.find("bash")  # models write their commands for bash
         plain = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
         self._shell = plain if bash is None else (bash, "-c")
         self._left: list[tuple[Process, float]] = []
@@ -169,7 +174,8 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.protection`."""
         if f"{path}/".casefold().startswith(self._own) or self._is_out_of_bounds(path):
             return "never"
-        return "ask" if is_protected(path) else "none"
+        is_program = any(map(path.is_relative_to, self._own_trees))
+        return "ask" if is_program or is_protected(path) else "none"
 
     def read_protection(self, path: Path) -> Protection:
         """See :meth:`crow.tools.Workspace.read_protection`."""
@@ -298,7 +304,7 @@ class DiskWorkspace:
 
     async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
         """See :meth:`crow.tools.Workspace.run_program`."""
-        path = argv[0] if os.path.isabs(argv[0]) else found_program(argv[0], self.contains)
+        path = argv[0] if os.path.isabs(argv[0]) else named_program(argv[0], self.contains)
         if path is None:
             raise FileNotFoundError(
                 errno.ENOENT, f"program {argv[0]} is not on PATH (programs in the workspace do not count)"

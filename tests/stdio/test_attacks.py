@@ -973,3 +973,18 @@ async def test_values_that_nest_without_end_are_answered_and_harm_nothing(
     assert len(said) == 6
     assert sum("recursion limit exceeded" in text for text in said) == 2
     assert sum("nested too deeply" in text for text in said) == 4
+
+
+async def test_no_schema_of_a_server_keeps_crow_busy(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configured(home, f'[mcp_servers.srv]\n{server("various.py", "slow schemas")}[permissions]\nallow = ["srv__*"]\n')
+    names = ["pattern", "names", "property_names", "nested", "doubling", "cycle", "unevaluated", "format", "giant"]
+    endpoint.script(fake.calls(*((f"srv__{name}", {}) for name in names)), fake.text("Still here."))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        assert (await agent.prompt(session, "go"))["stopReason"] == "end_turn"
+        assert agent.text(session) == "Still here."
+        said = [(status, text.partition("\n")[0]) for status, text in ended(agent.updates(session))]
+    assert said == [("completed", "{")] * len(names)

@@ -251,6 +251,23 @@ def test_a_question_that_is_not_shown_whole_can_only_be_answered_once() -> None:
     assert list(_keys_of(options)) == ["y", "n"]
 
 
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        {"anyOf": [{"pattern": "^(a+)+$"}]},
+        {"oneOf": [{"anyOf": [{"pattern": "^(a+)+$"}]}]},
+        {"items": {"pattern": "^(a+)+$", "oneOf": [{"pattern": "^(a+)+$"}]}},
+    ],
+)
+def test_no_pattern_of_a_server_is_evaluated_for_a_form(hidden: dict[str, Any]) -> None:
+    kind = "array" if "items" in hidden else "string"
+    typed = "a" * 60 + "!"
+    default = [typed] if kind == "array" else typed
+    (field,) = fields_of({"properties": {"a": {"type": kind, "default": default, **hidden}}})
+    assert field.default_text == typed
+    assert field.value_of(typed) == default
+
+
 def test_the_fields_of_a_form_take_what_their_schema_takes() -> None:
     properties: dict[str, Any] = {
         "name": {"type": "string", "minLength": 2, "pattern": "(a+)+$"},

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -241,3 +243,21 @@ def test_a_question_shows_a_diff_with_its_path() -> None:
     assert lines[0] == "Allow this? Edit a.txt"
     assert lines[1] == "/repo/a.txt"
     assert {"-two", "+2"} <= set(lines)
+
+
+def test_a_run_waits_for_slow_servers_and_names_those_that_do_not_come(shell: Shell) -> None:
+    program = str(Path(__file__).parents[1] / "tools" / "servers" / "slow.py")
+    tables = [
+        f"[mcp_servers.{name}]\ncommand = {json.dumps(sys.executable)}\n"
+        f"args = {json.dumps(['-I', '-S', program, when])}\nstart_timeout_s = {seconds}\n"
+        for name, when, seconds in (("slow", "2", 300), ("never", str(shell.place / "no-such-file"), 0.5))
+    ]
+    (shell.home / "config.toml").write_text('[permissions]\nallow = ["slow__*"]\n' + "".join(tables))
+    shell.endpoint.script(calls(("slow__ping", {})), text("It answered."))
+    code, out, err = shell.crow("run", "ping it")
+    assert (code, out) == (0, "It answered.\n")
+    offered = [[tool["function"]["name"] for tool in request.body["tools"]] for request in shell.endpoint.asked]
+    assert all("slow__ping" in names for names in offered)
+    assert "pong" in shell.asked(1)
+    assert "MCP server never is not available" in err
+    assert "MCP server slow" not in err

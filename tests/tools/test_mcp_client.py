@@ -98,7 +98,8 @@ async def test_results_become_text_pictures_and_errors(open_box: OpenBox) -> Non
         ),
     }
     assert liar.is_error
-    assert liar.text.startswith("MCP server srv returned an unusable result for liar: Invalid structured content")
+    reason = "its structured content does not fit its schema: n is not of type integer"
+    assert liar.text == f"MCP server srv returned an unusable result for liar: {reason}"
 
 
 async def test_progress_is_shown_while_a_call_runs(open_box: OpenBox) -> None:

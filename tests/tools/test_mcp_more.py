@@ -158,9 +158,7 @@ async def test_a_question_that_could_mislead_the_user_is_refused_with_words(open
     user = User(ElicitationAnswer(action="accept"), "form", "url")
     async with open_box(stdio("various.py", "asks", "javascript:alert(1)"), elicitation=user) as box:
         said = json.loads((await box.run("srv__visit")).text)
-    assert (
-        said["message"] == "url is 'javascript:alert(1)'; expected an http or https URL without user name and password"
-    )
+    assert said["message"] == "url is 'javascript:alert(1)'; expected an http or https URL"
     assert user.questions == []
 
 
