@@ -261,3 +261,24 @@ async def test_a_repair_that_is_killed_anywhere_is_taken_up(tmp_path: Path, logg
     store = await SqliteStore.open(path)
     assert (await history(store, "s1"))[-9:] == logged.histories["s1"][-9:]
     await store.close()
+
+
+@pytest.mark.parametrize("bit", [0, 3, 6])
+async def test_an_entry_keeps_its_id_although_no_checksum_covers_it(tmp_path: Path, whole: Whole, bit: int) -> None:
+    stored = whole.histories["s3"][60]
+    high, low = 0x80 | stored.id >> 7, stored.id & 0x7F
+    place = re.compile(re.escape(bytes([high, low])) + b".{1,30}" + re.escape(b"s3"), re.DOTALL)
+    text = token_of(stored).encode()
+    places = [found.start() for found in place.finditer(whole.content) if text in whole.content[found.start() :][:400]]
+    assert len(places) == 1
+    content = bytearray(whole.content)
+    content[places[0] + 1] ^= 1 << bit
+    path = tmp_path / "crow.db"
+    path.write_bytes(content)
+    done = repair(path)
+    assert done.changes == (f"entry {stored.id}: its id was {stored.id ^ 1 << bit} and is now {stored.id}",)
+    assert done.lost == ()
+    store = await SqliteStore.open(path)
+    for name, entries in whole.histories.items():
+        assert await history(store, name) == entries
+    await store.close()

@@ -81,10 +81,15 @@ class Recovery:
         self._damaged: dict[int, PageRow] = {}
         """Maps the ids of damaged entries to their rows."""
 
+        self._indexed = self._witnesses.entries()
+        self._misplaced: list[dict[str, Any]] = []
+        """Intact rows of entries whose ids are not those that the indexes have. No checksum covers an id."""
+
     def run(self) -> None:
         """Copy all rows."""
         for row in self._pages.rows():
             self._copy(row)
+        self._insert_misplaced_entries()
         self._insert_damaged_entries()
         self.changes += mend_cells(self._new, self._witnesses)
         self._list_lost_rows()
@@ -120,7 +125,10 @@ class Recovery:
                 values |= {name: str(values[name]).encode() for name in unfit}
                 if row.values[0] is None:
                     values[next(iter(types))] = row.rowid
-                self._insert(table, values)
+                if table == "entries" and not self._is_place_known(values):
+                    self._misplaced.append(values)
+                else:
+                    self._insert(table, values)
                 return
             has_place = len(values) >= (least if unfit else _PLACE_COLUMNS)
             if table == "entries" and row.rowid is not None and has_place:
@@ -140,6 +148,30 @@ class Recovery:
         query = "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = ?"
         if not self._new.execute(query, (number, table)).rowcount:
             self._new.execute("INSERT INTO sqlite_sequence (seq, name) VALUES (?, ?)", (number, table))
+
+    def _is_place_known(self, entry: Mapping[str, Any]) -> bool:
+        """Whether the indexes have this entry under its id, or have no entries at all."""
+        known = self._indexed.get(entry["id"])
+        if known is None:
+            return not self._indexed
+        return all(known.get(name, entry[name]) == entry[name] for name in ("conversation", "parent", "session"))
+
+    def _insert_misplaced_entries(self) -> None:
+        """Insert the entries whose ids are damaged under the ids that the indexes have for them. If several ids are
+        possible, or none, an entry keeps the id of its row."""
+        existing = {entry for (entry,) in self._new.execute("SELECT id FROM entries")} | self._damaged.keys()
+        for values in self._misplaced:
+            place = {name: values[name] for name in ("conversation", "parent", "session")}
+            fitting = [
+                entry
+                for entry, known in self._indexed.items()
+                if entry not in existing and place.items() <= known.items()
+            ]
+            if len(fitting) == 1:
+                self.changes.append(f"entry {fitting[0]}: its id was {values['id']} and is now {fitting[0]}")
+                values["id"] = fitting[0]
+            existing.add(values["id"])
+            self._insert("entries", values)
 
     def _insert_damaged_entries(self) -> None:
         """Insert damaged entries as they are, so that their bytes are kept. Put them where the indexes say they
@@ -162,7 +194,7 @@ class Recovery:
                 values["checksum"] = -1
             self._insert("entries", values)
         with entries_may_change(self._new):
-            self.changes += mend_entries(self._new, self._witnesses.entries())
+            self.changes += mend_entries(self._new, self._indexed)
         self._new.execute("DELETE FROM entries WHERE conversation = 0")  # nothing says where they belong
 
     def _list_lost_rows(self) -> None:
@@ -180,7 +212,7 @@ class Recovery:
         writers: dict[int, Any] = {}
         places: dict[int, tuple[int, int | None]] = {}
         # A damaged index page may name entries that never existed. So an entry counts only if two indexes name it.
-        for entry, values in self._witnesses.entries().items():
+        for entry, values in self._indexed.items():
             conversation, parent = values.get("conversation"), values.get("parent")
             if "session" in values and isinstance(conversation, int) and isinstance(parent, int | None):
                 places[entry], writers[entry] = (conversation, parent), values["session"]

@@ -271,6 +271,8 @@ def _mend(path: Path, found: Sequence[str]) -> list[str] | None:
             entries = witnesses.entries()
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+            if {entry for (entry,) in connection.execute("SELECT id FROM entries NOT INDEXED")} != entries.keys():
+                return None  # an id in the table or an index is damaged
             connection.execute("BEGIN")
             with entries_may_change(connection):
                 changes = mend_entries(connection, entries)
