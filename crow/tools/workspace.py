@@ -16,15 +16,14 @@ import stat as modes
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal
-from unicodedata import category, normalize
 
 import anyio
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError
+from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames
 from crow.tools import (
     NOTHING_EXCLUDED,
     BackgroundCommand,
@@ -36,7 +35,17 @@ from crow.tools import (
     Protection,
     SandboxStatus,
 )
-from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, found_program, start, trusted_path
+from crow.tools.process import (
+    HiddenKeys,
+    KeySource,
+    Process,
+    child_environment,
+    command_environment,
+    found_program,
+    start,
+    trusted_path,
+)
+from crow.tools.protection import ProtectedPaths, is_secret, secret_places
 from crow.tools.sandbox import Confiner
 from crow.tools.truncate import OutputBuffer
 
@@ -47,6 +56,7 @@ resolving a path reads every directory on the way."""
 RETAINED_CHARS = 10_000_000
 SHOWN_CHARS = 65_536
 SHOWN_EVERY_S = 0.1
+MAX_NAMED = 3
 TERM_S = 2.0
 PROGRAM_TERM_S = 0.3
 """Seconds between SIGTERM and SIGKILL for a program that the user configured, if it took too long."""
@@ -56,54 +66,6 @@ LEFT_RUNNING = "\n[background processes that the command left running were ended
 QUIET = dict.fromkeys(("GIT_PAGER", "MANPAGER", "PAGER"), "cat")
 QUIET |= {"GIT_TERMINAL_PROMPT": "0", "PIP_NO_INPUT": "1", "DEBIAN_FRONTEND": "noninteractive"}
 QUIET |= {"NO_COLOR": "1", "TERM": "dumb"}
-PROTECTED = frozenset(
-    (
-        *(".git", "git~1", ".gitconfig", ".git-credentials", ".husky"),
-        *(".vscode", ".idea", ".zed", ".cursor", ".devcontainer", ".devcontainer.json", ".envrc", ".mcp.json"),
-        *(".crow", ".agents", ".claude", ".codex", ".gemini"),
-        *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile", ".login", ".logout"),
-        *(".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".cshrc", ".tcshrc", "config.fish"),
-        *(".inputrc", ".xinitrc", ".xprofile", ".xsession", ".xsessionrc"),
-        *(".ssh", ".gnupg", ".aws", ".netrc", ".pypirc"),
-    )
-)
-"""Names of files and folders that make programs run commands, instruct agents, or hold credentials."""
-
-PROTECTED_FILES = frozenset({"agents.md", "claude.md", "claude.local.md", "gemini.md", "head"})
-"""Names that are protected like those in `PROTECTED`, but only as the last part of a path. HEAD is one of them, because
-a file with this name can turn its folder into a repository."""
-
-REPOSITORY_PARTS = frozenset(
-    ("config", "config.worktree", "commondir", "gitdir", "hooks", "info", "modules", "objects", "refs", "worktrees")
-)
-"""Names that are protected if they are beside the HEAD of a git repository, whatever the repository's folder is
-called."""
-
-SECRET_PLACES = (
-    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".netrc", "_netrc", ".git-credentials", ".pgpass", ".my.cnf"),
-    *(".pypirc", ".vault-token", ".password-store", ".authinfo", ".authinfo.gpg", ".docker/config.json"),
-    *(".config/gh", ".config/hub", ".config/glab-cli", ".config/gcloud", ".config/git/credentials", ".config/op"),
-    *(".config/rclone", ".config/sops", ".config/age", ".config/containers/auth.json", ".config/github-copilot"),
-    *(".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".terraform.d/credentials.tfrc.json"),
-    *(".codex/auth.json", ".claude/.credentials.json", ".local/share/keyrings", "Library/Keychains"),
-    *(".mozilla", ".thunderbird", ".config/google-chrome", ".config/chromium"),
-    *("etc/shadow", "etc/shadow-", "etc/gshadow", "etc/gshadow-", "etc/sudoers", "etc/sudoers.d", "etc/ssl/private"),
-    *("etc/NetworkManager/system-connections", "etc/krb5.keytab"),
-    *(f"etc/ssh/ssh_host_{kind}_key" for kind in ("rsa", "dsa", "ecdsa", "ed25519")),
-)
-"""Files and folders with keys and passwords, wherever they are found. Most are in a home directory."""
-
-HOME_SECRET_PLACES = (
-    *(".docker", ".terraform.d", ".npmrc", ".yarnrc", ".yarnrc.yml", ".config/doctl", ".m2/settings.xml"),
-    *(".m2/settings-security.xml", ".gradle/gradle.properties", ".nuget/NuGet", ".config/NuGet", ".s3cfg", ".boto"),
-    *(".local/share/kwalletd", ".claude.json", ".codex", ".gemini"),
-    *(".bash_history", ".zsh_history", ".python_history"),
-)
-"""More files and folders with secrets, but only in the user's own home directory. In projects, files with some of these
-names are harmless."""
-
-FOLDED_SECRET_PLACES = tuple(place.casefold() for place in SECRET_PLACES)
-PROC_SECRETS = frozenset({"environ", "mem", "auxv"})
 MAX_LINK_ENTRIES = 100_000
 MAX_SECRET_ENTRIES = 2_000
 MAX_TRIES = 3
@@ -121,7 +83,7 @@ class DiskWorkspace:
     with one of these paths are crow's too, such as the log files beside a database. `own_folders` are crow's folders.
     `own_readable` are folders of crow that tools can read. Tools can read no other files of crow. Without a `confiner`,
     all commands have full access. If `is_bounded` is set, tools can never read or change anything outside the
-    workspace, even if a user or a rule allows it.
+    workspace, even if a user or a rule allows it. `names` are the names of protected files.
     """
 
     def __init__(
@@ -133,6 +95,7 @@ class DiskWorkspace:
         own: Sequence[Path] = (),
         own_folders: Sequence[Path] = (),
         own_readable: Sequence[Path] = (),
+        names: ProtectedNames = DEFAULT_NAMES,
         confiner: Confiner | None = None,
         is_bounded: bool = False,
     ) -> None:
@@ -143,6 +106,7 @@ class DiskWorkspace:
         self.directories = (self.cwd, *map(Path, additional_directories))
         """See :meth:`crow.tools.Workspace.directories`."""
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
+        self._protected = ProtectedPaths(roots=tuple(map(str, self._roots)), names=names)
         self._keys = keys
         self._confiner = confiner
         self._own = (*folded_places(own), *folded_places([*own_folders, *own_readable], is_folder=True))
@@ -169,7 +133,7 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.protection`."""
         if f"{path}/".casefold().startswith(self._own) or self._is_out_of_bounds(path):
             return "never"
-        return "ask" if is_protected(path) else "none"
+        return "ask" if self._protected.covers(path) else "none"
 
     def read_protection(self, path: Path) -> Protection:
         """See :meth:`crow.tools.Workspace.read_protection`."""
@@ -223,7 +187,7 @@ class DiskWorkspace:
             path.unlink()
         else:
             replace_file(path, content)
-        if self._confiner is not None and is_protected(path):
+        if self._confiner is not None and self._protected.covers(path):
             self._confiner.accept(path)
 
     @property
@@ -237,7 +201,16 @@ class DiskWorkspace:
 
     def explain_failure(self, access: CommandAccess, output: str, *, has_failed: bool = True) -> str:
         """See :meth:`crow.tools.Workspace.explain_failure`."""
-        return "" if self._confiner is None else self._confiner.explain(access, output, has_failed=has_failed)
+        explained = "" if self._confiner is None else self._confiner.explain(access, output, has_failed=has_failed)
+        if explained or not has_failed:
+            return explained
+        missed = [name for name in sorted(self._keys().withheld()) if name in output]
+        if not missed:
+            return ""
+        return (
+            f"[Commands do not get the environment variable {', '.join(missed[:MAX_NAMED])}, because it holds a "
+            "secret. If the command needs it, tell the user: `pass_env` in [sandbox] of config.toml passes it.]"
+        )
 
     async def run(
         self,
@@ -365,7 +338,7 @@ class DiskWorkspace:
     async def _start(
         self, command: str, access: CommandAccess, on_output: Callable[[bytes], None], excluded: ExcludedPaths
     ) -> Process:
-        env = child_environment(self._keys(), more={**QUIET, "PWD": str(self.cwd)})
+        env = command_environment(self._keys(), {**QUIET, "PWD": str(self.cwd)})
         argv = [*self._shell, command]
         if access == "full":
             return await start(argv, cwd=self.cwd, env=env, on_output=on_output)
@@ -467,49 +440,6 @@ async def show_output(process: Process, retained: OutputBuffer, on_output: OnOut
     await process.drain()
 
 
-def is_protected(path: Path) -> bool:
-    """Whether the file at a resolved path may hold secrets, instruct agents, or make programs run commands.
-
-    Examples are the files in `.git`, the settings of editors and agents, the start-up files of shells, and files with
-    credentials. If at least one file system treats two names as the same, this function does so too.
-    """
-    names = [fold_name(part) for part in path.parts]
-    if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES or is_secret(path):
-        return True
-    folders = [*reversed(path.parents)]
-    return any(
-        name in REPOSITORY_PARTS and os.path.lexists(folder / "HEAD")
-        for folder, name in zip(folders, names[1:], strict=True)
-    )
-
-
-def is_secret(path: Path) -> bool:
-    """Whether a resolved path is a place for keys or passwords, or is inside such a place. Some files of processes in
-    /proc count as such places."""
-    names = [fold_name(part) for part in path.parts]
-    place = f"/{'/'.join(names[1:])}/"
-    if any(f"/{secret}/" in place for secret in FOLDED_SECRET_PLACES):
-        return True
-    if f"{str(path).casefold()}/".startswith(folded_home_secrets(os.path.expanduser("~"))):
-        return True
-    return names[1:2] == ["proc"] and names[-1] in PROC_SECRETS
-
-
-def secret_places() -> list[str]:
-    """Return the secret places of this machine and of its user. Not all of these places exist."""
-    home = os.path.expanduser("~")
-    tops = [os.sep, home] if os.path.isabs(home) else [os.sep]
-    more = [os.path.join(home, place) for place in HOME_SECRET_PLACES] if os.path.isabs(home) else []
-    return [*(os.path.join(top, place) for top in tops for place in SECRET_PLACES), *more]
-
-
-@lru_cache(maxsize=4)
-def folded_home_secrets(home: str) -> tuple[str, ...]:
-    """The places in `HOME_SECRET_PLACES` as path prefixes, case-folded for comparison."""
-    places = (os.path.join(os.path.realpath(home), place) for place in HOME_SECRET_PLACES)
-    return tuple(f"{place.casefold()}/" for place in places) if os.path.isabs(home) else ()
-
-
 def folded_places(paths: Sequence[Path], *, is_folder: bool = False) -> tuple[str, ...]:
     """Return the given paths, and the same paths with links resolved. All of them are case-folded path prefixes, ready
     for comparison."""
@@ -580,13 +510,6 @@ def names_in(
         except OSError:
             continue
     return found
-
-
-def fold_name(name: str) -> str:
-    """The name in lower case, without characters that some file systems ignore: dots and spaces at the end, invisible
-    characters, and anything after a colon."""
-    visible = "".join(char for char in normalize("NFKC", name) if category(char) != "Cf")
-    return visible.partition(":")[0].rstrip(" .").casefold()
 
 
 def file_stat(path: Path, head: int = 0) -> FileStat:

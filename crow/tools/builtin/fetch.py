@@ -22,7 +22,7 @@ from crow.tools import Outcome, PlannedCall, html
 from crow.tools.builtin.files import IMAGE_BYTES, image_type
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, tool_spec
 from crow.tools.limits import FETCHES
-from crow.tools.process import HiddenKeys, child_environment, start
+from crow.tools.process import HiddenKeys, command_environment, start
 from crow.tools.web import MAX_BYTES, Document, get, normalize_url
 
 TEXT_TYPES = frozenset(f"application/{kind}" for kind in ("json", "xml", "javascript", "x-ndjson", "toml"))
@@ -75,7 +75,7 @@ async def convert(document: Document, keys: HiddenKeys) -> str:
     process = await start(
         [sys.executable, "-I", "-S", html.__file__, media[:HEADER_CHARS], charset[:HEADER_CHARS]],
         cwd=Path(os.sep),
-        env=child_environment(keys),
+        env=command_environment(keys),
         on_output=output.extend,
         on_errors=lambda _: None,
         takes_input=True,

@@ -23,6 +23,7 @@ import anyio.to_thread
 
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, SandboxStatus
 from crow.tools.process import Process, found_program
+from crow.tools.protection import is_protected
 from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
 from crow.tools.sandbox.denied import DeniedFiles
 from crow.tools.sandbox.policy import (
@@ -36,7 +37,6 @@ from crow.tools.sandbox.policy import (
 )
 from crow.tools.sandbox.protected import ProtectedFiles, Snapshot
 from crow.tools.sandbox.seatbelt import Seatbelt
-from crow.tools.workspace import is_protected
 
 if sys.platform != "win32":
     import fcntl
@@ -274,7 +274,8 @@ class KernelConfiner:
         for line in list(filter(UNCHANGED.search, text.splitlines()))[:MAX_NAMED]:
             for word in NAME.findall(line):
                 path = Path(os.path.normpath(self._policy.roots[0] / word))
-                if is_inside_any(path, self._policy.writable_roots()) and os.path.lexists(path) and is_protected(path):
+                is_known = is_inside_any(path, self._policy.writable_roots()) and os.path.lexists(path)
+                if is_known and is_protected(path, self.options.names):
                     names[word] = None
         return tuple(names)
 
@@ -299,7 +300,7 @@ class KernelConfiner:
                 self._policy.create_own()
                 self._private = Private.create(self.options.caches, self._policy.roots)
             if self._protected is None:
-                self._protected = ProtectedFiles(self._policy.writable_roots(), self._private.kept)
+                self._protected = ProtectedFiles(self._policy.writable_roots(), self._private.kept, self.options.names)
             private, protected = self._private, self._protected
         snapshot = protected.snapshot() if access == "write" else None
         places = private.directories if directory is None else replace(private.directories, temporary=directory)

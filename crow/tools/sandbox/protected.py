@@ -17,15 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from crow.tools.workspace import (
-    PROTECTED,
-    PROTECTED_FILES,
-    REPOSITORY_PARTS,
-    fold_name,
-    open_folder,
-    read_file,
-    replace_file,
+from crow.domain.protected_names import DEFAULT_NAMES, REPOSITORY_PARTS, WORKING_PARTS, ProtectedNames, fold_name
+from crow.tools.git import (
+    UNFINISHED,
+    GitFiles,
+    Repository,
+    commands_in,
+    contains_any,
+    find_repository,
+    repositories_above,
 )
+from crow.tools.workspace import open_folder, read_file, replace_file
 
 FOLDER_DEPTH = 4
 MAX_FOLDERS = 4_000
@@ -47,6 +49,7 @@ SKIPPED = frozenset(
 """Folders in which dependencies and build results are stored. They are not searched for protected files."""
 
 GIT_FOLDERS = frozenset({".git", "git~1"})
+REMOTE_FOLDERS = frozenset({"remotes", "branches"})
 GIT_FILES = frozenset({"config", "config.worktree", "commondir", "gitdir"})
 Kind: TypeAlias = Literal["file", "directory", "link", "other"]
 
@@ -59,7 +62,7 @@ class FileState:
     link's target; None if it is not kept. `is_settled`: any later change of the content also changes the stamp. This is
     not certain for a file that changed a moment ago. `is_repository`: the path is a repository's own directory.
     `is_mutable`: the content may change, and only the existence of the path is protected. HEAD of a repository is an
-    example.
+    example. `commands`: the lines that git would run, if the rest of the file may change; None for other files.
     """
 
     kind: Kind
@@ -70,12 +73,15 @@ class FileState:
     is_settled: bool = True
     is_repository: bool = False
     is_mutable: bool = False
+    commands: frozenset[bytes] | None = None
 
     def is_like(self, other: FileState) -> bool:
         """Whether two states have the same kind and content. The mode is not compared, and neither is content that may
         change."""
         if self.kind != other.kind:
             return False
+        if self.commands is not None and other.commands is not None:
+            return other.commands <= self.commands
         if self.is_mutable or self.kind in ("directory", "other"):
             return True
         if self.content is None or other.content is None:
@@ -104,10 +110,12 @@ class Snapshot:
 class ProtectedFiles:
     """The protected files of a workspace, which commands under a weak sandbox could change.
 
-    This class watches the names that :func:`crow.tools.workspace.is_protected` protects. It searches each root and the
-    folders up to four levels below it, at most 4,000 folders. In a repository's own directory, and in those of its
-    submodules and worktrees, the watched names are config, hooks and info. Commands may change objects, refs, HEAD,
-    index and info/refs. Protected files and repositories that a command creates are watched too.
+    This class watches the files whose `names` are protected. It searches each root and the folders up to four levels
+    below it, at most 4,000 folders. In a repository's own directory, and in those of its submodules and worktrees, the
+    watched names are config, hooks, info, remotes and branches. Commands may change objects, refs, HEAD, index and
+    info/refs, and an unfinished rebase as long as git would run no command for it. Also watched is what the settings of
+    the repositories name, and what links with protected names lead to. Protected files and repositories that a command
+    creates are watched too.
 
     Not watched: deeper folders, folders of dependencies and build results (`SKIPPED`), anything behind a link,
     protected entries after the first 5,000, and extended attributes. Changes to files over 1 MB, and to files beyond
@@ -117,8 +125,10 @@ class ProtectedFiles:
     methods block, and may be called from several threads.
     """
 
-    def __init__(self, roots: Iterable[Path], kept: Path) -> None:
+    def __init__(self, roots: Iterable[Path], kept: Path, names: ProtectedNames = DEFAULT_NAMES) -> None:
         self._roots = tuple(dict.fromkeys(os.path.realpath(root) for root in roots))
+        self._names = names
+        self._git = GitFiles()
         self._kept = kept
         self._states: dict[str, FileState] = {}
         self._listings: dict[str, Listing] = {}
@@ -172,9 +182,10 @@ class ProtectedFiles:
 
     def _scan(self, before: Mapping[str, FileState] | None = None) -> dict[str, FileState]:
         """The current states of the protected paths, including the paths in `before` that still exist."""
-        scan = Scan(self._states, self._listings, opens_folders=before is not None)
+        scan = Scan(self._states, self._listings, self._names, opens_folders=before is not None)
         for root in self._roots:
             scan.add_root(root)
+        scan.add_named(self._roots, self._git)
         if before is not None:
             scan.add_known(before)
         self._states, self._listings = scan.states, scan.listings
@@ -189,8 +200,14 @@ class Scan:
     """
 
     def __init__(
-        self, states: Mapping[str, FileState], listings: Mapping[str, Listing], *, opens_folders: bool
+        self,
+        states: Mapping[str, FileState],
+        listings: Mapping[str, Listing],
+        names: ProtectedNames,
+        *,
+        opens_folders: bool,
     ) -> None:
+        self._names = names
         self.states: dict[str, FileState] = {}
         self.listings: dict[str, Listing] = {}
         self._earlier_states = states
@@ -212,11 +229,26 @@ class Scan:
             folders_left -= min(len(level), folders_left)
             level = below
 
+    def add_named(self, roots: Sequence[str], git: GitFiles) -> None:
+        """Add what git would run in the repositories around and below the roots. Also add what links with protected
+        names lead to. Call this after `add_root`."""
+        tops = [os.path.dirname(path) for path, state in self.states.items() if state.is_repository]
+        tops += [folder for folder, listing in self.listings.items() if listing.is_repository]
+        below = (find_repository(top) for top in tops)
+        around = (repository for root in roots for repository in repositories_above(root))
+        found: dict[Repository, None] = dict.fromkeys([*around, *filter(None, below)])
+        named = git.named(found) | {os.path.realpath(path) for path, one in self.states.items() if one.kind == "link"}
+        for path in sorted(named - self.states.keys()):
+            if any(is_inside(path, root) for root in roots) and not contains_any(path, roots):
+                self._add_tree(path)
+
     def add_known(self, before: Mapping[str, FileState]) -> None:
         """Add the paths in `before` that still exist. The search may have missed these paths, because the command may
         have created so many files that the limits were reached."""
         for path in before.keys() - self.states.keys():
-            self._add_one(path, is_repository=before[path].is_repository, is_mutable=before[path].is_mutable)
+            known = before[path]
+            if known.commands is None:
+                self._add_one(path, is_repository=known.is_repository, is_mutable=known.is_mutable)
 
     def _list_folder(self, folder: str) -> Listing:
         earlier = self._earlier_listings.get(folder)
@@ -234,10 +266,11 @@ class Scan:
         entries = {entry.name: entry.is_dir(follow_symlinks=False) for entry in self._entries(folder)}
         is_repository = "HEAD" in entries and "objects" in entries and "refs" in entries
         parts = REPOSITORY_PARTS if "HEAD" in entries else frozenset()
+        above = [quick_fold(part) for part in Path(folder).parts]
         folders, watched = [], []
         for name, is_folder in entries.items():
             folded = quick_fold(name)
-            if folded in PROTECTED or folded in PROTECTED_FILES or folded in parts:
+            if folded in parts or (self._names.may_name(folded) and self._names.names([*above, folded])):
                 watched.append(os.path.join(folder, name))
             elif is_folder and folded not in SKIPPED and not (is_repository and folded == "logs"):
                 folders.append(os.path.join(folder, name))
@@ -266,6 +299,8 @@ class Scan:
             self._add_repositories(path)
         elif is_in_repository and folded == "info":
             self._add_info(path)
+        elif folded in (*UNFINISHED, *REMOTE_FOLDERS):
+            self._add_changing(path)
         elif folded in GIT_FOLDERS:
             self._add_repository(path)
         else:
@@ -276,8 +311,14 @@ class Scan:
         while stack:
             path = stack.pop()
             state = self._add_one(path) if len(self.states) < MAX_ENTRIES else None
-            if state is not None and state.kind == "directory":
-                stack.extend(entry.path for entry in self._entries(path))
+            if state is None or state.kind != "directory":
+                continue
+            folded = quick_fold(os.path.basename(path))
+            for entry in self._entries(path):
+                if (folded, quick_fold(entry.name)) not in WORKING_PARTS:
+                    stack.append(entry.path)
+                elif folded not in SKIPPED and entry.is_dir(follow_symlinks=False):
+                    self.add_root(entry.path)
 
     def _add_repository(self, path: str) -> None:
         """Add a repository's own directory, or the file that stands for it."""
@@ -290,6 +331,8 @@ class Scan:
                 self._add_repositories(entry.path)
             elif folded == "info":
                 self._add_info(entry.path)
+            elif folded in (*UNFINISHED, *REMOTE_FOLDERS):
+                self._add_changing(entry.path)
             elif folded in GIT_FILES or folded == "hooks":
                 self._add_tree(entry.path)
 
@@ -304,6 +347,23 @@ class Scan:
             if folded != "refs" and not folded.startswith("refs_"):
                 self._add_tree(entry.path)
 
+    def _add_changing(self, path: str) -> None:
+        """Add the protected content of a folder that commands may create and remove: definitions of remotes, and the
+        lines of an unfinished rebase that git would run."""
+        if os.path.islink(path) or not os.path.isdir(path):
+            self._add_tree(path)
+            return
+        names = UNFINISHED.get(quick_fold(os.path.basename(path)))
+        for entry in self._entries(path):
+            if names is None:
+                self._add_tree(entry.path)
+            elif quick_fold(entry.name) in names:
+                content = None
+                with suppress(OSError):
+                    content = self._read(entry.path, os.lstat(entry.path))
+                if commands := commands_in(quick_fold(entry.name), content):
+                    self._add_one(entry.path, commands=commands)
+
     def _add_repositories(self, path: str) -> None:
         """Add the repositories in a folder. Those of submodules may be several folders deep."""
         state = self._add_one(path) if len(self.states) < MAX_ENTRIES else None
@@ -314,7 +374,14 @@ class Scan:
                 else:
                     self._add_repositories(entry.path)
 
-    def _add_one(self, path: str, *, is_repository: bool = False, is_mutable: bool = False) -> FileState | None:
+    def _add_one(
+        self,
+        path: str,
+        *,
+        is_repository: bool = False,
+        is_mutable: bool = False,
+        commands: frozenset[bytes] | None = None,
+    ) -> FileState | None:
         try:
             found = os.lstat(path)
         except OSError:
@@ -335,6 +402,7 @@ class Scan:
             is_settled=self._is_settled(found),
             is_repository=is_repository,
             is_mutable=is_mutable,
+            commands=commands,
         )
         self.states[path] = state
         return state
@@ -391,10 +459,14 @@ class Undo:
         created = {path for path in current if path not in self._before}
         differences = {path for path in created if os.path.dirname(path) not in created}
         for path, before in self._before.items():
-            if not self._only_created or before.kind == "link":
-                now = current.get(path)
-                if now is None or not before.is_like(now) or (before.mode != now.mode and before.kind != "link"):
-                    differences.add(path)
+            now = current.get(path)
+            is_changed = now is None or not before.is_like(now) or (before.mode != now.mode and before.kind != "link")
+            if before.commands is not None:  # a finished rebase removes its files
+                is_changed = now is not None and not before.is_like(now)
+            elif self._only_created and before.kind != "link":
+                is_changed = False
+            if is_changed:
+                differences.add(path)
         return sorted(path for path in differences if path not in self._given_up)
 
     def _undo(self, path: str, now: FileState | None) -> None:
