@@ -104,6 +104,8 @@ class PlannedCall:
         session. `narrower_arguments`: a deny rule about one of these also covers the call. `review_text`: the text that
         the user should read before they answer. `command_access`: what the kernel will let a command do; `full` if
         nothing confines commands, None for other calls. `requested_access`: the access that the model asked for.
+        `fingerprint`: a hash of the called MCP tool's title, description and schema; an answer "always" holds only for
+        this fingerprint. `definition`: the same as text, perhaps cut.
 
     How the call runs:
         `fault`: the error message for the model; a call with a fault must not run. `is_barrier`: the call writes files,
@@ -130,6 +132,8 @@ class PlannedCall:
     review_text: str = ""
     command_access: CommandAccess | None = None
     requested_access: CommandAccess | None = None
+    fingerprint: str = ""
+    definition: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +277,9 @@ class BackgroundCommand(Protocol):
 
     async def wait(self) -> None:
         """Wait until the command has ended and its output was read."""
+
+    async def check(self) -> None:
+        """Restore protected files that the command changed some seconds ago. Call this every few seconds."""
 
     async def end(self, grace_s: float) -> None:
         """Send SIGTERM to the process group, and SIGKILL after `grace_s`. Returns at most 0.3 s after `grace_s`."""

@@ -46,7 +46,7 @@ from crow.tools.process import (
     trusted_path,
 )
 from crow.tools.protection import ProtectedPaths, is_secret, secret_places
-from crow.tools.sandbox import Confiner
+from crow.tools.sandbox import CHECK_S, Confiner
 from crow.tools.truncate import OutputBuffer
 
 PATH_CHARS = 16_384
@@ -232,11 +232,16 @@ class DiskWorkspace:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         process = await self._start(command, access, lambda data: retained.feed(decoder.decode(data)), excluded)
         try:
+            sentences: list[str] = []
+
+            async def check() -> None:
+                sentences.extend(await self._check(process))
+
             with anyio.move_on_after(timeout_s) as timeout:
-                await show_output(process, retained, on_output)
+                await show_output(process, retained, on_output, check)
             if timeout.cancelled_caught:
                 await process.end(TERM_S)
-            sentences = await self._finish(process)
+            sentences += await self._finish(process)
         except BaseException:
             self._leave(process)
             raise
@@ -267,7 +272,7 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.spawn`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         process = await self._start(command, access, lambda data: on_output(decoder.decode(data)), excluded)
-        return SpawnedCommand(process, self._finish, on_output)
+        return SpawnedCommand(process, self._check, self._finish, on_output)
 
     async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
         """See :meth:`crow.tools.Workspace.run_program`."""
@@ -346,6 +351,9 @@ class DiskWorkspace:
             raise PermissionError(errno.EPERM, OFF.problem)
         return await self._confiner.start(argv, access, cwd=self.cwd, env=env, on_output=on_output, excluded=excluded)
 
+    async def _check(self, process: Process) -> tuple[str, ...]:
+        return () if self._confiner is None else await self._confiner.check(process)
+
     async def _finish(self, process: Process) -> tuple[str, ...]:
         return () if self._confiner is None else await self._confiner.finish(process)
 
@@ -393,15 +401,17 @@ class LimitedBytes:
 
 class SpawnedCommand:
     """The :class:`crow.tools.BackgroundCommand` of a process. `finish` is called after the end of the process, perhaps
-    more than once."""
+    more than once. `check` is called while the process runs."""
 
     def __init__(
         self,
         process: Process,
+        check: Callable[[Process], Awaitable[tuple[str, ...]]],
         finish: Callable[[Process], Awaitable[tuple[str, ...]]],
         on_output: Callable[[str], None],
     ) -> None:
         self._process = process
+        self._check = check
         self._finish = finish
         self._on_output = on_output
 
@@ -415,6 +425,11 @@ class SpawnedCommand:
         await self._process.wait()
         await self._settle()
 
+    async def check(self) -> None:
+        """See :class:`crow.tools.BackgroundCommand`."""
+        for sentence in await self._check(self._process):
+            self._on_output(f"\n[{sentence}]\n")
+
     async def end(self, grace_s: float) -> None:
         """See :class:`crow.tools.BackgroundCommand`."""
         await self._process.end(grace_s)
@@ -427,16 +442,22 @@ class SpawnedCommand:
             self._on_output(f"\n[{sentence}]\n")
 
 
-async def show_output(process: Process, retained: OutputBuffer, on_output: OnOutput) -> None:
-    """Show the output while it grows, at most ten times a second. Return when the process and its output have ended. If
-    another process keeps the pipe open, return 0.2 s after the end of `process`."""
-    shown = 0
+async def show_output(
+    process: Process, retained: OutputBuffer, on_output: OnOutput, check: Callable[[], Awaitable[None]]
+) -> None:
+    """Show the output while it grows, at most ten times a second, and call `check` every `CHECK_S`. Return when the
+    process and its output have ended. If another process keeps the pipe open, return 0.2 s after the end of
+    `process`."""
+    shown, checked_at = 0, anyio.current_time()
     while not process.exited.is_set():
         with anyio.move_on_after(SHOWN_EVERY_S):
             await process.exited.wait()
         if retained.total_chars > shown and not process.exited.is_set():
             shown = retained.total_chars
             await on_output(retained.newest(SHOWN_CHARS))
+        if anyio.current_time() > checked_at + CHECK_S and not process.exited.is_set():
+            await check()
+            checked_at = anyio.current_time()
     await process.drain()
 
 

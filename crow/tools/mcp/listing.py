@@ -3,6 +3,7 @@ tools."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -40,6 +41,7 @@ RELIST_S = 1.0
 MAX_RELIST_S = 60.0
 PROMPT_DESCRIPTION_CHARS = 200
 DESCRIPTION_CHARS = 8_000
+DEFINITION_CHARS = 8_000
 SCHEMA_CHARS = 50_000
 MAX_DEPTH = 32
 TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
@@ -65,6 +67,18 @@ class ExternalTool:
     spec: ToolSpec
     weight: int
     is_read_only: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what the user and the model are told about the tool."""
+        told = json.dumps([self.title, self.spec.description, self.spec.input_schema], sort_keys=True)
+        return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
+
+    @property
+    def definition(self) -> str:
+        """What the user and the model are told about the tool, as text."""
+        schema = json.dumps(self.spec.input_schema, ensure_ascii=False, indent=1, sort_keys=True)
+        return f"{' '.join(self.title.split())}\n{self.spec.description}\n{schema}"[:DEFINITION_CHARS]
 
 
 async def list_tools(client: Client, prefix: str, options: ServerOptions) -> tuple[ExternalTool, ...]:

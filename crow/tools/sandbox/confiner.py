@@ -212,6 +212,14 @@ class KernelConfiner:
         self._prepared[process] = prepared
         return process
 
+    async def check(self, process: Process) -> tuple[str, ...]:
+        """See :class:`crow.tools.sandbox.Confiner`."""
+        prepared = self._prepared.get(process)
+        if prepared is None or prepared.snapshot is None or self._protected is None:
+            return ()
+        check = partial(self._protected.check, prepared.snapshot, only_created=self._keeps_files(prepared))
+        return await anyio.to_thread.run_sync(check)
+
     async def finish(self, process: Process) -> tuple[str, ...]:
         """See :class:`crow.tools.sandbox.Confiner`."""
         prepared = self._prepared.pop(process, None)
@@ -221,12 +229,14 @@ class KernelConfiner:
             remove_later(prepared.confinement.layers)
         if prepared.snapshot is None or self._protected is None:
             return ()
-        assert self._choice is not None, "the command has started"
-        sandbox = self._choice.sandbox
+        put_back = partial(self._protected.put_back, prepared.snapshot, only_created=self._keeps_files(prepared))
+        return await anyio.to_thread.run_sync(put_back)
+
+    def _keeps_files(self, prepared: Prepared) -> bool:
+        """Whether the sandbox keeps a command from changing the protected files that exist."""
+        sandbox = None if self._choice is None else self._choice.sandbox
         is_whole = len(prepared.confinement.read_only) < MAX_READ_ONLY
-        only_created = sandbox is not None and sandbox.protects_files and is_whole
-        protected, snapshot = self._protected, prepared.snapshot
-        return await anyio.to_thread.run_sync(lambda: protected.put_back(snapshot, only_created=only_created))
+        return sandbox is not None and sandbox.protects_files and is_whole
 
     def accept(self, path: Path) -> None:
         """See :class:`crow.tools.sandbox.Confiner`."""

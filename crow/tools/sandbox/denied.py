@@ -14,7 +14,7 @@ from typing import Literal
 from unicodedata import normalize
 
 from crow.tools import ExcludedPaths
-from crow.tools.sandbox.protected import (
+from crow.tools.sandbox.scan import (
     FOLDER_DEPTH,
     GIT_FOLDERS,
     MAX_FOLDERS,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from crow.tools.sandbox import protected
+from crow.tools.sandbox import scan
 from crow.tools.sandbox.protected import ProtectedFiles
 
 posix_only = pytest.mark.skipif(os.name == "nt", reason="needs links and modes")
@@ -319,7 +319,7 @@ def test_a_change_that_keeps_size_and_times_is_seen(root: Path, kept: Path) -> N
 
 def test_a_large_file_is_reported_but_not_put_back(root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = root / ".idea"
-    large.write_bytes(b"x" * (protected.FILE_BYTES + 1))
+    large.write_bytes(b"x" * (scan.FILE_BYTES + 1))
 
     def change() -> None:
         with large.open("ab") as file:
@@ -433,8 +433,8 @@ def test_dependencies_are_not_watched(root: Path, kept: Path) -> None:
 def test_new_folders_do_not_push_protected_files_out_of_sight(
     root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protected, "MAX_FOLDERS", 3)
-    monkeypatch.setattr(protected, "MAX_ENTRIES", 30)
+    monkeypatch.setattr(scan, "MAX_FOLDERS", 3)
+    monkeypatch.setattr(scan, "MAX_ENTRIES", 30)
     (root / "src" / "AGENTS.md").write_text("inner")
     (root / "src" / ".envrc").write_text("mine")
 
