@@ -5,7 +5,8 @@
 as deep as the second argument says. `where`: its tool tells where it runs and which roots it is told. `faulty`: one
 tool of two cannot be offered. `many`: a hundred tools. `listens`: it speaks only the newer protocol, and its tool adds
 another one. `withdraws`: `ask` puts a question to the user, and `withdraw` takes it back. `prompts`: it has prompts,
-and filling in `more` adds one. `hostile`: all its texts have hidden characters.
+and filling in `more` adds one. `hostile`: all its texts have hidden characters. `shifts`: its tools are those in the
+file that the second argument names, as they are when it starts.
 """
 
 import json
@@ -47,6 +48,9 @@ CATALOGUES: dict[str, list[dict[str, Any]]] = {
     "prompts": [],
     "hostile": [{"name": "x\u202ey", "title": EVIL, "description": EVIL, "inputSchema": ANY}],
 }
+if how == "shifts":
+    with open(sys.argv[2], encoding="utf-8") as file:
+        CATALOGUES[how] = json.load(file)
 TOOLS = CATALOGUES[how]
 PROMPTS: list[dict[str, Any]] = [
     {
