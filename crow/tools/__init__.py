@@ -400,7 +400,8 @@ class Workspace(Protocol):
 
     async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
         """Run a program that the user configured, such as a hook, in cwd and with `data` as its input. The program is
-        not confined, and its environment contains no endpoint keys. If `argv` names the program without a directory,
+        not confined. Its environment contains no endpoint keys, but the user's other secrets. Its output is returned
+        with all of these masked. If `argv` names the program without a directory,
         the program is looked up on PATH, but not in the workspace.
 
         At most `max_bytes` of the program's output and `max_bytes` of its errors are kept. Processes that the program

@@ -24,6 +24,7 @@ import anyio.to_thread
 
 from crow.domain.errors import ArgumentError
 from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames
+from crow.domain.rendering import SecretMask
 from crow.tools import (
     NOTHING_EXCLUDED,
     BackgroundCommand,
@@ -307,7 +308,8 @@ class DiskWorkspace:
         else:
             process.close()
         code = None if timeout.cancelled_caught else process.returncode
-        return ProgramResult(code=code, output=output.kept(), errors=errors.kept(), is_cut=output.is_cut)
+        mask = self._keys().mask
+        return ProgramResult(code=code, output=output.masked(mask), errors=errors.masked(mask), is_cut=output.is_cut)
 
     async def start_confined(
         self,
@@ -395,8 +397,9 @@ class LimitedBytes:
             self._pieces.append(data[: self._left])
             self._left -= len(self._pieces[-1])
 
-    def kept(self) -> bytes:
-        return b"".join(self._pieces)
+    def masked(self, mask: SecretMask) -> bytes:
+        """The kept bytes, with secrets masked."""
+        return mask(b"".join(self._pieces).decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 class SpawnedCommand:

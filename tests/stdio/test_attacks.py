@@ -150,6 +150,68 @@ async def test_commands_and_servers_get_no_endpoint_keys(
     assert said.count(RESULT_MASK) == 1, "the file gives this one to the server"
 
 
+TOKENS = {
+    "GITHUB_TOKEN": "of-github-0123456789",
+    "AWS_SECRET_ACCESS_KEY": "of/amazon+0123456789",
+    "NPM_CONFIG__AUTH": "of-npm-0123456789",
+    "PGPASSWORD": "of-postgres-0123456789",
+    "DATABASE_URL": "postgres://me:of-database-0123456789@db.example/x",
+    "PASSED_TOKEN": "of-a-friend-0123456789",
+}
+
+
+async def test_commands_and_results_show_no_tokens_of_others(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    hook = "import json, os, sys; json.load(sys.stdin); print(json.dumps({'context': os.environ['GITHUB_TOKEN']}))"
+    configured(
+        home,
+        f"""
+        [permissions]
+        mode = "auto"
+        allow = ["shell"]
+        [sandbox]
+        pass_env = ["PASSED_*"]
+        [[hooks]]
+        name = "h"
+        event = "before_prompt"
+        command = {json.dumps([sys.executable, "-I", "-S", "-c", hook])}
+        [mcp_servers.srv]
+        {server("tiny.py", "")}
+        """,
+    )
+    (place / "notes").write_text(f"copied: {TOKENS['AWS_SECRET_ACCESS_KEY']}\n")
+    child = fake.calls(("shell", {"command": "env", "access": "full"}))
+    names = " ".join(TOKENS)
+    given = f'for name in {names}; do eval "test -n \\"\\$$name\\"" && echo "has $name"; done; echo $PASSED_TOKEN'
+    endpoint.script(
+        fake.calls(
+            *(("shell", {"command": given, "access": access}) for access in ("read", "write", "full")),
+            ("shell", {"command": given, "background": True, "access": "full"}),
+            ("read_file", {"path": "notes"}),
+            *(("srv__env", {"text": name}) for name in TOKENS),
+            ("shell", {"command": "echo GITHUB_TOKEN is not set; exit 4", "access": "full"}),
+        ),
+        fake.calls(("shell_output", {"job": "job1", "wait_s": 30}), ("task", {"description": "x", "prompt": "child"})),
+        child,
+        fake.text("done"),
+        fake.text("ok"),
+    )
+    async with crow(endpoint=endpoint, env=TOKENS) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        said = [text for _, text in ended(agent.updates(session))]
+    sent = json.dumps([request.body for request in endpoint.requests])
+    assert [name for name, value in TOKENS.items() if value.rpartition(":")[2] in sent] == []
+    assert [text.count("has PASSED_TOKEN") for text in said[:3]] == [1, 1, 1]
+    assert [name for name in TOKENS if name != "PASSED_TOKEN" and f"has {name}" in sent] == []
+    assert all(RESULT_MASK in text for text in said[:3]), "a value that is passed is masked all the same"
+    assert f"copied: {RESULT_MASK}" in sent
+    assert f'<context from=\\"h\\">\\n{RESULT_MASK}' in sent
+    assert "pass_env" in next(text for text in said if "GITHUB_TOKEN is not set" in text)
+
+
 async def test_commands_in_editor_terminals_get_no_endpoint_keys(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
