@@ -130,11 +130,11 @@ class ProtectedNames:
     def __init__(self, added: Iterable[str] = (), removed: Iterable[str] = ()) -> None:
         gone = {name.casefold() for name in removed}
         kept = [(name, row.is_last) for row in ROWS for name in row.names if row.is_fixed or name not in gone]
-        kept += [(name, False) for name in added]
+        kept += [(name.strip("/"), False) for name in added]
         self._anywhere = frozenset(name for name, is_last in kept if is_plain(name) and not is_last)
         self._last = frozenset(name for name, is_last in kept if is_last)
         self._anywhere |= {fold_name(name) for name in self._anywhere}
-        split = [tuple(name.strip("/").split("/")) for name, _ in kept if not is_plain(name)]
+        split = [tuple(name.split("/")) for name, _ in kept if not is_plain(name)]
         self._paths = tuple(tuple(map(part_pattern, path)) for path in split)
         self._ends = self._anywhere | self._last | {fold_name(path[-1]) for path in split if is_plain(path[-1])}
         globs = [part_pattern(path[-1]).pattern for path in split if not is_plain(path[-1])]
@@ -172,7 +172,7 @@ class ProtectedNames:
 
 def is_plain(name: str) -> bool:
     """Whether this is the name of a file or folder, and neither a path nor a glob."""
-    return not any(sign in name.strip("/") for sign in "/*?[")
+    return not any(sign in name for sign in "/*?[")
 
 
 @lru_cache(maxsize=512)

@@ -83,7 +83,8 @@ class GitFiles:
         folders. See `named`."""
         found = list(repositories_above(os.path.dirname(path)))
         for root in roots:
-            found += [*repositories_above(root), *repositories_below(root)]
+            found += [] if contains_any(root, [path]) else repositories_above(root)
+            found += repositories_below(root)
         own = {folder for one in found for folder in (one.directory, one.common) if not contains_any(folder, roots)}
         return self.named(found) | own
 
@@ -176,7 +177,7 @@ def repositories_below(root: str) -> Iterator[Repository]:
                     if entry.is_dir(follow_symlinks=False) and entry.name != ".git":
                         below.append(entry.path)
         for folder in below:
-            found = find_repository(folder)
+            found = find_repository(folder) if os.path.lexists(os.path.join(folder, ".git")) else None
             if found is not None:
                 yield found
         level = below
@@ -204,12 +205,14 @@ def repository_at(directory: str, top: str) -> Repository:
 
 
 def inner_repositories(repository: Repository) -> Iterator[Repository]:
-    """The repositories of the submodules and linked worktrees that a repository keeps in its own folder."""
+    """The repositories of the submodules that a repository keeps in its own folder, and those of linked worktrees with
+    settings of their own."""
     for part in ("modules", "worktrees"):
         folder = os.path.join(repository.common, part)
         with suppress(OSError), os.scandir(folder) as entries:
             for entry, _ in zip(entries, range(MAX_REPOSITORIES), strict=False):
-                if os.path.lexists(os.path.join(entry.path, "HEAD")):
+                needed = "HEAD" if part == "modules" else "config.worktree"
+                if os.path.lexists(os.path.join(entry.path, needed)):
                     yield repository_at(os.path.realpath(entry.path), repository.top)
 
 
