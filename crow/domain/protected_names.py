@@ -38,6 +38,10 @@ ROWS = (
         (".husky", ".pre-commit-config.yaml", "lefthook.yml", "lefthook.yaml", ".lefthook.yml", ".lefthook.yaml"),
         "its commands run at each commit",
     ),
+    ProtectedRow(
+        (".hg/hgrc", ".hg/hgrc-not-shared", ".hgrc", ".sl/config", ".jj/repo/config.toml", ".jj/workspace-config.toml"),
+        "Mercurial, Sapling and Jujutsu run the commands in their settings",
+    ),
     ProtectedRow((".pre-commit-hooks.yaml", ".overcommit.yml", ".lintstagedrc*"), "its commands run at each commit"),
     ProtectedRow((".crow",), "crow's skills and agents", is_fixed=True),
     ProtectedRow(
@@ -48,6 +52,10 @@ ROWS = (
         (".cursor", ".windsurf", ".roo", ".kiro", ".pi", ".amazonq", ".clinerules", ".continue", ".goose", ".augment"),
         "settings, hooks and rules of coding agents",
     ),
+    ProtectedRow(
+        (".trae", ".qwen", ".junie", ".factory", ".openhands", ".copilot", ".vibe", ".crush.json", "crush.json"),
+        "settings, hooks and rules of coding agents",
+    ),
     ProtectedRow((".aider*", ".roomodes", ".mcp.json"), "settings of coding agents, which name commands to run"),
     ProtectedRow(
         (".cursorrules", ".windsurfrules", ".goosehints", ".github/copilot-instructions.md", ".github/instructions"),
@@ -55,7 +63,16 @@ ROWS = (
     ),
     ProtectedRow((".github/agents", ".github/hooks", ".github/prompts", ".github/skills"), "instructs coding agents"),
     ProtectedRow(
-        ("agents.md", "agents.override.md", "claude.md", "claude.local.md", "gemini.md"),
+        (
+            "agents.md",
+            "agents.override.md",
+            "claude.md",
+            "claude.local.md",
+            "gemini.md",
+            "qwen.md",
+            "crush.md",
+            "warp.md",
+        ),
         "instructs coding agents",
         is_last=True,
     ),
@@ -71,7 +88,19 @@ ROWS = (
         "runs with the repository's secrets",
     ),
     ProtectedRow((".drone.yml", ".woodpecker", ".woodpecker.yml", "jenkinsfile"), "runs with the repository's secrets"),
-    ProtectedRow((".envrc", ".mise.toml", "mise.toml", ".mise", ".config/mise"), "runs when a shell enters the folder"),
+    ProtectedRow(
+        (
+            ".envrc",
+            ".mise.toml",
+            ".mise.*.toml",
+            "mise.toml",
+            "mise.*.toml",
+            ".mise",
+            ".config/mise",
+            ".config/mise.toml",
+        ),
+        "runs when a shell enters the folder",
+    ),
     ProtectedRow((".tool-versions", ".rtx.toml", ".autoenv", ".autoenv.zsh"), "chooses the programs that a shell runs"),
     ProtectedRow(
         (".npmrc", ".pnpmfile.cjs", ".pnpmfile.mjs", ".yarnrc", ".yarnrc.yml", ".yarn", ".pnp.cjs", ".pnp.loader.mjs"),
@@ -86,6 +115,10 @@ ROWS = (
     ProtectedRow(
         (".mvn", "gradle-wrapper.properties", "maven-wrapper.properties"), "chooses the build tool that is downloaded"
     ),
+    ProtectedRow(
+        (".gdbinit", ".lldbinit", ".pdbrc", ".irbrc", ".pryrc", ".rprofile", ".ghci", ".iex.exs", ".octaverc"),
+        "a debugger or an interpreter runs it when it starts in the folder",
+    ),
     ProtectedRow((".ripgreprc",), "may name a program that each search runs"),
     ProtectedRow(
         (".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile", ".login", ".logout"),
@@ -95,7 +128,10 @@ ROWS = (
         (".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".cshrc", ".tcshrc", "config.fish"),
         "shells run it when they start or end",
     ),
-    ProtectedRow((".inputrc", ".xinitrc", ".xprofile", ".xsession", ".xsessionrc"), "runs or binds commands at login"),
+    ProtectedRow(
+        (".inputrc", ".xinitrc", ".xprofile", ".xsession", ".xsessionrc", ".tmux.conf"),
+        "runs or binds commands at login",
+    ),
     ProtectedRow(
         (".ssh", ".gnupg", ".aws", ".netrc", ".pypirc", ".git-credentials"), "holds keys and passwords", is_fixed=True
     ),

@@ -27,7 +27,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[A-Z]")
 _STRONG = frozenset(
     (
         *("secret", "secrets", "password", "passwords", "passwd", "passphrase", "pass", "pwd", "pw", "sshpass"),
-        *("credential", "credentials", "apikey", "webhook", "pat", "jwt", "bearer"),
+        *("credential", "credentials", "apikey", "webhook", "pat", "jwt", "bearer", "oauth"),
     )
 )
 """Words of names whose values are secrets, whatever they look like."""
@@ -36,6 +36,7 @@ _WEAK = frozenset({"key", "keys", "token", "tokens", "auth", "cookie", "cookies"
 """Words of names whose values are secrets, unless they are numbers."""
 
 _ENDINGS = ("password", "passwd", "passphrase", "secret", "apikey", "accesskey", "secretkey", "privatekey", "token")
+_BEGINNINGS = ("accesskey", "apikey", "secretkey", "privatekey")
 _NOT_SECRET = frozenset({"PWD", "OLDPWD"})
 _PUBLIC = frozenset({"public", "publishable"})
 _PLAIN = re.compile(r"(?i)|true|false|yes|no|on|off|none|null|0|1|always|never|auto")
@@ -73,7 +74,7 @@ def _has_secret_form(value: str) -> bool:
 def _strength(name: str) -> Literal["none", "weak", "strong"]:
     """How surely a variable with this name holds a secret."""
     words = [word.lower() for word in _WORD.findall(name)]
-    if any(word in _STRONG or word.endswith(_ENDINGS) for word in words):
+    if any(word in _STRONG or word.endswith(_ENDINGS) or word.startswith(_BEGINNINGS) for word in words):
         return "strong"
     before = ["", *words]
     is_weak = any(word in _WEAK and above not in _PUBLIC for above, word in zip(before, words, strict=False))

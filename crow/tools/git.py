@@ -271,7 +271,8 @@ def named_by_command(section: str, value: str, bases: Sequence[str]) -> Iterator
         if word.startswith("-") or "://" in word:
             continue
         for path in places(word, bases):
-            is_named = section != "alias" and ("/" in word or ("." in word and not os.path.lexists(path)))
+            is_path = "/" in word and (section != "alias" or not os.path.isdir(path))
+            is_named = is_path or ("." in word and not os.path.lexists(path))
             if os.path.isfile(path) or (is_named and not contains_any(path, bases)):
                 yield path
 

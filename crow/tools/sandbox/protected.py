@@ -8,6 +8,7 @@ import os
 import shutil
 import stat as modes
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -22,16 +23,20 @@ from crow.tools.workspace import open_folder, replace_file
 
 ROUNDS = 6
 MAX_SEARCHED = 100_000
+CHECK_SHARE = 20
+"""A check takes at most one part in so many of the time while a command runs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Snapshot:
     """The states of the protected paths before a command. Commands that run at the same time share these states.
 
-    `suspected` are the paths that differed at a check while the command ran.
+    `named` are the paths that settings of git and links named before the command: a repository or link that the command
+    creates protects nothing. `suspected` are the paths that differed at a check while the command ran.
     """
 
     states: dict[str, FileState] = field(repr=False)
+    named: set[str] = field(repr=False)
     suspected: set[str] = field(default_factory=set, repr=False)
 
 
@@ -62,6 +67,7 @@ class ProtectedFiles:
         self._listings: dict[str, Listing] = {}
         self._active: weakref.WeakSet[Snapshot] = weakref.WeakSet()
         self._lock = threading.Lock()
+        self._next_check = 0.0
 
     def snapshot(self) -> Snapshot:
         """Remember the state of all protected paths. Call this before a command starts, and `put_back` after its end.
@@ -71,8 +77,8 @@ class ProtectedFiles:
         """
         with self._lock:
             running = next(iter(self._active), None)
-            states = self._scan() if running is None else running.states
-            snapshot = Snapshot(states)
+            states, named = self._scan() if running is None else (running.states, running.named)
+            snapshot = Snapshot(states, named)
             self._active.add(snapshot)
             return snapshot
 
@@ -86,10 +92,10 @@ class ProtectedFiles:
         with self._lock:
             undo = Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
             for _ in range(ROUNDS):
-                if not undo.run(self._scan(snapshot.states)):
+                if not undo.run(self._scan_again(snapshot)):
                     break
             else:
-                undo.report_unstable(self._scan(snapshot.states))
+                undo.report_unstable(self._scan_again(snapshot))
             self._active.discard(snapshot)
             return tuple(undo.sentences.values())
 
@@ -100,8 +106,12 @@ class ProtectedFiles:
         moment, for example in a test of their own. A path that was changed once is undone at each later check.
         """
         with self._lock:
+            began = time.monotonic()
+            if began < self._next_check:
+                return ()
             undo = Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
-            current = self._scan(snapshot.states)
+            current = self._scan_again(snapshot)
+            self._next_check = began + CHECK_SHARE * (time.monotonic() - began)
             due = undo.differences(current) & snapshot.suspected
             snapshot.suspected.update(undo.differences(current))
             if due:
@@ -114,23 +124,38 @@ class ProtectedFiles:
         with self._lock:
             if not self._active:
                 return
-            states = next(iter(self._active)).states
-            current = self._scan()
+            active = next(iter(self._active))
+            states = active.states
+            current, named = self._scan()
+            new, known = named - active.named, set(active.named)
+            active.named.update(named)
             for changed in states.keys() | current.keys():
-                if path is None or is_related(changed, str(path)):
+                is_new = any(is_inside(changed, one) for one in new) and not any(
+                    is_inside(changed, one) for one in known
+                )
+                if path is None or is_related(changed, str(path)) or is_new:
                     if changed in current:
                         states[changed] = current[changed]
                     else:
                         del states[changed]
 
-    def _scan(self, before: Mapping[str, FileState] | None = None) -> dict[str, FileState]:
-        """The current states of the protected paths, including the paths in `before` that still exist."""
-        scan = Scan(self._states, self._listings, self._names, opens_folders=before is not None)
+    def _scan(self) -> tuple[dict[str, FileState], set[str]]:
+        """The current states of the protected paths, and the paths that settings of git and links name now."""
+        scan = Scan(self._states, self._listings, self._names, opens_folders=False)
         for root in self._roots:
             scan.add_root(root)
-        scan.add_named(self._roots, self._git)
-        if before is not None:
-            scan.add_known(before)
+        named = set(scan.find_named(self._roots, self._git))
+        scan.add_named(named)
+        self._states, self._listings = scan.states, scan.listings
+        return dict(scan.states), named
+
+    def _scan_again(self, snapshot: Snapshot) -> dict[str, FileState]:
+        """The current states of the protected paths, including the paths of the snapshot that still exist."""
+        scan = Scan(self._states, self._listings, self._names, opens_folders=True)
+        for root in self._roots:
+            scan.add_root(root)
+        scan.add_named(snapshot.named)
+        scan.add_known(snapshot.states)
         self._states, self._listings = scan.states, scan.listings
         return dict(scan.states)
 
@@ -179,7 +204,7 @@ class Undo:
             is_changed = now is None or not before.is_like(now) or (before.mode != now.mode and before.kind != "link")
             if before.commands is not None:  # a finished rebase removes its files
                 is_changed = now is not None and not before.is_like(now)
-            elif self._only_created and before.kind != "link":
+            elif self._only_created and before.kind != "link" and not before.has_other_names:
                 is_changed = False
             if is_changed:
                 differences.add(path)

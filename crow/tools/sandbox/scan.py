@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat as modes
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +55,7 @@ class FileState:
     not certain for a file that changed a moment ago. `is_repository`: the path is a repository's own directory.
     `is_mutable`: the content may change, and only the existence of the path is protected. HEAD of a repository is an
     example. `commands`: the lines that git would run, if the rest of the file may change; None for other files.
+    `has_other_names`: the file has hard links, so its content can be changed by another name.
     """
 
     kind: Kind
@@ -66,6 +67,7 @@ class FileState:
     is_repository: bool = False
     is_mutable: bool = False
     commands: frozenset[bytes] | None = None
+    has_other_names: bool = False
 
     def is_like(self, other: FileState) -> bool:
         """Whether two states have the same kind and content. The mode is not compared, and neither is content that may
@@ -129,18 +131,22 @@ class Scan:
             folders_left -= min(len(level), folders_left)
             level = below
 
-    def add_named(self, roots: Sequence[str], git: GitFiles) -> None:
-        """Add what git would run in the repositories around and below the roots. Also add what links with protected
-        names lead to. Call this after `add_root`."""
+    def find_named(self, roots: Sequence[str], git: GitFiles) -> frozenset[str]:
+        """Find what git would run in the repositories around and below the roots, and what links with protected names
+        lead to. Call this after `add_root`. The paths are inside the roots, and need not exist."""
         tops = [os.path.dirname(path) for path, state in self.states.items() if state.is_repository]
         tops += [folder for folder, listing in self.listings.items() if listing.is_repository]
         below = (find_repository(top) for top in tops)
         around = (repository for root in roots for repository in repositories_above(root))
         found: dict[Repository, None] = dict.fromkeys([*around, *filter(None, below)])
         named = git.named(found) | {os.path.realpath(path) for path, one in self.states.items() if one.kind == "link"}
+        inside = (path for path in named if any(is_inside(path, root) for root in roots))
+        return frozenset(path for path in inside if not contains_any(path, roots))
+
+    def add_named(self, named: Set[str]) -> None:
+        """Add those of these paths that exist, with everything below them."""
         for path in sorted(named - self.states.keys()):
-            if any(is_inside(path, root) for root in roots) and not contains_any(path, roots):
-                self._add_tree(path)
+            self._add_tree(path)
 
     def add_known(self, before: Mapping[str, FileState]) -> None:
         """Add the paths in `before` that still exist. The search may have missed these paths, because the command may
@@ -303,6 +309,7 @@ class Scan:
             is_repository=is_repository,
             is_mutable=is_mutable,
             commands=commands,
+            has_other_names=modes.S_ISREG(found.st_mode) and found.st_nlink > 1,
         )
         self.states[path] = state
         return state

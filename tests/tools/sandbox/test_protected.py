@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from crow.domain.protected_names import ProtectedNames
-from crow.tools.sandbox import scan
+from crow.tools.sandbox import protected, scan
 from crow.tools.sandbox.protected import ProtectedFiles
 
 posix_only = pytest.mark.skipif(os.name == "nt", reason="needs links and modes")
@@ -577,7 +577,8 @@ def test_what_package_managers_keep_in_protected_folders_is_left_alone(root: Pat
     assert sorted(os.listdir(root / ".yarn")) == ["cache", "install-state.gz", "releases"]
 
 
-def test_a_check_undoes_what_two_checks_have_seen(root: Path, kept: Path) -> None:
+def test_a_check_undoes_what_two_checks_have_seen(root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protected, "CHECK_SHARE", 0)
     files = ProtectedFiles([root], kept)
     snapshot = files.snapshot()
     (root / ".envrc").write_text("evil")
@@ -591,3 +592,34 @@ def test_a_check_undoes_what_two_checks_have_seen(root: Path, kept: Path) -> Non
     (root / ".envrc").write_text("evil again")
     assert len(files.check(snapshot)) == 1, "a path that was changed once is undone at once"
     assert files.put_back(snapshot) == ()
+
+
+@posix_only
+@pytest.mark.parametrize("only_created", [True, False])
+def test_a_new_repository_or_link_takes_nothing_else_with_it(root: Path, kept: Path, only_created: bool) -> None:
+    def change() -> None:
+        git(root, "init", "--quiet", "sub")
+        git(root / "sub", "config", "core.hooksPath", str(root / "src"))
+        (root / ".envrc").symlink_to("src")
+        (root / "src" / "new.c").write_text("int new;")
+
+    assert len(after(root, kept, change, only_created=only_created)) == 2
+    assert sorted(os.listdir(root / "src")) == ["main.c", "new.c"]
+    assert os.listdir(root / "sub") == []
+    assert not os.path.lexists(root / ".envrc")
+
+
+@posix_only
+def test_a_protected_file_comes_back_if_it_was_changed_by_its_other_name(root: Path, kept: Path) -> None:
+    os.link(root / "AGENTS.md", root / "notes")
+    assert len(after(root, kept, lambda: (root / "notes").write_text("evil"), only_created=True)) == 1
+    assert (root / "AGENTS.md").read_text() == "be kind\n"
+
+
+def test_what_the_user_lets_git_run_from_now_on_stays(root: Path, kept: Path) -> None:
+    files = ProtectedFiles([root], kept)
+    snapshot = files.snapshot()
+    git(root, "config", "core.hooksPath", "src")
+    files.accept(root / ".git" / "config")
+    assert files.put_back(snapshot) == ()
+    assert os.listdir(root / "src") == ["main.c"]
