@@ -20,6 +20,7 @@ MAX_FILES = 64
 MAX_REPOSITORIES = 64
 MAX_SEARCHED = 200
 MAX_WORDS = 64
+MAX_LINKS = 40
 
 Setting: TypeAlias = tuple[str, str, str]
 """A section, a name and a value of git's settings. Section and name are in lower case."""
@@ -42,6 +43,7 @@ COMMAND = re.compile(
 HOME_OF_REPOSITORY = re.compile(
     r"\$\(git rev-parse [^)]*\)|`git rev-parse [^`]*`|\$\(pwd\)|\$\{?(?:PWD|GIT_[A-Z_]+)\}?"
 )
+FOLDER_CHANGE = re.compile(r"(?:\bcd|-C|--prefix|--directory)[ =]+['\"]?([^\s'\";|&]+)")
 WORD = re.compile(r"[^\s'\"`;|&<>(){}=,]+")
 HOOKS = (
     *("applypatch-msg", "pre-applypatch", "post-applypatch", "pre-commit", "pre-merge-commit", "prepare-commit-msg"),
@@ -98,9 +100,10 @@ class GitFiles:
         hooks = os.path.join(repository.common, "hooks")
         yield from link_targets(hooks)
         found = [*self._settings(repository)]
-        yield from {os.path.realpath(file) for file, _ in found}
+        for file in {file for file, _ in found}:
+            yield from steps(file)
         trees = [value for _, (section, name, value) in found if (section, name) == ("core", "worktree")]
-        top = next(places(trees[0], (repository.directory,)), repository.top) if trees else repository.top
+        top = os.path.realpath(os.path.join(repository.directory, trees[0])) if trees else repository.top
         bases = (top, repository.directory)
         for file, (section, name, value) in found:
             if (section, name) in INCLUDES:
@@ -229,11 +232,44 @@ def first_line(file: str) -> str:
 
 
 def link_targets(path: str) -> Iterator[str]:
-    """Where a link leads. For a folder, also where the links in it lead. Yields nothing for anything else."""
+    """Where a link leads, with all links on the way. For a folder, also where the links in it lead. Yields nothing for
+    anything else."""
     if os.path.islink(path):
-        yield os.path.realpath(path)
+        yield from steps(path)
     with suppress(OSError), os.scandir(path) as entries:
-        yield from (os.path.realpath(entry.path) for entry in entries if entry.is_symlink())
+        for entry in entries:
+            if entry.is_symlink():
+                yield from steps(entry.path)
+
+
+def steps(path: str) -> Iterator[str]:
+    """The links that the system follows to open a path, and where it arrives. `path` is absolute."""
+    place, waiting, links = os.sep, [*reversed(path.split(os.sep))], 0
+    while waiting:
+        part = waiting.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            place = os.path.dirname(place)
+            continue
+        following = os.path.join(place, part)
+        target = link_target(following) if links < MAX_LINKS else ""
+        if not target:
+            place = following
+            continue
+        links += 1
+        yield following
+        place = os.sep if os.path.isabs(target) else place
+        waiting += reversed(target.split(os.sep))
+    yield place
+
+
+def link_target(path: str) -> str:
+    """What a link holds; empty if there is no link."""
+    try:
+        return os.readlink(path)
+    except (OSError, ValueError):
+        return ""
 
 
 def hooks_in(place: str, top: str) -> Iterator[str]:
@@ -247,15 +283,11 @@ def hooks_in(place: str, top: str) -> Iterator[str]:
 
 
 def places(value: str, bases: Sequence[str]) -> Iterator[str]:
-    """The paths that a value may mean: relative to each of the folders `bases`, with and without links resolved."""
+    """The paths that a value may mean, relative to each of the folders `bases`. See `steps`."""
     value = os.path.expanduser(value)
-    if not value or "\0" in value:
-        return
-    for base in bases:
-        path = os.path.normpath(os.path.join(base, value))
-        yield path
-        if (real := os.path.realpath(path)) != path:
-            yield real
+    if value and "\0" not in value:
+        for base in bases:
+            yield from steps(os.path.join(base, value))
 
 
 def named_by_command(section: str, value: str, bases: Sequence[str]) -> Iterator[str]:
@@ -264,6 +296,8 @@ def named_by_command(section: str, value: str, bases: Sequence[str]) -> Iterator
     if section == "alias" and not value.startswith("!"):
         return
     line = HOME_OF_REPOSITORY.sub(".", value.removeprefix("!"))
+    folders = [place for folder in FOLDER_CHANGE.findall(line) for place in places(folder, bases)]
+    bases = [*bases, *filter(os.path.isdir, folders)]
     words = dict.fromkeys(WORD.findall(line))
     with suppress(ValueError):
         words |= dict.fromkeys(shlex.split(line))

@@ -20,6 +20,7 @@ from crow.tools.git import (
     contains_any,
     find_repository,
     repositories_above,
+    steps,
 )
 from crow.tools.workspace import open_folder, read_file
 
@@ -139,7 +140,8 @@ class Scan:
         below = (find_repository(top) for top in tops)
         around = (repository for root in roots for repository in repositories_above(root))
         found: dict[Repository, None] = dict.fromkeys([*around, *filter(None, below)])
-        named = git.named(found) | {os.path.realpath(path) for path, one in self.states.items() if one.kind == "link"}
+        linked = {place for path, state in self.states.items() if state.kind == "link" for place in steps(path)}
+        named = git.named(found) | linked
         inside = (path for path in named if any(is_inside(path, root) for root in roots))
         return frozenset(path for path in inside if not contains_any(path, roots))
 
@@ -266,7 +268,7 @@ class Scan:
             elif quick_fold(entry.name) in names:
                 content = None
                 with suppress(OSError):
-                    content = self._read(entry.path, os.lstat(entry.path))
+                    content = None if entry.is_symlink() else self._read(entry.path, os.lstat(entry.path))
                 if commands := commands_in(quick_fold(entry.name), content):
                     self._add_one(entry.path, commands=commands)
 
