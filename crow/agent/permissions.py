@@ -257,8 +257,8 @@ def change_of_tool(rule: PermissionRule, call: PlannedCall) -> tuple[str, str]:
     """Explain to the user why crow asks again about an MCP tool. Also return what its server changed, as a diff."""
     if not rule.fingerprint or not call.fingerprint:
         return "You allowed this tool before crow noted what it is. From now on, crow asks again if it changes.", ""
-    lines = unified_diff(rule.definition.splitlines(), call.definition.splitlines(), lineterm="", n=2)
-    changes = "\n".join([*lines][2:]) or "The difference is in a part that is too long to be stored."
+    lines = unified_diff(rule.definition.split("\n"), call.definition.split("\n"), lineterm="", n=2)
+    changes = "\n".join([*lines][2:]) or "The difference is in the part that is not shown."
     return "You allowed this tool always, but its server has changed it since. The changes:", changes
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import stat as modes
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -21,6 +21,7 @@ MAX_REPOSITORIES = 64
 MAX_SEARCHED = 200
 MAX_WORDS = 64
 MAX_LINKS = 40
+MAX_LINES = 500
 
 Setting: TypeAlias = tuple[str, str, str]
 """A section, a name and a value of git's settings. Section and name are in lower case."""
@@ -43,6 +44,8 @@ COMMAND = re.compile(
 HOME_OF_REPOSITORY = re.compile(
     r"\$\(git rev-parse [^)]*\)|`git rev-parse [^`]*`|\$\(pwd\)|\$\{?(?:PWD|GIT_[A-Z_]+)\}?"
 )
+HOME_OF_USER = re.compile(r"\$\{?HOME\}?(?![A-Za-z0-9_])")
+MODULE = re.compile(r"(?<!\S)-[A-Za-z]{0,8}m[ '\"]*([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*){0,8})")
 FOLDER_CHANGE = re.compile(r"(?:\bcd|-C|--prefix|--directory)[ =]+['\"]?([^\s'\";|&]+)")
 WORD = re.compile(r"[^\s'\"`;|&<>(){}=,]+")
 HOOKS = (
@@ -54,6 +57,7 @@ HOOKS = (
 )
 """The names of git's hooks."""
 
+SCRIPTS = (".sh", ".bash", ".zsh", ".py", ".pl", ".rb", ".js", ".cjs", ".mjs", ".ts")
 SETTING = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(=)?")
 SECTION = re.compile(r'\s*\[\s*([A-Za-z0-9.-]+)(?:\s+"((?:[^"\\]|\\.)*)")?\s*\]')
 ESCAPES = {"n": "\n", "t": "\t", "b": "\b"}
@@ -99,6 +103,7 @@ class GitFiles:
     def _named(self, repository: Repository) -> Iterator[str]:
         hooks = os.path.join(repository.common, "hooks")
         yield from link_targets(hooks)
+        yield from self._called_by(hooks, (repository.top, repository.directory))
         found = [*self._settings(repository)]
         for file in {file for file, _ in found}:
             yield from steps(file)
@@ -111,10 +116,20 @@ class GitFiles:
             elif (section, name) in FOLDERS:
                 for place in places(value, bases):
                     yield from hooks_in(place, top)
+                    yield from self._called_by(place, bases)
             elif (section, name) in FILES and not value.startswith("!"):
                 yield from places(value, bases)
             elif section in COMMAND_SECTIONS or COMMAND.fullmatch(name):
                 yield from named_by_command(section, value, bases)
+
+    def _called_by(self, folder: str, bases: Sequence[str]) -> Iterator[str]:
+        """The scripts and Python modules that the hooks in a folder call by their paths."""
+        for hook in HOOKS:
+            for _, _, value in self._read_file(os.path.join(folder, hook), parse_script):
+                line = command_line(value)
+                yield from modules_in(line, bases)
+                named = words_in(line, bases, is_alias=True)
+                yield from (path for path in named if path.endswith(SCRIPTS) or os.access(path, os.X_OK))
 
     def _settings(self, repository: Repository) -> Iterator[tuple[str, Setting]]:
         """The settings of a repository, each with its file. Included files follow the file that includes them."""
@@ -126,7 +141,7 @@ class GitFiles:
             if file in read:
                 continue
             read.add(file)
-            for setting in self._read_settings(file):
+            for setting in self._read_file(file, parse_settings):
                 yield file, setting
                 if setting[:2] in INCLUDES:
                     waiting += places(setting[2], (os.path.dirname(file),))
@@ -138,7 +153,7 @@ class GitFiles:
         users = [own] if own else [os.path.join(config, "git", "config"), os.path.join(home, ".gitconfig")]
         return [*users, self.env.get("GIT_CONFIG_SYSTEM") or "/etc/gitconfig"]
 
-    def _read_settings(self, file: str) -> tuple[Setting, ...]:
+    def _read_file(self, file: str, parse: Callable[[str], Iterable[Setting]]) -> tuple[Setting, ...]:
         try:
             found = os.stat(file)
             if not modes.S_ISREG(found.st_mode):  # opening a pipe would wait for a writer
@@ -148,7 +163,7 @@ class GitFiles:
             if known is None or known[0] != stamp:
                 with open(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as opened:
                     text = os.fsdecode(opened.read(FILE_BYTES))
-                known = self._read[file] = (stamp, tuple(parse_settings(text)))
+                known = self._read[file] = (stamp, tuple(parse(text)))
         except OSError:
             return ()
         return known[1]
@@ -291,11 +306,31 @@ def places(value: str, bases: Sequence[str]) -> Iterator[str]:
 
 
 def named_by_command(section: str, value: str, bases: Sequence[str]) -> Iterator[str]:
-    """The files that a command line in git's settings names. A folder counts only if the line gives a path to it,
-    because any word may be the name of a folder by chance. The same holds for files that do not exist."""
-    if section == "alias" and not value.startswith("!"):
-        return
+    """The files that a command line in git's settings names."""
+    if section != "alias" or value.startswith("!"):
+        line = command_line(value)
+        yield from modules_in(line, bases)
+        yield from words_in(line, bases, is_alias=section == "alias")
+
+
+def command_line(value: str) -> str:
+    """A command line in git's settings, with the folder where git starts it as `.`."""
     line = HOME_OF_REPOSITORY.sub(".", value.removeprefix("!"))
+    return HOME_OF_USER.sub(lambda _: os.path.expanduser("~"), line)
+
+
+def modules_in(line: str, bases: Sequence[str]) -> Iterator[str]:
+    """The files of the modules that `python -m` would run: it first looks in the folder where it starts."""
+    for module in MODULE.findall(line):
+        path = module.replace(".", os.sep)
+        yield from places(f"{path}.py", bases)
+        yield from places(path, bases)
+
+
+def words_in(line: str, bases: Sequence[str], *, is_alias: bool = False) -> Iterator[str]:
+    """The files that the words of a command line name. A word without a slash counts if the file exists, or if it looks
+    like the name of a file. A folder counts only if the line gives a path to it, and not in an alias, because any word
+    may be the name of a folder by chance."""
     folders = [place for folder in FOLDER_CHANGE.findall(line) for place in places(folder, bases)]
     bases = [*bases, *filter(os.path.isdir, folders)]
     words = dict.fromkeys(WORD.findall(line))
@@ -305,7 +340,7 @@ def named_by_command(section: str, value: str, bases: Sequence[str]) -> Iterator
         if word.startswith("-") or "://" in word:
             continue
         for path in places(word, bases):
-            is_path = "/" in word and (section != "alias" or not os.path.isdir(path))
+            is_path = "/" in word and not (is_alias and os.path.isdir(path))
             is_named = is_path or ("." in word and not os.path.lexists(path))
             if os.path.isfile(path) or (is_named and not contains_any(path, bases)):
                 yield path
@@ -354,6 +389,12 @@ def parse_value(text: str, *, is_quoted: bool) -> tuple[str, bool | None]:
         else:
             value.append(char)
     return "".join(value), None
+
+
+def parse_script(text: str) -> Iterator[Setting]:
+    """The lines of a shell script that are no comments, in the form of settings."""
+    lines = text.split("\n")[:MAX_LINES] if text.startswith("#!") and "\0" not in text else []
+    return (("", "", line) for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
 TODO_COMMAND = re.compile(rb"^[ \t]*(?:exec|x)(?=[ \t])", re.MULTILINE)

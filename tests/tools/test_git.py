@@ -122,6 +122,10 @@ NAMED = {
     "uploadpack.packObjectsHook": ("tools/pack", "tools/pack"),
     "lfs.customtransfer.x.path": ("tools/transfer", "tools/transfer"),
     "hook.x.command": ("tools/hook", "tools/hook"),
+    "filter.y.clean": ("cd tools && ./clean", "tools/clean"),
+    "filter.z.clean": ("python3 -m strip", "strip.py"),
+    "filter.z.smudge": ("python3 -Im 'pkg.strip' x", "pkg/strip.py"),
+    "diff.y.textconv": ("$HOME/../project/tools/conv", "tools/conv"),
 }
 """Settings of git, each with a value and a file that git would then run or read."""
 
@@ -175,6 +179,29 @@ def test_hooks_behind_links_are_protected(root: Path) -> None:
     (root / ".git" / "hooks").rmdir()
     (root / ".git" / "hooks").symlink_to("../scripts")
     assert workspace.protection(root / "scripts" / "other.sh") == "ask"
+
+
+def test_every_link_on_the_way_to_a_hook_is_protected(root: Path) -> None:
+    (root / "scripts").mkdir()
+    (root / "real").mkdir()
+    (root / "scripts" / "check").symlink_to("../real/check.sh")
+    (root / "way").symlink_to("scripts")
+    (root / ".git" / "hooks" / "pre-push").symlink_to("../../way/check")
+    named = GitFiles().named_around(str(root / "a"), [str(root)])
+    assert {str(root / name) for name in ("way", "scripts/check", "real/check.sh")} <= named
+
+
+def test_scripts_and_modules_that_hooks_call_are_protected(root: Path) -> None:
+    (root / "scripts").mkdir()
+    for name in ("scripts/lint.sh", "scripts/data.txt", "notes.md", "run"):
+        (root / name).write_text("")
+    (root / "run").chmod(0o755)
+    lines = ("#!/bin/sh", "# see notes.md", "exec python3 -mpre_commit hook", "./run <scripts/data.txt")
+    (root / ".git" / "hooks" / "pre-commit").write_text("\n".join((*lines, "sh scripts/lint.sh notes.md", "")))
+    workspace = DiskWorkspace(root)
+    named = ("scripts/lint.sh", "run", "pre_commit.py", "pre_commit/__init__.py")
+    others = ("scripts/data.txt", "notes.md", "src/pre_commit.py")
+    assert [path for path in (*named, *others) if workspace.protection(root / path) == "ask"] == [*named]
 
 
 def test_hooks_beside_the_sources_are_protected_by_their_names(root: Path) -> None:

@@ -184,9 +184,13 @@ class Undo:
             return True
         differences = sorted(self.differences(current) if only is None else only)
         heads = [path for path in differences if quick_fold(os.path.basename(path)) == "head"]
+        replaced: set[str] = set()
         for path in heads or differences:
-            if not any(is_inside(path, done) for done in self._given_up):
+            if not any(is_inside(path, done) for done in self._given_up | replaced):
                 self._undo(path, current.get(path))
+                before, now = self._before.get(path), current.get(path)
+                if before is not None and now is not None and before.kind != now.kind:
+                    replaced.add(path)  # what was in it has moved with it
         return bool(differences)
 
     def report_unstable(self, current: Mapping[str, FileState]) -> None:

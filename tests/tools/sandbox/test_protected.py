@@ -596,6 +596,39 @@ def test_a_check_undoes_what_two_checks_have_seen(root: Path, kept: Path, monkey
 
 @posix_only
 @pytest.mark.parametrize("only_created", [True, False])
+def test_links_on_the_way_to_what_git_runs_stay(root: Path, kept: Path, only_created: bool) -> None:
+    (root / "real" / "hooks").mkdir(parents=True)
+    (root / "real" / "hooks" / "pre-commit").write_text("good")
+    (root / "tools").symlink_to("real")
+    git(root, "config", "core.hooksPath", "tools/hooks")
+
+    def change() -> None:
+        (root / "tools").unlink()
+        (root / "tools" / "hooks").mkdir(parents=True)
+        (root / "tools" / "hooks" / "pre-commit").write_text("evil")
+
+    assert len(after(root, kept, change, only_created=only_created)) == 1
+    assert os.readlink(root / "tools") == "real"
+    assert (root / "tools" / "hooks" / "pre-commit").read_text() == "good"
+
+
+@posix_only
+def test_a_link_in_place_of_the_steps_of_a_rebase_is_moved_away(root: Path, kept: Path) -> None:
+    (root / ".git" / "rebase-merge").mkdir()
+    todo = root / ".git" / "rebase-merge" / "git-rebase-todo"
+    todo.write_text("pick 1 a\n")
+
+    def change() -> None:
+        (root / "steps").write_text("exec touch ran\n")
+        todo.unlink()
+        todo.symlink_to("../../steps")
+
+    assert len(after(root, kept, change, only_created=True)) == 1
+    assert not os.path.lexists(todo)
+
+
+@posix_only
+@pytest.mark.parametrize("only_created", [True, False])
 def test_a_new_repository_or_link_takes_nothing_else_with_it(root: Path, kept: Path, only_created: bool) -> None:
     def change() -> None:
         git(root, "init", "--quiet", "sub")
