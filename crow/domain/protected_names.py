@@ -153,6 +153,14 @@ REPOSITORY_PARTS = frozenset(
 """Names that are protected if they are beside the HEAD of a git repository, whatever the repository's folder is
 called."""
 
+SKIPPED = frozenset(
+    (
+        *("node_modules", "bower_components", ".venv", "venv", "site-packages", "target", "__pycache__"),
+        *(".tox", ".nox", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".gradle", ".next", ".yarn", ".pnpm-store"),
+    )
+)
+"""Folders in which dependencies and build results are stored. They are not searched for protected files."""
+
 REMOVABLE = frozenset(name for row in ROWS if not row.is_fixed for name in row.names)
 """The names that the user's settings can remove."""
 

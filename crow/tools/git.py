@@ -10,15 +10,22 @@ import os
 import re
 import shlex
 import stat as modes
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from crow.domain.protected_names import SKIPPED
+
 FILE_BYTES = 1_000_000
 MAX_FILES = 64
 MAX_REPOSITORIES = 64
-MAX_SEARCHED = 200
+MAX_SEARCHED = 300
+SEARCH_DEPTH = 4
+SETTLED_NS = 50_000_000
+"""A folder that changed less than this long ago is read again, because some clocks advance in steps."""
+
 MAX_WORDS = 64
 MAX_LINKS = 40
 MAX_LINES = 500
@@ -83,6 +90,8 @@ class GitFiles:
 
     env: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     _read: dict[str, tuple[tuple[int, ...], tuple[Setting, ...]]] = field(default_factory=dict, repr=False)
+    _folders: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict, repr=False)
+    _trees: set[str] = field(default_factory=set, repr=False)
 
     def named_around(self, path: str, roots: Sequence[str]) -> frozenset[str]:
         """What git would run in the repositories around a path and in those of the roots, and these repositories' own
@@ -90,7 +99,7 @@ class GitFiles:
         found = list(repositories_above(os.path.dirname(path)))
         for root in roots:
             found += [] if contains_any(root, [path]) else repositories_above(root)
-            found += repositories_below(root)
+            found += self._repositories_below(root)
         own = {folder for one in found for folder in (one.directory, one.common) if not contains_any(folder, roots)}
         return self.named(found) | own
 
@@ -99,6 +108,33 @@ class GitFiles:
         absolute. They need not exist: git would also run a file that is created later."""
         chosen = list(dict.fromkeys(repositories))[:MAX_REPOSITORIES]
         return frozenset(path for repository in chosen for path in self._named(repository))
+
+    def _repositories_below(self, root: str) -> Iterator[Repository]:
+        """The repositories in the folders of a root, up to four levels deep. Looks at a limited number of folders."""
+        level, left = [os.path.realpath(root)], MAX_SEARCHED
+        for _ in range(SEARCH_DEPTH + 1):
+            searched = level[:left]
+            left -= len(searched)
+            level = [below for folder in searched for below in self._folders_in(folder)]
+            for folder in searched:
+                if folder in self._trees and (found := find_repository(folder)) is not None:
+                    yield found
+
+    def _folders_in(self, folder: str) -> tuple[str, ...]:
+        """The folders in a folder, except those with dependencies. Notes whether it is the top of a repository."""
+        try:
+            changed_ns = os.stat(folder).st_mtime_ns
+            known = self._folders.get(folder)
+            if known is not None and known[0] == changed_ns and time.time_ns() - changed_ns > SETTLED_NS:
+                return known[1]
+            with os.scandir(folder) as entries:
+                found = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+        except OSError:
+            return ()
+        (self._trees.add if ".git" in found else self._trees.discard)(folder)
+        names = (name for name, is_folder in found.items() if is_folder and name != ".git" and name not in SKIPPED)
+        self._folders[folder] = (changed_ns, tuple(os.path.join(folder, name) for name in sorted(names)))
+        return self._folders[folder][1]
 
     def _named(self, repository: Repository) -> Iterator[str]:
         hooks = os.path.join(repository.common, "hooks")
@@ -179,26 +215,6 @@ def repositories_above(folder: str) -> Iterator[Repository]:
         if os.path.dirname(folder) == folder:
             return
         folder = os.path.dirname(folder)
-
-
-def repositories_below(root: str) -> Iterator[Repository]:
-    """The repositories in the folders of a root, and in the folders of these folders. Looks at a limited number."""
-    level, left = [os.path.realpath(root)], MAX_SEARCHED
-    for _ in range(2):
-        below: list[str] = []
-        for folder in level:
-            with suppress(OSError), os.scandir(folder) as entries:
-                for entry in entries:
-                    left -= 1
-                    if left < 0:
-                        return
-                    if entry.is_dir(follow_symlinks=False) and entry.name != ".git":
-                        below.append(entry.path)
-        for folder in below:
-            found = find_repository(folder) if os.path.lexists(os.path.join(folder, ".git")) else None
-            if found is not None:
-                yield found
-        level = below
 
 
 def find_repository(folder: str) -> Repository | None:
@@ -322,9 +338,11 @@ def command_line(value: str) -> str:
 def modules_in(line: str, bases: Sequence[str]) -> Iterator[str]:
     """The files of the modules that `python -m` would run: it first looks in the folder where it starts."""
     for module in MODULE.findall(line):
-        path = module.replace(".", os.sep)
-        yield from places(f"{path}.py", bases)
-        yield from places(path, bases)
+        parts = module.split(".")
+        for count in range(1, len(parts) + 1):
+            path = os.sep.join(parts[:count])
+            for name in (f"{path}.py", f"{path}/__init__.py", f"{path}/__main__.py"):
+                yield from places(name, bases)
 
 
 def words_in(line: str, bases: Sequence[str], *, is_alias: bool = False) -> Iterator[str]:

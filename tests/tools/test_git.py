@@ -125,6 +125,7 @@ NAMED = {
     "filter.y.clean": ("cd tools && ./clean", "tools/clean"),
     "filter.z.clean": ("python3 -m strip", "strip.py"),
     "filter.z.smudge": ("python3 -Im 'pkg.strip' x", "pkg/strip.py"),
+    "filter.z.process": ("python3 -m pkg.strip", "pkg/__init__.py"),
     "diff.y.textconv": ("$HOME/../project/tools/conv", "tools/conv"),
 }
 """Settings of git, each with a value and a file that git would then run or read."""
@@ -233,10 +234,13 @@ def test_settings_of_submodules_and_worktrees_count(root: Path, tmp_path: Path) 
 
 
 def test_a_neighbour_repository_can_name_files_too(root: Path) -> None:
-    (root / "lib" / "inner").mkdir(parents=True)
-    git(root / "lib" / "inner", "init", "--quiet")
-    git(root / "lib" / "inner", "config", "core.hooksPath", str(root / "src"))
-    assert DiskWorkspace(root).protection(root / "src" / "pre-commit") == "ask"
+    inner = root / "a" / "b" / "c" / "inner"
+    inner.mkdir(parents=True)
+    workspace = DiskWorkspace(root)
+    assert workspace.protection(root / "src" / "pre-commit") == "none"
+    git(inner, "init", "--quiet")
+    git(inner, "config", "core.hooksPath", str(root / "src"))
+    assert workspace.protection(root / "src" / "pre-commit") == "ask"
 
 
 def test_values_that_name_no_program_protect_nothing(root: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from crow.domain.protected_names import REPOSITORY_PARTS, WORKING_PARTS, ProtectedNames, fold_name
+from crow.domain.protected_names import REPOSITORY_PARTS, SKIPPED, WORKING_PARTS, ProtectedNames, fold_name
 from crow.tools.git import (
     UNFINISHED,
     GitFiles,
@@ -32,14 +32,6 @@ ALL_BYTES = 20_000_000
 SETTLED_NS = 50_000_000
 """The clocks of some file systems advance only in steps of this length. So if a file changes twice within one step, its
 time of change may stay the same."""
-
-SKIPPED = frozenset(
-    (
-        *("node_modules", "bower_components", ".venv", "venv", "site-packages", "target", "__pycache__"),
-        *(".tox", ".nox", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".gradle", ".next", ".yarn", ".pnpm-store"),
-    )
-)
-"""Folders in which dependencies and build results are stored. They are not searched for protected files."""
 
 GIT_FOLDERS = frozenset({".git", "git~1"})
 REMOTE_FOLDERS = frozenset({"remotes", "branches"})
