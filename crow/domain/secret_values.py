@@ -32,7 +32,7 @@ _STRONG = frozenset(
 )
 """Words of names whose values are secrets, whatever they look like."""
 
-_WEAK = frozenset({"key", "keys", "token", "tokens", "auth", "cookie", "cookies", "dsn"})
+_WEAK = frozenset({"key", "keys", "token", "tokens", "auth", "authorization", "cookie", "cookies", "dsn"})
 """Words of names whose values are secrets, unless they are numbers."""
 
 _ENDINGS = ("password", "passwd", "passphrase", "secret", "apikey", "accesskey", "secretkey", "privatekey", "token")
@@ -44,6 +44,11 @@ _NUMBER = re.compile(r"[0-9]{1,7}(?:\.[0-9]{1,3})?")
 _IN_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,20}://[^\s/@:]{0,200}:([^\s/@]{1,500})@")
 _PARAMETER = re.compile(r"(?i)(?:^|[?&;,\s-])[a-z_.-]{0,40}(?:password|passwd|pwd|secret|token)=([^&;,\s]{4,500})")
 _KEY_IN_URL = re.compile(r"(?i)://[^\s?]{1,500}\?(?:[^\s]{0,500}&)?[a-z_-]{0,40}key=([^&;\s]{4,500})")
+_HEADER = re.compile(r"(?i)\b(?:bearer|basic)\s{1,4}([A-Za-z0-9._~+/=-]{12,5000})")
+_NETRC = re.compile(r"(?i)\blogin\s{1,9}\S{1,200}\s{1,9}password\s{1,9}(\S{4,500})")
+_MEMBER = re.compile(
+    r"""(?i)["'][a-z_-]{0,40}(?:password|secret|token|key)["']\s{0,9}:\s{0,9}["']([^"'\s]{4,500})["']"""
+)
 _PRIVATE = "PRIVATE KEY-----"
 _PLACE = re.compile(r"~?/")
 _LINE_CHARS = 20
@@ -93,7 +98,7 @@ def secrets_in(value: str) -> Iterator[str]:
 
 
 def _passwords(value: str) -> Iterator[str]:
-    for pattern in (_IN_URL, _PARAMETER, _KEY_IN_URL):
+    for pattern in (_IN_URL, _PARAMETER, _KEY_IN_URL, _HEADER, _NETRC, _MEMBER):
         yield from (found[1] for found in pattern.finditer(value))
 
 
