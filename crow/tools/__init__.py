@@ -37,7 +37,8 @@ class SandboxStatus:
     and `problem` is a sentence that tells the user why. `setting` is the value of `sandbox.enabled`. If `has_overlay`
     is set, a command with the access `read` can write into the workspace, but its changes are thrown away. Otherwise
     its writes fail. If `has_network` is set, commands with the access `write` can use the network. `readable` and
-    `writable` are the additional directories from the user's settings.
+    `writable` are the additional directories from the user's settings. `withheld` are the names of variables that no
+    command gets, because they hold secrets; those with keys of endpoints are left out.
     """
 
     name: str = ""
@@ -47,6 +48,7 @@ class SandboxStatus:
     has_network: bool = False
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
 
 
 Protection: TypeAlias = Literal["none", "ask", "never"]

@@ -16,6 +16,7 @@ import stat as modes
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -198,7 +199,10 @@ class DiskWorkspace:
 
     async def sandbox_status(self) -> SandboxStatus:
         """See :meth:`crow.tools.Workspace.sandbox_status`."""
-        return OFF if self._confiner is None else await self._confiner.status()
+        status = OFF if self._confiner is None else await self._confiner.status()
+        keys = self._keys()
+        withheld = sorted(name for name in keys.withheld() if not keys.hides(name, os.environ[name]))
+        return replace(status, withheld=tuple(withheld))
 
     def explain_failure(self, access: CommandAccess, output: str, *, has_failed: bool = True) -> str:
         """See :meth:`crow.tools.Workspace.explain_failure`."""
