@@ -16,7 +16,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import anyio
@@ -43,10 +42,7 @@ from crow.settings.endpoints import MAIN_PROVIDER, Gateways, provider_target
 from crow.settings.load import tokens_in_headers
 from crow.store import Store
 from crow.tools import SandboxStatus, Workspace
-
-if TYPE_CHECKING:
-    from crow.trace.record import Recorder
-
+from crow.trace.record import Recorder
 
 logger = logging.getLogger(__name__)
 
@@ -476,8 +472,6 @@ def recording(loaded: Loaded) -> Iterator[Recorder | None]:
     if loaded.paths.trace is None:
         yield None
         return
-    from crow.trace.record import Recorder  # imports jsonschema: 30 ms
-
     recorder = Recorder(loaded.paths.trace, loaded.settings.secrets())
     try:
         yield recorder

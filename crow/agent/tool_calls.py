@@ -118,6 +118,10 @@ class Calls:
         """Let the tools get ready while the model answers."""
         self._toolbox.prepare()
 
+    def understood(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+        """Return the calls in terms of the tools on offer."""
+        return tuple(map(self._toolbox.understood, calls))
+
     async def plan(self, calls: Sequence[ToolCall]) -> tuple[PlannedCall, ...]:
         """Plan what each call will do. The plans are stored with the model's answer before any call is announced."""
         return tuple([await self._toolbox.plan(call) for call in calls])

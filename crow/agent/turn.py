@@ -333,7 +333,8 @@ class Turn:
             if draft.is_muted:  # the caller of `mute` is cancelling this turn; wait for that
                 await anyio.sleep_forever()
             self._is_listening = False
-        self._answer = answer = replace(answer, usage=usage_of_answer(answer, sent=self._sent))
+        calls = self._calls.understood(answer.calls)
+        self._answer = answer = replace(answer, calls=calls, usage=usage_of_answer(answer, sent=self._sent))
         if changed := self._branch.changed_parts(self._model.info):
             await self._branch.record([NewEntry(body=Note(about="dialect", value=", ".join(changed)))])
         plans: Sequence[PlannedCall] = ()

@@ -34,8 +34,7 @@ _COMMANDS = {
     "models": "crow.cli.checks:models",
     "mcp": "crow.cli.mcp:run_command",
     "config": "crow.cli.config:print_settings",
-    "trace": "crow.cli.conformance:run_trace",
-    "acp-check": "crow.cli.conformance:run_acp_check",
+    "trace": "crow.cli.trace:run_trace",
     "completion": "crow.cli.reference:print_completion",
     "man": "crow.cli.reference:print_manual",
 }

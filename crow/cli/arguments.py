@@ -104,17 +104,9 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     if "mcp" in arguments:
         _add_mcp_commands(mcp)
     add("config", "print the settings in effect, and where each comes from", [settings])
-    trace = add("trace", "show or check a recording of an ACP connection (CROW_TRACE=FILE makes one)")
-    trace.add_argument(
-        "action",
-        choices=["show", "check"],
-        help='"show" prints the recording; "check" lists violations of the protocol',
-    )
-    trace.add_argument("file", metavar="FILE", help="a recording by crow, or a file with one JSON message per line")
-    acp_check = add("acp-check", "check whether an agent keeps the rules of the Agent Client Protocol")
-    _add_acp_check_arguments(acp_check)
-    _add_check_options(trace, "check: ")
-    _add_check_options(acp_check, "")
+    trace = add("trace", "print a recording of an ACP connection (CROW_TRACE=FILE makes one)")
+    trace.add_argument("action", choices=["show"], help='"show" prints the recording')
+    trace.add_argument("file", metavar="FILE", help="a recording by crow")
     completion = add("completion", "print a completion script for bash, zsh or fish")
     completion.add_argument("shell", choices=["bash", "zsh", "fish"], nargs="?", help="the shell")
     completion.add_argument("--sessions", metavar="WORD", help=argparse.SUPPRESS)
@@ -368,41 +360,3 @@ def _add_mcp_commands(parser: argparse.ArgumentParser) -> None:
 
 def _add_json(parser: argparse.ArgumentParser, default: object = False) -> None:
     parser.add_argument("--json", action="store_true", default=default, help="print one JSON object per line")
-
-
-def _add_acp_check_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "agent",
-        metavar="COMMAND",
-        nargs="*",
-        help="the agent's command, after --; crow fills in {base_url}, {model}, {key}, {workspace} and {home}",
-    )
-    parser.add_argument(
-        "--endpoint-env",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="another environment variable, besides OPENAI_BASE_URL, that gets the base URL of the check's endpoint",
-    )
-    parser.add_argument(
-        "--env",
-        metavar="NAME[=VALUE]",
-        action="append",
-        default=[],
-        help="an environment variable for the agent; with NAME alone, the value comes from the current environment",
-    )
-    parser.add_argument(
-        "--timeout", metavar="SECONDS", type=float, default=30.0, help="how long to wait for each answer (default: 30)"
-    )
-    parser.add_argument("--trace", metavar="FILE", help="record all messages, for crow trace show")
-    parser.add_argument("--rules", action="store_true", help="only list the rules")
-
-
-def _add_check_options(parser: argparse.ArgumentParser, when: str) -> None:
-    for flag, words in (
-        ("--all", "print all rules, not only those that failed"),
-        ("--strict", "exit with 1 also if a rule of severity SHOULD failed"),
-        ("--json", "print one JSON object for each rule"),
-    ):
-        parser.add_argument(flag, action="store_true", help=f"{when}{words}")
-    parser.add_argument("--junit", metavar="FILE", help=f"{when}write the result as JUnit XML")

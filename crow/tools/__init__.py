@@ -228,6 +228,10 @@ class Toolbox(Protocol):
     def prepare(self) -> None:
         """Start to prepare for tool calls. The preparations run in the background while the model answers."""
 
+    def understood(self, call: ToolCall) -> ToolCall:
+        """Return `call` in terms of the tools on offer, if it was clearly meant for one of them but written for the
+        tools of another agent. Otherwise return it as it is."""
+
     async def plan(self, call: ToolCall) -> PlannedCall:
         """Plan `call` without running it. For an invalid call, return a plan with a `fault` instead of raising an
         error."""

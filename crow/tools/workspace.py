@@ -636,24 +636,3 @@ def is_still_at(path: Path, handle: int) -> bool:
         return os.path.samestat(os.fstat(handle), os.lstat(path))
     except FileNotFoundError:
         return False
-
-
-class SeenFiles:
-    """Remembers the text of each file that the model read or wrote, so that the model does not overwrite later changes
-    by others.
-
-    The model may edit a file that it has never read, because an edit must match the file's text anyway.
-    """
-
-    def __init__(self) -> None:
-        self._fingerprints: dict[Path, tuple[int, int]] = {}
-
-    def note(self, path: Path, text: str) -> None:
-        """Remember that the model knows this text of the file."""
-        self._fingerprints[path] = (len(text), hash(text))
-
-    def find_fault(self, path: Path, text: str, name: str) -> str | None:
-        """Return why the model may not change a file that now holds `text`, or None if it may."""
-        if self._fingerprints.get(path) in (None, (len(text), hash(text))):
-            return None
-        return f"{name} has changed since it was read; read it again first"

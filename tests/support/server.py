@@ -20,7 +20,7 @@ import httpx2
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.exceptions import ConnectionClosed
 
-from crow.trace.schema import SchemaChecker, Violation
+from acp_check.schema import SchemaChecker, Violation
 from tests.support import fork_server
 from tests.support.acp_client import WAIT_S, Answer, CrowProcess
 from tests.support.house_rules import HouseRules

@@ -26,10 +26,11 @@ from crow.tools import (
     SkillInfo,
     Workspace,
 )
+from crow.tools.builtin.text_file import SeenFiles
 from crow.tools.jobs import Jobs
 from crow.tools.limits import FairLimiter
 from crow.tools.process import HiddenKeys, KeySource
-from crow.tools.workspace import SeenFiles, shared_inode
+from crow.tools.workspace import shared_inode
 
 Arguments: TypeAlias = Mapping[str, Any]
 """The arguments of a call, checked against the tool's schema. Optional arguments may be absent."""
@@ -268,20 +269,19 @@ def describe_type(schema: object) -> str:
 # converted here anyway, because many models write numbers and booleans as text, and null for an absent argument. The
 # error messages are written for models.
 def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
-    """Return the arguments, converted to the schema's types. Arguments that are null are left out. `where` is the path
-    to a nested object.
+    """Return the arguments, converted to the schema's types. Arguments that are null, or that the schema does not have,
+    are left out. `where` is the path to a nested object.
 
-    :raises ~crow.domain.errors.ArgumentError: an argument is missing, unknown, or of another type.
+    :raises ~crow.domain.errors.ArgumentError: an argument is missing, or of another type.
     """
     properties: Mapping[str, Any] = schema["properties"]
-    for name in given:
-        if name not in properties:
-            raise ArgumentError(f"{tool}: unknown argument {where}{name}; expected {', '.join(properties)}")
+    unknown = [name for name in given if name not in properties]
     checked = {}
     for name, expected in properties.items():
         is_required = name in schema.get("required", ())
         if is_required and name not in given:
-            raise ArgumentError(f"{tool}: {where}{name} is missing; expected {describe_schema(expected)}")
+            instead = f", not {', '.join(unknown[:5])}" if unknown else ""
+            raise ArgumentError(f"{tool}: {where}{name} is missing; expected {describe_schema(expected)}{instead}")
         if is_required or given.get(name) is not None:
             checked[name] = check_value(tool, where + name, expected, given[name])
     return checked

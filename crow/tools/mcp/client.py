@@ -30,6 +30,7 @@ from crow.tools import builtin
 from crow.tools.agents import find_agents
 from crow.tools.builtin.session import task_outcome, task_spec, task_to_run
 from crow.tools.builtin.tool import ToolContext, argument, check, parse, parse_foreign, tool_spec
+from crow.tools.builtin.understand import ignored_note, understood
 from crow.tools.jobs import Jobs
 from crow.tools.mcp.logins import LoginFolder
 from crow.tools.mcp.names import checked_uri, prefixes
@@ -47,7 +48,8 @@ CLOSE_S = 0.5
 OFFERED_CHARS = 200_000
 MAX_FOUND = 10
 FOUND_SCHEMA_CHARS = 4_000
-BUILTIN_NAMES = frozenset(spec.name for spec in builtin.SPECS)
+BUILTIN_SPECS = {spec.name: spec for spec in builtin.SPECS}
+BUILTIN_NAMES = frozenset(BUILTIN_SPECS)
 
 FIND_TOOLS = tool_spec(
     "find_tools",
@@ -355,6 +357,10 @@ class McpToolbox:
         """See :meth:`crow.tools.Toolbox.prepare`."""
         self._own.start()
 
+    def understood(self, call: ToolCall) -> ToolCall:
+        """See :meth:`crow.tools.Toolbox.understood`."""
+        return understood(call, {spec.name for spec in self.specs()}, BUILTIN_SPECS)
+
     async def plan(self, call: ToolCall) -> tools.PlannedCall:
         """See :meth:`crow.tools.Toolbox.plan`."""
         return masked_plan(await self._plan(call), self._settings.keys().mask)
@@ -408,7 +414,9 @@ class McpToolbox:
                 task = await task_to_run(self._context, builtin.arguments_of(call), planned)
                 return task_outcome(await self._ports.subagents.delegate(call_id, task, self, on_output))
             if call.name in BUILTIN_NAMES:
-                return await self._own.call(call, call_id, on_output, planned)
+                outcome = await self._own.call(call, call_id, on_output, planned)
+                note = ignored_note(call, BUILTIN_SPECS[call.name])
+                return replace(outcome, text=f"{outcome.text}\n{note}") if note else outcome
             if call.name == FIND_TOOLS.name:
                 return tools.Outcome(text=find_tools(query_of(call), [tool.spec for tool in self._external_tools()]))
             if call.name in RESOURCE_TOOLS and self._connections:
