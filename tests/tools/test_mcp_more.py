@@ -376,8 +376,13 @@ async def test_tools_beyond_the_limit_are_found_by_search_and_called_by_name(ope
     assert '"required": ["id"]' in found.text
     assert nothing.text == 'None of 100 tools matches "zebra". They belong to these servers: srv.'
     assert offer == PlannedCall(
-        announcement=Announcement(title="srv: get_thing9"), access="external", rule_tool="srv__get_thing9"
+        announcement=Announcement(title="srv: get_thing9"),
+        access="external",
+        rule_tool="srv__get_thing9",
+        fingerprint=offer.fingerprint,
+        definition=offer.definition,
     )
+    assert offer.definition.startswith("get_thing9\nGet one thing9.\n")
     assert (called.text, direct.text) == ('get_thing9 {"id": 4}', 'get_thing9 {"id": 5}')
     assert own.fault == "call_tool: shell is not a tool of an MCP server; call it directly"
 
