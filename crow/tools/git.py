@@ -37,14 +37,12 @@ INCLUDES = frozenset({("include", "path"), ("includeif", "path")})
 FOLDERS = frozenset({("core", "hookspath"), ("init", "templatedir")})
 """The settings that name a folder with hooks."""
 
-FILES = frozenset({("core", "attributesfile"), ("difftool", "path"), ("mergetool", "path"), ("browser", "path")})
-FILES |= {("man", "path"), ("guitool", "path"), ("lfs", "path"), ("credential", "helper")}
 COMMAND_SECTIONS = frozenset({"alias", "pager", "hook", "filter"})
 """The sections in which every setting may be a command line."""
 
 COMMAND = re.compile(
     r".*(?:command|cmd|program|editor|pager|driver|external|askpass|proxy|difffilter|hook|helper|receive|textconv)"
-    r"|clean|smudge|process|fsmonitor|update|uploadpack|receivepack|smtpserver|vcs"
+    r"|clean|smudge|process|path|fsmonitor|update|uploadpack|receivepack|smtpserver|vcs"
 )
 """Matches the names of settings whose values are command lines, in any section."""
 
@@ -52,7 +50,7 @@ HOME_OF_REPOSITORY = re.compile(
     r"\$\(git rev-parse [^)]*\)|`git rev-parse [^`]*`|\$\(pwd\)|\$\{?(?:PWD|GIT_[A-Z_]+)\}?"
 )
 HOME_OF_USER = re.compile(r"\$\{?HOME\}?(?![A-Za-z0-9_])")
-MODULE = re.compile(r"(?<!\S)-[A-Za-z]{0,8}m[ '\"]*([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*){0,8})")
+MODULE = re.compile(r"(?<!\S)-[A-Za-z]{0,8}?m[ '\"]*([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*){0,8})")
 FOLDER_CHANGE = re.compile(r"(?:\bcd|-C|--prefix|--directory)[ =]+['\"]?([^\s'\";|&]+)")
 WORD = re.compile(r"[^\s'\"`;|&<>(){}=,]+")
 HOOKS = (
@@ -149,12 +147,12 @@ class GitFiles:
         for file, (section, name, value) in found:
             if (section, name) in INCLUDES:
                 yield from places(value, (os.path.dirname(file),))
+            elif (section, name) == ("core", "attributesfile"):
+                yield from places(value, bases)
             elif (section, name) in FOLDERS:
                 for place in places(value, bases):
                     yield from hooks_in(place, top)
                     yield from self._called_by(place, bases)
-            elif (section, name) in FILES and not value.startswith("!"):
-                yield from places(value, bases)
             elif section in COMMAND_SECTIONS or COMMAND.fullmatch(name):
                 yield from named_by_command(section, value, bases)
 

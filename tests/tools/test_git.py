@@ -123,7 +123,7 @@ NAMED = {
     "lfs.customtransfer.x.path": ("tools/transfer", "tools/transfer"),
     "hook.x.command": ("tools/hook", "tools/hook"),
     "filter.y.clean": ("cd tools && ./clean", "tools/clean"),
-    "filter.z.clean": ("python3 -m strip", "strip.py"),
+    "filter.z.clean": ("python3 -mcommon", "common.py"),
     "filter.z.smudge": ("python3 -Im 'pkg.strip' x", "pkg/strip.py"),
     "filter.z.process": ("python3 -m pkg.strip", "pkg/__init__.py"),
     "diff.y.textconv": ("$HOME/../project/tools/conv", "tools/conv"),
@@ -244,14 +244,18 @@ def test_a_neighbour_repository_can_name_files_too(root: Path) -> None:
 
 
 def test_values_that_name_no_program_protect_nothing(root: Path) -> None:
-    (root / "docs").mkdir()
+    for folder in ("docs", "cache", "code", "vim"):
+        (root / folder).mkdir()
     (root / "main").write_text("")
     (root / ".git" / "config").write_text(
         '[user]\nname = docs\n[branch "docs"]\nremote = main\n[remote "main"]\nurl = ../main\n'
-        "[alias]\nst = status docs/x\n[core]\npager = less -R\n[init]\ndefaultBranch = main\n"
+        "[alias]\nst = status docs/x\nlg = !git log docs/\n[core]\npager = less -R\neditor = code --wait\n"
+        '[credential]\nhelper = cache\n[mergetool "code"]\npath = code\n[difftool "vim"]\ncmd = vim -d\n'
+        "[init]\ndefaultBranch = main\n[core]\nhooksPath = /dev/null\n"
     )
     workspace = DiskWorkspace(root)
-    assert [workspace.protection(root / name) for name in ("docs/x", "main", "less")] == ["none"] * 3
+    free = ("docs/x", "main", "less", "cache/a", "code/a.py", "vim/a")
+    assert [path for path in free if workspace.protection(root / path) != "none"] == []
 
 
 def test_settings_that_name_everything_protect_no_workspace(root: Path) -> None:
