@@ -49,6 +49,7 @@ class ProtectedPaths:
     """The names that are protected in any folder."""
 
     git: GitFiles = field(default_factory=GitFiles)
+    """Finds what git would run."""
 
     def covers(self, path: Path) -> bool:
         """Whether a resolved path is protected. Reads the settings of the repositories around it."""

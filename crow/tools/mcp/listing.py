@@ -79,7 +79,8 @@ class ExternalTool:
         """What the user and the model are told about the tool, as text."""
         schema = json.dumps(self.spec.input_schema, ensure_ascii=False, indent=1, sort_keys=True)
         told = f"{' '.join(self.title.split())}\n{self.spec.description}\n{schema}"[:DEFINITION_CHARS]
-        return told.encode("utf-8", "replace").decode("utf-8")  # a store refuses half a surrogate pair
+        # a database refuses half a surrogate pair, and PostgreSQL a NUL
+        return told.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
 
 
 async def list_tools(client: Client, prefix: str, options: ServerOptions) -> tuple[ExternalTool, ...]:
