@@ -252,7 +252,7 @@ class Calls:
         """Store the result of a call. The entries in `before` are stored in the same transaction, ahead of the
         result."""
         fitting = self._gauge.cut_result(outcome.text, beside=self._calls_in_step)
-        cut = CUT_CHARS if fitting is None else min(CUT_CHARS, fitting)
+        cut = min(each for each in (CUT_CHARS, fitting, outcome.max_chars) if each is not None)
         result = ToolResult(
             call=opened.ref,
             name=opened.call.name,

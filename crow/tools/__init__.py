@@ -142,9 +142,10 @@ class PlannedCall:
 class Outcome:
     """The result of a call.
 
-    `text` is complete; the agent shortens it for the model. `announcement` replaces the announcement in the plan, for
-    example to show the diff that was really applied. `skill` is the name and the text of a skill. The model gets this
-    text after the results of the calls. `cost` is the cost in US dollars of the models that the call used.
+    `text` is complete; the agent shortens it for the model, to `max_chars` characters if that is set. `announcement`
+    replaces the announcement in the plan, for example to show the diff that was really applied. `skill` is the name and
+    the text of a skill. The model gets this text after the results of the calls. `cost` is the cost in US dollars of
+    the models that the call used.
     """
 
     text: str
@@ -157,6 +158,7 @@ class Outcome:
     skill: tuple[str, str] | None = None
     usage: Usage | None = None
     cost: float | None = None
+    max_chars: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,10 +112,9 @@ def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
 
 
 def to_result(outcome: Outcome) -> mcp.CallToolResult:
-    """Convert an outcome to an MCP result. `_meta["crow"]` has the outcome's `announcement`, `plan`, `raw_output` and
-    `skill`."""
+    """Convert an outcome to an MCP result. `_meta["crow"]` has those fields of the outcome for which MCP has none."""
     fields = asdict(outcome)
-    meta = {name: fields[name] for name in ("announcement", "plan", "raw_output", "skill")}
+    meta = {name: fields[name] for name in ("announcement", "plan", "raw_output", "skill", "max_chars")}
     images = [mcp.ImageContent(data=image.data, mime_type=image.mime_type) for image in outcome.images]
     return mcp.CallToolResult(
         content=[mcp.TextContent(text=outcome.text), *images], is_error=outcome.is_error, _meta={META: meta}
@@ -136,6 +135,7 @@ def from_result(result: mcp.CallToolResult) -> Outcome:
         raw_output=meta["raw_output"],
         images=tuple(Image(data=each.data, mime_type=each.mime_type) for each in images if each.type == "image"),
         skill=None if skill is None else tuple(skill),
+        max_chars=meta["max_chars"],
     )
 
 

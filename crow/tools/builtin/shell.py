@@ -11,6 +11,7 @@ from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import in_title, title_line
 from crow.tools import CommandAccess, Outcome, PlannedCall
+from crow.tools.builtin.output import MAX_CHARS, PipeStatuses
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 from crow.tools.jobs import END_S, Job
 from crow.tools.limits import COMMANDS
@@ -51,22 +52,26 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
         await job.wait(FIRST_OUTPUT_S)
         if job.is_running and invocation.ports.background is not None:
             await invocation.ports.background.watch(invocation.call_id, job)
-        return job_outcome(
+        return await job_outcome(
             invocation.context, job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill"
         )
+    statuses = PipeStatuses(command)
     code, output = await invocation.context.workspace.run(
-        command,
+        statuses.command,
         access=access,
         timeout_s=timeout_s,
-        on_output=invocation.on_output,
+        on_output=lambda so_far: invocation.on_output(statuses.split(so_far)[0]),
         excluded=invocation.excluded,
     )
-    end = describe_end(code, timeout_s)
-    hint = invocation.context.workspace.explain_failure(access, output, has_failed=bool(end))
+    output, codes = statuses.split(output)
+    end = describe_end(code, timeout_s) or statuses.note(codes)
+    shown = await invocation.context.outputs.shown(output.removesuffix("\n"))
+    hint = invocation.context.workspace.explain_failure(access, output, has_failed=code != 0)
     return Outcome(
-        text="\n".join(filter(None, [output.removesuffix("\n"), end, hint])) or "(no output)",
-        is_error=bool(end),
+        text="\n".join(filter(None, [shown, end, hint])) or "(no output)",
+        is_error=code != 0,
         raw_output={"exit_code": code, "timed_out": code is None},
+        max_chars=MAX_CHARS if len(shown) > MAX_CHARS else None,
     )
 
 
@@ -93,7 +98,7 @@ async def plan_output(context: ToolContext, args: Arguments) -> PlannedCall:
 async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
     job = invocation.context.jobs.find(args["job"])
     await job.wait(args.get("wait_s", 0))
-    return job_outcome(invocation.context, job, f"{job.id}: {job.state}")
+    return await job_outcome(invocation.context, job, f"{job.id}: {job.state}")
 
 
 async def plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
@@ -104,19 +109,21 @@ async def plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
 async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
     job = invocation.context.jobs.find(args["job"])
     if not job.is_running:
-        return job_outcome(invocation.context, job, f"{job.id} had already {job.state}")
+        return await job_outcome(invocation.context, job, f"{job.id} had already {job.state}")
     await job.command.end(END_S)
-    return job_outcome(invocation.context, job, f"{job.id}: {job.state}")
+    return await job_outcome(invocation.context, job, f"{job.id}: {job.state}")
 
 
-def job_outcome(context: ToolContext, job: Job, status: str) -> Outcome:
+async def job_outcome(context: ToolContext, job: Job, status: str) -> Outcome:
     output = job.take_output()
     if not job.is_running:
         job.told.set()
     has_failed = bool(job.command.returncode)
     hint = "" if job.is_running else context.workspace.explain_failure(job.access, output, has_failed=has_failed)
-    text = "\n".join(filter(None, [output.removesuffix("\n"), f"[{status}]", hint]))
-    return Outcome(text=text, raw_output={"job": job.id, "state": job.state})
+    shown = await context.outputs.shown(output.removesuffix("\n"))
+    text = "\n".join(filter(None, [shown, f"[{status}]", hint]))
+    max_chars = MAX_CHARS if len(shown) > MAX_CHARS else None
+    return Outcome(text=text, raw_output={"job": job.id, "state": job.state}, max_chars=max_chars)
 
 
 SHELL_SPEC = tool_spec(

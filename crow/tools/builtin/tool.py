@@ -26,6 +26,7 @@ from crow.tools import (
     SkillInfo,
     Workspace,
 )
+from crow.tools.builtin.output import OutputFiles
 from crow.tools.builtin.text_file import SeenFiles
 from crow.tools.jobs import Jobs
 from crow.tools.limits import FairLimiter
@@ -81,6 +82,7 @@ class ToolContext:
     workspace: Workspace
     jobs: Jobs
     seen_files: SeenFiles = field(default_factory=SeenFiles)
+    outputs: OutputFiles = field(default_factory=OutputFiles)
     skills: tuple[SkillInfo, ...] = ()
     agents: tuple[AgentKind, ...] = ()
     fetches_private: bool = False
@@ -94,7 +96,10 @@ class ToolContext:
         resolved = self.workspace.resolve(path)
         given, cwd = os.path.normpath(self.workspace.cwd / path), str(self.workspace.cwd)
         names = (given, given[len(cwd) + 1 :]) if given.startswith(cwd + os.sep) else (given,)
-        return replace(PathTarget.at(self.workspace, resolved), given_names=names)
+        target = replace(PathTarget.at(self.workspace, resolved), given_names=names)
+        if self.outputs.contains(resolved):  # the model has caused this file, and may see it
+            target = replace(target, is_outside=False, is_out_of_bounds=False, read_protection="none")
+        return target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

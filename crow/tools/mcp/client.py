@@ -154,6 +154,7 @@ async def open_toolbox(
             for connection in connections:
                 connection.stop()
             tasks.start_soon(context.jobs.close)
+            tasks.start_soon(anyio.to_thread.run_sync, context.outputs.remove)
             tasks.cancel_scope.deadline = anyio.current_time() + CLOSE_S
     if failure is not None:
         raise failure
