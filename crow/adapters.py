@@ -24,7 +24,8 @@ from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
 from crow.llm.offline import OfflineModel
 from crow.log import mask_in_log
-from crow.runtime import forbid_inspection, wipe_environment
+from crow.programs import Programs
+from crow.runtime import forbid_inspection, name_processor, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target
 from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.load import Paths
@@ -66,15 +67,16 @@ LoadedSource: TypeAlias = Callable[[], Loaded]
 """A function that returns the current settings. The user may change the settings while a session is open."""
 
 
-def prepare_prompts(*, confines: bool) -> None:
+def prepare_prompts(programs: Path, *, confines: bool) -> None:
     """Import the packages that the first request to a model needs. This function blocks.
 
-    If `confines` is true, a second thread looks for a working sandbox at the same time.
+    If `confines` is true, a second thread looks for a working sandbox at the same time. `programs` is the ledger of
+    places from which crow takes no programs.
     """
     if confines:
         from crow.tools.sandbox.confiner import choose_sandbox
 
-        threading.Thread(target=choose_sandbox, daemon=True).start()
+        threading.Thread(target=choose_sandbox, args=(Programs(programs),), daemon=True).start()
     import crow.agent.runner
     import crow.llm.chat_completions
     import crow.tools.mcp.client  # noqa: F401
@@ -98,6 +100,7 @@ async def open_model(
     """
     from crow.llm.chat_completions import ChatCompletions
 
+    name_processor()
     command = target.endpoint.api_key_command if target.endpoint.api_key is None else None
     key = await anyio.to_thread.run_sync(run_key_command, command) if command else None
     if key is not None:
@@ -197,6 +200,8 @@ def open_workspace(
     """
     paths = loaded().paths
     config = paths.config_file.parent
+    programs = Programs(paths.programs)
+    programs.distrust((cwd, *directories))  # tools can write there, even if nothing confines commands
     return DiskWorkspace(
         cwd,
         directories,
@@ -207,6 +212,7 @@ def open_workspace(
         names=protected_names(loaded()),
         confiner=open_confiner(loaded(), cwd, directories, is_bounded=is_bounded),
         is_bounded=is_bounded,
+        programs=programs,
     )
 
 
@@ -240,6 +246,8 @@ def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str], *, is_bo
         network=sandbox.network,
         readable=sandbox.readable,
         writable=sandbox.writable,
+        sockets=sandbox.sockets,
+        programs=Programs(paths.programs),
         own=(*files, *server_files(loaded), *own_folders(paths, cwd)),
         masked=tuple(map(static_part, loaded.settings.serve.roots)) if is_bounded else (),
         caches=paths.cache_dir / "commands",

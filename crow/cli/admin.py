@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import tempfile
-import webbrowser
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
@@ -31,6 +30,7 @@ from crow.store.copying import CopiedConversation, SessionCopy
 from crow.store.portable import clean_title
 from crow.store.principals import check_principal
 from crow.store.transcript import Transcript, time_text
+from crow.terminal.browser import open_page
 
 _MEGABYTE = 1024 * 1024
 
@@ -79,7 +79,7 @@ async def view(context: SessionsContext) -> None:
     with new_file(path) as file:
         async for piece in await _html(context, session_id):
             file.write(piece)
-    is_open = await asyncio.to_thread(webbrowser.open, path.as_uri())
+    is_open = await asyncio.to_thread(open_page, path.as_uri())
     hints = [] if is_open else ["No browser could be opened; open this file yourself."]
     _report(context, [{"path": str(path), "opened": is_open}], str(path), *hints)
 

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import os
 import sys
-import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
@@ -23,6 +22,7 @@ from crow.domain.rendering import on_one_line
 from crow.settings import Loaded
 from crow.settings.values import McpServerSettings, expectation
 from crow.settings.write import remove_server, save_server
+from crow.terminal.browser import open_page
 from crow.tools.servers import HttpServer, LoginQuestion, McpServer, OAuthOptions, ServerReport, StdioServer
 
 NAME_CHARS = 64
@@ -290,7 +290,7 @@ class TerminalAsker:
         print("If the browser runs on another machine, it cannot open the last page of the login. In that case, paste")
         print("the address of that page here.", flush=True)
         if self._opens_browser and has_browser():
-            await anyio.to_thread.run_sync(webbrowser.open, question.page, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(open_page, question.page, abandon_on_cancel=True)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._read_addresses, question)
             await question.wait()

@@ -85,6 +85,11 @@ class Paths:
     cache_dir: Path
     trace: Path | None = None
 
+    @property
+    def programs(self) -> Path:
+        """The ledger of places from which crow takes no programs. See :class:`crow.programs.Programs`."""
+        return self.data_dir / "untrusted-programs"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointKeys:

@@ -454,6 +454,9 @@ class SandboxSettings(Section):
     ] = ()
     """Environment variables that commands get although their names or values say that they hold a secret. Results still
     show a mask in place of their values. Keys of endpoints are never passed."""
+    sockets: Annotated[Strings, Expected('a list of paths, such as ["/run/postgresql"]')] = ()
+    """Unix sockets that confined commands can use, or directories with such sockets. This needs bubblewrap. Without
+    this setting, confined commands have no Unix sockets."""
 
 
 class LimitSettings(Section):

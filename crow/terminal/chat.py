@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import textwrap
-import webbrowser
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from crow.frontend.frames import RequestError
 from crow.runtime import importing
 from crow.settings import OFFLINE, Loaded
 from crow.store import SessionRow
+from crow.terminal.browser import open_page
 from crow.terminal.connection import (
     OpenedSession,
     Params,
@@ -424,7 +424,7 @@ class Chat:
         match await self._choose({"y": "open this page", "n": "decline"}):
             case "y":
                 has_display = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-                if not has_display or not await asyncio.to_thread(webbrowser.open, url):
+                if not has_display or not await asyncio.to_thread(open_page, url):
                     await self._write("  No browser could be opened here; open the page yourself.\n")
                 return {"action": "accept"}
             case "n":

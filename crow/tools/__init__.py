@@ -418,6 +418,10 @@ class Workspace(Protocol):
         :raises OSError: the program cannot be started.
         """
 
+    def find_program(self, name: str) -> str | None:
+        """The absolute path of a program that crow starts for itself; None if there is none that can be trusted. See
+        :meth:`crow.programs.Programs.find`. This call blocks."""
+
     async def start_confined(
         self,
         argv: Sequence[str],

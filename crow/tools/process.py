@@ -133,29 +133,6 @@ def command_environment(keys: HiddenKeys, more: Mapping[str, str] | None = None)
     return child_environment(keys, only=[name for name in os.environ if name not in withheld], more=more)
 
 
-def trusted_path(is_inside: Callable[[Path], bool]) -> str:
-    """Return PATH without relative directories and without directories of the workspace. A link into the workspace
-    counts as a directory of the workspace. If the workspace is the whole file system, only the relative directories are
-    left out."""
-    is_everything = is_inside(Path(os.sep))
-    directories = filter(os.path.isabs, os.environ.get("PATH", os.defpath).split(os.pathsep))
-    return os.pathsep.join(
-        directory for directory in directories if is_everything or not is_inside(Path(os.path.realpath(directory)))
-    )
-
-
-def found_program(name: str, is_inside: Callable[[Path], bool]) -> str | None:
-    """The absolute path of the first program with this name on PATH that is not in the workspace; None if there is
-    none. Programs that are links into the workspace are skipped. See :func:`trusted_path`."""
-    is_everything = is_inside(Path(os.sep))
-    for directory in filter(None, trusted_path(is_inside).split(os.pathsep)):
-        path = os.path.join(directory, name)
-        is_program = os.access(path, os.X_OK) and os.path.isfile(path)
-        if is_program and (is_everything or not is_inside(Path(os.path.realpath(path)))):
-            return path
-    return None
-
-
 async def start(
     argv: Sequence[str],
     *,
@@ -164,12 +141,14 @@ async def start(
     on_output: Callable[[bytes], None],
     on_errors: Callable[[bytes], None] | None = None,
     takes_input: bool = False,
+    inherited: Sequence[int] = (),
     make: Callable[[Callable[[bytes], None], Callable[[bytes], None] | None], Process] | None = None,
 ) -> Process:
     """Start `argv` in its own process group. Without `on_errors`, `on_output` gets standard output and standard error
     in the order of writing.
 
-    If `takes_input` is not set, standard input is /dev/null. `make` creates the returned object.
+    If `takes_input` is not set, standard input is /dev/null. The child inherits the open files in `inherited`. `make`
+    creates the returned object.
 
     :raises OSError: there is no such program or directory, or the command line is too long.
     :raises ValueError: an argument contains a NUL.
@@ -185,6 +164,7 @@ async def start(
             stderr=asyncio.subprocess.STDOUT if on_errors is None and make is None else asyncio.subprocess.PIPE,
             cwd=cwd,
             env=process.marked(env),
+            pass_fds=inherited,
             start_new_session=True,
         )
     return process
@@ -199,6 +179,9 @@ def starting() -> Iterator[None]:
         yield
     finally:
         Process.starts -= 1
+        if not Process.starts and Process.reap_later is not None:
+            reap, Process.reap_later = Process.reap_later, None
+            reap()
 
 
 class Process(asyncio.SubprocessProtocol):
@@ -208,6 +191,8 @@ class Process(asyncio.SubprocessProtocol):
     """How many children are being started now, in the whole process."""
     not_reaped: ClassVar[set[int]] = set()
     """The ids of all children in the whole process that have not been reaped yet."""
+    reap_later: ClassVar[Callable[[], None] | None] = None
+    """Reaps the orphans that ended while children were being started."""
     _transport: asyncio.SubprocessTransport  # set before `start` returns
 
     def __init__(self, on_output: Callable[[bytes], None], on_errors: Callable[[bytes], None] | None) -> None:
@@ -508,6 +493,7 @@ class Orphans:
         """Reap the orphans that have ended. Do not reap the children that crow itself started, because other code waits
         for them."""
         if Process.starts:
+            Process.reap_later = self.reap
             return
         for child in self._orphans():
             if child.pid not in Process.not_reaped:

@@ -26,6 +26,7 @@ import anyio.to_thread
 from crow.domain.errors import ArgumentError
 from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames
 from crow.domain.rendering import SecretMask
+from crow.programs import SYSTEM_PROGRAMS, Programs, named_program, own_trees, trusted_path
 from crow.tools import (
     NOTHING_EXCLUDED,
     BackgroundCommand,
@@ -37,16 +38,7 @@ from crow.tools import (
     Protection,
     SandboxStatus,
 )
-from crow.tools.process import (
-    HiddenKeys,
-    KeySource,
-    Process,
-    child_environment,
-    command_environment,
-    found_program,
-    start,
-    trusted_path,
-)
+from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, command_environment, start
 from crow.tools.protection import ProtectedPaths, is_secret, secret_places
 from crow.tools.sandbox import CHECK_S, Confiner
 from crow.tools.truncate import OutputBuffer
@@ -85,7 +77,8 @@ class DiskWorkspace:
     with one of these paths are crow's too, such as the log files beside a database. `own_folders` are crow's folders.
     `own_readable` are folders of crow that tools can read. Tools can read no other files of crow. Without a `confiner`,
     all commands have full access. If `is_bounded` is set, tools can never read or change anything outside the
-    workspace, even if a user or a rule allows it. `names` are the names of protected files.
+    workspace, even if a user or a rule allows it. `names` are the names of protected files. `programs` finds the
+    programs that crow starts for itself.
     """
 
     def __init__(
@@ -100,6 +93,7 @@ class DiskWorkspace:
         names: ProtectedNames = DEFAULT_NAMES,
         confiner: Confiner | None = None,
         is_bounded: bool = False,
+        programs: Programs = SYSTEM_PROGRAMS,
     ) -> None:
         self.is_bounded = is_bounded
         """See :meth:`crow.tools.Workspace.is_bounded`."""
@@ -114,7 +108,10 @@ class DiskWorkspace:
         self._own = (*folded_places(own), *folded_places([*own_folders, *own_readable], is_folder=True))
         self._own_readable = folded_places(own_readable, is_folder=True)
         self._own_files = tuple(own)
-        bash = found_program("bash", self.contains)  # models write their commands for bash
+        self._own_trees = own_trees(self._roots)
+        self.find_program = programs.find
+        """See :meth:`crow.tools.Workspace.find_program`."""
+        bash = SYSTEM_PROGRAMS.find("bash")  # models write their commands for bash
         plain = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
         self._shell = plain if bash is None else (bash, "-c")
         self._left: list[tuple[Process, float]] = []
@@ -135,7 +132,8 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.protection`."""
         if f"{path}/".casefold().startswith(self._own) or self._is_out_of_bounds(path):
             return "never"
-        return "ask" if self._protected.covers(path) else "none"
+        is_program = any(map(path.is_relative_to, self._own_trees))
+        return "ask" if is_program or self._protected.covers(path) else "none"
 
     def read_protection(self, path: Path) -> Protection:
         """See :meth:`crow.tools.Workspace.read_protection`."""
@@ -281,7 +279,7 @@ class DiskWorkspace:
 
     async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
         """See :meth:`crow.tools.Workspace.run_program`."""
-        path = argv[0] if os.path.isabs(argv[0]) else found_program(argv[0], self.contains)
+        path = argv[0] if os.path.isabs(argv[0]) else named_program(argv[0], self.contains)
         if path is None:
             raise FileNotFoundError(
                 errno.ENOENT, f"program {argv[0]} is not on PATH (programs in the workspace do not count)"

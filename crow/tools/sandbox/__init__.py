@@ -28,11 +28,13 @@ class Confinement:
     `hidden`: files and directories inside a visible tree that the command must not see, such as keys and crow's own
     files. `throwaway`: trees in which the command can write, but everything that it writes is discarded when the
     command ends. If the sandbox cannot discard writes, these trees are read-only. `temporary`: the session's private
-    directory for temporary files, which is writable too.
+    directory for temporary files, which is writable too. `fixed`: trees inside a writable tree that no command can
+    change, because crow itself starts programs from them.
 
     `blank` is a file to show in place of a hidden file. `layers` is a new, empty directory for the files that the
     command writes into throwaway trees; None if these trees are read-only. `has_network`: the command may reach more
-    than the loopback interface.
+    than the loopback interface. `sockets`: Unix sockets that the command may use, or directories that contain them. If
+    there are none, the command cannot open Unix sockets at all, except for socket pairs.
     """
 
     access: ConfinedAccess
@@ -40,12 +42,14 @@ class Confinement:
     readable: tuple[Path, ...] = ()
     writable: tuple[Path, ...] = ()
     read_only: tuple[Path, ...] = ()
+    fixed: tuple[Path, ...] = ()
     hidden: tuple[Path, ...] = ()
     throwaway: tuple[Path, ...] = ()
     temporary: Path
     blank: Path = Path(os.devnull)
     layers: Path | None = None
     has_network: bool = False
+    sockets: tuple[Path, ...] = ()
 
 
 class Sandbox(Protocol):
@@ -54,6 +58,10 @@ class Sandbox(Protocol):
     @property
     def name(self) -> str:
         """The sandbox's name and version for users, such as `bubblewrap 0.8.0`."""
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """The absolute paths of the programs that start each confined command, outside the sandbox."""
 
     @property
     def protects_files(self) -> bool:
