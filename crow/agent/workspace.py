@@ -148,6 +148,14 @@ def notice_of_sandbox(status: SandboxStatus) -> NoticeShown | None:
 
 def describe_sandbox(status: SandboxStatus) -> list[str]:
     """Return the part of `/permissions` that says what commands may do, as lines of Markdown."""
+    if not status.withheld:
+        return describe_confinement(status)
+    names = and_more([code(name) for name in status.withheld], 8)
+    words = f"Commands do not get {names}: these variables hold secrets. `pass_env` in `[sandbox]` passes some."
+    return [*describe_confinement(status), words]
+
+
+def describe_confinement(status: SandboxStatus) -> list[str]:
     setting = f'`[sandbox]` in config.toml changes this: `enabled` is "{status.setting}"'
     if not status.name:
         if status.setting == "required":

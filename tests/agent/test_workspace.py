@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -197,3 +198,10 @@ def test_permissions_say_what_each_access_means() -> None:
         f"Nothing can confine commands: {MISSING}",
         "Commands with the access `read` or `write` fail; commands with `full` need your permission.",
     ]
+
+
+def test_variables_that_commands_do_not_get_are_named() -> None:
+    plain = SandboxStatus(name="bubblewrap 1", setting="auto")
+    lines = describe_sandbox(replace(plain, withheld=("GITHUB_TOKEN", "PGPASSWORD")))
+    words = "Commands do not get `GITHUB_TOKEN`, `PGPASSWORD`: these variables hold secrets."
+    assert lines == [*describe_sandbox(plain), f"{words} `pass_env` in `[sandbox]` passes some."]
