@@ -164,8 +164,8 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     from crow.cli import admin, sessions
 
     parser.description = (
-        "List sessions, most recently used first, or run a command on them. ID is the id of a session, its alias, or"
-        " the first characters of its id."
+        "List sessions, most recently used first, or run a command on them. SESSION is the id of a session, the start"
+        " of its id, its alias, or its whole title."
     )
     parser.set_defaults(run=sessions.list_sessions, all=False, archived=False, newest=False, json=False)
     parser.set_defaults(cwd=None, repo=None, model=None, since=None, until=None, title=None, tag=None)
@@ -177,7 +177,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         added = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
         added.set_defaults(run=run)
         if ids is not None:
-            added.add_argument("ids", metavar="ID", nargs=1 if ids == "1" else ids)
+            added.add_argument("ids", metavar="SESSION", nargs=1 if ids == "1" else ids)
         return added
 
     def add_cwd(command: argparse.ArgumentParser) -> None:
@@ -281,9 +281,9 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     copy.set_defaults(opens_databases=True)
     add("archive", partial(admin.set_archived, archived=True), "hide sessions from the list; nothing is removed", "+")
     add("unarchive", partial(admin.set_archived, archived=False), "put archived sessions back on the list", "+")
-    rename = add("rename", admin.rename, "set the title of a session", "1")
+    rename = add("rename", admin.rename, "set the title of a session; its id and alias stay the same", "1")
     rename.add_argument("title", metavar="TITLE", nargs="+", help="the new title")
-    tag = add("tag", admin.tag, "add and remove tags; without ID, list the tags of all sessions", "?")
+    tag = add("tag", admin.tag, "add and remove tags; without SESSION, list the tags of all sessions", "?")
     tag.add_argument("tags", metavar="TAG", nargs="*", help="a tag to add: one word")
     tag.add_argument("--remove", metavar="TAG", action="append", default=[], help="a tag to remove")
     share = add("share", admin.share, "let another principal of crow serve see a session and its sub-agents", "1")

@@ -85,7 +85,7 @@ HISTORY_UPDATES = frozenset(
 
 OWN_COMMANDS = {
     "exit": "Leave; the session is kept",
-    "session": "Show this session, or go to another one: its name, its id, or a new name",
+    "session": "Show this session, or go to another one: its id, its alias, its title, or a new alias",
 }
 
 HELP = """\
@@ -97,7 +97,7 @@ HELP = """\
 
 **Commands of the terminal**
 
-- `/session [NAME]` shows this session, or goes to another one
+- `/session [SESSION]` shows this session, or goes to another one
 - `/exit` leaves; the session is kept
 """
 
@@ -109,7 +109,7 @@ PLAIN_HELP = """\
 
 **Commands of the terminal**
 
-- `/session [NAME]` shows this session, or goes to another one
+- `/session [SESSION]` shows this session, or goes to another one
 - `/exit` leaves; the session is kept
 """
 
@@ -261,6 +261,8 @@ class Chat:
         self._mode = options.mode or self._mode  # the response was sent before --mode was set
         name = f" · session {options.session}" if options.session else ""
         await self._say(f"crow · {self._status()} · {opened.cwd}{name}")
+        if opened.notice:
+            await self._say(opened.notice)
         if opened.is_new:
             keys = "Alt-Enter breaks the line" if self._look.has_styles else "Ctrl-D leaves"
             await self._say(f"Enter sends, {keys}, /help lists the commands.")
@@ -334,7 +336,7 @@ class Chat:
             await self._say(self._status())
 
     async def _go_to(self, name: str) -> None:
-        """Run `/session`: show this session, or open the session called `name`."""
+        """Run `/session`: show this session, or open the session that `name` means."""
         assert self._connection is not None, "the chat has begun"
         before = self._session.id
         if not name:

@@ -115,7 +115,7 @@ def run_prompt(load: Callable[[], Loaded], options: argparse.Namespace) -> int:
 def check_options(options: argparse.Namespace) -> str | None:
     """Check the options, and return the directory of --cwd. :raises ArgumentError: an option cannot be used."""
     if options.fork and not (options.session or options.newest):
-        raise ArgumentError("--fork needs a session to copy: add --continue or --session ID.")
+        raise ArgumentError("--fork needs a session to copy: add --continue or --session SESSION.")
     if options.max_steps is not None and options.max_steps < 1:
         raise ArgumentError(f"--max-steps is {options.max_steps}; expected 1 or more.")
     if options.max_cost is not None and not options.max_cost > 0:
@@ -180,6 +180,8 @@ class RunClient:
                     try:
                         opened = await open_session(connection, self._loaded, self._options, cwd)
                         self._session_id = opened.id
+                        if opened.notice:
+                            await self._screen.say(f"crow: {opened.notice}")
                     except RequestError as error:
                         raise error_of(error) from None
                     return await self._prompt(connection, prompt)

@@ -165,7 +165,7 @@ def test_new_goes_on_in_the_session_that_has_the_name_now(shell: Shell) -> None:
         terminal.wait_for("Hello there.")
         terminal.wait_for(READY)
         terminal.type(f"/new{ENTER}")
-        terminal.wait_for("is now the name of a new session")
+        terminal.wait_for("is now the alias of a new session")
         terminal.wait_for(READY)
         terminal.type(f"/session crow-ffff{ENTER}")
         terminal.wait_for('No session "crow-ffff".')
