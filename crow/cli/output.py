@@ -93,9 +93,10 @@ def _cut(line: str, pattern: re.Pattern[str], room: int) -> Text:
 
 
 def print_json(values: Iterable[Mapping[str, object]]) -> None:
-    """Print one JSON object per line."""
+    """Print one JSON object per line. Characters that the encoding of stdout may lack are escaped as JSON does it."""
+    is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
     for value in values:
-        print(json.dumps(value, ensure_ascii=False))
+        print(json.dumps(value, ensure_ascii=is_ascii))
 
 
 def print_markdown(text: str) -> None:

@@ -135,7 +135,7 @@ class TerminalConnection:
         message = frames.parse(frames.encode({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}))
         assert isinstance(message, dict), "a client in this process sends valid messages"
         if self._handle is None or self._stopped.is_set():
-            raise ConnectionError("The connection is closed.") from self._failure
+            raise self._failure or ConnectionError("The connection is closed.")
         self._record("in", message)
         response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._answer(method, RequestParams(message["params"], request_id), response))

@@ -19,6 +19,7 @@ import anyio.to_thread
 from crow.domain.diff import diff_text
 from crow.domain.rendering import on_one_line, safe
 from crow.frontend import frames
+from crow.stdio import write_all
 from crow.terminal.connection import Params
 
 QUESTION_LINES = 60
@@ -134,16 +135,10 @@ async def write(file: TextIO, text: str) -> None:
     data = text.encode("utf-8", "replace")
     can_wait = len(data) > select.PIPE_BUF or not select.select([], [file], [], 0)[1]
 
-    def write_all() -> None:
-        file.flush()
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(file.fileno(), rest) :]
-
     if can_wait:
-        await anyio.to_thread.run_sync(write_all, abandon_on_cancel=True)
+        await anyio.to_thread.run_sync(write_all, file, data, abandon_on_cancel=True)
     else:
-        write_all()
+        write_all(file, data)
 
 
 @contextmanager
