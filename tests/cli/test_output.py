@@ -18,7 +18,7 @@ from tests.cli.test_cli import add_session
 
 ID = "crow-0123456789ab"
 PRINTING = [
-    *("--help", "--version", "run --help", "config", "man", "completion bash", "models", "acp-check --rules"),
+    *("--help", "--version", "run --help", "config", "man", "completion bash", "models"),
     *("sessions", "sessions list --json", "sessions stats --disk", "sessions search hi", f"sessions show {ID}"),
     *(f"sessions export {ID}", f"sessions export {ID} --format markdown", "run hi", "run --json hi", "demo"),
 ]
