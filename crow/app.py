@@ -316,6 +316,7 @@ class Wiring:
             permissions, compaction = self._settings.permissions, self._settings.compaction
             self._session_settings = SessionSettings(
                 steps_per_turn=self._settings.limits.steps_per_turn,
+                steps_set_by=self._loaded.sources.get(STEPS, "").partition("flag ")[2] or STEPS,
                 cost_per_turn=self._settings.limits.cost_per_turn,
                 cost_per_session=self._settings.limits.cost_per_session,
                 title_model=self._settings.titles.model or "",
@@ -404,6 +405,9 @@ class Wiring:
             if (target.base_url, target.model) == (base_url, model):
                 return name
         return ""
+
+
+STEPS = "limits.steps_per_turn"
 
 
 class BackgroundImport:

@@ -91,6 +91,7 @@ def with_options(loaded: Loaded, options: argparse.Namespace) -> Loaded:
     changes: dict[str, object] = {"permissions": settings.permissions.model_copy(update={"allow": allow})}
     if options.max_steps is not None:
         changes["limits"] = settings.limits.model_copy(update={"steps_per_turn": options.max_steps})
+        loaded = replace(loaded, sources={**loaded.sources, "limits.steps_per_turn": "flag --max-steps"})
     return replace(loaded, settings=settings.model_copy(update=changes))
 
 

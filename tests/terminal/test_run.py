@@ -171,6 +171,12 @@ def test_a_new_alias_says_that_a_new_session_begins_and_an_empty_one_is_refused(
     assert (code, err) == (2, "crow: --session is empty; expected the id, alias or title of a session.\n")
 
 
+def test_a_limit_of_the_command_line_is_named_as_such(shell: Shell) -> None:
+    shell.endpoint.script(calls(("read_file", {"path": "a"})), calls(("read_file", {"path": "b"})))
+    code, out, err = shell.crow("run", "--max-steps", "1", "hi")
+    assert (code, "(--max-steps)" in out + err, "limits.steps_per_turn" in out + err) == (3, True, False)
+
+
 def test_ids_of_every_imported_tool_look_like_ids() -> None:
     for tool in TOOLS:
         assert _LOOKS_LIKE_ID.fullmatch(stable_id(tool, "one", "two\n"))

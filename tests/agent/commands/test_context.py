@@ -45,16 +45,17 @@ def test_picture_has_a_bar_for_the_window_and_one_for_each_kind() -> None:
 Context of m: about 64,000 of 128,000 tokens.
 
 ```text
-████████████████████░░░░░░░░░░░░░│░░░░░░     64,000   50 %  all of it
-█░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░      3,200    2 %  system
-██░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░      6,400    5 %  tools
-░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░          0    0 %  summary
-▌░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░        100    0 %  user
-████░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░     12,800   10 %  assistant
-█████████████░░░░░░░░░░░░░░░░░░░░░░░░░░░     41,500   32 %  tool output
-                                             44,000   34 %  free until compaction (at │)
+███████████████░░░░░░░░░░│░░░░     64,000   50 %  all of it
+█░░░░░░░░░░░░░░░░░░░░░░░░░░░░░      3,200    2 %  system
+█▌░░░░░░░░░░░░░░░░░░░░░░░░░░░░      6,400    5 %  tools
+░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░          0    0 %  summary
+▌░░░░░░░░░░░░░░░░░░░░░░░░░░░░░        100    0 %  user
+███░░░░░░░░░░░░░░░░░░░░░░░░░░░     12,800   10 %  assistant
+██████████░░░░░░░░░░░░░░░░░░░░     41,500   32 %  tool output
+                                   44,000   34 %  free until compaction (at │)
 ```"""
     )
+    assert max(map(len, shown.splitlines())) < 78  # beside the two columns that some clients put before code
 
 
 PROMPT = Prompt(system="s", tools=(), cwd="/", model="m", reason="the session began")
