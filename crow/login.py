@@ -85,7 +85,13 @@ class Login:
             except EOFError:
                 return None
             # Only this answer and the ones after it can be wrong.
-            question = {AuthError: "key", ModelNotFound: "model"}.get(type(problem), "endpoint")
+            match problem:
+                case AuthError():
+                    question = "key"
+                case ModelNotFound():
+                    question = "model"
+                case _:
+                    question = "endpoint"
 
     def _ask_endpoint(self) -> None:
         while True:

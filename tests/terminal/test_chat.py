@@ -169,7 +169,7 @@ def test_a_cancelled_turn_puts_queued_text_into_the_next_prompt(shell: Shell) ->
 def test_keys_of_an_unfinished_line_do_not_answer_a_question(shell: Shell) -> None:
     slow, gate = held("I write it. ", "")
     write = calls(("write_file", {"path": "a.txt", "content": "hello\n"}))
-    shell.endpoint.script(Reply(steps=(*slow.steps[:-1], *write.steps)), text("Done."))
+    shell.endpoint.script(Reply(steps=(*tuple(slow.steps)[:-1], *write.steps)), text("Done."))
     with shell.in_terminal("chat") as terminal:
         terminal.wait_for(READY)
         terminal.type(f"begin{ENTER}")
