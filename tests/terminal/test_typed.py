@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from crow.terminal.typed import TypedText
 
@@ -64,7 +65,7 @@ def test_whatever_is_typed_is_shown_on_short_lines_without_control_characters(
     assert bool(lines) is bool(typed.line or typed.queue)
     for line in lines:
         assert line.isprintable()
-        assert len(line) <= columns
+        assert cell_len(line) <= columns
 
 
 def test_a_character_that_arrives_in_pieces_is_typed_whole() -> None:
