@@ -130,6 +130,8 @@ class SessionSettings:
     `cost_per_turn` and `cost_per_session` are limits in USD; None means no limit."""
 
     steps_per_turn: int
+    steps_set_by: str = "limits.steps_per_turn"
+    """Where the user has set `steps_per_turn`: the name of a setting or of an option."""
     compaction: CompactionPolicy
     server_wait_s: float = 1.0
     """The time that a turn waits for MCP servers that are still starting, in seconds."""

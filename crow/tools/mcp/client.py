@@ -214,7 +214,7 @@ class BuiltinServer:
         self._settled = anyio.Event()
         self._stopped = anyio.Event()
         self._client: BuiltinClient | None = None
-        self._failure: ImportError | None = None
+        self._failure: ImportError | MemoryError | None = None
 
     async def serve(self) -> None:
         """Wait for `start`, then serve until `stop`."""
@@ -223,7 +223,7 @@ class BuiltinServer:
             return
         try:
             await anyio.to_thread.run_sync(import_sdk, abandon_on_cancel=True)
-        except ImportError as error:
+        except (ImportError, MemoryError) as error:
             self._failure = error
             self._settled.set()
             return
