@@ -151,7 +151,7 @@ class TurnRunner:
         self._compactor, model = compactor, compactor.model
         settings = self._adapters.settings()
         self._permissions.rules = settings.rules
-        steps, bounded_by = settings.steps_per_turn, "limits.steps_per_turn"
+        steps, bounded_by = settings.steps_per_turn, settings.steps_set_by
         most = self._branch.row.config.get("max_turns")
         if isinstance(most, int) and 0 < most <= steps:
             steps, bounded_by = most, "maxTurns, set by the editor for this session"

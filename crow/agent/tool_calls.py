@@ -24,6 +24,7 @@ from crow.agent.permissions import (
     PermissionRule,
     Refuse,
     allowing_rule,
+    change_of_tool,
     current_rules,
     decide,
     doubt,
@@ -32,9 +33,12 @@ from crow.agent.permissions import (
     may_attach,
     named_places,
     narrower_mode,
+    outdated_rule,
+    replaces,
     rule_for,
     rule_for_writes,
     rule_words,
+    rules_at,
     url_rules,
 )
 from crow.domain.entries import Assistant, CallRef, NewEntry, Skill, Started, ToolResult
@@ -377,7 +381,10 @@ class Permissions:
         can_last = not plan.is_protected and not plan.asks_once and ask.doubtful is None
         cwd = self._branch.row.cwd
         always, never = (rule_words(rule_for(call.name, plan, allow=allow, cwd=cwd)) for allow in (True, False))
-        reason = doubt(ask.doubtful) if ask.doubtful is not None else ""
+        reason, changes = doubt(ask.doubtful) if ask.doubtful is not None else "", ""
+        outdated = outdated_rule(call.name, plan, rules_at(self._branch.row.permissions, cwd))
+        if outdated is not None and not reason:
+            reason, changes = change_of_tool(outdated, plan)
         offers_writes = can_last and plan.access == "execute" and plan.command_access == "write"
         answer = await self._client.ask(
             PermissionQuestion(
@@ -390,6 +397,7 @@ class Permissions:
                 reason=reason,
                 offers_writes=offers_writes,
                 rule="" if reason else allowing_rule(call.name, plan),
+                changes=changes,
             )
         )
         if answer == "cancelled":
@@ -401,6 +409,8 @@ class Permissions:
         elif (can_last and answer in ("allow_always", "reject_always")) or (allows and plan.asks_once):
             rule = rule_for(call.name, plan, allow=allows, cwd=cwd)
         known = self._branch.row.permissions
+        if rule is not None and rule.fingerprint:  # it replaces the answer about the tool as it was before
+            known = tuple(value for value in known if not replaces(rule, value))
         if rule is not None and rule.as_json() not in known:
             await self._branch.change(SessionChanges(permissions=(*known, rule.as_json())))
         if allows:

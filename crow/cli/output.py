@@ -98,9 +98,10 @@ def say(line: str, *, file: TextIO | None = None) -> None:
 
 
 def print_json(values: Iterable[Mapping[str, object]]) -> None:
-    """Print one JSON object per line."""
+    """Print one JSON object per line. Characters that the encoding of stdout may lack are escaped as JSON does it."""
+    is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
     for value in values:
-        print(safe_json(json.dumps(value, ensure_ascii=False)))
+        print(safe_json(json.dumps(value, ensure_ascii=is_ascii)))
 
 
 def print_markdown(text: str) -> None:
