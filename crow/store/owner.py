@@ -24,14 +24,14 @@ open_stores: set[str] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A store that a process has opened. `start` is the start time of the process in kernel ticks since boot. Unknown
-    fields are empty.
+    """A store that a process has opened. Unknown fields are empty.
 
     The database stores `str(owner)`.
     """
 
     pid: int
     start: str
+    """When the process started, in kernel ticks since boot."""
     boot: str
     namespace: str
     host: str

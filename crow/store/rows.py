@@ -285,9 +285,10 @@ def storable(count: int) -> int:
 
 @dataclass(slots=True)
 class SessionCounts:
-    """The sums that entries add to the row of their session. `numbers` has one sum for each column in `COUNTERS`."""
+    """The sums that entries add to the row of their session."""
 
     numbers: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
+    """One sum for each column in `COUNTERS`."""
     cost: float = 0.0
     has_prompt: bool = False
 

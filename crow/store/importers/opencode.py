@@ -35,8 +35,7 @@ _FINISH: Mapping[str, FinishReason] = {"length": "length", "content-filter": "re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpencodeSession:
-    """A session as opencode describes it. `undone_from` is the id of the first message that the user has undone. All
-    later messages are undone, too. `undone_from` is empty if no message is undone."""
+    """A session as opencode describes it."""
 
     name: str
     session_id: str
@@ -47,6 +46,8 @@ class OpencodeSession:
     updated_ms: int | None
     archived: bool
     undone_from: str
+    """The id of the first message that the user has undone, or empty if no message is undone. All later messages are
+    undone, too."""
 
 
 Messages = Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]

@@ -39,18 +39,21 @@ _ADD = "SELECT crow.add_entries($1, $2, $3, $4, $5, $6, $7, $8)"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
     """A chain of entries to insert, each under the one before it. The entries are encoded as the functions in the
-    schema expect them. `turns` has the turn of each entry. For each blob, `hashes` has its hash, `datas` has its
-    content, and `numbers` has the number (from 1) of the entry that refers to it."""
+    schema expect them."""
 
     entries: Sequence[NewEntry]
     bodies: Sequence[Body]
     usages: Sequence[Usage | None]
     turns: Sequence[int]
+    """The turn of each entry."""
     rows: str
     counts: SessionCounts
     hashes: Sequence[str]
+    """The hash of each blob."""
     datas: Sequence[bytes]
+    """The content of each blob."""
     numbers: Sequence[int]
+    """For each blob, the number (from 1) of the entry that refers to it."""
 
     @property
     def added(self) -> tuple[object, ...]:
@@ -355,9 +358,7 @@ class TurnMethods(PathMethods):
 
 @dataclass(slots=True, kw_only=True)
 class SessionState:
-    """A session's row inside a transaction. `orphans` has the seq, owner, parts and message id of each queued prompt
-    whose store is dead. `waiting` has the texts in the inbox that are not prompts, except the texts of other living
-    stores."""
+    """A session's row inside a transaction."""
 
     session_id: str
     conversation: int
@@ -372,7 +373,9 @@ class SessionState:
     is_owner_alive: bool
     is_owned: bool
     orphans: Sequence[tuple[int, str, str, str]] = ()
+    """The seq, owner, parts and message id of each queued prompt whose store is dead."""
     waiting: tuple[QueuedPrompt, ...] = ()
+    """The texts in the inbox that are not prompts, except the texts of other living stores."""
 
     @classmethod
     async def read(cls, sql: Sql, session_id: str, owner: str, *, lock: bool = False) -> SessionState:

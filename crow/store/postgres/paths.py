@@ -24,10 +24,10 @@ from crow.store.watching import News, Piece, SessionRead, follow
 
 @dataclass(slots=True)
 class _StoredRow(EntryRow):
-    """A row of `_ENTRY_SOURCE`. Entries have no checksums here, because PostgreSQL checks its pages itself. `has_blobs`
-    is true if the body refers to blobs."""
+    """A row of `_ENTRY_SOURCE`. Entries have no checksums here, because PostgreSQL checks its pages itself."""
 
     has_blobs: bool
+    """Whether the body refers to blobs."""
 
 
 _BODY = "coalesce(convert_to(e.body, 'UTF8'), b.data)"

@@ -63,11 +63,12 @@ views read most bodies as text."""
 
 
 class TurnMethods(PathMethods):
-    """Methods of the store that run turns. `owner` identifies this store in rows."""
+    """Methods of the store that run turns."""
 
     def __init__(self, database: Database, owner: str) -> None:
         super().__init__(database)
         self.owner = owner
+        """Identifies this store in rows."""
         self._unstored_ends: dict[str, Callable[[Connection], object]] = {}
 
     async def open_session(self, session_id: str) -> Tail:
@@ -254,10 +255,10 @@ class TurnMethods(PathMethods):
 
 class SessionState:
     """A session's row inside a write transaction. `add` appends an entry to the session's path, and `save` writes the
-    row.
+    row. Callers may set `leaf`, `turn`, `state` and `owner`.
 
     Every entry is inserted through this class, so the entry's blobs, its full text and the session's counters are
-    always stored together with the entry. Callers may set `leaf`, `turn`, `state` and `owner`.
+    always stored together with the entry.
     """
 
     def __init__(self, sql: Connection, session_id: str, *, now_ms: int) -> None:

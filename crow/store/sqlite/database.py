@@ -109,14 +109,11 @@ def _runs_in(
 
 
 class Database:
-    """The file at `path` and the connections to it.
+    """A SQLite file and the connections to it.
 
     If the open file is deleted or replaced, its content is copied to a new file, and the connections continue with the
     new file. Then the next call with `raise_if_moved` raises an error that tells the user what happened. Calls without
     `raise_if_moved` do not raise this error.
-
-    `foreign_version` is a number that changes when another process writes to the file. Each write transaction updates
-    this number. `warning` is a message for the user, or empty if all is well.
     """
 
     _writer: SqliteConnection
@@ -125,7 +122,9 @@ class Database:
         self.path = path
         self.journal_mode = ""
         self.warning = ""
+        """A message for the user, or empty if all is well."""
         self.foreign_version = 0
+        """A number that changes when another process writes to the file. Each write transaction updates it."""
         self.lock_timeout = LockTimeout(busy_timeout_s)
         self._connect = partial(SqliteConnection.open, busy_timeout_s=busy_timeout_s)
         self._wanted_journal_mode = journal_mode

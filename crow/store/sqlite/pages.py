@@ -32,9 +32,10 @@ _MAX_ROW_BYTES = 1_000_000_000
 
 
 class Undecodable(str):
-    """A text with bytes that are not UTF-8. They are replaced in the text. `raw` has all bytes."""
+    """A text with bytes that are not UTF-8. They are replaced in the text."""
 
     raw: bytes
+    """All bytes, unchanged."""
 
 
 def text_of(data: bytes) -> str:
@@ -49,14 +50,13 @@ def text_of(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PageRow:
-    """A row of a table, or of an index (`rowid` is None).
-
-    `is_whole` is false if at least one value is missing because its page cannot be reached.
-    """
+    """A row of a table or of an index."""
 
     rowid: int | None
+    """None for a row of an index."""
     values: tuple[Value, ...]
     is_whole: bool = True
+    """False if at least one value is missing because its page cannot be reached."""
 
 
 @dataclass

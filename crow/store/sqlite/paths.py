@@ -47,13 +47,13 @@ _checked_values = attrgetter(*CHECKED_COLUMNS)
 
 @dataclass(slots=True)
 class StoredRow(EntryRow):
-    """A row of `_ENTRY_SOURCE`. If the body is stored as a blob, `size` is the size of the blob's content, and `body`
-    may be compressed. If the body of a long tool result is left out, `long_body` is the rowid of this body in
-    `blobs`."""
+    """A row of `_ENTRY_SOURCE`."""
 
     checksum: int | None
     size: int | None
+    """The size of the blob's content, if the body is stored as a blob. Then `body` may be compressed."""
     long_body: int | None
+    """The rowid of the body in `blobs`, if the body of a long tool result is left out."""
 
 
 _BODY = "coalesce(CAST(e.body AS BLOB), {blob})"

@@ -66,14 +66,13 @@ def index_words(connection: sqlite3.Connection) -> None:
 
 
 class Recovery:
-    """Copies rows from the pages of a damaged database into a new one.
-
-    After `run`, `changes` has a line for each row whose values were changed, and `lost` a line for what is missing.
-    """
+    """Copies rows from the pages of a damaged database into a new one."""
 
     def __init__(self, pages: Pages, new: sqlite3.Connection) -> None:
         self.changes: list[str] = []
+        """After `run`: a line for each row whose values were changed."""
         self.lost: list[str] = []
+        """After `run`: a line for each thing that is missing."""
         self._pages = pages
         self._new = new
         self._witnesses = Witnesses(pages)
