@@ -43,7 +43,7 @@ class SessionFilter:
     """If this is true, only archived sessions are listed. Otherwise, only sessions that are not archived are listed."""
 
     def takes(self, row: SessionRow) -> bool:
-        """Whether a session matches `title` and `tags`. The query has already checked the other conditions."""
+        """Return whether a session matches `title` and `tags`. The query has already checked the other conditions."""
         has_title = self.title.casefold() in (row.title or "").casefold()
         return has_title and set(self.tags) <= set(tags_of(row.metadata))
 

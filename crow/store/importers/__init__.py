@@ -265,7 +265,7 @@ class Batch:
 
 
 def is_crow_export(path: Path) -> bool:
-    """Whether crow has exported the file."""
+    """Return whether crow has exported the file."""
     try:
         with open_regular(real_path(path)) as file:
             return parse_object(file.readline(_PEEK_BYTES)).get("type") == "crow"

@@ -55,12 +55,12 @@ Messages = Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]
 
 
 def is_storage(directory: Path) -> bool:
-    """Whether a directory is the `storage` directory of opencode."""
+    """Return whether a directory is the `storage` directory of opencode."""
     return all((directory / name).is_dir() for name in ("session", "message", "part"))
 
 
 def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
-    """Whether a database with these tables is opencode's."""
+    """Return whether a database with these tables is opencode's."""
     return {"session", "message", "part"} <= tables.keys() and {"id", "directory"} <= tables["session"]
 
 

@@ -332,7 +332,7 @@ class _Failures:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether an error is about reaching the server, so that it may pass without a change of the settings."""
+    """Return whether an error is about reaching the server, so that it may pass without a change of the settings."""
     if isinstance(error, (ssl.SSLError, asyncpg.ProtocolViolationError)):
         return False
     return isinstance(error, (OSError, TimeoutError, asyncpg.PostgresConnectionError, *_NOT_NOW))

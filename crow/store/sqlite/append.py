@@ -395,8 +395,8 @@ def _check_writable(state: SessionState, owner: str, leaf: int | None) -> None:
 
 
 def _needs_repair(state: SessionState, owner: str) -> bool:
-    """Whether a dead owner left a turn or a queued prompt behind. While a living owner runs a turn, the session needs
-    no repair."""
+    """Return whether a dead owner left a turn or a queued prompt behind. While a living owner runs a turn, the session
+    needs no repair."""
     if state.state == "running":
         return state.owner != owner and not state.is_owner_alive
     return bool(_orphans(state, owner))
@@ -455,7 +455,7 @@ def _estimated_usage(state: SessionState, answer: Assistant) -> tuple[str, Usage
 
 
 def _has_ended(state: SessionState) -> bool:
-    """Whether the turn's end is already stored. This is the case if the owner died between storing the end and
+    """Return whether the turn's end is already stored. This is the case if the owner died between storing the end and
     releasing the turn."""
     row = state.sql.execute("SELECT kind, turn FROM entries WHERE id = ?", (state.leaf,)).fetchone()
     return bool(row == ("turn_end", state.turn))

@@ -291,7 +291,7 @@ def _witnesses_beside(sql: sqlite3.Connection, name: str, row: Mapping[str, Any]
 
 
 def is_possible_time(value: object) -> bool:
-    """Whether this can be a Unix time in milliseconds."""
+    """Return whether this can be a Unix time in milliseconds."""
     return isinstance(value, int) and 0 <= value < _LATEST_MS
 
 

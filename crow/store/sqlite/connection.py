@@ -285,7 +285,7 @@ class LockTimeout:
         self._ends_at = min(self._ends_at, time.monotonic() + _CLOSING_TIMEOUT_S)
 
     def is_over(self, since: float) -> bool:
-        """Whether a wait that began at `since` (a value of `time.monotonic`) must end."""
+        """Return whether a wait that began at `since` (a value of `time.monotonic`) must end."""
         return time.monotonic() > min(since + self.timeout_s, self._ends_at)
 
 
@@ -318,7 +318,7 @@ class FileLock:
             os.close(file)  # releases the lock
 
     def _is_there(self, file: int) -> bool:
-        """Whether the path still names the open lock file. This is also true if the file's directory no longer
+        """Return whether the path still names the open lock file. This is also true if the file's directory no longer
         exists."""
         opened, found = os.fstat(file), file_id(self._path)
         return found == (opened.st_dev, opened.st_ino) or (found is None and not self._path.parent.is_dir())

@@ -655,8 +655,8 @@ def _words_of(refused: StoreUnavailable) -> str:
 
 
 def _is_unwritable(refused: StoreUnavailable) -> bool:
-    """Whether the error says that the file could not be opened because the file, its directory or its disk is not
-    writable."""
+    """Return whether the error says that the file could not be opened because the file, its directory or its disk is
+    not writable."""
     code = getattr(refused.__cause__, "sqlite_errorcode", 0) & 0xFF
     return isinstance(refused.__cause__, OSError) or code in (
         sqlite3.SQLITE_READONLY,

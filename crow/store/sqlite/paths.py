@@ -263,12 +263,12 @@ def common_ids(left: Iterator[int], right: Iterator[int]) -> Iterator[int]:
 
 
 def is_on_path(sql: Connection, leaf: int | None, entry_id: int) -> bool:
-    """Whether the entry is on the path that ends at `leaf`."""
+    """Return whether the entry is on the path that ends at `leaf`."""
     return next((found for found in path_ids(sql, leaf) if found <= entry_id), None) == entry_id
 
 
 def has_user(sql: Connection, leaf: int) -> bool:
-    """Whether a prompt is on the path that ends at `leaf`."""
+    """Return whether a prompt is on the path that ends at `leaf`."""
     return _newest_of_kind(sql, leaf, "user") is not None
 
 

@@ -149,7 +149,7 @@ class Recovery:
             self._new.execute("INSERT INTO sqlite_sequence (seq, name) VALUES (?, ?)", (number, table))
 
     def _is_place_known(self, entry: Mapping[str, Any]) -> bool:
-        """Whether the indexes have this entry under its id, or have no entries at all."""
+        """Return whether the indexes have this entry under its id, or have no entries at all."""
         known = self._indexed.get(entry["id"])
         if known is None:
             return not self._indexed
@@ -423,7 +423,8 @@ def _unfit(row: PageRow, types: Mapping[str, tuple[type, ...]]) -> list[str] | N
 
 
 def _has_valid_checksum(values: Mapping[str, Any]) -> bool:
-    """Whether the checksum of an entry is right. Entries from schema versions before 5 have no checksum and pass."""
+    """Return whether the checksum of an entry is right. Entries from schema versions before 5 have no checksum and
+    pass."""
     body = values["body"] if values["body_blob"] is None else values["body_blob"]
     columns = {name: values.get(name) for name in CHECKED_COLUMNS}
     if columns["cost"] is not None:  # SQLite stores 1.0 as 1

@@ -362,7 +362,7 @@ def _foreign(log: WriteAheadLog) -> str:
 
 
 def _hides_entries(path: Path, other: Path) -> bool:
-    """Whether an entry of the database `other` is not in the database at `path`, or differs."""
+    """Return whether an entry of the database `other` is not in the database at `path`, or differs."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("ATTACH ? AS other", (str(other),))
         query = (

@@ -317,7 +317,7 @@ class SessionMethods(UsesDatabase):
 
 
 def _is_empty(sql: Connection, session_id: str) -> bool:
-    """Whether the session has never been used: it has no prompt, name, title, tag, metadata or imported data."""
+    """Return whether the session has never been used: it has no prompt, name, title, tag, metadata or imported data."""
     return sql.execute(_EMPTY, {"id": session_id}).fetchone() is not None
 
 

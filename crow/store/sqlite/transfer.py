@@ -397,7 +397,7 @@ def abandon(connection: sqlite3.Connection, here: str) -> None:
 
 
 def _exists(connection: sqlite3.Connection, block: Block) -> bool:
-    """Whether the conversation was imported before, or one of its sessions exists.
+    """Return whether the conversation was imported before, or one of its sessions exists.
 
     If the imported sessions were deleted, the conversation counts as not imported, even if forks of them still exist.
     """
