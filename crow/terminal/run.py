@@ -134,21 +134,23 @@ def check_options(options: argparse.Namespace) -> str | None:
 
 @dataclass
 class RunProgress:
-    """The state of a run. `text` is the model's last message. `refused` contains the rules that would have allowed the
-    refused calls. `first_cost` is the cost of the session before the run, in US dollars. `cost` is its cost now, or
-    None if that is unknown."""
+    """The state of a run."""
 
     message_id: str = ""
     text: str = ""
+    """The model's last message."""
     titles: dict[str, str] = field(default_factory=dict)
     statuses: dict[str, str] = field(default_factory=dict)
     diffs: dict[str, list[str]] = field(default_factory=dict)
     files: dict[str, None] = field(default_factory=dict)
     refused: dict[str, None] = field(default_factory=dict)
+    """The rules that would have allowed the refused calls."""
     refused_calls: set[str] = field(default_factory=set)
     was_refused_last: bool = False
     first_cost: float = 0.0
+    """The cost of the session before the run, in US dollars."""
     cost: float | None = None
+    """The cost of the session now, in US dollars, or None if it is unknown."""
     stopped_by: str = ""
 
 
