@@ -59,11 +59,12 @@ _STOPS: Mapping[StopReason | str, str] = {
 
 @dataclass(slots=True)
 class _Point:
-    """One answer in the plots. `cost` is the sum of all costs up to this answer, in US dollars."""
+    """One answer in the plots."""
 
     prompt: int
     tokens: int | None
     cost: float
+    """The sum of all costs up to this answer, in US dollars."""
     is_compaction: bool = False
 
 
@@ -180,7 +181,7 @@ class HtmlPage:
         return "".join(self._branches.pop(entry, ()))
 
     def plain_line(self, text: str) -> str:
-        """A short text on one line, not escaped."""
+        """Return a short text on one line, not escaped."""
         line = on_one_line(self._redact(text[:_LINE_CHARS]))
         return line if len(line) <= _TITLE_CHARS else f"{line[:_TITLE_CHARS]}…"
 
@@ -274,11 +275,11 @@ class HtmlPage:
         return f'<img alt="Image in the session" loading="lazy" src="data:{image.mime_type};base64,{image.data}">'
 
     def clean(self, text: str) -> str:
-        """The text with secrets masked and hidden characters escaped."""
+        """Return the text with secrets masked and hidden characters escaped."""
         return safe(self._redact(text))
 
     def line(self, text: str) -> str:
-        """A short text on one line, as HTML."""
+        """Return a short text on one line, as HTML."""
         return escape(self.plain_line(text))
 
     @property
@@ -296,7 +297,7 @@ class _EntryRenderer:
         self._numbers = count(1)
 
     def render(self, entry: Entry) -> str:
-        """The HTML of one entry; empty for kinds that are not shown."""
+        """Return the HTML of one entry, or an empty string for kinds that are not shown."""
         self._outline.cost += entry.cost or 0.0
         body, page = entry.body, self._page
         match body:
@@ -495,7 +496,7 @@ class _EntryRenderer:
         return render_markdown(_bounded(self._page.clean(text), _TEXT_CHARS))
 
     def _pre(self, text: str, limit: int) -> str:
-        """A text as preformatted HTML. If the text is long, its middle is left out."""
+        """Return a text as preformatted HTML. If the text is long, its middle is left out."""
         shown = self._page.clean(_TERMINAL_CODES.sub("", text))
         if len(shown) <= limit:
             return f'<pre class="plain" tabindex="0">{escape(shown)}</pre>'
