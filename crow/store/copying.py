@@ -43,6 +43,7 @@ class _Part:
     """A conversation in a batch."""
 
     sessions: tuple[str, ...]
+    """The ids of the conversation's sessions."""
     extras: Mapping[str, SessionExtras]
     """Maps the ids of sessions to their extras."""
     start: int

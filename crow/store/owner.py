@@ -33,9 +33,12 @@ class Owner:
     start: str
     """When the process started, in kernel ticks since boot."""
     boot: str
+    """The kernel's id of the current boot."""
     namespace: str
+    """Identifies the pid namespace of the process."""
     host: str
     token: str
+    """A random text for each opened store."""
 
     @classmethod
     def current(cls) -> Owner:

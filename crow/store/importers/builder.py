@@ -59,10 +59,15 @@ class ConversationBuilder:
         self.title_by_user = False
         self.archived = False
         self.created_ms: int | None = None
+        """The earliest time so far, in Unix milliseconds, or None if no time is known."""
         self.updated_ms = 0
+        """Unix milliseconds."""
         self.messages = 0
+        """The number of prompts and answers so far."""
         self.lines = 0
+        """The number of lines in the temporary file."""
         self.model = ""
+        """The model of the entries that follow."""
         self._cwd = cwd
         """The session's directory, unless `set_cwd` sets another one."""
         self._first_prompt = ""
@@ -469,8 +474,11 @@ class _Step:
     """An answer and the results of its calls."""
 
     key: str | None
+    """The id of the answer in the imported session, or None if it has none. Messages with the same key are parts of one
+    answer."""
     model: str
     time_ms: int
+    """Unix milliseconds."""
     is_rest: bool = False
     """Whether it continues an answer whose usage is already counted."""
     texts: list[str] = field(default_factory=list)
@@ -480,6 +488,7 @@ class _Step:
     results: dict[int, _Result] = field(default_factory=dict)
     """Maps the index of a call to its result."""
     usage: tuple[Usage, float | None] | None = None
+    """The usage, and the cost in US dollars."""
     finish: FinishReason = "stop"
 
     @property
@@ -489,12 +498,15 @@ class _Step:
 
 @dataclass(slots=True)
 class _Result:
+    """The result of a tool call."""
+
     text: str
     images: tuple[Image, ...]
     is_error: bool
     duration_ms: int
     title: str
     time_ms: int
+    """When the result arrived, in Unix milliseconds."""
 
 
 NewConversation: TypeAlias = Callable[..., ConversationBuilder]

@@ -35,10 +35,12 @@ _FINISH: Mapping[str, FinishReason] = {"length": "length", "content-filter": "re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpencodeSession:
-    """A session as opencode describes it."""
+    """A session as opencode describes it. Times are Unix milliseconds."""
 
     name: str
+    """The id that opencode uses."""
     session_id: str
+    """The id that the session gets in crow."""
     parent_id: str | None
     title: str
     cwd: str

@@ -43,11 +43,14 @@ class Chain:
 
     entries: Sequence[NewEntry]
     bodies: Sequence[Body]
+    """The bodies as later reads will return them."""
     usages: Sequence[Usage | None]
     turns: Sequence[int]
     """The turn of each entry."""
     rows: str
+    """The rows of the entries, as JSON."""
     counts: SessionCounts
+    """The sums that the entries add to the row of their session."""
     hashes: Sequence[str]
     """The hash of each blob."""
     datas: Sequence[bytes]
@@ -366,12 +369,16 @@ class SessionState:
     turn: int
     is_running: bool
     owner: str
+    """The store that runs the turn, or empty if no turn runs."""
     epoch: int
+    """Each claim of a turn raises it. A store that holds an older epoch may not write."""
     model: str
     parent_id: str | None
     now_ms: int
+    """The server's time, in Unix milliseconds."""
     is_owner_alive: bool
     is_owned: bool
+    """Whether this store is the owner."""
     orphans: Sequence[tuple[int, str, str, str]] = ()
     """The seq, owner, parts and message id of each queued prompt whose store is dead."""
     waiting: tuple[QueuedPrompt, ...] = ()

@@ -75,6 +75,7 @@ class Database:
 
     def __init__(self, name: str, presence: Presence, pool: Any, *, is_pooled: bool) -> None:
         self.name = name
+        """Names the database in messages."""
         self.presence = presence
         self._pool = pool
         self._is_pooled = is_pooled
@@ -86,6 +87,7 @@ class Database:
         self._was_reached = False
         self._is_read_only = False
         self.timeout_s = _STATEMENT_TIMEOUT_S
+        """The time limit of each statement."""
 
     @classmethod
     async def open(

@@ -272,7 +272,9 @@ class SessionState:
         self.turn: int = row[2]
         self.state: str = row[3]
         self.owner: str = row[4]
+        """The store that runs the turn, or empty if no turn runs."""
         self.lease_ms: int = row[5]
+        """The owner's last sign of life, in Unix milliseconds."""
         self.model: str = row[6]
         self._parent_id: str | None = row[7]
         self._inbox: list[tuple[int, str, str, str, int]] | None = None

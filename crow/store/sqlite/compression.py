@@ -160,15 +160,21 @@ class _Found:
 
     rowid: int
     name: str
+    """The hash of the blob."""
     is_body: bool
     """Whether the blob is the body of a tool result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Compressed:
+    """A blob after its compression."""
+
     name: str
+    """The hash of the blob."""
     data: bytes
+    """The compressed content."""
     body: str | None
+    """For the body of a tool result: the members to store beside the blob."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

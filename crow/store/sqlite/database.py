@@ -139,9 +139,12 @@ class Database:
         # `_exchange` is held while the connections are replaced. `_exchanges` counts the replacements.
         self._exchange = anyio.Lock(fast_acquire=True)
         self._exchanges = 0
-        self._notice = ""  # what happened to the file; empty after the user was told
-        self._replaced = ""  # the same, while another file has the path; otherwise empty
-        self._read_only = ""  # why nothing can be stored; empty while writing works
+        self._notice = ""
+        """What happened to the file. It is empty after the user was told."""
+        self._replaced = ""
+        """What happened to the file, while another file has the path. Otherwise empty."""
+        self._read_only = ""
+        """Why nothing can be stored, or empty while writing works."""
         self._read_only_copy: Path | None = None
         self._stays_read_only = False
 
