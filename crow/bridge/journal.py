@@ -71,11 +71,16 @@ class Pending:
     __slots__ = ("cancels", "is_received", "is_repeated", "line", "message", "number")
 
     def __init__(self, line: bytes, message: Message, number: int) -> None:
-        self.line, self.message, self.number = line, message, number
+        self.line = line
+        self.message = message
+        self.number = number
+        """The number of the request among the messages to the server."""
         self.cancels: list[bytes] = []
         """The notifications with which the editor cancelled the request."""
         self.is_received = False
+        """Whether the server has certainly read the request."""
         self.is_repeated = False
+        """Whether the request was sent again on a new connection."""
 
     @property
     def session(self) -> object:
@@ -99,7 +104,10 @@ class EditorQuestion:
     def __init__(
         self, key: tuple[str, str, str] | None, params: Message, editor_id: Any, server_id: Any, generation: int
     ) -> None:
-        self.key, self.params = key, params
+        self.key = key
+        """The method, the session and the tool call of the request. A new connection may repeat the request with the
+        same key. None if the request is not about a tool call."""
+        self.params = params
         self.editor_id = editor_id
         """The id of this request in messages to the editor."""
         self.server_id = server_id
@@ -107,8 +115,11 @@ class EditorQuestion:
         self.generation = generation
         """The number of the connection on which `server_id` is valid."""
         self.answer: Message | None = None
+        """The editor's answer, if it has arrived."""
         self.number = 0
+        """The number of the answer among the messages to the server, or 0 if it was not sent yet."""
         self.is_withdrawn = False
+        """Whether the server no longer waits for the answer."""
 
 
 class Journal:

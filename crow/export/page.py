@@ -62,7 +62,9 @@ class _Point:
     """One answer in the plots."""
 
     prompt: int
+    """The number of prompts before this answer."""
     tokens: int | None
+    """The tokens in the context after this answer, or None if they are unknown."""
     cost: float
     """The sum of all costs up to this answer, in US dollars."""
     is_compaction: bool = False
@@ -73,12 +75,16 @@ class _Outline:
     """Facts about a whole path, for the head of the page."""
 
     prompts: list[tuple[int, str]] = field(default_factory=list)
+    """The entry id and the first words of each prompt."""
     points: list[_Point] = field(default_factory=list)
     models: dict[str, None] = field(default_factory=dict)
+    """The names of the models, in the order in which they were first used."""
     cost: float = 0.0
+    """In US dollars."""
     answers: int = 0
     compactions: int = 0
     branches: int = 0
+    """The number of branches that the path does not take."""
 
 
 async def session_page(
