@@ -60,6 +60,7 @@ class SentRequest:
     """A request that the client has sent."""
 
     line: int
+    """The number of the request's line."""
     response: dict[str, Any] | None = None
     """None until the response arrives."""
 
@@ -105,21 +106,30 @@ class CheckClient:
         self.connection = Connection(name=name)
         self.io = io
         self.answer: Answer = "allow"
+        """How permission requests are answered."""
         self.fails = False
+        """If this is true, all requests but those for permission are answered with errors."""
         self.has_ended = False
         self.questions = 0
+        """The number of permission requests so far."""
         self._is_closed = False
         self.offered: dict[str, Any] = {}
+        """The capabilities that the client offers."""
         self.initialized: dict[str, Any] = {}
+        """The result of `initialize`, or {} if there is none."""
         self.opened: dict[str, dict[str, Any]] = {}
+        """Maps the ids of sessions to the results of the requests that opened them."""
         self.called: set[str] = set()
+        """The methods that the agent has called."""
         self._joined: bytearray | None = None
+        """The lines to write in one piece. None if each line is written at once."""
         self._clock = clock
         self._endpoint = endpoint
         self._workspace = workspace
         self._ids = itertools.count(1)
         self._open: dict[str, SentRequest] = {}
         self._held: list[Any] = []
+        """The ids of the permission requests that wait for an answer."""
         self._terminals = itertools.count(1)
         self._updates: dict[str, int] = {}
 

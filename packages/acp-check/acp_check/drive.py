@@ -40,14 +40,18 @@ class Drive:
     """A check of one agent."""
 
     start: Callable[[str], AgentIO]
-    """Starts a new agent process for each connection."""
+    """Starts a new agent process for each connection. Its argument is the name of the connection."""
     workspace: Path
     endpoint: EndpointLog
     limits: TimeLimits = field(default_factory=TimeLimits)
     server: dict[str, Any] | None = None
+    """The MCP server for new sessions, or None for no server."""
     trace: Callable[[bytes], None] = lambda _: None
+    """Gets each line of the recording."""
     report: Callable[[str], None] = lambda _: None
+    """Gets the name of each part of the check, and messages for the user."""
     signalled: Callable[[], int] = lambda: 0
+    """Returns the number of the last signal that arrived, or 0."""
 
     def run(self) -> Run:
         """Open all connections, one after another, and send the messages. :raises CheckStopped: a signal arrived."""

@@ -101,7 +101,9 @@ class Update:
 
     line: Recorded
     session: str
+    """The id of the session."""
     body: dict[str, Any]
+    """The member `update`."""
 
     @property
     def kind(self) -> str:
@@ -178,8 +180,10 @@ class Connection:
     """What a check used the connection for. It is empty in a recording."""
     lines: list[Recorded] = field(default_factory=list)
     gave_up: set[int] = field(default_factory=set)
+    """The numbers of the lines of requests for whose response the check stopped waiting."""
     exit: Exit | None = None
     unfinished_line: bytes = b""
+    """The last line of stdout, if it had no newline."""
 
     @property
     def is_live(self) -> bool:
@@ -343,18 +347,24 @@ class _Sorted:
 
     def __init__(self, connection: Connection) -> None:
         self.asked: list[Exchange] = []
+        """The client's requests."""
         self.called: list[Exchange] = []
+        """The agent's requests."""
         self.notified: list[Recorded] = []
+        """The agent's notifications."""
         self.updates: list[Update] = []
         self.turns: list[RecordedTurn] = []
         self.strays: list[tuple[Recorded, str]] = []
+        """The agent's responses that belong to no open request. See `Connection.strays`."""
         self.reused: list[Recorded] = []
-        # Requests that are not answered yet, by sender and id. `_unusual` has ids in broken requests and batches.
+        """The agent's requests with an id that another open request of the agent already had."""
         self._open: dict[tuple[str, str], Exchange] = {}
+        """Requests that are not answered yet, by sender and id."""
         self._closed: set[tuple[str, str]] = set()
         self._turns_of: dict[str, list[RecordedTurn]] = {}
         self._children: set[str] = set()
         self._unusual: set[str] = set()
+        """The ids in broken requests and batches."""
         for line in connection.lines:
             if isinstance(line.message, dict):
                 self._sort(line, line.message)
