@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from crow.cli.arguments import whole_parser
 from crow.cli.reference import describe, manual
+from crow.domain import entries, messages
 from crow.settings import Settings, values
 from crow.settings.values import Section
+from crow.store import portable
 from crow.store.codec import KINDS
 from crow.store.portable import RECORDS, EntryRecord
 from crow.store.sqlite.migrations import schema
@@ -44,6 +47,8 @@ STORED_AS_BLOBS = {
     ("Attachment", "data"),
     ("File", "before"),
 }
+MODULES = (portable, entries, messages)
+"""The modules of the dataclasses that an export contains."""
 PARTS = {"Text": "text", "Image": "image", "Resource": "resource", "Link": "link"}
 
 
@@ -76,13 +81,18 @@ def _describe(schema: JsonSchemaValue) -> None:
     for cls in (Settings, *(getattr(values, name) for name in schema["$defs"])):
         properties = schema["$defs"].get(cls.__name__, schema)["properties"]
         for base in reversed(cls.__mro__[: cls.__mro__.index(Section)]):
-            (tree,) = ast.parse(inspect.getsource(base)).body
-            assert isinstance(tree, ast.ClassDef)
-            for setting, doc in pairwise(tree.body):
-                match setting, doc:
-                    case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(words))):
-                        described = properties[key] | {"description": inspect.cleandoc(words).replace("\n", " ")}
-                        properties[key] = dict(sorted(described.items()))
+            for key, words in _field_docs(base):
+                properties[key] = dict(sorted((properties[key] | {"description": words}).items()))
+
+
+def _field_docs(cls: type) -> Iterator[tuple[str, str]]:
+    """Yield the name and the docstring of each field that has a docstring below it."""
+    (tree,) = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(tree, ast.ClassDef)
+    for field, doc in pairwise(tree.body):
+        match field, doc:
+            case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(words))):
+                yield key, inspect.cleandoc(words).replace("\n", " ")
 
 
 def _export_schema() -> JsonSchemaValue:
@@ -137,6 +147,8 @@ def _close(name: str, definition: dict[str, Any]) -> None:
         if (name, key) in STORED_AS_BLOBS:
             is_optional = "anyOf" in value
             properties[key] = {"anyOf": [BLOB, {"type": "null"}]} if is_optional else BLOB
+    for key, words in _field_docs(next(getattr(module, name) for module in MODULES if hasattr(module, name))):
+        properties[key] = {"description": words.replace("`", "")} | properties[key]
 
 
 def _tag(definition: dict[str, Any], kind: str) -> None:

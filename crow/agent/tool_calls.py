@@ -24,6 +24,7 @@ from crow.agent.permissions import (
     PermissionRule,
     Refuse,
     allowing_rule,
+    change_of_tool,
     current_rules,
     decide,
     doubt,
@@ -32,8 +33,11 @@ from crow.agent.permissions import (
     may_attach,
     named_places,
     narrower_mode,
+    outdated_rule,
+    replaces,
     rule_for_writes,
     rule_words,
+    rules_at,
     rules_for,
     url_rules,
 )
@@ -382,7 +386,10 @@ class Permissions:
         always, never = (
             " and ".join(map(rule_words, rules_for(call.name, asked, allow=allow, cwd=cwd))) for allow in (True, False)
         )
-        reason = doubt(ask.doubtful) if ask.doubtful is not None else ""
+        reason, changes = doubt(ask.doubtful) if ask.doubtful is not None else "", ""
+        outdated = outdated_rule(call.name, plan, rules_at(self._branch.row.permissions, cwd))
+        if outdated is not None and not reason:
+            reason, changes = change_of_tool(outdated, plan)
         offers_writes = can_last and plan.access == "execute" and plan.command_access == "write"
         answer = await self._client.ask(
             PermissionQuestion(
@@ -395,6 +402,7 @@ class Permissions:
                 reason=reason,
                 offers_writes=offers_writes,
                 rule="" if reason else allowing_rule(call.name, asked),
+                changes=changes,
             )
         )
         if answer == "cancelled":
@@ -406,6 +414,8 @@ class Permissions:
         elif (can_last and answer in ("allow_always", "reject_always")) or (allows and plan.asks_once):
             rules = rules_for(call.name, asked, allow=allows, cwd=cwd)
         known = self._branch.row.permissions
+        # A rule with a fingerprint replaces the answer about the tool as it was before.
+        known = tuple(value for value in known if not any(rule.fingerprint and replaces(rule, value) for rule in rules))
         new = [stored for rule in rules if (stored := rule.as_json()) not in known]
         if new:
             await self._branch.change(SessionChanges(permissions=(*known, *new)))

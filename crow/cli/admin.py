@@ -57,7 +57,7 @@ async def export(context: SessionsContext) -> None:
         lines = _markdown(context, ids)
     else:
         if ids is None or len(ids) != 1:
-            raise ArgumentError("--format html writes one session; name one ID.")
+            raise ArgumentError("--format html writes one session; name one SESSION.")
         lines = await _html(context, ids[0])
     if options.output is None:
         escape = None if not in_terminal() else safe_json if options.format == "jsonl" else safe
@@ -158,7 +158,7 @@ async def _list_tags(context: SessionsContext) -> None:
     if context.options.json:
         return print_json({"tag": tag, "sessions": number} for tag, number in counts.items())
     cells = [(tag, str(number)) for tag, number in counts.items()]
-    empty = 'No session has a tag. "crow sessions tag ID TAG" adds one.'
+    empty = 'No session has a tag. "crow sessions tag SESSION TAG" adds one.'
     print_table((Column("Tag"), Column("Sessions", "number")), cells, empty=empty)
     return None
 

@@ -25,11 +25,11 @@ _SHORTEST_PREFIX = 8
 
 
 class Column(NamedTuple):
-    """A column of a table. The style `fixed` keeps cells on one line, `text` wraps them, and `number` aligns them to
-    the right."""
+    """A column of a table."""
 
     name: str
     style: Literal["fixed", "text", "number"] = "text"
+    """`fixed` keeps cells on one line, `text` wraps them, and `number` aligns them to the right."""
 
 
 def print_table(
@@ -98,9 +98,10 @@ def say(line: str, *, file: TextIO | None = None) -> None:
 
 
 def print_json(values: Iterable[Mapping[str, object]]) -> None:
-    """Print one JSON object per line."""
+    """Print one JSON object per line. Characters that the encoding of stdout may lack are escaped as JSON does it."""
+    is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
     for value in values:
-        print(safe_json(json.dumps(value, ensure_ascii=False)))
+        print(safe_json(json.dumps(value, ensure_ascii=is_ascii)))
 
 
 def print_markdown(text: str) -> None:
@@ -116,7 +117,7 @@ def print_markdown(text: str) -> None:
 
 
 def in_terminal() -> bool:
-    """Whether stdout is a terminal."""
+    """Return whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 

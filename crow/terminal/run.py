@@ -93,6 +93,7 @@ def with_options(loaded: Loaded, options: argparse.Namespace) -> Loaded:
     limits: dict[str, object] = {"mcp_wait_s": max(settings.limits.mcp_start_timeout_s, *starts, 0.0)}
     if options.max_steps is not None:
         limits["steps_per_turn"] = options.max_steps
+        loaded = replace(loaded, sources={**loaded.sources, "limits.steps_per_turn": "flag --max-steps"})
     changes: dict[str, object] = {
         "permissions": settings.permissions.model_copy(update={"allow": allow}),
         "limits": settings.limits.model_copy(update=limits),
@@ -121,7 +122,7 @@ def run_prompt(load: Callable[[], Loaded], options: argparse.Namespace) -> int:
 def check_options(options: argparse.Namespace) -> str | None:
     """Check the options, and return the directory of --cwd. :raises ArgumentError: an option cannot be used."""
     if options.fork and not (options.session or options.newest):
-        raise ArgumentError("--fork needs a session to copy: add --continue or --session ID.")
+        raise ArgumentError("--fork needs a session to copy: add --continue or --session SESSION.")
     if options.max_steps is not None and options.max_steps < 1:
         raise ArgumentError(f"--max-steps is {options.max_steps}; expected 1 or more.")
     if options.max_cost is not None and not options.max_cost > 0:
@@ -133,22 +134,32 @@ def check_options(options: argparse.Namespace) -> str | None:
 
 @dataclass
 class RunProgress:
-    """The state of a run. `text` is the model's last message. `refused` contains the rules that would have allowed the
-    refused calls. `first_cost` is the cost of the session before the run, in US dollars. `cost` is its cost now, or
-    None if that is unknown."""
+    """The state of a run."""
 
     message_id: str = ""
+    """The id of the model's last message."""
     text: str = ""
+    """The model's last message."""
     titles: dict[str, str] = field(default_factory=dict)
+    """Maps the ids of tool calls to their titles."""
     statuses: dict[str, str] = field(default_factory=dict)
+    """Maps the ids of tool calls to their statuses."""
     diffs: dict[str, list[str]] = field(default_factory=dict)
+    """Maps the ids of tool calls to the paths in their diffs."""
     files: dict[str, None] = field(default_factory=dict)
+    """The paths that completed calls have changed, in order."""
     refused: dict[str, None] = field(default_factory=dict)
+    """The rules that would have allowed the refused calls."""
     refused_calls: set[str] = field(default_factory=set)
+    """The ids of the tool calls that were refused."""
     was_refused_last: bool = False
+    """Whether no call has completed since the last refusal."""
     first_cost: float = 0.0
+    """The cost of the session before the run, in US dollars."""
     cost: float | None = None
+    """The cost of the session now, in US dollars, or None if it is unknown."""
     stopped_by: str = ""
+    """Why the run was stopped by --max-cost, or empty."""
 
 
 class RunClient:
@@ -186,6 +197,8 @@ class RunClient:
                     try:
                         opened = await open_session(connection, self._loaded, self._options, cwd)
                         self._session_id = opened.id
+                        if opened.notice:
+                            await self._screen.say(f"crow: {opened.notice}")
                     except RequestError as error:
                         raise error_of(error) from None
                     return await self._prompt(connection, prompt)

@@ -19,6 +19,7 @@ import anyio.to_thread
 from crow.domain.diff import diff_text
 from crow.domain.rendering import on_one_line, safe, safe_json
 from crow.frontend import frames
+from crow.stdio import write_all
 from crow.terminal.connection import Params
 
 QUESTION_LINES = 60
@@ -27,23 +28,30 @@ options for this one call."""
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 SPINNER_S = 0.1
+_DOWN, _UP, _SAVE, _RESTORE = "\x1bD", "\x1bM", "\x1b7", "\x1b8"
+"""Move the cursor one line down or up in the same column, and scroll at the edge; save and restore its position."""
 
 
 class Screen:
     """Writes the answer to stdout, and everything else to stderr. Hidden characters are escaped in text for a terminal.
-    If stdout is a pipe, the answer is written unchanged.
-
-    Without `is_animated`, no spinner is shown. `label` is shown beside the spinner.
-    """
+    If stdout is a pipe, the answer is written unchanged."""
 
     def __init__(self, *, is_animated: bool = True) -> None:
         self.label = ""
+        """Shown beside the spinner. It must not be wider than the terminal."""
+        self.below: Sequence[str] = ()
+        """Lines to show under the spinner, also in the middle of a line of the answer. They must not be wider than the
+        terminal."""
         self._escapes = sys.stdout.isatty()
         self._can_spin = is_animated and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        """Without `is_animated`, no spinner is shown. A spinner also needs stderr to be a capable terminal."""
         self._is_spinning = False
+        self._has_below = False
         self._is_paused = False
+        self._step = 0
         self._at_line_start = True
-        self._newlines = 2  # newlines at the end of the messages so far, counted up to 2
+        self._newlines = 2
+        """The newlines at the end of the messages so far, counted up to 2."""
 
     async def print_answer(self, text: str) -> None:
         """Write a part of the answer."""
@@ -60,6 +68,8 @@ class Screen:
             self.clear()
             await write(sys.stdout, text)
             self._at_line_start = text.endswith("\n")
+            if self.below:
+                self.refresh()
 
     async def print_message(self, text: str, *, is_new: bool) -> None:
         """Write a part of one of the model's messages. Before a new message, write an empty line."""
@@ -90,12 +100,12 @@ class Screen:
             await self.print_answer("\n")
 
     def clear(self) -> None:
-        """Remove the spinner."""
+        """Remove the spinner and the lines below it."""
         if self._is_spinning:
             self._is_spinning = False
-            with suppress(OSError):
-                sys.stderr.write("\r\x1b[K")
-                sys.stderr.flush()
+            # In the middle of a line, the spinner is on the next line: go down, erase, and come back.
+            where = "\r{}" if self._at_line_start else f"{_SAVE}{_DOWN}\r{{}}{_RESTORE}"
+            self._show(where.format("\x1b[J" if self._has_below else "\x1b[K"))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -119,16 +129,34 @@ class Screen:
             self.clear()
 
     async def _spin(self) -> None:
-        at = 0
         while True:
             await asyncio.sleep(SPINNER_S)
-            if self._at_line_start and not self._is_paused:
-                at += 1
-                self._is_spinning = True
-                columns = shutil.get_terminal_size().columns - 4
-                label = on_one_line(self.label)[: columns // 2]  # a character takes up to two columns
-                sys.stderr.write(f"\r\x1b[K{SPINNER[at % len(SPINNER)]} {label}")
-                sys.stderr.flush()
+            self._step += 1
+            if self._at_line_start or self.below:
+                self.refresh()
+
+    def refresh(self) -> None:
+        """Draw the spinner and the lines below it. The cursor stays at the end of the answer."""
+        if self._is_paused or not self._can_spin:
+            return
+        self.clear()
+        columns = shutil.get_terminal_size().columns
+        label = on_one_line(self.label)[: columns // 2 - 2]  # a character takes up to two columns
+        lines = [f"{SPINNER[self._step % len(SPINNER)]} {label}", *self.below]
+        self._is_spinning, self._has_below = True, bool(self.below)
+        if not self.below:
+            self._show(f"\r\x1b[K{lines[0]}")
+            return
+        # First make room below, so that the terminal does not scroll between saving and restoring the cursor.
+        downs = len(lines) - self._at_line_start
+        start = "" if self._at_line_start else _DOWN
+        drawn = f"{_DOWN}".join(f"\r\x1b[K{line}" for line in lines)
+        self._show(f"{_DOWN * downs}{_UP * downs}{_SAVE}{start}{drawn}{_RESTORE}")
+
+    def _show(self, text: str) -> None:
+        with suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 async def write(file: TextIO, text: str) -> None:
@@ -136,16 +164,10 @@ async def write(file: TextIO, text: str) -> None:
     data = text.encode("utf-8", "replace")
     can_wait = len(data) > select.PIPE_BUF or not select.select([], [file], [], 0)[1]
 
-    def write_all() -> None:
-        file.flush()
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(file.fileno(), rest) :]
-
     if can_wait:
-        await anyio.to_thread.run_sync(write_all, abandon_on_cancel=True)
+        await anyio.to_thread.run_sync(write_all, file, data, abandon_on_cancel=True)
     else:
-        write_all()
+        write_all(file, data)
 
 
 @contextmanager
@@ -179,13 +201,16 @@ def open_terminal() -> TextIO | None:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A permission request as it is shown at the terminal. `option_ids` has the same order as the numbered options in
-    `text`. `yes` and `no` are the ids of the options that y and n stand for."""
+    """A permission request as it is shown at the terminal."""
 
     text: str
+    """The request, with numbered options."""
     option_ids: tuple[str, ...]
+    """In the order of the numbered options in `text`."""
     yes: str
+    """The id of the option that y stands for."""
     no: str
+    """The id of the option that n stands for."""
 
     def option_for(self, answer: str) -> str:
         """Return the id of the option for this answer, which may be a number, y or yes. Any other answer means no."""

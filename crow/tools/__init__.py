@@ -39,7 +39,8 @@ class SandboxStatus:
     and `problem` is a sentence that tells the user why. `setting` is the value of `sandbox.enabled`. If `has_overlay`
     is set, a command with the access `read` can write into the workspace, but its changes are thrown away. Otherwise
     its writes fail. If `has_network` is set, commands with the access `write` can use the network. `readable` and
-    `writable` are the additional directories from the user's settings.
+    `writable` are the additional directories from the user's settings. `withheld` are the names of variables that no
+    command gets, because they hold secrets; those with keys of endpoints are left out.
     """
 
     name: str = ""
@@ -49,6 +50,7 @@ class SandboxStatus:
     has_network: bool = False
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
 
 
 Protection: TypeAlias = Literal["none", "ask", "never"]
@@ -128,6 +130,8 @@ class PlannedCall:
         session. `narrower_arguments`: a deny rule about one of these also covers the call. `review_text`: the text that
         the user should read before they answer. `command_access`: what the kernel will let a command do; `full` if
         nothing confines commands, None for other calls. `requested_access`: the access that the model asked for.
+        `fingerprint`: a hash of the called MCP tool's title, description and schema; an answer "always" holds only for
+        this fingerprint. `definition`: the same as text, perhaps cut.
 
     How the call runs:
         `fault`: the error message for the model; a call with a fault must not run. `is_barrier`: the call writes files,
@@ -159,6 +163,8 @@ class PlannedCall:
     review_text: str = ""
     command_access: CommandAccess | None = None
     requested_access: CommandAccess | None = None
+    fingerprint: str = ""
+    definition: str = ""
     parts: tuple[PlannedCall, ...] = ()
     like: tuple[str, ...] = ()
     """Other tools that together do the same. A deny rule about one of them covers the call. Allow rules about all of
@@ -323,6 +329,9 @@ class BackgroundCommand(Protocol):
     async def wait(self) -> None:
         """Wait until the command has ended and its output was read."""
 
+    async def check(self) -> None:
+        """Restore protected files that the command changed some seconds ago. Call this every few seconds."""
+
     async def end(self, grace_s: float) -> None:
         """Send SIGTERM to the process group, and SIGKILL after `grace_s`. Returns at most 0.3 s after `grace_s`."""
 
@@ -442,7 +451,8 @@ class Workspace(Protocol):
 
     async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
         """Run a program that the user configured, such as a hook, in cwd and with `data` as its input. The program is
-        not confined, and its environment contains no endpoint keys. If `argv` names the program without a directory,
+        not confined. Its environment contains no endpoint keys, but the user's other secrets. Its output is returned
+        with all of these masked. If `argv` names the program without a directory,
         the program is looked up on PATH, but not in the workspace.
 
         At most `max_bytes` of the program's output and `max_bytes` of its errors are kept. Processes that the program

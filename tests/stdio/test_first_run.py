@@ -127,7 +127,7 @@ async def test_without_a_model_the_endpoints_models_are_offered_and_none_is_pres
         session = await opened(agent, place)
         await model_told(agent, "none")
         code, words = await failed(agent.prompt(session, "hello"))
-        assert (code, words.startswith("No model is set. Choose one in the editor's menu")) == (-32603, True)
+        assert (code, words.startswith("No model is set. Run `crow login`")) == (-32603, True)
         params = {"sessionId": session, "configId": "model", "value": "second"}
         answer = await agent.request("session/set_config_option", params)
         assert model_option(answer["configOptions"]) == ("second", ["first", "second"])

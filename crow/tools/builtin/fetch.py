@@ -22,7 +22,7 @@ from crow.tools import Outcome, PlannedCall, html
 from crow.tools.builtin.files import IMAGE_BYTES, image_type
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, tool_spec
 from crow.tools.limits import FETCHES
-from crow.tools.process import HiddenKeys, child_environment, start
+from crow.tools.process import HiddenKeys, command_environment, start
 from crow.tools.urls import lenient_urls, normalize_url
 from crow.tools.web import MAX_BYTES, Document, get
 
@@ -74,7 +74,7 @@ async def convert(document: Document, keys: HiddenKeys) -> str:
     process = await start(
         [sys.executable, "-I", "-S", html.__file__, media[:HEADER_CHARS], charset[:HEADER_CHARS]],
         cwd=Path(os.sep),
-        env=child_environment(keys),
+        env=command_environment(keys),
         on_output=output.extend,
         on_errors=lambda _: None,
         takes_input=True,

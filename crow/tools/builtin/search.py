@@ -27,7 +27,7 @@ from crow.tools.builtin import scan
 from crow.tools.builtin.files import stat_kind
 from crow.tools.builtin.tool import Arguments, Builtin, PathTarget, ToolContext, ToolInvocation, argument, tool_spec
 from crow.tools.limits import SEARCHES
-from crow.tools.workspace import SECRET_PLACES
+from crow.tools.protection import SECRET_PLACES
 
 MAX_LISTED = 200
 MAX_MATCHING = 500

@@ -3,6 +3,7 @@ tools."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -41,6 +42,7 @@ RELIST_S = 1.0
 MAX_RELIST_S = 60.0
 PROMPT_DESCRIPTION_CHARS = 200
 DESCRIPTION_CHARS = 8_000
+DEFINITION_CHARS = 8_000
 SCHEMA_CHARS = 50_000
 MAX_DEPTH = 32
 OUTPUT_SCHEMA = "crow/outputSchema"
@@ -72,6 +74,20 @@ class ExternalTool:
     is_read_only: bool = False
     output_schema: Mapping[str, Any] | None = None
     """The schema of the tool's structured results. None if there is none, or it is too long to check."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what the user and the model are told about the tool."""
+        told = json.dumps([self.title, self.spec.description, self.spec.input_schema], sort_keys=True)
+        return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
+
+    @property
+    def definition(self) -> str:
+        """What the user and the model are told about the tool, as text."""
+        schema = json.dumps(self.spec.input_schema, ensure_ascii=False, indent=1, sort_keys=True)
+        told = f"{' '.join(self.title.split())}\n{self.spec.description}\n{schema}"[:DEFINITION_CHARS]
+        # a database refuses half a surrogate pair, and PostgreSQL a NUL
+        return told.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
 
 
 async def list_tools(client: Client, prefix: str, options: ServerOptions) -> tuple[ExternalTool, ...]:

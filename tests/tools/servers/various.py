@@ -6,7 +6,8 @@ as deep as the second argument says. `where`: its tool tells where it runs and w
 tool of two cannot be offered. `many`: a hundred tools. `listens`: it speaks only the newer protocol, and its tool adds
 another one. `withdraws`: `ask` puts a question to the user, and `withdraw` takes it back. `prompts`: it has prompts,
 and filling in `more` adds one. `hostile`: all its texts have hidden characters. `slow schemas`: checking its results
-against their schemas would never end.
+against their schemas would never end. `shifts`: its tools are those in the file that the second argument names, as they
+are when it starts.
 """
 
 import json
@@ -78,6 +79,9 @@ CATALOGUES["slow schemas"] = [
     for name, schema in SLOW_SCHEMAS.items()
     if name != "giant"
 ] + [{"name": "giant", "inputSchema": ANY, "outputSchema": {**SLOW_SCHEMAS["giant"], "type": "object"}}]
+if how == "shifts":
+    with open(sys.argv[2], encoding="utf-8") as file:
+        CATALOGUES[how] = json.load(file)
 TOOLS = CATALOGUES[how]
 PROMPTS: list[dict[str, Any]] = [
     {
