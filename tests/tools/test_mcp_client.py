@@ -24,7 +24,18 @@ from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import FixedPlan, OpenBox, RecordingLog, call, pids_in, skip_time, stdio, until_gone
 
 BUILT_IN = [
-    *("read_file", "write_file", "edit_file", "list_files", "grep", "shell", "shell_output", "shell_kill", "fetch"),
+    *(
+        "read_file",
+        "write_file",
+        "edit_file",
+        "apply_patch",
+        "list_files",
+        "grep",
+        "shell",
+        "shell_output",
+        "shell_kill",
+        "fetch",
+    ),
     *("update_plan", "recall"),
 ]
 

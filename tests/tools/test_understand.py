@@ -127,3 +127,18 @@ async def test_places_as_programs_print_them_can_be_read(open_box: OpenBox, root
         "lib/app.py": "read_file: lib/app.py does not exist; neither does the directory lib; there is src/app.py",
     }
     assert (planned.announcement.title, planned.rule_paths[-1]) == ("Read src/app.py lines 2-2", "src/app.py")
+
+
+PATCH = "*** Begin Patch\n*** Delete File: a\n*** End Patch"
+
+
+def test_a_patch_that_is_not_json_is_understood_if_it_is_whole() -> None:
+    broken = ToolCall(id="c", name="apply_patch", arguments="{}", fault="not JSON", raw=f"{PATCH}\n")
+    whole = understood(broken, SPECS, SPECS)
+    assert (json.loads(whole.arguments), whole.fault) == ({"input": PATCH}, None)
+    for cut in (PATCH[:-5], PATCH[4:], None):
+        call = ToolCall(id="c", name="apply_patch", arguments="{}", fault="not JSON", raw=cut)
+        assert understood(call, SPECS, SPECS) == call
+    assert meant("ApplyPatch", {"patch": PATCH}) == ("apply_patch", {"input": PATCH})
+    command = {"command": f"apply_patch <<'EOF'\n{PATCH}\nEOF"}
+    assert meant("shell", command) == ("shell", command)

@@ -87,7 +87,7 @@ def understood(call: ToolCall, offered: Collection[str], specs: Mapping[str, Too
     """Return `call` in terms of crow's tools, or as it is if it needs no change or is not clear. `offered` are the
     names of all tools that the model can use, and `specs` are the built-in ones."""
     if call.fault is not None:
-        return call
+        return _bare_patch(call) if call.name == "apply_patch" else call
     try:
         given = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
@@ -108,6 +108,14 @@ def understood(call: ToolCall, offered: Collection[str], specs: Mapping[str, Too
     if (name, arguments) == (call.name, given):
         return call
     return replace(call, name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+
+
+def _bare_patch(call: ToolCall) -> ToolCall:
+    """Return a call whose arguments are a whole patch instead of JSON as a call with this patch."""
+    patch = (call.raw or "").strip()
+    if not (patch.startswith("*** Begin Patch\n") and patch.endswith("\n*** End Patch")):
+        return call
+    return replace(call, arguments=json.dumps({"input": patch}, ensure_ascii=False), fault=None, raw=None)
 
 
 def ignored_note(call: ToolCall, spec: ToolSpec) -> str:
