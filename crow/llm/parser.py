@@ -281,7 +281,7 @@ class AnswerParser(ABC):
             raise ProtocolError(f"{page} Check the base URL; it usually ends in /v1.")
         for chunk in chunks:
             self._read_event(chunk)
-        self.is_done = is_done
+        self.is_done = self.is_done or is_done
 
     def _raise_error(self, event: object) -> None:
         """Raise the error that `event` carries, if any."""
