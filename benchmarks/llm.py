@@ -15,8 +15,8 @@ from benchmarks.rows import Row, arguments, report
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, Text, ToolSpec, UserMessage
 from crow.llm import Request
 from crow.llm.dialect import Dialect
-from crow.llm.encode import Encoder
-from crow.llm.parser import StreamParser
+from crow.llm.chat.encode import Encoder
+from crow.llm.chat.parser import StreamParser
 from crow.llm.sse import SseDecoder
 
 CHUNKS = 20_000

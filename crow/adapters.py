@@ -75,7 +75,7 @@ def prepare_prompts(*, confines: bool) -> None:
 
         threading.Thread(target=choose_sandbox, daemon=True).start()
     import crow.agent.runner
-    import crow.llm.chat_completions
+    import crow.llm.client
     import crow.tools.mcp.client  # noqa: F401
 
 
@@ -95,7 +95,7 @@ async def open_model(
 
     :raises ConfigError: the command that prints the key fails.
     """
-    from crow.llm.chat_completions import ChatCompletions
+    from crow.llm.client import EndpointClient
 
     command = target.endpoint.api_key_command if target.endpoint.api_key is None else None
     key = await anyio.to_thread.run_sync(run_key_command, command) if command else None
@@ -103,7 +103,7 @@ async def open_model(
         on_key(key)
     endpoint = endpoint_of(target, key=key)
     learned = {} if memory is None else await memory.learned(endpoint.base_url, endpoint.model)
-    return ChatCompletions(endpoint, memory=memory, learned=learned)
+    return EndpointClient(endpoint, memory=memory, learned=learned)
 
 
 def offline_model(settings: Settings) -> OfflineModel:

@@ -374,6 +374,7 @@ class Turn:
                 opaque=answer.opaque,
                 reasoning_field=answer.reasoning_field,
                 endpoint=info.endpoint,
+                wire=answer.wire,
                 announcements=tuple(plan.announcement for plan in plans),
                 cut=self._gauge.cut_calls(answer.calls) if answer.calls else None,
             ),

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, get_args
 
-from crow.domain.messages import Answer, Message, ToolSpec, Usage
+from crow.domain.messages import Answer, Message, ToolSpec, Usage, WireName
 from crow.llm.facts import Refusal
 
 ThoughtLevel: TypeAlias = Literal["off", "low", "medium", "high"]
@@ -81,6 +81,8 @@ class ModelInfo(ModelLimits):
     is_local: bool = False
     is_window_configured: bool = False
     refused: tuple[Refusal, ...] = ()
+    wire: WireName = "chat"
+    """The form in which requests are sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

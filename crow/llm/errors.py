@@ -31,6 +31,7 @@ from datetime import datetime
 from functools import reduce
 
 from crow.domain import errors
+from crow.domain.messages import WireName
 from crow.llm.dialect import Dialect
 
 _SHOWN_CHARS = 1000
@@ -153,6 +154,12 @@ class Origin:
 
     endpoint: str = "the endpoint"
     model: str = ""
+    wire: WireName = "chat"
+
+    @property
+    def api(self) -> str:
+        """The name of the wire in messages."""
+        return {"chat": "chat completions", "responses": "Responses API", "messages": "Messages API"}[self.wire]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,14 +270,14 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
         return errors.ModelNotFound(f'{who} does not serve the model "{origin.model}": {words}.')
     if status in {404, 405} and (not body.message or _PATTERNS["no path"].search(body.message)):
         advice = "A base URL usually ends in /v1, such as http://localhost:11434/v1."
-        return errors.BadRequest(f"{who} has no chat completions at this URL: {words}. {advice}")
+        return errors.BadRequest(f"{who} has no {origin.api} at this URL: {words}. {advice}")
     # llama.cpp answers 500, but trying again does not help
     if not says("tools need a flag") and (status in _TRANSIENT_STATUS or not is_refusal):
         return errors.Overloaded(f"{who} has trouble: {words}.", retry_after_s=wait_s)
     if status is None and not says("refused request"):
         return errors.Overloaded(f"{who} broke off with an error: {words}.", retry_after_s=wait_s)
     if status is not None and status < 400:
-        return errors.ProtocolError(f"{who} answered with something other than a chat completion: {words}.")
+        return errors.ProtocolError(f"{who} answered with something other than an answer: {words}.")
     hint = " Crow needs a model that can call tools; choose another one." if says("no tools") else ""
     if says("tools need a flag"):
         hint = " Crow needs tools: start the server with this flag."
@@ -432,6 +439,13 @@ _NO = (
     r"|additional propert|no such|invalid|not a valid|cannot|can't|must|only)"
 )
 _REFUSAL_WORDINGS = r"""
+include                any   encrypted[_. ]content
+summary                near  reasoning[._]?summary|\bsummar(?:y|ies)\b
+cache_retention        any   prompt_cache_retention|prompt_cache_options|prompt_cache_breakpoint
+store                  near  \bstore\b
+strict                 near  \bstrict\b
+custom_tools           near  \bcustom\b.{0,20}tools?\b|tool.{0,20}\bcustom\b|custom_tool_call
+output_limit           near  \bmax_output_tokens
 stream_options         any   stream_options|include_usage
 max_completion_tokens  near  \bmax_completion_tokens
 max_tokens             near  \bmax_tokens
@@ -487,9 +501,37 @@ def refused_part(body: ErrorBody, dialect: Dialect) -> str | None:
     if body.status not in {None, 400, 404, 415, 422, 500, 501}:
         return None
     for part, wording in _REFUSALS:
-        if wording.search(body.searched) and dialect.refusing(part) != dialect:
-            return dialect.name_of(part)
+        name = dialect.name_of(part)
+        if wording.search(body.searched) and dialect.refusing(name) != dialect:
+            return name
     return None
+
+
+_NAMED_WIRES: dict[WireName, str] = {
+    "chat": r"chat[/_ ]completions?\b",
+    "responses": r"/responses\b|\bresponses (?:api|endpoint)",
+    "messages": r"/messages\b|\bmessages (?:api|endpoint)",
+}
+_USE = r"(?:\buse\b|\btry\b|\bvia\b|\bthrough\b|switch to|\bcall\b|supported (?:in|on|by|with)|available (?:in|on))"
+_WIRE_NAMED = {
+    wire: re.compile(rf"{_USE}[^.]{{0,60}}(?:{words})", re.IGNORECASE) for wire, words in _NAMED_WIRES.items()
+}
+
+
+def refuses_wire(body: ErrorBody, wire: WireName) -> bool:
+    """Whether the endpoint does not serve this wire at all, does not serve tools on it, or names another wire to
+    use."""
+    if body.status not in {None, 400, 404, 405, 410, 422, 501}:
+        return False
+    if any(pattern.search(body.message) for other, pattern in _WIRE_NAMED.items() if other != wire):
+        return True
+    error = model_error(body, Origin())
+    if not isinstance(error, errors.BadRequest):
+        return False
+    is_no_path = not body.message or _PATTERNS["no path"].search(body.message) is not None
+    if body.status in {404, 405, 501} and (is_no_path or page_title(body.everything) is not None):
+        return True
+    return body.status is not None and _PATTERNS["no tools"].search(body.searched) is not None
 
 
 def max_output_tokens(body: ErrorBody) -> int | None:

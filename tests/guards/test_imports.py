@@ -15,7 +15,7 @@ ABSENT = {
     "crow.demo",
     "crow.doctor",
     "crow.frontend.v2",
-    "crow.llm.chat_completions",
+    "crow.llm.client",
     "crow.store.admin",
     "crow.tools.builtin",
     "crow.tools.mcp.client",

@@ -12,7 +12,7 @@ from typing import Any
 from crow.domain.errors import ModelError
 from crow.domain.messages import Answer, ToolSpec
 from crow.llm import TextDelta, ThoughtDelta
-from crow.llm.parser import StreamParser
+from crow.llm.chat.parser import StreamParser
 from crow.llm.sse import SseDecoder
 
 __all__ = ["FIXTURES", "TOOLS", "Fixture", "Outcome", "outcome_of", "read"]

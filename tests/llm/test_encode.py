@@ -24,7 +24,7 @@ from crow.domain.messages import (
 )
 from crow.llm import Request
 from crow.llm.dialect import Dialect
-from crow.llm.encode import Encoder
+from crow.llm.chat.encode import Encoder
 
 HERE = "http://here/v1 m"
 SYSTEM = SystemMessage(text="Be brief.")

@@ -23,10 +23,10 @@ from crow.domain.rendering import NO_ANSWER, interrupted_text
 from crow.domain.replay import Replay
 from crow.llm import ModelInfo, Request
 from crow.llm.dialect import Dialect
-from crow.llm.encode import Encoder
+from crow.llm.chat.encode import Encoder
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import ErrorBody, Origin
-from crow.llm.stream import ChatStream, RetryTiming
+from crow.llm.stream import AnswerStream, RetryTiming
 from tests.agent.harness import NoteTaker, Opened, Tool, opened, text
 from tests.support import fake_endpoint as fake
 
@@ -99,9 +99,9 @@ class StreamedModel:
     def check(self) -> None:
         """Always ready."""
 
-    def stream(self, request: Request) -> AbstractAsyncContextManager[ChatStream]:
+    def stream(self, request: Request) -> AbstractAsyncContextManager[AnswerStream]:
         request = replace(request, tools=self.tools)
-        return aclosing(ChatStream(self.transport, request, timing=RetryTiming(sleep=no_sleep)))
+        return aclosing(AnswerStream(self.transport, request, timing=RetryTiming(sleep=no_sleep)))
 
     async def close(self) -> None:
         """Nothing to close."""

@@ -231,7 +231,7 @@ def _joined(texts: Sequence[str]) -> str:
 
 
 def _assistant(message: domain.AssistantMessage, *, endpoint: str, dialect: Dialect) -> dict[str, object]:
-    is_own = message.endpoint == endpoint
+    is_own = message.endpoint == endpoint and message.wire == "chat"
     sent: dict[str, object] = {"role": "assistant"}
     if message.text.strip() or not message.calls:
         sent["content"] = message.text if message.text.strip() else _EMPTY_TEXT
