@@ -49,18 +49,20 @@ throttled
     |concurrency limit|请求过于频繁|速率限制
 no credit
     insufficient[_ ](?:quota|balance|credits?|funds)|credit balance|out of credits?|not enough credits?
-    |more credits|payment required|billing (?:hard )?limit|余额不足|欠费
+    |more credits|payment required|billing (?:hard )?limit|billing_error|spend_limit_reached|余额不足|欠费
 quota
     exceeded your current quota|quota (?:has been |was )?(?:exceeded|exhausted|reached)
+    |reached your specified (?:\w+ ){0,2}usage limits
     |(?:daily|weekly|monthly) (?:\w+ ){0,2}(?:limit|quota)|limit for (?:today|this (?:week|month))
 bad key
     invalid[_ ](?:api[_ ])?key|incorrect api key|no api key|invalid bearer|api_key_invalid|unauthori[sz]ed
     |api[_ ]key(?: is)? (?:not valid|invalid|missing|required|expired)|invalid[_ ]authentication|authentication[_ ]error
+    |permission_error
 no model
     model[_ ]not[_ ]found|no such model|unknown model|invalid model|unsupported model|not a valid model
     |models?\b\W*(?:named |name |id )?\W?[\w./:@-]{0,120}\W{0,3}\s*(?:was |is |does |do )?
     (?:not (?:found|exist|supported|available|loaded)|unavailable)
-    |model_not_exist|no endpoints found for|模型不存在
+    |model_not_exist|no endpoints found for|not_found_error\W{1,4}(?:message\W{1,5})?model:|模型不存在
 filtered
     content[_ ](?:filter|policy|management)|responsibleaipolicy|data_inspection_failed|flagged|moderation
     |safety (?:system|filter|settings)|prohibited_content|inappropriate content|sensitive content|\"1301\"

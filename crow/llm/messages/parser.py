@@ -1,9 +1,8 @@
 """Parses one answer of Anthropic's Messages: takes the data of events and returns deltas and one complete answer.
 
-An answer is a list of blocks: text, thoughts, tool calls, and blocks of kinds that crow does not know. The blocks that
-must go back unchanged, and the places of the others between them, are kept in the answer's opaque field `content`; see
-`content_of`. The parser does not rely on declared types: it uses known members if they have the right type and ignores
-everything else.
+An answer is a list of blocks: text, thoughts, tool calls, and blocks of kinds that crow does not know. If a request
+has to repeat more of them than text and calls, all blocks are kept as the items of the answer. The parser does not rely
+on declared types: it uses known members if they have the right type and ignores everything else.
 """
 
 from __future__ import annotations
@@ -16,29 +15,26 @@ from typing import ClassVar, Literal, TypeAlias
 from crow.domain.errors import ContextOverflow, Overloaded, ProtocolError
 from crow.domain.messages import FinishReason, JsonObject, ToolCall, ToolSpec, Usage, WireName
 from crow.llm.errors import Origin
+from crow.llm.items import Item, stored_items
 from crow.llm.parser import AnswerParser, first_count
-from crow.llm.sse import replace_lone_in
 from crow.llm.tool_calls import CallAssembler, new_call_id
 
 _Kind: TypeAlias = Literal["text", "thinking", "call", "other"]
 _KINDS: Mapping[object, _Kind] = {"text": "text", "thinking": "thinking", "tool_use": "call"}
-_CALL_KEYS = frozenset({"type", "id", "name", "input", "cache_control"})
+_CALL_KEYS = frozenset({"type", "id", "name", "input"})
 _MAX_BLOCKS = 10_000
 _PARAGRAPH = "\n\n"
 
 
 @dataclass(slots=True)
 class _Block:
-    """A block that is being received. `growing` has the pieces of members that arrive in several deltas. `places` are
-    the start and the end of each part of the answer's text that belongs to the block, in order: two numbers a part.
-    `call` is the number of a call in the assembler."""
+    """A block that is being received. `growing` has the pieces of members that arrive in several deltas. `call` is the
+    number of a call in the assembler."""
 
     kind: _Kind
     index: object
     members: dict[str, object] = field(default_factory=dict)
     growing: dict[str, list[str]] = field(default_factory=dict)
-    places: list[int] = field(default_factory=list)
-    citations: list[Mapping[str, object]] = field(default_factory=list)
     call: int = 0
     has_words: bool = False
 
@@ -71,7 +67,7 @@ class MessagesParser(AnswerParser):
     """Parses the events of one answer. `is_done` means that `message_stop` arrived."""
 
     wire: ClassVar[WireName] = "messages"
-    kind: ClassVar[str] = "an answer of the Messages API"
+    kind: ClassVar[str] = "a Messages stream"
     plain_ends: ClassVar[frozenset[str | None]] = frozenset({None, "end_turn", "tool_use", "stop_sequence"})
 
     def __init__(
@@ -85,10 +81,9 @@ class MessagesParser(AnswerParser):
         self._counts: dict[str, int] = {}
         self._stop_word: str | None = None
         self._explanation = ""
-        self._text_chars = 0
         self._opaque_chars = 0
         self._call_count = 0
-        self._ends_line = True
+        self._text_ends_in_words = False
 
     @property
     def is_finished(self) -> bool:
@@ -224,17 +219,14 @@ class MessagesParser(AnswerParser):
     def _read_text(self, block: _Block, text: object) -> None:
         if not isinstance(text, str) or not text:
             return
-        if not (block.places or self._ends_line or text.startswith("\n")) and self._is_after_other(block):
-            self._content.append(_PARAGRAPH)
-            self._text_chars += len(_PARAGRAPH)
+        if not block.has_words and not text.isspace():
+            block.has_words = True
+            # Text after another kind of block is a new paragraph.
+            if self._text_ends_in_words and self._is_after_other(block) and not text[0].isspace():
+                self._content.append(_PARAGRAPH)
         self._content.append(text)
-        end = self._text_chars + len(text)
-        if block.places and block.places[-1] == self._text_chars:
-            block.places[-1] = end
-        else:
-            block.places += [self._text_chars, end]
-        self._text_chars = end
-        self._ends_line = text.endswith("\n")
+        block.add("text", text)
+        self._text_ends_in_words = not text[-1].isspace()
 
     def _is_after_other(self, block: _Block) -> bool:
         """Whether a block that is no text stands directly before `block`."""
@@ -243,7 +235,6 @@ class MessagesParser(AnswerParser):
     def _read_thought_of(self, block: _Block, thought: object) -> None:
         if not isinstance(thought, str):
             return
-        self._reasoning_field = "thinking"
         block.add("thinking", thought)
         if thought:
             # Each block is a paragraph of its own.
@@ -272,8 +263,7 @@ class MessagesParser(AnswerParser):
         arguments = content.get("input")
         if arguments not in ({}, None, ""):
             function["arguments"] = arguments
-        extra = {key: value for key, value in content.items() if key not in _CALL_KEYS}
-        self._calls.add({**extra, "index": known.call, "id": content.get("id"), "function": function})
+        self._calls.add({"index": known.call, "id": content.get("id"), "function": function})
 
     def _new_call(self, index: object, content: Mapping[str, object] | None = None) -> _Block:
         block = self._new_block("call", index, content)
@@ -297,7 +287,8 @@ class MessagesParser(AnswerParser):
     def _read_citation(self, index: object, citation: object) -> None:
         block = self._block("text", index)
         if isinstance(citation, Mapping):
-            block.citations.append(citation)
+            known = block.members.get("citations")
+            block.members["citations"] = [*(known if isinstance(known, list) else ()), citation]
             self._opaque_chars += _size_of(citation)
 
     def _read_other_delta(self, index: object, delta: Mapping[str, object]) -> None:
@@ -339,38 +330,28 @@ class MessagesParser(AnswerParser):
         if self._explanation:
             before = _PARAGRAPH if self._text.getvalue().strip() else ""
             self._add_text(self._detector.feed(before + self._explanation))
-            self._text_chars += len(before + self._explanation)
 
     def _finish_calls(self, *, is_cut: bool) -> tuple[ToolCall, ...]:
         return self._calls.finish(is_cut=is_cut)
 
-    def _opaque(self, calls: tuple[ToolCall, ...]) -> JsonObject:
-        text = self._text.getvalue()
-        # If crow has removed something from the text, the places of the blocks of text are unknown.
-        has_places = len(text) == self._text_chars and not self._splitter.found
+    def _opaque(self) -> JsonObject:
         blocks = self._in_order()
+        calls = self._ending[1] if self._ending is not None else ()
+        # If crow has split, joined or dropped a call, the calls follow the other blocks.
         has_calls = sum(block.kind == "call" for block in blocks) == len(calls)
         is_cut = self._stop_word in {"max_tokens", "model_context_window_exceeded"}
-        content: list[dict[str, object]] = []
-        number = 0
+        items: list[Item] = []
         for block in blocks:
             match block.kind:
-                case "text":
-                    places = block.places if has_places else [0, len(text)]
-                    content.append({"type": "text", "places": places})
-                    if block.citations:
-                        content[-1]["citations"] = block.citations
                 case "call":
-                    content.append({"type": "tool_use", "call": number} if has_calls else {"type": "tool_use"})
-                    number += 1
+                    if has_calls:
+                        members = {key: value for key, value in block.members.items() if key not in _CALL_KEYS}
+                        items.append(Item(data={"type": "tool_use", **members}, call=block.call - 1))
                 case "thinking" if is_cut and block is blocks[-1] and "signature" not in block.growing:
                     pass  # incomplete reasoning has no signature, and the endpoint would refuse it
                 case _:
-                    content.append(_with_input(block.whole()))
-        kinds = [each["type"] for each in content]
-        has_own = any("citations" in each for each in content) or not {"text", "tool_use"}.issuperset(map(str, kinds))
-        # Without other blocks, the text comes first and the calls follow.
-        return replace_lone_in({"content": content}) if has_own or kinds != sorted(map(str, kinds)) else {}
+                    items.append(Item(data=_with_input(block.whole())))
+        return {} if _are_plain(items) else stored_items(items)
 
     def _in_order(self) -> list[_Block]:
         """Return the blocks in the order of their indexes. If these are missing or not unique, return the blocks in the
@@ -379,6 +360,15 @@ class MessagesParser(AnswerParser):
         if all(type(index) is int for index in indexes) and len(set(indexes)) == len(indexes):
             return sorted(self._blocks, key=lambda block: int(str(block.index)))
         return self._blocks
+
+
+def _are_plain(items: Sequence[Item]) -> bool:
+    """Whether the items are nothing but text and calls after it. Messages without items have the same order."""
+    kinds = [str(item.data.get("type")) for item in items]
+    has_more = any(
+        value is not None for item in items for key, value in item.data.items() if key not in {"type", "text"}
+    )
+    return not has_more and {"text", "tool_use"}.issuperset(kinds) and kinds == sorted(kinds)
 
 
 def _kind_of(event: Mapping[str, object]) -> str:
