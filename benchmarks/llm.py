@@ -14,9 +14,9 @@ from functools import partial
 from benchmarks.rows import Row, arguments, report
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, Text, ToolSpec, UserMessage
 from crow.llm import Request
-from crow.llm.dialect import Dialect
 from crow.llm.chat.encode import Encoder
 from crow.llm.chat.parser import StreamParser
+from crow.llm.dialect import Dialect
 from crow.llm.sse import SseDecoder
 
 CHUNKS = 20_000

@@ -144,6 +144,7 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
             limit_field=preset.limit_field,
             cache=preset.cache,
             takes_images=options.takes_images,
+            wires=target.wires,
         ),
         proxy=settings.proxy,
         ca_file=settings.ca_file,

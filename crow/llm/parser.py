@@ -10,8 +10,8 @@ from __future__ import annotations
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import ClassVar, TypeAlias
 
@@ -24,6 +24,7 @@ from crow.llm.reasoning import ThinkSplitter
 from crow.llm.sse import SurrogateJoiner, chunks_in, is_end, is_keep_alive, replace_lone
 from crow.llm.text_tool_calls import CallDetector
 from crow.llm.tool_calls import MAX_CALLS, new_call_id
+from crow.llm.usage import merge_usage
 
 MAX_CHARS = 4_000_000
 """The limit for one answer in characters: text, reasoning and tool arguments together."""
@@ -280,7 +281,7 @@ class AnswerParser(ABC):
             raise ProtocolError(f"{page} Check the base URL; it usually ends in /v1.")
         for chunk in chunks:
             self._read_event(chunk)
-        self.is_done = is_done
+        self.is_done = self.is_done or is_done
 
     def _raise_error(self, event: object) -> None:
         """Raise the error that `event` carries, if any."""
@@ -375,26 +376,3 @@ class AnswerParser(ABC):
         if word not in self.plain_ends:
             raise ProtocolError(f'{who} sent an empty answer (finish reason "{word}"). Ask again.')
         raise ProtocolError(f"{who} sent an empty answer. Ask again, or try another model.")
-
-
-def first_count(report: object, *keys: str) -> int | None:
-    """Return the first token count in `report` under one of `keys`, or None if there is none."""
-    members: Mapping[str, object] = report if isinstance(report, Mapping) else {}
-    for key in keys:
-        value = members.get(key)
-        if isinstance(value, str) and value.isdecimal() and len(value) < 13:
-            value = int(value)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e12:
-            return int(value)
-    return None
-
-
-def merge_usage(known: Usage | None, report: Usage | None) -> Usage | None:
-    """Return `known`, updated with the counts in `report`. Reports are cumulative, so the newest count of each kind is
-    used. If `known` is not None, a `report` in which both input and output are zero or missing is ignored."""
-    if report is None or known is None:
-        return report or known
-    if not (report.input_tokens or report.output_tokens):
-        return known
-    stated = {each.name: value for each in fields(report) if (value := getattr(report, each.name)) is not None}
-    return replace(known, **stated)

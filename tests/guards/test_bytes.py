@@ -8,8 +8,8 @@ from crow.domain.conversation import Projection
 from crow.domain.entries import Body, Entry, Prompt
 from crow.domain.messages import Message, ToolSpec
 from crow.llm import Request
-from crow.llm.dialect import Dialect
 from crow.llm.chat.encode import Encoder
+from crow.llm.dialect import Dialect
 from tests.guards.long import WORDS, turn
 
 HERE = "test scripted"

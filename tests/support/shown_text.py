@@ -22,8 +22,8 @@ from crow.domain.messages import Answer, AssistantMessage, ToolSpec
 from crow.domain.rendering import NO_ANSWER, interrupted_text
 from crow.domain.replay import Replay
 from crow.llm import ModelInfo, Request
-from crow.llm.dialect import Dialect
 from crow.llm.chat.encode import Encoder
+from crow.llm.dialect import Dialect
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import ErrorBody, Origin
 from crow.llm.stream import AnswerStream, RetryTiming

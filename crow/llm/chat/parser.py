@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal, TypeAlias
 
 from crow.domain.errors import ContextOverflow, Overloaded, ProtocolError
-from crow.domain.messages import FinishReason, JsonObject, ToolCall, ToolSpec, Usage, WireName
+from crow.domain.messages import FinishReason, JsonObject, ToolCall, ToolSpec, WireName
 from crow.llm.errors import Origin
-from crow.llm.parser import AnswerParser, first_count
+from crow.llm.parser import AnswerParser
 from crow.llm.reasoning import ReasoningDetails, content_pieces, details_text, thought_of
 from crow.llm.sse import replace_lone_in
 from crow.llm.tool_calls import CallAssembler, new_call_id
+from crow.llm.usage import read_usage
 
 
 class StreamParser(AnswerParser):
@@ -63,9 +64,9 @@ class StreamParser(AnswerParser):
         if "error" in event or not choices:
             self._raise_error(event)
         if event.get("usage") is not None:
-            self._add_usage(_read_usage(event["usage"]))
+            self._add_usage(read_usage(event["usage"]))
         if type(groq := event.get("x_groq")) is dict:
-            self._add_usage(_read_usage(groq.get("usage")))
+            self._add_usage(read_usage(groq.get("usage")))
         if type(choices) is dict:
             choices = [choices]
         if type(choices) is not list:
@@ -87,7 +88,7 @@ class StreamParser(AnswerParser):
         if (word := choice.get("finish_reason")) is not None:
             self._note_finish(word)
         if "usage" in choice:
-            self._add_usage(_read_usage(choice["usage"]))
+            self._add_usage(read_usage(choice["usage"]))
         if choice.get("error"):
             self._raise_error({"error": choice["error"]})
         delta = choice.get("delta")
@@ -209,36 +210,3 @@ def _ending_of(word: str) -> _Ending:
         if word in words.split():
             return ending
     return next((ending for ending, pattern in _SIMILAR_ENDINGS if re.search(pattern, word)), "stop")
-
-
-def _read_usage(report: object) -> Usage | None:
-    """Return the token counts from one report, or None if it contains none."""
-    if not isinstance(report, Mapping):
-        return None
-    sent = first_count(report, "prompt_tokens", "input_tokens")
-    made = first_count(report, "completion_tokens", "output_tokens")
-    in_details = report.get("prompt_tokens_details") or report.get("input_tokens_details")
-    out_details = report.get("completion_tokens_details") or report.get("output_tokens_details")
-    if (cached := first_count(in_details, "cached_tokens")) is None:
-        cached = first_count(report, "prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
-    if sent is not None and report.get("prompt_tokens") is None:
-        # Anthropic's input count does not include tokens that are read from the cache or written to it.
-        sent += first_count(report, "cache_read_input_tokens") or 0
-        sent += first_count(report, "cache_creation_input_tokens") or 0
-    # OpenRouter, LiteLLM, Anthropic
-    if (written := first_count(in_details, "cache_write_tokens", "cache_creation_tokens")) is None:
-        written = first_count(report, "cache_creation_input_tokens")
-    if (reasoning := first_count(out_details, "reasoning_tokens")) is None:
-        reasoning = first_count(report, "reasoning_tokens")
-    total = first_count(report, "total_tokens")
-    if reasoning and sent is not None and made is not None and total == sent + made + reasoning:
-        # xAI counts reasoning in addition to the completion. All other providers include it in the completion.
-        made += reasoning
-    usage = Usage(
-        input_tokens=sent,
-        output_tokens=made,
-        cached_tokens=cached,
-        reasoning_tokens=reasoning,
-        cache_write_tokens=written,
-    )
-    return None if usage == Usage() else usage
