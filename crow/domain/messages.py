@@ -191,8 +191,8 @@ class AssistantMessage:
     endpoint: str = ""
     wire: WireName = "chat"
     is_before_break: bool = False
-    """Whether the message was made before a break, after which the system message, the tools or earlier messages are
-    no longer those that the model had."""
+    """Whether the message has opaque fields and was made before a break: the system message, the tools or earlier
+    messages may no longer be those that the model had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

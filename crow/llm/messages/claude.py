@@ -103,8 +103,8 @@ def thinking_members(
     """Return the request members that ask for this thought level. `limit` is the output limit in tokens.
 
     `forms` are the forms that the endpoint refuses: `adaptive_thinking`, `thinking_budget`, `thinking_off`, `effort`
-    and `thinking_display`. If `may_think` is False, the conversation stands in the middle of a tool loop without thoughts,
-    and models with a budget cannot begin to think there.
+    and `thinking_display`. If `may_think` is False, the conversation stands in the middle of a tool loop without
+    thoughts, and models with a budget cannot begin to think there.
     """
     known = claude(model)
     form = known.thinking

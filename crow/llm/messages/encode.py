@@ -15,13 +15,12 @@ from typing import Literal, TypeAlias, assert_never
 
 from crow.domain import messages as domain
 from crow.llm import Request
+from crow.llm.content import EMPTY_TEXT, NO_OUTPUT, json_bytes, left_out, user_content
 from crow.llm.dialect import Dialect
 from crow.llm.items import Item, PlainText, items_of
 from crow.llm.messages import schema
 from crow.llm.messages.claude import claude, thinking_members
-from crow.llm.sse import replace_lone
 
-_EMPTY_TEXT = "(empty message)"
 _CONTINUE = "Continue."
 _FIXED_MEMBERS = frozenset({"messages", "system", "tools", "stream"})
 _THOUGHTS = frozenset({"thinking", "redacted_thinking"})
@@ -83,11 +82,11 @@ class Encoder:
         if choice := _tool_choice(request, dialect):
             head["tool_choice"] = choice
         head.update({key: value for key, value in (extra or {}).items() if key not in _FIXED_MEMBERS})
-        pieces = [_json(head)[:-1]]
+        pieces = [json_bytes(head)[:-1]]
         if request.tools:
             if not self._tools_sent or (request.tools is not self._tools and request.tools != self._tools):
                 self._tools = request.tools
-                self._tools_sent = b",".join(_json(schema.tool(tool)) for tool in request.tools)
+                self._tools_sent = b",".join(json_bytes(schema.tool(tool)) for tool in request.tools)
             pieces.append(b',"tools":[' + self._tools_sent + b"]")
         messages, marked = self._sequence.sent()
         if "cache_marker" in dialect.left_out:
@@ -145,40 +144,49 @@ class _System:
         self.text = text
         self.sent = self.marked = b""
         if text.strip():
-            start = b',"system":[{"type":"text","text":' + _json(text)
+            start = b',"system":[{"type":"text","text":' + json_bytes(text)
             self.sent, self.marked = start + b"}]", start + _MARK + b"}]"
 
 
 class _Sequence:
-    """Collects messages in the order in which they are sent. Neighbours of the same role are one message."""
+    """Collects messages in the order in which they are sent. The results of one step are one message."""
 
     def __init__(self) -> None:
         self._sent: list[bytes] = []
         self._roles: list[Role] = []
+        self._is_after_result = False
 
     def add(self, each: _Encoded) -> None:
         """Add the next message."""
-        if not self._roles and each.role == "assistant":
-            self._append("user", _json(_text(_EMPTY_TEXT)))
-        if self._roles and self._roles[-1] == each.role:
+        is_result = isinstance(each.message, domain.ToolMessage)
+        if is_result and self._is_after_result:
             self._sent[-1] = self._sent[-1].removesuffix(b"]}") + b"," + each.blocks + b"]}"
-        else:
-            self._append(each.role, each.blocks)
+            return
+        if not self._roles and each.role == "assistant":
+            self._append("user", json_bytes(_text(EMPTY_TEXT)))
+        self._append(each.role, each.blocks)
+        self._is_after_result = is_result
 
     def _append(self, role: Role, blocks: bytes) -> None:
         self._roles.append(role)
-        self._sent.append(b'{"role":"' + role.encode() + b'","content":[' + blocks + b"]}")
+        self._sent.append(_message(role, blocks))
 
     def sent(self) -> tuple[list[bytes], list[int]]:
         """Return all messages so far, and the positions of those that may have a cache mark: the newest message, and
         the one that was the newest in the request before, where the endpoint finds what it cached then. A conversation
         ends with a message of the user, because newer models do not continue an answer."""
-        sent, roles = list(self._sent), self._roles[-3:]
-        if not roles or roles[-1] == "assistant":
-            sent.append(b'{"role":"user","content":[' + _json(_text(_CONTINUE if roles else _EMPTY_TEXT)) + b"]}")
-            roles = [*roles, "user"]
-        first = len(sent) - len(roles)
-        return sent, [first + at for at, role in enumerate(roles) if role == "user"]
+        sent, at = list(self._sent), len(self._roles) - 1
+        if at < 0 or self._roles[at] == "assistant":
+            sent.append(_message("user", json_bytes(_text(_CONTINUE if sent else EMPTY_TEXT))))
+        while at >= 0 and self._roles[at] == "user":
+            at -= 1
+        while at >= 0 and self._roles[at] == "assistant":
+            at -= 1
+        return sent, [*([at] if at >= 0 else []), len(sent) - 1]
+
+
+def _message(role: Role, blocks: bytes) -> bytes:
+    return b'{"role":"' + role.encode() + b'","content":[' + blocks + b"]}"
 
 
 def _may_think(encoded: Sequence[_Encoded]) -> bool:
@@ -206,17 +214,17 @@ def _tool_choice(request: Request, dialect: Dialect) -> dict[str, object]:
 def _encode(message: domain.Message, *, endpoint: str, dialect: Dialect) -> _Encoded:
     match message:
         case domain.SystemMessage(text=text):
-            return _Encoded(message, "user", _json(_text(text)))
+            return _Encoded(message, "user", json_bytes(_text(text)))
         case domain.UserMessage(parts=parts):
-            return _Encoded(message, "user", b",".join(map(_json, _user_blocks(parts, dialect))))
+            return _Encoded(message, "user", b",".join(map(json_bytes, _user_blocks(parts, dialect))))
         case domain.ToolMessage():
-            return _Encoded(message, "user", _json(_result(message, dialect)))
+            return _Encoded(message, "user", json_bytes(_result(message, dialect)))
         case domain.AssistantMessage():
             blocks = _assistant_blocks(message, endpoint=endpoint, dialect=dialect)
             return _Encoded(
                 message,
                 "assistant",
-                b",".join(map(_json, blocks)),
+                b",".join(map(json_bytes, blocks)),
                 starts_with_thought=blocks[0]["type"] in _THOUGHTS,
             )
         case _ as never:
@@ -224,40 +232,15 @@ def _encode(message: domain.Message, *, endpoint: str, dialect: Dialect) -> _Enc
 
 
 def _user_blocks(parts: Sequence[domain.Part], dialect: Dialect) -> list[dict[str, object]]:
-    blocks: list[dict[str, object]] = []
-    texts: list[str] = []
-    before: domain.Part | None = None
-    for part in parts:
-        if isinstance(part, domain.Text) and isinstance(before, domain.Text):
-            # Two adjacent texts are separate paragraphs. A link belongs to the sentence around it.
-            texts.append("\n\n")
-        before = part
-        match part:
-            case domain.Text(text=text):
-                texts.append(text)
-            case domain.Link(uri=uri, name=name):
-                texts.append(f"[{name}]({uri})")
-            case domain.Resource(uri=uri, text=text):
-                texts.append(f'\n<resource uri="{uri}">\n{text}\n</resource>\n')
-            case domain.Image():
-                if not isinstance(image := _image(part, dialect), str):
-                    blocks += [_text("".join(texts))] if "".join(texts).strip() else []
-                    blocks.append(image)
-                    texts = []
-                else:
-                    texts.append(f"\n{image}\n")
-            case _ as never:
-                assert_never(never)
-    if "".join(texts).strip() or not blocks:
-        blocks.append(_text("".join(texts)))
-    return blocks
+    content = user_content(parts, takes_images=_takes_images(dialect))
+    return [_text(each) if isinstance(each, str) else _image(each) for each in content]
 
 
 def _result(message: domain.ToolMessage, dialect: Dialect) -> dict[str, object]:
-    content: list[dict[str, object]] = [_text(message.text)] if message.text.strip() or not message.images else []
-    for image in message.images:
-        sent = _image(image, dialect)
-        content.append(_text(sent) if isinstance(sent, str) else sent)
+    text = message.text if _takes_images(dialect) else "\n".join((message.text, *map(left_out, message.images)))
+    content = [_text(text if text.strip() else NO_OUTPUT)] if text.strip() or not message.images else []
+    if _takes_images(dialect):
+        content += map(_image, message.images)
     return {"type": "tool_result", "tool_use_id": schema.call_id(message.call_id), "content": content}
 
 
@@ -270,24 +253,23 @@ def _assistant_blocks(message: domain.AssistantMessage, *, endpoint: str, dialec
     if "earlier_thoughts" in dialect.left_out and message.is_before_break:
         blocks = [block for block in blocks if block["type"] not in _THOUGHTS]
     # An answer may not consist of thoughts alone, or end with one.
-    return [*blocks, _text("")] if not blocks or blocks[-1]["type"] in _THOUGHTS else blocks
+    return [*blocks, _text(EMPTY_TEXT)] if not blocks or blocks[-1]["type"] in _THOUGHTS else blocks
 
 
 def _own_block(item: Item | PlainText | domain.ToolCall, message: domain.AssistantMessage) -> dict[str, object] | None:
     match item:
         case PlainText(text=text):
-            return {"type": "text", "text": text}
+            return _text(text)
         case domain.ToolCall():
             return _call(item)
-        case Item(data=data, call=None):
-            # Anthropic sends blocks of blank text, but does not accept them.
-            text = _text_of(data)
-            if text is not None and not text.strip():
-                return None
+        case Item(data=data, call=int(number)):
+            return {**data, **_call(message.calls[number])}
+        case Item(data=data):
+            words = _text_of(data)
+            if words is not None and not words.strip():
+                return None  # Anthropic sends blocks of blank text, but does not accept them
             missing = {"thinking": "", "signature": ""} if data.get("type") == "thinking" else {}
             return {**missing, **data}
-        case Item(data=data, call=number):
-            return {**data, **_call(message.calls[number])}
         case _ as never:
             assert_never(never)
 
@@ -310,31 +292,17 @@ def _call(call: domain.ToolCall) -> dict[str, object]:
     }
 
 
-def _image(image: domain.Image, dialect: Dialect) -> dict[str, object] | str:
-    """Return the block of an image, or a text in its place."""
-    if dialect.takes_images and "images" not in dialect.left_out and image.mime_type in _IMAGES:
-        source = {"type": "base64", "media_type": image.mime_type, "data": image.data}
-        return {"type": "image", "source": source}
-    kilobytes = max(1, len(image.data) * 3 // 4 // 1024)
-    reason = "this model takes no images" if image.mime_type in _IMAGES else "this endpoint does not take this kind"
-    return f"[An image ({image.mime_type}, {kilobytes} KB) was left out: {reason}.]"
+def _takes_images(dialect: Dialect) -> bool:
+    return dialect.takes_images and "images" not in dialect.left_out
+
+
+def _image(image: domain.Image) -> dict[str, object]:
+    """Return the block of an image. Images of a kind that this API does not have become a text."""
+    if image.mime_type not in _IMAGES:
+        return _text(f"[An image was left out: its type {image.mime_type} is not supported.]")
+    source = {"type": "base64", "media_type": image.mime_type, "data": image.data}
+    return {"type": "image", "source": source}
 
 
 def _text(text: str) -> dict[str, object]:
-    text = text.strip("\n")
-    return {"type": "text", "text": text if text.strip() else _EMPTY_TEXT}
-
-
-def _json(value: object) -> bytes:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return replace_lone(text).encode()
-
-
-def _plain(value: object) -> object:
-    """Return a read-only mapping as a dict, which `json` can write."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+    return {"type": "text", "text": text}

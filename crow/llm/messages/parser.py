@@ -16,8 +16,9 @@ from crow.domain.errors import ContextOverflow, Overloaded, ProtocolError
 from crow.domain.messages import FinishReason, JsonObject, ToolCall, ToolSpec, Usage, WireName
 from crow.llm.errors import Origin
 from crow.llm.items import Item, stored_items
-from crow.llm.parser import AnswerParser, first_count
+from crow.llm.parser import AnswerParser
 from crow.llm.tool_calls import CallAssembler, new_call_id
+from crow.llm.usage import first_count
 
 _Kind: TypeAlias = Literal["text", "thinking", "call", "other"]
 _KINDS: Mapping[object, _Kind] = {"text": "text", "thinking": "thinking", "tool_use": "call"}
