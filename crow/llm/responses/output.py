@@ -168,8 +168,8 @@ class Outputs:
             elif whole.strip() not in {"{}", "null"} or not call.pieces:
                 self.size += max(0, len(whole) - sum(map(len, call.pieces)))
                 call.pieces = [whole]
-        if is_done and members.get("status") not in {"incomplete", "in_progress"}:
-            output.is_whole = True
+        if is_done:
+            output.is_whole = members.get("status") not in {"incomplete", "in_progress"}
 
     def _add(self, kind: str, item_id: str, index: int | None) -> Output:
         output = Output(kind, item_id, index)
