@@ -106,7 +106,7 @@ class Encoder:
     def messages(self, messages: Sequence[domain.Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
         """Return the bytes of the system prompt and of each message in order, without cache marks."""
         self._read(tuple(messages), endpoint=endpoint, dialect=dialect)
-        return [self._system.sent, *self._sequence.sent()[0]]
+        return [*filter(None, [self._system.block]), *self._sequence.sent()[0]]
 
     def _read(self, messages: tuple[domain.Message, ...], *, endpoint: str, dialect: Dialect) -> None:
         """Encode the messages that were not in the last request."""
@@ -138,14 +138,14 @@ def default_limit(model: str) -> int:
 
 
 class _System:
-    """The system prompt as it is sent: with and without a cache mark."""
+    """The system prompt as it is sent: the bytes of its block, and the member of the request with and without a cache
+    mark."""
 
     def __init__(self, text: str = "") -> None:
         self.text = text
-        self.sent = self.marked = b""
-        if text.strip():
-            start = b',"system":[{"type":"text","text":' + json_bytes(text)
-            self.sent, self.marked = start + b"}]", start + _MARK + b"}]"
+        self.block = json_bytes(_text(text)) if text.strip() else b""
+        self.sent = b',"system":[' + self.block + b"]" if self.block else b""
+        self.marked = b',"system":[' + self.block[:-1] + _MARK + b"}]" if self.block else b""
 
 
 class _Sequence:

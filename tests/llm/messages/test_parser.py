@@ -112,9 +112,9 @@ def test_an_endless_answer_is_cut_at_the_limit(delta: dict[str, Any]) -> None:
     parser = MessagesParser(tuple(TOOLS.values()))
     parser.feed(json.dumps(event) for event in block_events(0, {"text": ["Now. "]}))
     event = json.dumps({"type": "content_block_delta", "index": 1, "delta": delta})
+    events = ([event.replace("twig 7 ", f"twig {number} ")] for number in range(2000))
     with pytest.raises(AnswerTooLong, match="cut off after 4,000,000 characters"):
-        for number in range(2000):
-            parser.feed([event.replace("twig 7 ", f"twig {number} ")])
+        collections.deque(map(parser.feed, events))
     parser.flush()
     shown = parser.partial()
     assert shown.text.startswith("Now. ")
@@ -126,9 +126,9 @@ def test_an_endless_answer_is_cut_at_the_limit(delta: dict[str, Any]) -> None:
 def test_endless_blocks_of_an_unknown_kind_are_cut_at_the_limit() -> None:
     parser = MessagesParser()
     start = {"type": "content_block_start", "index": 0, "content_block": {"type": "note", "text": TWIGS}}
+    events = ([json.dumps({**start, "index": number})] for number in range(1000))
     with pytest.raises(AnswerTooLong):
-        for number in range(1000):
-            parser.feed([json.dumps({**start, "index": number})])
+        collections.deque(map(parser.feed, events))
 
 
 def test_endless_empty_blocks_need_little_memory_and_the_text_after_them_arrives() -> None:
@@ -155,10 +155,12 @@ def test_an_answer_that_repeats_one_passage_is_cut_off_soon(kind: str) -> None:
 
 def test_endless_tool_calls_are_cut_at_the_limit() -> None:
     parser = MessagesParser(tuple(TOOLS.values()))
+    blocks = (
+        [json.dumps(event) for event in block_events(number, {"call": "shell", "id": f"t{number}", "json": ["{}"]})]
+        for number in range(1100)
+    )
     with pytest.raises(AnswerTooLong, match="1,000 tool calls"):
-        for number in range(1100):
-            block = {"call": "shell", "id": f"t{number}", "json": ["{}"]}
-            parser.feed(json.dumps(event) for event in block_events(number, block))
+        collections.deque(map(parser.feed, blocks))
 
 
 @given(
