@@ -61,23 +61,23 @@ def wire_named(name: WireName) -> Wire:
     # A wire that is not used is not imported.
     match name:
         case "chat":
-            from crow.llm.chat import encode as chat
+            from crow.llm.chat.encode import Encoder as ChatEncoder
             from crow.llm.chat.parser import StreamParser
 
-            return Wire(name=name, path="/chat/completions", encoder=chat.Encoder, parser=StreamParser)
+            return Wire(name=name, path="/chat/completions", encoder=ChatEncoder, parser=StreamParser)
         case "responses":
-            from crow.llm.responses import encode as responses
+            from crow.llm.responses.encode import Encoder as ResponsesEncoder
             from crow.llm.responses.parser import ResponsesParser
 
-            return Wire(name=name, path="/responses", encoder=responses.Encoder, parser=ResponsesParser)
+            return Wire(name=name, path="/responses", encoder=ResponsesEncoder, parser=ResponsesParser)
         case "messages":
-            from crow.llm.messages import encode as messages
+            from crow.llm.messages.encode import Encoder as MessagesEncoder
             from crow.llm.messages.parser import MessagesParser
 
             return Wire(
                 name=name,
                 path="/messages",
-                encoder=messages.Encoder,
+                encoder=MessagesEncoder,
                 parser=MessagesParser,
                 headers={"anthropic-version": "2023-06-01"},
                 key_header="x-api-key",

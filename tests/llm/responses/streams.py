@@ -75,12 +75,13 @@ _EMPTY: dict[str, dict[str, Any]] = {
 
 
 def _part(kind: str, text: str) -> dict[str, Any] | None:
-    return {
+    parts: dict[str, dict[str, Any]] = {
         "say": {"type": "output_text", "text": text, "annotations": []},
         "refuse": {"type": "refusal", "refusal": text},
         "think": {"type": "summary_text", "text": text},
         "reason": {"type": "reasoning_text", "text": text},
-    }.get(kind)
+    }
+    return parts.get(kind)
 
 
 def _item(kind: str, at: int, short: dict[str, Any], whole: str) -> tuple[dict[str, Any], dict[str, int]]:

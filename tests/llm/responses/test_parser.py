@@ -142,22 +142,24 @@ def test_an_endless_answer_is_cut_at_the_limit(event: dict[str, Any]) -> None:
         parser.finish()
 
 
+def ended(index: int, item: dict[str, Any]) -> list[str]:
+    return [json.dumps({"type": "response.output_item.done", "output_index": index, "item": item})]
+
+
 def test_endless_items_are_cut_at_the_limit() -> None:
     secret = "s" * 10_000
     items = ({"id": f"rs_{n}", "type": "reasoning", "encrypted_content": secret, "summary": []} for n in range(1000))
     parser = ResponsesParser()
     with pytest.raises(AnswerTooLong, match="cut off after 4,000,000 characters"):
-        for n, item in enumerate(items):
-            parser.feed([json.dumps({"type": "response.output_item.done", "output_index": n, "item": item})])
+        collections.deque(map(parser.feed, map(ended, itertools.count(), items)))
 
 
 def test_endless_calls_are_cut_at_the_limit() -> None:
     parser = ResponsesParser(tuple(TOOLS.values()))
     call = {"type": "function_call", "name": "shell", "arguments": "{}"}
+    items = ({**call, "id": f"fc_{n}", "call_id": f"c{n}"} for n in range(2000))
     with pytest.raises(AnswerTooLong, match="cut off after 1,000 tool calls"):
-        for n in range(2000):
-            item = {**call, "id": f"fc_{n}", "call_id": f"c{n}"}
-            parser.feed([json.dumps({"type": "response.output_item.done", "output_index": n, "item": item})])
+        collections.deque(map(parser.feed, map(ended, itertools.count(), items)))
 
 
 JSON = st.recursive(
