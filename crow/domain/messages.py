@@ -190,6 +190,9 @@ class AssistantMessage:
     reasoning_field: str | None = None
     endpoint: str = ""
     wire: WireName = "chat"
+    is_before_break: bool = False
+    """Whether the message has opaque fields and was made before a break: the system message, the tools or earlier
+    messages may no longer be those that the model had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -228,9 +228,14 @@ class EndpointClient:
             model=self._endpoint.model,
             endpoint=self._endpoint.name,
             dialect=dialect,
-            limit=self._facts.output_limit(request.max_output_tokens, max_output),
+            limit=self._limit(request, dialect.wire, max_output),
             extra=self._endpoint.extra_body,
         )
+
+    def _limit(self, request: Request, wire: WireName, known: int | None) -> int | None:
+        """Return the output limit to send. `known` is the largest limit that the endpoint is known to accept."""
+        wanted = request.max_output_tokens or self._endpoint.max_output_tokens
+        return self._facts.output_limit(wanted or wire_named(wire).default_limit(self._endpoint.model), known)
 
     async def adapt(self, request: Request, form: RequestForm, body: ErrorBody) -> bool:
         """Change `form` so that the error in `body` does not happen again: leave out the part that the error names, or
@@ -243,7 +248,7 @@ class EndpointClient:
         if len(dialect.wires) > 1 and refuses_wire(body, dialect.wire):
             self._facts.refuse(form, wire_part(dialect.wire), body.shown)
             return True
-        accepted, limit = max_output_tokens(body), self._facts.output_limit(request.max_output_tokens, form.max_output)
+        accepted, limit = max_output_tokens(body), self._limit(request, dialect.wire, form.max_output)
         if accepted is not None and limit is not None and accepted < limit:
             self._facts.refuse(form, OUTPUT_LIMIT, body.shown, limit=accepted)
             return True
@@ -263,7 +268,7 @@ class EndpointClient:
             sent, without = form.dialect, form.dialect_without(part)
             limit = form.known[part].limit
             if limit is not None:
-                wanted = self._facts.output_limit(request.max_output_tokens, form.max_output)
+                wanted = self._limit(request, sent.wire, form.max_output)
                 return wanted is not None and wanted > limit
             encoder = wire_named(sent.wire).encoder
             return self._body(encoder(), request, sent, None) != self._body(encoder(), request, without, None)

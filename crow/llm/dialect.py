@@ -128,7 +128,7 @@ def changes_messages(part: str) -> bool:
 _MESSAGE_PARTS = frozenset(
     {
         *("null_content", "no_content", "reasoning", "no_reasoning", "opaque", "images", "parallel_calls"),
-        *("system_role", "developer_role", "custom_tools", "strict"),
+        *("system_role", "developer_role", "custom_tools", "strict", "earlier_thoughts"),
     }
 )
 
@@ -142,7 +142,8 @@ _REMOVABLE: dict[str, frozenset[str]] = {
     "messages": frozenset(
         {
             *("thought_level", "cache_marker", "tool_choice", "parallel_tool_calls", "images", "opaque", "stream"),
-            *("strict",),
+            *("strict", "earlier_thoughts"),
+            *("adaptive_thinking", "thinking_budget", "thinking_off", "thinking_display", "effort"),
         }
     ),
 }

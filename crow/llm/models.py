@@ -43,7 +43,7 @@ _POSSIBLE_WINDOWS = (
     ("top_provider", "context_length"),  # OpenRouter, for its preferred provider
     ("context_window",),  # Groq
     ("max_context_length",),  # Mistral, LM Studio
-    ("max_input_tokens",),  # LiteLLM
+    ("max_input_tokens",),  # LiteLLM, Anthropic
     ("inputTokenLimit",),  # Gemini's native API
 )
 _OUTPUTS = (("top_provider", "max_completion_tokens"), ("max_completion_tokens",), ("outputTokenLimit",))
@@ -85,10 +85,11 @@ def _offered(item: object) -> Offered | None:
     if not isinstance(item, Mapping) or not isinstance(name, str) or len(name) > _MAX_NAME_CHARS:
         return None
     windows = list(_sizes(item, _LOADED_WINDOWS)) or list(_sizes(item, _POSSIBLE_WINDOWS))
+    outputs = _OUTPUTS if item.get("type") != "model" else (*_OUTPUTS, ("max_tokens",))  # Anthropic
     return Offered(
         name=name,
         context_window=min(windows, default=None),
-        max_output_tokens=min(_sizes(item, _OUTPUTS), default=None),
+        max_output_tokens=min(_sizes(item, outputs), default=None),
         input_price=_price(item, "prompt"),
         cached_price=_price(item, "input_cache_read"),
         cache_write_price=_price(item, "input_cache_write"),

@@ -51,6 +51,8 @@ class Wire:
     """Headers of every request on this wire."""
     key_header: str | None = None
     """A header that holds the key, in addition to `Authorization`."""
+    default_limit: Callable[[str], int | None] = lambda _model: None
+    """Returns the output limit in tokens that requests to a model have if none is set, or None for no limit."""
 
 
 @cache
@@ -79,6 +81,7 @@ def wire_named(name: WireName) -> Wire:
                 parser=MessagesParser,
                 headers={"anthropic-version": "2023-06-01"},
                 key_header="x-api-key",
+                default_limit=messages.default_limit,
             )
         case _ as never:
             assert_never(never)

@@ -272,7 +272,8 @@ class FakeEndpoint:
         """Send the reply. Returns false if the connection is closed."""
         reply = self._reply(request)
         async with _watching(request, writer):
-            head = f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\n"
+            phrase = HTTPStatus(reply.status).phrase if reply.status != 529 else "Overloaded"  # Anthropic's own
+            head = f"HTTP/1.1 {reply.status} {phrase}\r\n"
             headers = {**reply.headers, "Transfer-Encoding": "chunked"}
             head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             writer.write(head.encode() + b"\r\n")
