@@ -32,7 +32,7 @@ async def log_in(loaded: Loaded) -> int:
         raise loaded.problem
     current = loaded.settings.model
     print(
-        "Which endpoint should crow use? Every endpoint with OpenAI's Chat Completions or Responses API, or Anthropic's "
+        "Which endpoint should crow use? Every endpoint with OpenAI's Chat Completions or Responses API or Anthropic's "
         f"Messages API works. Enter its URL, or one of these names: {_NAMES}."
     )
     base_url = url_named(_ask("Endpoint", current.base_url))

@@ -204,8 +204,8 @@ class _Responses(_Writer):
     def add(self, piece: str) -> Iterator[dict[str, Any]]:
         self.made += piece
         names = {"thought": "reasoning_summary_text", "text": "output_text", "call": "function_call_arguments"}
-        index = {"thought": {"summary_index": 0}, "text": {"content_index": 0}, "call": {}}[self.kind]
-        where = {"item_id": self.item["id"], "output_index": self.place, **index}
+        indexes: dict[str, dict[str, Any]] = {"thought": {"summary_index": 0}, "text": {"content_index": 0}}
+        where = {"item_id": self.item["id"], "output_index": self.place, **indexes.get(self.kind, {})}
         yield {"type": f"response.{names[self.kind]}.delta", **where, "delta": piece}
 
     def close(self) -> Iterator[dict[str, Any]]:
@@ -248,10 +248,12 @@ class _Messages(_Writer):
         yield {"type": "message_start", "message": {"id": "msg_1", "role": "assistant", "content": []}}
 
     def open(self, call: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        block: dict[str, Any] = {
+        blocks: dict[str, dict[str, Any]] = {
             "thought": {"type": "thinking", "thinking": "", "signature": ""},
             "text": {"type": "text", "text": ""},
-        }.get(self.kind) or {"type": "tool_use", "id": call["id"], "name": call["name"], "input": {}}
+            "call": {"type": "tool_use", "id": call.get("id"), "name": call.get("name"), "input": {}},
+        }
+        block = blocks[self.kind]
         yield {"type": "content_block_start", "index": self.place, "content_block": block}
 
     def add(self, piece: str) -> Iterator[dict[str, Any]]:
