@@ -112,6 +112,7 @@ class MessagesParser(AnswerParser):
         elif kind == "content_block_stop":
             self._open.pop(_key(event.get("index")), None)
         elif kind == "message_start":
+            self._has_deltas = True  # the model is at work
             self._read_head(event.get("message"))
         elif kind == "message_delta":
             self._read_head(event.get("delta"))
@@ -165,7 +166,7 @@ class MessagesParser(AnswerParser):
     def _start_block(self, index: object, content: object) -> None:
         if not isinstance(content, dict):
             return
-        kind = _KINDS.get(content.get("type"), "other")
+        kind = _KINDS.get(str(content.get("type")), "other")
         known = self._open.get(_key(index))
         if known is not None and known.kind == kind and known.is_started_again_by(content):
             return
