@@ -72,6 +72,7 @@ def wire_named(name: WireName) -> Wire:
             return Wire(name=name, path="/responses", encoder=ResponsesEncoder, parser=ResponsesParser)
         case "messages":
             from crow.llm.messages.encode import Encoder as MessagesEncoder
+            from crow.llm.messages.encode import default_limit
             from crow.llm.messages.parser import MessagesParser
 
             return Wire(
@@ -81,7 +82,7 @@ def wire_named(name: WireName) -> Wire:
                 parser=MessagesParser,
                 headers={"anthropic-version": "2023-06-01"},
                 key_header="x-api-key",
-                default_limit=messages.default_limit,
+                default_limit=default_limit,
             )
         case _ as never:
             assert_never(never)
