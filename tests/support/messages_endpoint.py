@@ -142,7 +142,7 @@ class MessagesEndpoint(FakeEndpoint):
             error = {"type": "error", "error": {"type": "invalid_request_error", "message": str(refusal)}}
             return body(json.dumps({**error, "request_id": "req_1"}).encode(), status=400)
         answer = self.answers.pop(0) if self.answers else self.otherwise
-        return answer(request) if callable(answer) else self._stream(request.body, answer)
+        return answer(request) if callable(answer) else self._stream(request.sent, answer)
 
     def _stream(self, asked: Mapping[str, Any], answer: Sequence[dict[str, Any]]) -> Reply:
         usage = self._cache.usage(list(_prompt(asked)))
@@ -170,7 +170,7 @@ class MessagesEndpoint(FakeEndpoint):
         """:raises Refused: the real endpoint would refuse the request."""
         if "anthropic-version" not in request.headers:
             raise Refused("anthropic-version: header is required")
-        asked = request.body
+        asked = request.sent
         for fault in shape_faults(asked):
             raise Refused(fault)
         form = asked.get("thinking", {}).get("type")

@@ -268,8 +268,8 @@ def _own_block(item: Item | PlainText | domain.ToolCall, message: domain.Assista
             words = _text_of(data)
             if words is not None and not words.strip():
                 return None  # Anthropic sends blocks of blank text, but does not accept them
-            missing = {"thinking": "", "signature": ""} if data.get("type") == "thinking" else {}
-            return {**missing, **data}
+            required = ("thinking", "signature") if data.get("type") == "thinking" else ()
+            return {**data, **{key: "" for key in required if key not in data}}
         case _ as never:
             assert_never(never)
 

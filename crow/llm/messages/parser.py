@@ -164,9 +164,9 @@ class MessagesParser(AnswerParser):
     # Blocks
 
     def _start_block(self, index: object, content: object) -> None:
-        if not isinstance(content, dict):
+        if not isinstance(content, dict) or not isinstance(content.get("type"), str):
             return
-        kind = _KINDS.get(str(content.get("type")), "other")
+        kind = _KINDS.get(content["type"], "other")
         known = self._open.get(_key(index))
         if known is not None and known.kind == kind and known.is_started_again_by(content):
             return

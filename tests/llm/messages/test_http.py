@@ -124,7 +124,7 @@ async def test_a_request_has_the_headers_of_this_api() -> None:
     (asked,) = endpoint.asked
     assert (asked.method, asked.path) == ("POST", "/v1/messages")
     assert (asked.headers["x-api-key"], asked.headers["anthropic-version"]) == ("sk-ant-secret", "2023-06-01")
-    assert asked.body["max_tokens"] == 64_000
+    assert asked.sent["max_tokens"] == 64_000
 
 
 async def test_thoughts_go_back_unchanged_through_a_loop_of_tools() -> None:
@@ -141,7 +141,7 @@ async def test_thoughts_go_back_unchanged_through_a_loop_of_tools() -> None:
         assert answer.text == "It is a nest."
         await conversation.ask(user("And now?"))
         assert endpoint.refused == []
-        assert endpoint.missing(endpoint.asked[-1].body) == []
+        assert endpoint.missing(endpoint.asked[-1].sent) == []
         assert len(endpoint.asked) == 4
 
 
@@ -157,7 +157,7 @@ async def test_a_changed_signature_is_refused_as_by_the_real_endpoint() -> None:
         # Crow leaves the thought out, so that the session goes on.
         assert answer.text == "Hello there."
         assert "Invalid `signature`" in endpoint.refused[0]
-        assert "thinking" not in json.dumps(endpoint.asked[-1].body["messages"])
+        assert "thinking" not in json.dumps(endpoint.asked[-1].sent["messages"])
 
 
 async def test_after_a_break_a_strict_endpoint_gets_only_the_thoughts_made_since() -> None:
@@ -179,7 +179,7 @@ async def test_after_a_break_a_strict_endpoint_gets_only_the_thoughts_made_since
         assert "bound to a different conversation" in endpoint.refused[0]
         thoughts = [
             block["thinking"]
-            for message in endpoint.asked[-1].body["messages"]
+            for message in endpoint.asked[-1].sent["messages"]
             for block in message["content"]
             if block["type"] == "thinking"
         ]
@@ -197,7 +197,7 @@ async def test_an_endpoint_that_does_not_bind_gets_all_thoughts_after_a_break() 
         ]
         conversation.messages = [SYSTEM, user("## Goal\nBuild a nest."), *kept]
         await conversation.ask(user("Go on"))
-        assert (endpoint.refused, endpoint.missing(endpoint.asked[-1].body)) == ([], [])
+        assert (endpoint.refused, endpoint.missing(endpoint.asked[-1].sent)) == ([], [])
 
 
 async def test_thoughts_of_another_model_are_not_sent() -> None:
@@ -235,7 +235,7 @@ async def test_a_model_with_a_budget_goes_on_in_a_turn_that_began_elsewhere() ->
         await conversation.results(answer)
         await conversation.results(await conversation.ask(user("And now?")))
         assert endpoint.refused == []
-        assert ["thinking" in asked.body for asked in endpoint.asked] == [False, False, True, True]
+        assert ["thinking" in asked.sent for asked in endpoint.asked] == [False, False, True, True]
 
 
 async def test_the_form_of_thinking_that_a_model_refuses_is_replaced_and_remembered() -> None:
@@ -244,7 +244,7 @@ async def test_the_form_of_thinking_that_a_model_refuses_is_replaced_and_remembe
         async with asking(endpoint, model="my-model", memory=memory) as conversation:
             await conversation.ask(user("Hi"))
             await conversation.ask(user("And now?"))
-        forms = [asked.body["thinking"]["type"] for asked in endpoint.asked]
+        forms = [asked.sent["thinking"]["type"] for asked in endpoint.asked]
         assert forms == ["enabled", "adaptive", "adaptive"]
         assert list(learned_refusals(memory.facts)) == ["messages.thinking_budget"]
 
@@ -291,7 +291,7 @@ async def test_images_go_to_the_model_within_the_result() -> None:
         image = Image(data="iVBORw0K", mime_type="image/png")
         await conversation.ask(ToolMessage(call_id=answer.calls[0].id, text="A picture.", images=(image,)))
         assert endpoint.refused == []
-        (result,) = endpoint.asked[-1].body["messages"][-1]["content"]
+        (result,) = endpoint.asked[-1].sent["messages"][-1]["content"]
         assert [block["type"] for block in result["content"]] == ["text", "image"]
 
 
@@ -331,7 +331,7 @@ async def test_a_limit_that_is_too_high_is_lowered_to_the_one_that_the_endpoint_
         words = "max_tokens: 64000 > 32000, which is the maximum allowed number of output tokens for claude-opus-5-5"
         endpoint.answer(lambda _: error(400, "invalid_request_error", words))
         await conversation.ask(user("Hi"))
-        assert [asked.body["max_tokens"] for asked in endpoint.asked] == [64_000, 32_000]
+        assert [asked.sent["max_tokens"] for asked in endpoint.asked] == [64_000, 32_000]
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ async def test_an_endpoint_that_does_not_stream_is_asked_for_one_piece() -> None
         )
         answer = await conversation.ask(user("Hi"))
         assert (answer.text, answer.thought) == ("A", "Hm.")
-        assert [asked.body["stream"] for asked in endpoint.asked] == [True, False]
+        assert [asked.sent["stream"] for asked in endpoint.asked] == [True, False]
 
 
 async def test_the_list_of_models_gives_the_window_and_the_output_limit() -> None:
