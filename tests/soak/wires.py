@@ -1,4 +1,4 @@
-"""Random turns on all wires, through kills, compactions, undo, and changes of model and wire. Run with `make soak-wires`.
+"""Random turns on all wires, through kills, compactions, undo and changed models and wires: `make soak-wires`.
 
 SOAK_TURNS is the number of turns (1000), SOAK_SEED the seed of the random choices (1).
 """
