@@ -109,8 +109,14 @@ class MessagesEndpoint(FakeEndpoint):
     sent before it. `usages` has the usage of each answer. `forms` are the kinds of thinking that the model takes.
     """
 
-    def __init__(self, *, binds: bool = False, forms: Sequence[str] = tuple(THINKING)) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        *,
+        otherwise: Reply | Callable[[Recorded], Reply] | None = None,
+        binds: bool = False,
+        forms: Sequence[str] = tuple(THINKING),
+    ) -> None:
+        super().__init__(otherwise=otherwise)
         self.binds = binds
         self.forms = forms
         self.answers: list[Script] = []
@@ -129,10 +135,10 @@ class MessagesEndpoint(FakeEndpoint):
     @property
     def asked(self) -> list[Recorded]:
         """The requests for messages so far."""
-        return [request for request in self.requests if request.path.endswith("/messages")]
+        return [request for request in self.requests if _is_asked(request)]
 
     def _reply(self, request: Recorded) -> Reply:
-        if not request.path.endswith("/messages"):
+        if not _is_asked(request):
             return super()._reply(request)
         try:
             if self.is_strict:
@@ -216,6 +222,10 @@ class MessagesEndpoint(FakeEndpoint):
             for block in sent.blocks
             if _is_thought(block) and block not in blocks
         ]
+
+
+def _is_asked(request: Recorded) -> bool:
+    return request.path.partition("?")[0].endswith("/messages")
 
 
 def shape_faults(asked: Mapping[str, Any]) -> Iterator[str]:
