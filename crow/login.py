@@ -11,12 +11,16 @@ import sys
 
 from crow.adapters import EndpointModel, open_model
 from crow.domain.errors import ConfigError, CrowError
-from crow.domain.messages import SystemMessage, Text, UserMessage
-from crow.llm import Request
+from crow.domain.messages import SystemMessage, Text, ToolSpec, UserMessage
+from crow.llm import WIRE_TITLES, Request
 from crow.settings import OFFLINE, Loaded, ModelSettings, Settings, target_of
+from crow.settings.endpoints import PRESETS, url_named
 from crow.settings.write import save_model_settings
 
 _MODELS_SHOWN = 20
+_NAMES = ", ".join(name for name, preset in PRESETS.items() if preset.base_url)
+_TOOL = ToolSpec(name="report_word", description="Reports a word.", input_schema={"type": "object"})
+"""Some endpoints refuse an API only if a request has tools."""
 
 
 async def log_in(loaded: Loaded) -> int:
@@ -27,8 +31,11 @@ async def log_in(loaded: Loaded) -> int:
     if loaded.problem is not None:
         raise loaded.problem
     current = loaded.settings.model
-    print("Which endpoint should crow use? Every endpoint with OpenAI's chat completions API works.")
-    base_url = _ask("Endpoint", current.base_url)
+    print(
+        "Which endpoint should crow use? Every endpoint with OpenAI's Chat Completions or Responses API or Anthropic's "
+        f"Messages API works. Enter its URL, or one of these names: {_NAMES}."
+    )
+    base_url = url_named(_ask("Endpoint", current.base_url))
     known_key = ""
     if base_url.rstrip("/") == current.base_url and current.api_key is not None:
         known_key = current.api_key.get_secret_value()
@@ -111,13 +118,15 @@ async def _try(settings: ModelSettings) -> bool:
         model = await _open(settings)
         try:
             model.check()
-            async with model.stream(Request(messages=(SystemMessage(text="You are crow."), question))) as stream:
+            request = Request(messages=(SystemMessage(text="You are crow."), question), tools=(_TOOL,))
+            async with model.stream(request) as stream:
                 async for _ in stream:
                     pass
+            title = WIRE_TITLES[model.info.wire]
         finally:
             await model.close()
     except CrowError as error:
         print(f"That did not work: {error}")
         return False
-    print("It answers.")
+    print(f"It answers ({title} API).")
     return True

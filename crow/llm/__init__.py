@@ -11,6 +11,9 @@ from crow.domain.messages import Answer, Message, ToolSpec, Usage, WireName
 from crow.llm.facts import Refusal
 
 ThoughtLevel: TypeAlias = Literal["off", "low", "medium", "high"]
+WIRE_TITLES: Mapping[WireName, str] = {"chat": "Chat Completions", "responses": "Responses", "messages": "Messages"}
+"""The names of the wires for users."""
+
 THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
 """How much a model should think before it answers."""
 

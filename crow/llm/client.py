@@ -429,8 +429,8 @@ class EndpointTransport:
             self._form = await self._model.form_for(request)
         return await self._model.send(request, self._form)
 
-    def parser(self) -> AnswerParser:
-        return self._model.parser(self._request, self._form)
+    def parser(self, request: Request) -> AnswerParser:
+        return self._model.parser(request, self._form)
 
     async def adapt(self, request: Request, body: ErrorBody) -> bool:
         return self._form is not None and await self._model.adapt(request, self._form, body)

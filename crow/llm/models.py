@@ -272,7 +272,9 @@ class EndpointFacts:
             wire=self._wire(),
             context_window=window,
             max_output_tokens=self.output_limit(None, known),
-            refused=tuple(each for each in self._refusals.values() if changes_messages(each.part)),
+            refused=tuple(
+                each for each in self._refusals.values() if changes_messages(each.part) and not is_wire(each.part)
+            ),
         )
         if listed is None or info.input_price is not None or info.output_price is not None:
             return info

@@ -68,8 +68,8 @@ class RequestTransport(Protocol):
         :raises ~crow.domain.errors.ModelError: the request failed.
         """
 
-    def parser(self) -> AnswerParser:
-        """Return a new parser for the answer to the request as it was last sent."""
+    def parser(self, request: Request) -> AnswerParser:
+        """Return a new parser for the answer to `request` as it was last sent."""
 
     async def adapt(self, request: Request, body: ErrorBody) -> bool:
         """Change the next attempt so that the error in `body` does not occur again: leave out the part that the error
@@ -92,7 +92,7 @@ class AnswerStream:
         self._transport = transport
         self._request = request
         self._timing = timing
-        self._parser = transport.parser()
+        self._parser = transport.parser(request)
         self._answer: Answer | None = None
         self._failed: list[Attempt] = []
         self._is_accepted = False
@@ -136,7 +136,7 @@ class AnswerStream:
     async def _run(self) -> AsyncGenerator[Delta, None]:
         tries = adaptations = 0
         while True:
-            self._parser = self._transport.parser()
+            self._parser = self._transport.parser(self._request)
             try:
                 async with aclosing(self._attempt()) as deltas:
                     async for delta in deltas:
@@ -178,7 +178,7 @@ class AnswerStream:
             raise errors.ModelTimeout(f"{who} did not answer within {first_byte_s:g} s.")
         self._is_accepted = True
         # The request may have changed its wire.
-        self._parser = parser = self._transport.parser()
+        self._parser = parser = self._transport.parser(self._request)
         try:
             decoder = SseDecoder()
             head: bytearray | None = bytearray()  # the bytes before the first event

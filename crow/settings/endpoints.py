@@ -137,6 +137,12 @@ def preset_at(base_url: str) -> Preset:
     return Preset()
 
 
+def url_named(answer: str) -> str:
+    """Return the URL of the preset with this name. Return anything else unchanged."""
+    preset = PRESETS.get(answer.strip().lower())
+    return preset.base_url if preset is not None and preset.base_url else answer
+
+
 def wires_at(base_url: str, model: str) -> tuple[WireName, ...]:
     """Return the APIs to try for a model, best first."""
     wires = preset_at(base_url).wires or ALL_WIRES

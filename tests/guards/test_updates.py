@@ -12,6 +12,7 @@ from crow.agent.stream import AnswerDraft
 from crow.domain.events import Event, TextShown
 from crow.domain.messages import Answer
 from crow.llm import Request
+from crow.llm.chat.parser import StreamParser
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import ErrorBody, Origin
 from crow.llm.stream import AnswerStream, RetryTiming
@@ -69,6 +70,9 @@ class Way:
 
     async def send(self, _request: Request) -> Body:
         return self._body
+
+    def parser(self, request: Request) -> StreamParser:
+        return StreamParser(request.tools)
 
     async def adapt(self, _request: Request, _complaint: ErrorBody) -> bool:
         return False

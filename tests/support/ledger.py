@@ -25,7 +25,7 @@ from tests.support import fake_endpoint as fake
 from tests.support.acp_client import Call, CrowProcess, RpcError
 from tests.support.fake_endpoint import CUT, FakeEndpoint, Gate, Recorded, Reply
 
-__all__ = ["MODELS", "SETTINGS", "Driver", "Ledger", "stats_of"]
+__all__ = ["MODELS", "Driver", "Ledger", "settings_for", "stats_of"]
 
 MODELS: Mapping[str, Mapping[str, float]] = {
     "alpha": {"input_price": 3.0, "cached_price": 0.3, "cache_write_price": 3.75, "output_price": 15.0},
@@ -33,11 +33,15 @@ MODELS: Mapping[str, Mapping[str, float]] = {
 }
 """Two models and their prices in USD per million tokens."""
 
-SETTINGS = "".join(
-    f"[models.{name}]\ncontext_window = 24000\n" + "".join(f"{key} = {price}\n" for key, price in prices.items())
-    for name, prices in MODELS.items()
-)
-"""The `config.toml` that the driver needs."""
+
+def settings_for(wire: str) -> str:
+    """The `config.toml` that the driver needs, with the models on this wire."""
+    return "".join(
+        f'[models.{name}]\ncontext_window = 24000\nwire = "{wire}"\n'
+        + "".join(f"{key} = {price}\n" for key, price in prices.items())
+        for name, prices in MODELS.items()
+    )
+
 
 STYLES = ("end", "details", "each", "text", "input", "never", "junk")
 """How an endpoint reports usage: at the end, with details, with each chunk, as text, only the input, never, or with
@@ -186,6 +190,7 @@ class Driver:
         self._checked = 0
         self._newest_entry = 0
         self._since = 0
+        endpoint.wires = ("chat", "responses", "messages")
         endpoint.answer_with(self.ledger.reply)
 
     async def run(self, turns: int, *, sessions: int = 3) -> None:

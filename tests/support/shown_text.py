@@ -23,6 +23,7 @@ from crow.domain.rendering import NO_ANSWER, interrupted_text
 from crow.domain.replay import Replay
 from crow.llm import ModelInfo, Request
 from crow.llm.chat.encode import Encoder
+from crow.llm.chat.parser import StreamParser
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import ErrorBody, Origin
@@ -74,6 +75,9 @@ class StreamTransport:
 
     async def send(self, request: Request) -> StreamBody:
         return StreamBody(self.streams.pop(0) if self.streams else Stream(pieces=[DONE]))
+
+    def parser(self, request: Request) -> StreamParser:
+        return StreamParser(request.tools, origin=self.origin)
 
     async def adapt(self, request: Request, body: ErrorBody) -> bool:
         return False

@@ -125,7 +125,9 @@ class _Writer:
         if not self.has_begun:
             self.has_begun = True
             yield from self.begin()
-        self.usage = chunk.get("usage") or self.usage
+        if chunk.get("usage"):
+            self.usage = chunk["usage"]
+            yield from self.report()
         for choice in chunk.get("choices", ()):
             delta = choice.get("delta") or {}
             if thought := delta.get("reasoning_content"):
@@ -155,11 +157,8 @@ class _Writer:
         if function.get("arguments"):
             yield from self.add(function["arguments"])
 
-    def count(self, *path: str) -> int:
-        value: Any = self.usage or {}
-        for key in path:
-            value = value.get(key) if isinstance(value, dict) else None
-        return value if isinstance(value, int) else 0
+    def report(self) -> Iterator[dict[str, Any]]:
+        raise NotImplementedError
 
     def begin(self) -> Iterator[dict[str, Any]]:
         raise NotImplementedError
@@ -185,6 +184,18 @@ class _Responses(_Writer):
         self.item: dict[str, Any] = {}
         self.made = ""
 
+    def counts(self) -> dict[str, Any]:
+        names = {
+            "prompt_tokens": "input_tokens",
+            "completion_tokens": "output_tokens",
+            "prompt_tokens_details": "input_tokens_details",
+            "completion_tokens_details": "output_tokens_details",
+        }
+        return {names.get(name, name): value for name, value in (self.usage or {}).items()}
+
+    def report(self) -> Iterator[dict[str, Any]]:
+        yield {"type": "response.in_progress", "response": {"status": "in_progress", "usage": self.counts()}}
+
     def begin(self) -> Iterator[dict[str, Any]]:
         yield {"type": "response.created", "response": {"id": "resp_1", "status": "in_progress", "output": []}}
 
@@ -204,8 +215,8 @@ class _Responses(_Writer):
     def add(self, piece: str) -> Iterator[dict[str, Any]]:
         self.made += piece
         names = {"thought": "reasoning_summary_text", "text": "output_text", "call": "function_call_arguments"}
-        index = {"thought": {"summary_index": 0}, "text": {"content_index": 0}, "call": {}}[self.kind]
-        where = {"item_id": self.item["id"], "output_index": self.place, **index}
+        indexes: dict[str, dict[str, Any]] = {"thought": {"summary_index": 0}, "text": {"content_index": 0}}
+        where = {"item_id": self.item["id"], "output_index": self.place, **indexes.get(self.kind, {})}
         yield {"type": f"response.{names[self.kind]}.delta", **where, "delta": piece}
 
     def close(self) -> Iterator[dict[str, Any]]:
@@ -232,26 +243,37 @@ class _Responses(_Writer):
         if reason is not None:
             response["incomplete_details"] = {"reason": reason}
         if self.usage is not None:
-            cached = self.count("prompt_tokens_details", "cached_tokens")
-            response["usage"] = {
-                "input_tokens": self.usage.get("prompt_tokens"),
-                "output_tokens": self.usage.get("completion_tokens"),
-                "input_tokens_details": {"cached_tokens": cached},
-            }
+            response["usage"] = self.counts()
         yield {"type": f"response.{status}", "response": response}
 
 
 class _Messages(_Writer):
     """Blocks, with a signature for each thought."""
 
+    def report(self) -> Iterator[dict[str, Any]]:
+        usage = self.usage or {}
+        details = usage.get("prompt_tokens_details") or {}
+        counts = {"input_tokens": usage.get("prompt_tokens"), "output_tokens": usage.get("completion_tokens")}
+        for name, own in (
+            ("cached_tokens", "cache_read_input_tokens"),
+            ("cache_write_tokens", "cache_creation_input_tokens"),
+        ):
+            if name in details:
+                counts[own] = details[name]
+                counts["input_tokens"] -= details[name]
+        counts["output_tokens_details"] = usage.get("completion_tokens_details")
+        yield {"type": "message_delta", "delta": {}, "usage": counts}
+
     def begin(self) -> Iterator[dict[str, Any]]:
         yield {"type": "message_start", "message": {"id": "msg_1", "role": "assistant", "content": []}}
 
     def open(self, call: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        block: dict[str, Any] = {
+        blocks: dict[str, dict[str, Any]] = {
             "thought": {"type": "thinking", "thinking": "", "signature": ""},
             "text": {"type": "text", "text": ""},
-        }.get(self.kind) or {"type": "tool_use", "id": call["id"], "name": call["name"], "input": {}}
+            "call": {"type": "tool_use", "id": call.get("id"), "name": call.get("name"), "input": {}},
+        }
+        block = blocks[self.kind]
         yield {"type": "content_block_start", "index": self.place, "content_block": block}
 
     def add(self, piece: str) -> Iterator[dict[str, Any]]:
@@ -272,11 +294,5 @@ class _Messages(_Writer):
 
     def end(self) -> Iterator[dict[str, Any]]:
         reasons = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
-        event: dict[str, Any] = {"type": "message_delta", "delta": {"stop_reason": reasons.get(self.finish or "stop")}}
-        if self.usage is not None:
-            cached = self.count("prompt_tokens_details", "cached_tokens")
-            event["usage"] = {"output_tokens": self.usage.get("completion_tokens"), "cache_read_input_tokens": cached}
-            if (sent := self.usage.get("prompt_tokens")) is not None:
-                event["usage"]["input_tokens"] = sent - cached
-        yield event
+        yield {"type": "message_delta", "delta": {"stop_reason": reasons.get(self.finish or "stop")}}
         yield {"type": "message_stop"}

@@ -112,6 +112,7 @@ class MessagesParser(AnswerParser):
         elif kind == "content_block_stop":
             self._open.pop(_key(event.get("index")), None)
         elif kind == "message_start":
+            self._has_deltas = True  # the model is at work
             self._read_head(event.get("message"))
         elif kind == "message_delta":
             self._read_head(event.get("delta"))

@@ -169,7 +169,7 @@ class Outputs:
                 self.size += max(0, len(whole) - sum(map(len, call.pieces)))
                 call.pieces = [whole]
         if is_done:
-            output.is_whole = members.get("status") not in {"incomplete", "in_progress"}
+            output.is_whole = str(members.get("status")) not in {"incomplete", "in_progress"}
 
     def _add(self, kind: str, item_id: str, index: int | None) -> Output:
         output = Output(kind, item_id, index)
