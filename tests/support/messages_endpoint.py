@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from tests.llm.messages.streams import block_events, sse
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, body
 
-__all__ = ["Answered", "MessagesEndpoint", "Refused", "says", "shape_faults"]
+__all__ = ["MessagesEndpoint", "Refused", "before", "check_loop", "check_results", "says", "shape_faults"]
 
 LOOKBACK = 20
 MARKS = 4
@@ -153,7 +153,7 @@ class MessagesEndpoint(FakeEndpoint):
     def _stream(self, asked: Mapping[str, Any], answer: Sequence[dict[str, Any]]) -> Reply:
         usage = self._cache.usage(list(_prompt(asked)))
         self.usages.append(usage)
-        sent = Answered(blocks=[], before=_before(asked, len(asked["messages"])))
+        sent = Answered(blocks=[], before=before(asked, len(asked["messages"])))
         message = {"id": "msg_1", "type": "message", "role": "assistant", "content": [], "usage": usage}
         events: list[dict[str, Any]] = [{"type": "message_start", "message": message}]
         for index, short in enumerate(block for block in answer if "stop" not in block):
@@ -182,9 +182,9 @@ class MessagesEndpoint(FakeEndpoint):
         form = asked.get("thinking", {}).get("type")
         if form is not None and form not in self.forms:
             raise Refused(f'"thinking.type.{form}" is not supported for this model. Use "thinking.type.adaptive".')
-        _check_results(asked["messages"])
+        check_results(asked["messages"])
         if form == "enabled":
-            _check_loop(asked["messages"])
+            check_loop(asked["messages"])
         self._check_thoughts(asked)
 
     def _check_thoughts(self, asked: Mapping[str, Any]) -> None:
@@ -205,7 +205,7 @@ class MessagesEndpoint(FakeEndpoint):
                         f"messages.{at}.content.0: `thinking` or `redacted_thinking` blocks in the latest assistant "
                         "message cannot be modified. These blocks must remain as they were in the original response."
                     )
-                if self.binds and sent.before != _before(asked, at):
+                if self.binds and sent.before != before(asked, at):
                     raise Refused(
                         f"messages.{at}.content.0: Invalid `signature` in `thinking` block. The block is bound to a "
                         "different conversation. Remove the block."
@@ -300,8 +300,11 @@ def _block_faults(block: Mapping[str, Any], where: str) -> Iterator[str]:
             yield from _block_faults(inner, f"{where}.tool_result.content.{number}")
 
 
-def _check_results(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Results must follow their calls at once, each exactly once. Neighbours of one role count as one message."""
+def check_results(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Results must follow their calls at once, each exactly once. Neighbours of one role count as one message.
+
+    :raises Refused: they do not.
+    """
     turns: list[tuple[str, list[Mapping[str, Any]]]] = []
     for message in messages:
         if turns and turns[-1][0] == message["role"]:
@@ -327,8 +330,11 @@ def _check_results(messages: Sequence[Mapping[str, Any]]) -> None:
         raise Refused("messages: `tool_use` ids were found without `tool_result` blocks immediately after")
 
 
-def _check_loop(messages: Sequence[Mapping[str, Any]]) -> None:
-    """With a budget for thoughts, a turn that goes on must have begun with a thought."""
+def check_loop(messages: Sequence[Mapping[str, Any]]) -> None:
+    """With a budget for thoughts, a turn that goes on must have begun with a thought.
+
+    :raises Refused: it has not.
+    """
     first: Mapping[str, Any] | None = None
     for message in reversed(messages):
         if message["role"] == "assistant":
@@ -374,7 +380,7 @@ def _unmarked(value: Any) -> Any:
     return [_unmarked(item) for item in value] if isinstance(value, list) else value
 
 
-def _before(asked: Mapping[str, Any], end: int) -> str:
+def before(asked: Mapping[str, Any], end: int) -> str:
     """A hash of what the model had before message number `end`."""
     prompt = [asked.get("tools"), asked.get("system"), *asked["messages"][:end]]
     return hashlib.sha256(json.dumps(_unmarked(prompt), sort_keys=True).encode()).hexdigest()
