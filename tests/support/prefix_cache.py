@@ -244,10 +244,14 @@ def too_long() -> Step:
 
 
 def write_config(home: Path, base_url: str, wire: str = "chat") -> None:
+    """Write settings with two models. On Messages, they have names of Claude's kind, because other models may not begin
+    to think in the middle of a turn."""
     home.mkdir(exist_ok=True)
+    own = {name: f'name = "claude-{name}-5"\n' if wire == "messages" else "" for name in ("small", "large")}
     (home / "config.toml").write_text(
-        f'[model]\nname = "small"\nbase_url = "{base_url}"\ncontext_window = {SMALL_WINDOW}\nwire = "{wire}"\n'
-        f'[models."large"]\ncontext_window = 400000\nwire = "{wire}"\n[permissions]\nmode = "auto"\n',
+        f'[model]\nname = "small"\nbase_url = "{base_url}"\nwire = "{wire}"\n'
+        f'[models."small"]\ncontext_window = {SMALL_WINDOW}\n{own["small"]}'
+        f'[models."large"]\ncontext_window = 400000\n{own["large"]}[permissions]\nmode = "auto"\n',
         "utf-8",
     )
 

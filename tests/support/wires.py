@@ -222,7 +222,7 @@ class _Responses(_Writer):
     def close(self) -> Iterator[dict[str, Any]]:
         if not self.kind:
             return
-        own: dict[str, Any] = {
+        own: dict[str, dict[str, Any]] = {
             "thought": {
                 "summary": [{"type": "summary_text", "text": self.made}],
                 "encrypted_content": f"sealed {self.made}",
@@ -232,8 +232,9 @@ class _Responses(_Writer):
                 "content": [{"type": "output_text", "text": self.made, "annotations": []}],
             },
             "call": {"status": "completed", "arguments": self.made},
-        }[self.kind]
-        yield {"type": "response.output_item.done", "output_index": self.place, "item": {**self.item, **own}}
+        }
+        item = {**self.item, **own[self.kind]}
+        yield {"type": "response.output_item.done", "output_index": self.place, "item": item}
         self.kind = ""
 
     def end(self) -> Iterator[dict[str, Any]]:
@@ -277,12 +278,12 @@ class _Messages(_Writer):
         yield {"type": "content_block_start", "index": self.place, "content_block": block}
 
     def add(self, piece: str) -> Iterator[dict[str, Any]]:
-        delta = {
+        deltas: dict[str, dict[str, Any]] = {
             "thought": {"type": "thinking_delta", "thinking": piece},
             "text": {"type": "text_delta", "text": piece},
             "call": {"type": "input_json_delta", "partial_json": piece},
-        }[self.kind]
-        yield {"type": "content_block_delta", "index": self.place, "delta": delta}
+        }
+        yield {"type": "content_block_delta", "index": self.place, "delta": deltas[self.kind]}
 
     def close(self) -> Iterator[dict[str, Any]]:
         if self.kind == "thought":
