@@ -58,8 +58,9 @@ class Refused(Exception):
 
 @dataclass(kw_only=True)
 class Answered:
-    """An answer of the endpoint: its blocks as they must come back, and the conversation before them."""
+    """An answer of the endpoint: its model, its blocks as they must come back, and the conversation before them."""
 
+    model: str
     blocks: list[dict[str, Any]]
     before: str
 
@@ -153,7 +154,7 @@ class MessagesEndpoint(FakeEndpoint):
     def _stream(self, asked: Mapping[str, Any], answer: Sequence[dict[str, Any]]) -> Reply:
         usage = self._cache.usage(list(_prompt(asked)))
         self.usages.append(usage)
-        sent = Answered(blocks=[], before=before(asked, len(asked["messages"])))
+        sent = Answered(model=asked["model"], blocks=[], before=before(asked, len(asked["messages"])))
         message = {"id": "msg_1", "type": "message", "role": "assistant", "content": [], "usage": usage}
         events: list[dict[str, Any]] = [{"type": "message_start", "message": message}]
         for index, short in enumerate(block for block in answer if "stop" not in block):
@@ -212,13 +213,13 @@ class MessagesEndpoint(FakeEndpoint):
                     )
 
     def missing(self, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the thoughts of this endpoint whose calls are in a request, but which did not come back with them."""
+        """Return the thoughts of this model whose calls are in a request, but which did not come back with them."""
         blocks = [block for message in asked["messages"] for block in message["content"]]
         calls = {block["id"] for block in blocks if block["type"] == "tool_use"}
         return [
             block
             for sent in self._sent
-            if calls & {each.get("id") for each in sent.blocks}
+            if sent.model == asked["model"] and calls & {each.get("id") for each in sent.blocks}
             for block in sent.blocks
             if _is_thought(block) and block not in blocks
         ]
