@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from tests.llm.messages.streams import block_events, sse
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, body
 
-__all__ = ["Answered", "MessagesEndpoint", "Refused", "says", "shape_faults"]
+__all__ = ["MessagesEndpoint", "Refused", "before", "check_loop", "check_results", "says", "shape_faults"]
 
 LOOKBACK = 20
 MARKS = 4
@@ -58,8 +58,9 @@ class Refused(Exception):
 
 @dataclass(kw_only=True)
 class Answered:
-    """An answer of the endpoint: its blocks as they must come back, and the conversation before them."""
+    """An answer of the endpoint: its model, its blocks as they must come back, and the conversation before them."""
 
+    model: str
     blocks: list[dict[str, Any]]
     before: str
 
@@ -109,8 +110,14 @@ class MessagesEndpoint(FakeEndpoint):
     sent before it. `usages` has the usage of each answer. `forms` are the kinds of thinking that the model takes.
     """
 
-    def __init__(self, *, binds: bool = False, forms: Sequence[str] = tuple(THINKING)) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        *,
+        otherwise: Reply | Callable[[Recorded], Reply] | None = None,
+        binds: bool = False,
+        forms: Sequence[str] = tuple(THINKING),
+    ) -> None:
+        super().__init__(otherwise=otherwise)
         self.binds = binds
         self.forms = forms
         self.answers: list[Script] = []
@@ -129,10 +136,10 @@ class MessagesEndpoint(FakeEndpoint):
     @property
     def asked(self) -> list[Recorded]:
         """The requests for messages so far."""
-        return [request for request in self.requests if request.path.endswith("/messages")]
+        return [request for request in self.requests if _is_asked(request)]
 
     def _reply(self, request: Recorded) -> Reply:
-        if not request.path.endswith("/messages"):
+        if not _is_asked(request):
             return super()._reply(request)
         try:
             if self.is_strict:
@@ -147,7 +154,7 @@ class MessagesEndpoint(FakeEndpoint):
     def _stream(self, asked: Mapping[str, Any], answer: Sequence[dict[str, Any]]) -> Reply:
         usage = self._cache.usage(list(_prompt(asked)))
         self.usages.append(usage)
-        sent = Answered(blocks=[], before=_before(asked, len(asked["messages"])))
+        sent = Answered(model=asked["model"], blocks=[], before=before(asked, len(asked["messages"])))
         message = {"id": "msg_1", "type": "message", "role": "assistant", "content": [], "usage": usage}
         events: list[dict[str, Any]] = [{"type": "message_start", "message": message}]
         for index, short in enumerate(block for block in answer if "stop" not in block):
@@ -176,9 +183,9 @@ class MessagesEndpoint(FakeEndpoint):
         form = asked.get("thinking", {}).get("type")
         if form is not None and form not in self.forms:
             raise Refused(f'"thinking.type.{form}" is not supported for this model. Use "thinking.type.adaptive".')
-        _check_results(asked["messages"])
+        check_results(asked["messages"])
         if form == "enabled":
-            _check_loop(asked["messages"])
+            check_loop(asked["messages"])
         self._check_thoughts(asked)
 
     def _check_thoughts(self, asked: Mapping[str, Any]) -> None:
@@ -199,23 +206,27 @@ class MessagesEndpoint(FakeEndpoint):
                         f"messages.{at}.content.0: `thinking` or `redacted_thinking` blocks in the latest assistant "
                         "message cannot be modified. These blocks must remain as they were in the original response."
                     )
-                if self.binds and sent.before != _before(asked, at):
+                if self.binds and sent.before != before(asked, at):
                     raise Refused(
                         f"messages.{at}.content.0: Invalid `signature` in `thinking` block. The block is bound to a "
                         "different conversation. Remove the block."
                     )
 
     def missing(self, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the thoughts of this endpoint whose calls are in a request, but which did not come back with them."""
+        """Return the thoughts of this model whose calls are in a request, but which did not come back with them."""
         blocks = [block for message in asked["messages"] for block in message["content"]]
         calls = {block["id"] for block in blocks if block["type"] == "tool_use"}
         return [
             block
             for sent in self._sent
-            if calls & {each.get("id") for each in sent.blocks}
+            if sent.model == asked["model"] and calls & {each.get("id") for each in sent.blocks}
             for block in sent.blocks
             if _is_thought(block) and block not in blocks
         ]
+
+
+def _is_asked(request: Recorded) -> bool:
+    return request.path.partition("?")[0].endswith("/messages")
 
 
 def shape_faults(asked: Mapping[str, Any]) -> Iterator[str]:
@@ -290,8 +301,11 @@ def _block_faults(block: Mapping[str, Any], where: str) -> Iterator[str]:
             yield from _block_faults(inner, f"{where}.tool_result.content.{number}")
 
 
-def _check_results(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Results must follow their calls at once, each exactly once. Neighbours of one role count as one message."""
+def check_results(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Results must follow their calls at once, each exactly once. Neighbours of one role count as one message.
+
+    :raises Refused: they do not.
+    """
     turns: list[tuple[str, list[Mapping[str, Any]]]] = []
     for message in messages:
         if turns and turns[-1][0] == message["role"]:
@@ -317,8 +331,11 @@ def _check_results(messages: Sequence[Mapping[str, Any]]) -> None:
         raise Refused("messages: `tool_use` ids were found without `tool_result` blocks immediately after")
 
 
-def _check_loop(messages: Sequence[Mapping[str, Any]]) -> None:
-    """With a budget for thoughts, a turn that goes on must have begun with a thought."""
+def check_loop(messages: Sequence[Mapping[str, Any]]) -> None:
+    """With a budget for thoughts, a turn that goes on must have begun with a thought.
+
+    :raises Refused: it has not.
+    """
     first: Mapping[str, Any] | None = None
     for message in reversed(messages):
         if message["role"] == "assistant":
@@ -364,7 +381,7 @@ def _unmarked(value: Any) -> Any:
     return [_unmarked(item) for item in value] if isinstance(value, list) else value
 
 
-def _before(asked: Mapping[str, Any], end: int) -> str:
+def before(asked: Mapping[str, Any], end: int) -> str:
     """A hash of what the model had before message number `end`."""
     prompt = [asked.get("tools"), asked.get("system"), *asked["messages"][:end]]
     return hashlib.sha256(json.dumps(_unmarked(prompt), sort_keys=True).encode()).hexdigest()

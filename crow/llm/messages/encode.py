@@ -252,6 +252,9 @@ def _assistant_blocks(message: domain.AssistantMessage, *, endpoint: str, dialec
     blocks = [block for item in items if (block := _own_block(item, message)) is not None]
     if "earlier_thoughts" in dialect.left_out and message.is_before_break:
         blocks = [block for block in blocks if block["type"] not in _THOUGHTS]
+    # A tool of the server that was paused or cut off has no result, and a call without a result is refused.
+    finished = {block.get("tool_use_id") for block in blocks}
+    blocks = [block for block in blocks if block["type"] != "server_tool_use" or block.get("id") in finished]
     # An answer may not consist of thoughts alone, or end with one.
     return [*blocks, _text(EMPTY_TEXT)] if not blocks or blocks[-1]["type"] in _THOUGHTS else blocks
 

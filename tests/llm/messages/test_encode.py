@@ -190,6 +190,13 @@ def test_an_answer_never_ends_with_a_thought_and_has_no_blank_text() -> None:
     assert sent(user("Hi"), AssistantMessage(text=""))[1]["content"] == [said("(empty message)")]
 
 
+def test_a_tool_of_the_server_goes_back_only_with_its_result() -> None:
+    use = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []}
+    items = (Item(data=said("Searching.")), Item(data=use), Item(data=found), Item(data={**use, "id": "srv_2"}))
+    assert sent(user("Hi"), own(*items, text="Searching."))[1]["content"] == [said("Searching."), use, found]
+
+
 def test_a_damaged_thought_has_the_members_that_the_api_requires() -> None:
     message = own(Item(data={"type": "thinking"}), Item(data=said("A")), text="A")
     assert sent(user("Hi"), message)[1]["content"][0] == {"type": "thinking", "thinking": "", "signature": ""}
