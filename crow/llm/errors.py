@@ -450,6 +450,9 @@ thinking_off           any   thinking.{0,40}(?:cannot|can't) be (?:disabled|turn
 adaptive_thinking      any   \badaptive\b.{0,40}(?:not support|unsupported|not permitted|does not match|not available)
 thinking_display       any   \bthinking[.\w]*\.display\b|\bdisplay\W{1,3}(?:extra inputs|not permitted)
 effort                 near  \boutput_config\b|(?<!reasoning_)(?<!reasoning\.)\beffort\b
+opaque                 any   encrypted[_ ]content.{0,80}(?:could not|cannot|can't|verif|decrypt)
+opaque                 any   invalid_encrypted_content|without its required '?(?:following|reasoning)
+opaque                 any   \bitem with id\b.{0,120}not found
 include                any   encrypted[_. ]content
 summary                near  reasoning[._]?summary|\bsummar(?:y|ies)\b
 cache_retention        any   prompt_cache_retention|prompt_cache_options|prompt_cache_breakpoint

@@ -25,6 +25,13 @@ _TEXT, _ARGUMENTS, _INPUT = (
     "response.function_call_arguments",
     "response.custom_tool_call_input",
 )
+_DELTAS = frozenset(
+    {
+        *(_TEXT, f"{_ARGUMENTS}.delta", "response.reasoning_summary_text.delta", "response.reasoning_text.delta"),
+    }
+)
+"""The events of which an answer has thousands."""
+
 _RECENT = 100
 """At least this many events are remembered, to notice those that a server sends twice."""
 
@@ -60,8 +67,8 @@ class ResponsesParser(AnswerParser):
         self._outputs = Outputs()
         self._recent: dict[int, dict[str, object]] | None = {}
         self._older: dict[int, dict[str, object]] = {}
-        self._open: Part | None = None
-        self._open_at: tuple[object, object, object] | None = None
+        self._open: Part | Output | None = None
+        self._open_at: tuple[object, ...] | None = None
         self._status: str | None = None
         self._reason: str | None = None
         self._made: dict[int, int] = {}
@@ -87,14 +94,8 @@ class ResponsesParser(AnswerParser):
         if type(number) is int and self._recent is not None and self._is_repeated(number, event):
             return
         kind = event.get("type")
-        if kind == _TEXT:
-            delta, part = event.get("delta"), self._open
-            at = (event.get("item_id"), event.get("output_index"), event.get("content_index"))
-            if part is None or at != self._open_at or type(delta) is not str:
-                self._open_at, self._open = at, self._read_text(event, "output_text", delta)
-            else:
-                part.pieces.append(delta)
-                self._content.append(delta)
+        if kind in _DELTAS:
+            self._read_delta(kind, event)
         elif type(kind) is str:
             self._open = None
             self._read_kind(kind, event)
@@ -105,6 +106,33 @@ class ResponsesParser(AnswerParser):
             if "choices" in event:
                 who = self._origin.endpoint
                 raise ProtocolError(f'{who} sent a chat completion instead of {self.kind}. Set wire = "chat" for it.')
+
+    def _read_delta(self, kind: object, event: dict[str, object]) -> None:
+        """Read a piece of text, reasoning or a call's arguments. Most pieces continue the piece before them."""
+        piece, known = event.get("delta"), self._open
+        at = (
+            kind,
+            event.get("item_id"),
+            event.get("output_index"),
+            event.get("content_index"),
+            event.get("summary_index"),
+        )
+        if known is None or at != self._open_at or type(piece) is not str:
+            self._open_at = at
+            if kind == _TEXT:
+                self._open = self._read_text(event, "output_text", piece)
+            elif kind == f"{_ARGUMENTS}.delta":
+                self._open = self._read_input(str(kind), event)
+            else:
+                self._open = self._read_reasoning(str(kind), event)
+        elif type(known) is Output:
+            self._outputs.add_input(known, piece)
+        elif type(known) is Part:
+            known.pieces.append(piece)
+            if kind == _TEXT:
+                self._content.append(piece)
+            else:
+                self._read_thought(piece)
 
     def _is_repeated(self, number: int, event: dict[str, object]) -> bool:
         """Whether this event has arrived before. If different events have one number, the numbers say nothing."""
@@ -186,18 +214,21 @@ class ResponsesParser(AnswerParser):
         elif kind in {"reasoning_text", "summary_text"}:
             self._read_reasoning(f"response.{kind}.done", {**event, "text": part.get("text")})
 
-    def _read_reasoning(self, kind: str, event: JsonObject) -> None:
-        """Read a piece of reasoning or of its summary. If an item has both, only the one that came first is shown."""
+    def _read_reasoning(self, kind: str, event: JsonObject) -> Part | None:
+        """Read a piece of reasoning or of its summary. If an item has both, only the one that came first is shown.
+        Return the part if more pieces may follow that are shown."""
         is_end = kind.endswith(".done")
         text = event.get("delta") or event.get("part") or event.get("text")
         if isinstance(text, Mapping):
             text = text.get("text")
         if type(text) is not str or not text:
-            return
+            return None
         form = "summary" if "summary" in kind else "content"
         output = self._outputs.find(event, "reasoning")
         index = event.get("summary_index") if form == "summary" else event.get("content_index")
-        self._think(output, output.part(index, form), text, is_end=is_end)
+        part = output.part(index, form)
+        self._think(output, part, text, is_end=is_end)
+        return part if output.shown == form and not part.is_whole else None
 
     def _think(self, output: Output, part: Part, text: str, *, is_end: bool) -> None:
         text = part.missing_of(text) if is_end else "" if part.is_whole else text
@@ -213,8 +244,8 @@ class ResponsesParser(AnswerParser):
             self._read_thought(f"\n\n{text}" if is_new and self._outputs.has_thought else text)
             self._outputs.has_thought = True
 
-    def _read_input(self, kind: str, event: JsonObject) -> None:
-        """Read a piece of the input of a call, or its whole input."""
+    def _read_input(self, kind: str, event: JsonObject) -> Output:
+        """Read a piece of the input of a call, or its whole input. Return the call."""
         is_custom = kind.startswith(_INPUT)
         output = self._outputs.find(event, "custom_tool_call" if is_custom else "function_call")
         self._has_deltas = True
@@ -223,6 +254,7 @@ class ResponsesParser(AnswerParser):
             self._outputs.complete_call(output, {**event, "arguments": whole})
         else:
             self._outputs.add_input(output, event.get("delta"))
+        return output
 
     def _read_item(self, item: dict[str, object], event: JsonObject, *, is_done: bool) -> None:
         """Read an item at its start or at its end."""
