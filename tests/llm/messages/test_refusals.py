@@ -11,9 +11,10 @@ from crow.llm.errors import parse_error_response, refused_part
 
 BOUND = "messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation."
 CHANGED = (
-    "messages.3.content.1: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified. "
-    "These blocks must remain as they were in the original response."
+    "messages.3.content.1: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be "
+    "modified. These blocks must remain as they were in the original response."
 )
+USE = 'Use "thinking.type.adaptive" and "output_config.effort" to control thinking behavior.'
 
 
 @pytest.mark.parametrize(
@@ -22,16 +23,8 @@ CHANGED = (
         (BOUND, ["earlier_thoughts", "opaque"]),
         (CHANGED, ["earlier_thoughts", "opaque"]),
         ("messages.1.content.0: Invalid `signature` in `thinking` block", ["earlier_thoughts", "opaque"]),
-        (
-            '"thinking.type.enabled" is not supported for this model. Use "thinking.type.adaptive" and '
-            '"output_config.effort" to control thinking behavior.',
-            ["thinking_budget"],
-        ),
-        (
-            '"thinking.type.disabled" is not supported for this model. Use "thinking.type.adaptive" and '
-            '"output_config.effort" to control thinking behavior.',
-            ["thinking_off"],
-        ),
+        (f'"thinking.type.enabled" is not supported for this model. {USE}', ["thinking_budget"]),
+        (f'"thinking.type.disabled" is not supported for this model. {USE}', ["thinking_off"]),
         ("thinking.type.between_tools: effort xhigh is not allowed with between_tools", ["thinking_off"]),
         ("adaptive thinking is not supported on this model", ["adaptive_thinking"]),
         (
