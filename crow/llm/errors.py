@@ -447,8 +447,8 @@ earlier_thoughts|opaque any  thinking.{0,60}(?:cannot be modified|must remain)
 thinking_budget        any   thinking\.type\.enabled\W{1,4}is not|budget_tokens.{0,40}(?:not support|not permitted)
 thinking_off           any   thinking\.type\.disabled\W{1,4}is not|\bbetween_tools\b
 thinking_off           any   thinking.{0,40}(?:cannot|can't) be (?:disabled|turned off)
-adaptive_thinking      any   \badaptive\b.{0,40}(?:not support|unsupported|not permitted|does not match|not available)
 thinking_display       any   \bthinking[.\w]*\.display\b|\bdisplay\W{1,3}(?:extra inputs|not permitted)
+adaptive_thinking      any   \badaptive\b.{0,40}(?:not support|unsupported|not permitted|does not match|not available)
 effort                 near  \boutput_config\b|(?<!reasoning_)(?<!reasoning\.)\beffort\b
 opaque                 any   encrypted[_ ]content.{0,80}(?:could not|cannot|can't|verif|decrypt)
 opaque                 any   invalid_encrypted_content|without its required '?(?:following|reasoning)

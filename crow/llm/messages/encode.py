@@ -254,9 +254,14 @@ def _assistant_blocks(message: domain.AssistantMessage, *, endpoint: str, dialec
         blocks = [block for block in blocks if block["type"] not in _THOUGHTS]
     # A tool of the server that was paused or cut off has no result, and a call without a result is refused.
     finished = {block.get("tool_use_id") for block in blocks}
-    blocks = [block for block in blocks if block["type"] != "server_tool_use" or block.get("id") in finished]
+    blocks = [block for block in blocks if not _is_server_call(block) or block.get("id") in finished]
     # An answer may not consist of thoughts alone, or end with one.
     return [*blocks, _text(EMPTY_TEXT)] if not blocks or blocks[-1]["type"] in _THOUGHTS else blocks
+
+
+def _is_server_call(block: Mapping[str, object]) -> bool:
+    """Whether the block is a call of a tool that the server runs itself."""
+    return str(block["type"]).endswith("_tool_use")
 
 
 def _own_block(item: Item | PlainText | domain.ToolCall, message: domain.AssistantMessage) -> dict[str, object] | None:
@@ -284,7 +289,7 @@ def _text_of(data: domain.JsonObject) -> str | None:
 
 def _call(call: domain.ToolCall) -> dict[str, object]:
     try:
-        arguments = json.loads(call.arguments)
+        arguments = json.loads(call.arguments, parse_constant=lambda _name: None)  # JSON has no NaN
     except (ValueError, RecursionError):
         arguments = {}
     return {
@@ -301,9 +306,10 @@ def _takes_images(dialect: Dialect) -> bool:
 
 def _image(image: domain.Image) -> dict[str, object]:
     """Return the block of an image. Images of a kind that this API does not have become a text."""
-    if image.mime_type not in _IMAGES:
-        return _text(f"[An image was left out: its type {image.mime_type} is not supported.]")
-    source = {"type": "base64", "media_type": image.mime_type, "data": image.data}
+    kind = "image/jpeg" if image.mime_type == "image/jpg" else image.mime_type
+    if kind not in _IMAGES:
+        return _text(f"[An image was left out: its type {kind} is not supported.]")
+    source = {"type": "base64", "media_type": kind, "data": image.data}
     return {"type": "image", "source": source}
 
 

@@ -351,8 +351,6 @@ class MessagesParser(AnswerParser):
                         items.append(Item(data={"type": "tool_use", **members}, call=block.call - 1))
                 case "thinking" if is_cut and block is blocks[-1] and "signature" not in block.growing:
                     pass  # incomplete reasoning has no signature, and the endpoint would refuse it
-                case "other" if is_cut and block is blocks[-1] and block.members.get("type") == "server_tool_use":
-                    pass  # the call has no result
                 case _:
                     items.append(Item(data=_with_input(block.whole())))
         return {} if _are_plain(items) else stored_items(items)

@@ -114,6 +114,8 @@ def test_results_of_a_step_are_one_message_with_their_images() -> None:
 def test_images_that_the_endpoint_does_not_take_become_texts() -> None:
     svg = Image(data="PHN2Zz4=", mime_type="image/svg+xml")
     (message,) = sent(UserMessage(parts=(Text(text="See"), svg, Link(uri="file:///a", name="a"))))
+    jpg = sent(UserMessage(parts=(replace(PNG, mime_type="image/jpg"),)))[0]["content"][0]
+    assert jpg["source"]["media_type"] == "image/jpeg"
     assert message["content"][1] == said("[An image was left out: its type image/svg+xml is not supported.]")
     none = replace(DIALECT, left_out=frozenset({"images"}))
     (message, _, result) = sent(
@@ -195,6 +197,12 @@ def test_a_tool_of_the_server_goes_back_only_with_its_result() -> None:
     found = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []}
     items = (Item(data=said("Searching.")), Item(data=use), Item(data=found), Item(data={**use, "id": "srv_2"}))
     assert sent(user("Hi"), own(*items, text="Searching."))[1]["content"] == [said("Searching."), use, found]
+
+
+def test_arguments_that_json_does_not_have_become_null() -> None:
+    call = replace(CALL, arguments='{"a": NaN, "b": [-Infinity]}')
+    (block,) = sent(user("Hi"), AssistantMessage(text="", calls=(call,)))[1]["content"]
+    assert block["input"] == {"a": None, "b": [None]}
 
 
 def test_a_damaged_thought_has_the_members_that_the_api_requires() -> None:
