@@ -90,8 +90,7 @@ def events_of(wire: WireName, kind: str, words: list[str]) -> list[bytes]:
         function = {"name": "read_file"}
         start = chunk({"tool_calls": [{"index": 0, "id": "a", "function": function}]})
         if kind == "arguments":
-            calls = ({"tool_calls": [{"index": 0, "function": {"arguments": word}}]} for word in words)
-            return [start, *map(chunk, calls)]
+            return [start, *(chunk({"tool_calls": [{"index": 0, "function": {"arguments": word}}]}) for word in words)]
         return [chunk({members[kind]: word}) for word in words]
     return [f"event: {each['type']}\ndata: {json.dumps(each)}\n\n".encode() for each in _EVENTS[wire](kind, words)]
 
@@ -144,6 +143,12 @@ OTHERS: tuple[WireName, ...] = ("responses", "messages")
 ALL: tuple[WireName, ...] = ("chat", *OTHERS)
 
 
+def encode_again(encoder: Encoder, wire: WireName, messages: tuple[Message, ...], times: int) -> None:
+    request, dialect = Request(messages=messages, tools=(TOOL,)), Dialect(wires=(wire,))
+    for _ in range(times):
+        encoder.body(request, model="m", endpoint="here m", dialect=dialect, limit=1000)
+
+
 def requests_on_other_wires() -> list[Row]:
     """The encoders of the other wires, compared with that of Chat Completions."""
     rows = []
@@ -151,15 +156,10 @@ def requests_on_other_wires() -> list[Row]:
         messages = conversation(count)
         kept = {wire: wire_named(wire).encoder() for wire in ALL}
 
-        def again(wire: WireName, times: int, kept: dict[str, Encoder] = kept, messages: object = messages) -> None:
-            request = Request(messages=messages, tools=(TOOL,))  # type: ignore[arg-type]
-            for _ in range(times):
-                kept[wire].body(request, model="m", endpoint="here m", dialect=Dialect(wires=(wire,)), limit=1000)
-
-        lowest = min(times_us(partial(again, "chat", 100), 100))
+        lowest = min(times_us(partial(encode_again, kept["chat"], "chat", messages, 100), 100))
         for wire in OTHERS:
             what = f"encode the next request of {count:,} messages on {wire}"
-            rows.append(best(what, partial(again, wire, 100), 100, lowest))
+            rows.append(best(what, partial(encode_again, kept[wire], wire, messages, 100), 100, lowest))
     return rows
 
 

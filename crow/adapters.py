@@ -24,7 +24,7 @@ from crow.llm.endpoint import Endpoint, EndpointTimeouts
 from crow.llm.offline import OfflineModel
 from crow.log import mask_in_log
 from crow.runtime import forbid_inspection, wipe_environment
-from crow.settings import OFFLINE, Loaded, Settings, Target
+from crow.settings import OFFLINE, Loaded, Settings, Target, names_offered, target_of
 from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.load import Paths
 from crow.settings.values import DatabaseSettings, McpServerSettings, expand_variables, static_part
@@ -65,11 +65,12 @@ LoadedSource: TypeAlias = Callable[[], Loaded]
 """A function that returns the current settings. The user may change the settings while a session is open."""
 
 
-def prepare_prompts(*, confines: bool) -> None:
-    """Import the packages that the first request to a model needs. This function blocks.
+def prepare_prompts(settings: Settings) -> None:
+    """Import the packages that the first request to the default model needs. This function blocks.
 
-    If `confines` is true, a second thread looks for a working sandbox at the same time.
+    If commands are to be confined, a second thread looks for a working sandbox at the same time.
     """
+    confines = settings.sandbox.enabled != "off"
     if confines:
         from crow.tools.sandbox.confiner import choose_sandbox
 
@@ -77,6 +78,11 @@ def prepare_prompts(*, confines: bool) -> None:
     import crow.agent.runner
     import crow.llm.client
     import crow.tools.mcp.client  # noqa: F401
+    from crow.llm.wires import wire_named
+
+    default = next(iter(names_offered(settings)), OFFLINE)
+    if default != OFFLINE:
+        wire_named(target_of(default, settings).wires[0])
 
 
 def prepare_calls() -> None:

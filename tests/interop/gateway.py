@@ -17,10 +17,10 @@ from tests.support.fake_endpoint import FakeEndpoint, calls, text
 from tests.support.messages_endpoint import MessagesEndpoint, says
 
 
-def configure(home: Path, *model: str) -> None:
-    """Let crow speak the Messages API with a model."""
+def configure(home: Path, *model: str, wire: str = "messages") -> None:
+    """Let crow speak a wire with a model."""
     home.mkdir(exist_ok=True)
-    (home / "config.toml").write_text("\n".join(("[model]", 'wire = "messages"', *model, "")), "utf-8")
+    (home / "config.toml").write_text("\n".join(("[model]", f'wire = "{wire}"', *model, "")), "utf-8")
 
 
 def shown(agent: CrowProcess, session: str) -> str:
@@ -118,10 +118,11 @@ async def test_claude_behind_the_gateway_gets_its_thoughts_back_on_the_messages_
     assert claude.usages[-1]["cache_read_input_tokens"] > 0
 
 
-async def test_models_of_other_providers_answer_on_the_messages_api(
-    crow: StartCrow, home: Path, place: Path, environment: dict[str, str], upstream: FakeEndpoint
+@pytest.mark.parametrize("wire", ["responses", "messages"])
+async def test_models_of_other_providers_answer_on_the_other_wires(
+    crow: StartCrow, home: Path, place: Path, environment: dict[str, str], upstream: FakeEndpoint, wire: str
 ) -> None:
-    configure(home, 'name = "tools"')
+    configure(home, 'name = "tools"', wire=wire)
     upstream.wires = ("chat", "responses")  # the gateway translates to either
     before = len(upstream.asked)
     upstream.script(

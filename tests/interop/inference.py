@@ -105,11 +105,12 @@ async def test_calls_that_the_server_parses_run_and_their_results_go_back(
         assert finished.count("completed") == tools
 
 
+@pytest.mark.parametrize("wire", ["responses", "messages"])
 @pytest.mark.parametrize(("prompt", "said", "tools"), [("Read it.", "Looking.\n", 1), ("Read both.", "", 2)])
-async def test_calls_thoughts_and_usage_arrive_on_the_messages_api(
-    crow: StartCrow, home: Path, place: Path, llama: str, prompt: str, said: str, tools: int
+async def test_calls_thoughts_and_usage_arrive_on_the_other_wires(
+    crow: StartCrow, home: Path, place: Path, llama: str, wire: str, prompt: str, said: str, tools: int
 ) -> None:
-    configure(home, '[model]\nname = "tiny"\nwire = "messages"\n')
+    configure(home, f'[model]\nname = "tiny"\nwire = "{wire}"\n')
     (place / "zzz Twigs and string.").touch()  # the last result has these words, too
     async with crow(env=served(llama) | {"CROW_MODEL": ""}) as agent:
         await agent.initialize()

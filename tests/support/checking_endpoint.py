@@ -259,7 +259,8 @@ class _Responses(_Writer):
         at = len(self.opaque)
         kept = {key: value for key, value in item.items() if key not in {"call_id", "name", "arguments"}}
         self.opaque.append(_canonical(kept))
-        empty = {**item, **({"content": []} if "content" in item else {"arguments": ""} if "arguments" in item else {})}
+        unset: dict[str, Any] = {"content": [], "arguments": ""}
+        empty = {**item, **{key: value for key, value in unset.items() if key in item}}
         self.events.append({"type": "response.output_item.added", "output_index": at, "item": empty})
         if text:
             where = {"item_id": item["id"], "output_index": at, "content_index": 0}
