@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
 from tests.stdio.conftest import StartCrow
@@ -50,6 +53,15 @@ async def test_the_newest_models_work_at_the_first_prompt_with_reasoning_on(
         session = await opened(agent, place)
         await agent.prompt(session, "In another session?")
     assert [request.wire for request in endpoint.asked[5:]] == ["responses", "responses"]
+
+
+async def test_crow_run_answers_with_a_newest_model(home: Path, place: Path, endpoint: FakeEndpoint) -> None:
+    endpoint.answer_with(answer_as_the_newest)
+    endpoint.wires = ("chat", "responses")
+    env = {**os.environ, "CROW_HOME": str(home), "OPENAI_BASE_URL": endpoint.base_url, "CROW_MODEL": "gpt-x"}
+    argv = [sys.executable, "-m", "crow", "run", "What is in README.md?"]
+    done = await anyio.run_process(argv, env=env, cwd=place, check=False)
+    assert (done.returncode, done.stdout.decode()) == (0, "I look.\n\nIt is a nest.\n")
 
 
 async def test_an_endpoint_without_any_api_at_its_url_is_named_once_with_advice(

@@ -49,6 +49,7 @@ class Encoder:
     def __init__(self) -> None:
         self._messages: tuple[domain.Message, ...] = ()
         self._encoded: list[_Encoded] = []
+        self._sent: list[bytes] = []
         self._for: tuple[Dialect, str] | None = None
         self._marks_system = False
         self._tools: tuple[domain.ToolSpec, ...] = ()
@@ -90,7 +91,7 @@ class Encoder:
         messages = tuple(messages)
         old: Sequence[_Encoded] = ()
         if not self._messages or self._messages != messages[: len(self._messages)]:
-            self._messages = ()
+            self._messages, self._sent = (), []
             old, self._encoded = self._encoded, []
         for position in range(len(self._messages), len(messages)):
             message = messages[position]
@@ -103,8 +104,9 @@ class Encoder:
                 sent = self._encode(message, custom, endpoint=endpoint, dialect=dialect)
                 known = _Encoded(message, sent, custom)
             self._encoded.append(known)
+            self._sent.append(known.sent)
         self._messages = messages
-        return [each.sent for each in self._encoded]
+        return list(self._sent)
 
     def _encode(self, message: domain.Message, custom: frozenset[str], *, endpoint: str, dialect: Dialect) -> bytes:
         match message:
