@@ -123,23 +123,25 @@ _EVENTS = {"responses": responses_events, "messages": messages_events}
 
 
 def chunks_of_other_wires() -> list[Row]:
-    """The parsers of the other wires, compared with that of Chat Completions."""
+    """The parsers of the other wires, compared with that of Chat Completions in alternating rounds."""
     rows, words = [], [f" {number}" for number in range(CHUNKS)]
     for kind in ("text", "reasoning", "arguments"):
-        for size in ("", ", all in one read"):
-
-            def stream(wire: WireName, kind: str = kind, *, is_one: bool = bool(size)) -> list[bytes]:
-                events = events_of(wire, kind, words)
-                return [b"".join(events)] if is_one else events
-
-            lowest = min(times_us(partial(read, stream("chat")), CHUNKS))
+        for is_one in (False, True):
+            streams = {wire: events_of(wire, kind, words) for wire in ALL}
+            took: dict[WireName, list[float]] = {wire: [] for wire in streams}
+            for _ in range(ROUNDS):
+                for wire, events in streams.items():
+                    began = time.process_time()
+                    read([b"".join(events)] if is_one else events, wire)
+                    took[wire].append((time.process_time() - began) / CHUNKS * 1e6)
             for wire in OTHERS:
-                what = f"parse a chunk on {wire}: {kind}{size}"
-                rows.append(best(what, partial(read, stream(wire), wire), CHUNKS, lowest))
+                what = f"parse a chunk on {wire}: {kind}{', all in one read' if is_one else ''}"
+                rows.append(Row(what, min(took[wire]), max(took[wire]), "µs", floor=min(took["chat"])))
     return rows
 
 
 OTHERS: tuple[WireName, ...] = ("responses", "messages")
+ALL: tuple[WireName, ...] = ("chat", *OTHERS)
 
 
 def requests_on_other_wires() -> list[Row]:
@@ -147,7 +149,7 @@ def requests_on_other_wires() -> list[Row]:
     rows = []
     for count in (10, 1_000):
         messages = conversation(count)
-        kept = {wire: wire_named(wire).encoder() for wire in ("chat", *OTHERS)}
+        kept = {wire: wire_named(wire).encoder() for wire in ALL}
 
         def again(wire: WireName, times: int, kept: dict[str, Encoder] = kept, messages: object = messages) -> None:
             request = Request(messages=messages, tools=(TOOL,))  # type: ignore[arg-type]
