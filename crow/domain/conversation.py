@@ -104,8 +104,8 @@ class Projection:
             self._fold(entry)
 
     def context(self) -> Context:
-        """Return what the model sees now. Until the next checkpoint, mask or restore, each call returns the same
-        objects for the messages of an entry."""
+        """Return what the model sees now. Until the next checkpoint, mask, restore or prompt entry, each call returns
+        the same objects for the messages of an entry."""
         if self._context is None:
             rows = self._settled()
             self._context = Context(
