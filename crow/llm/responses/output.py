@@ -110,7 +110,7 @@ class Outputs:
         if known is None and index is not None and (at_index := self._by_index.get((kind, index))) is not None:
             # Some servers give all items the same index.
             if at_index.data is not None:
-                is_other = not is_done or _without_id(at_index.data) != _without_id(item)
+                is_other = not is_done or not is_same(_without_id(at_index.data), _without_id(item))
             else:
                 is_other = not is_done and at_index.is_announced and item_id != at_index.id
             known = None if is_other else at_index
@@ -185,6 +185,14 @@ class Outputs:
         if index is not None:
             self._by_index[kind, index] = output
         return output
+
+
+def is_same(one: JsonObject, other: JsonObject) -> bool:
+    """Whether two JSON objects are equal. Objects that nest too deep to compare are not."""
+    try:
+        return one == other
+    except RecursionError:
+        return False
 
 
 def _without_id(item: JsonObject) -> dict[str, object]:

@@ -16,7 +16,7 @@ from crow.llm.arguments import json_text
 from crow.llm.errors import ErrorBody, Origin, find_error, model_error
 from crow.llm.items import Item, stored_items
 from crow.llm.parser import AnswerParser
-from crow.llm.responses.output import CALL_TYPES, Output, Outputs, Part, freeform_property
+from crow.llm.responses.output import CALL_TYPES, Output, Outputs, Part, freeform_property, is_same
 from crow.llm.tool_calls import PartialCall, finished_calls, new_call_id, tool_name
 from crow.llm.usage import read_usage
 
@@ -142,7 +142,7 @@ class ResponsesParser(AnswerParser):
             self._recent[number] = event
             if len(self._recent) > _RECENT:
                 self._recent, self._older = {}, self._recent
-        elif known == event:
+        elif is_same(known, event):
             return True
         else:
             self._recent, self._older = None, {}

@@ -115,6 +115,18 @@ def test_an_opaque_item_is_kept_to_the_last_character() -> None:
     assert json.dumps(parser.finish().opaque[ITEMS]) == json.dumps([{"data": item}])
 
 
+@pytest.mark.parametrize("depth", [100, 800, 2_000])
+def test_items_that_nest_deeply_are_kept_or_refused(depth: int) -> None:
+    deep = "[" * depth + "]" * depth
+    item = f'{{"type":"reasoning","encrypted_content":"x","summary":[],"deep":{deep}}}'
+    event = f'{{"type":"response.output_item.done","output_index":0,"sequence_number":1,"item":{item}}}'
+    text = json.dumps({"type": "response.output_text.delta", "item_id": "m", "output_index": 1, "delta": "Hi"})
+    end = json.dumps({"type": "response.completed", "response": {"status": "completed"}})
+    stream = "".join(f"data: {each}\n\n" for each in (event, event, text, end)).encode()
+    outcome = read(Fixture(name="deep", stream=stream, tools=(), expect={}), [stream])
+    assert (outcome.error is None) == (depth < 1_000)
+
+
 def test_the_first_piece_is_shown_at_once() -> None:
     event = {"type": "response.output_text.delta", "item_id": "m", "output_index": 0, "content_index": 0, "delta": "Hi"}
     assert ResponsesParser().feed([json.dumps(event)]) == [TextDelta(text="Hi")]
