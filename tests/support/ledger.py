@@ -78,7 +78,8 @@ class Ledger:
         """Answer a request; an argument of `FakeEndpoint`."""
         if SUMMARY_REQUEST in json.dumps(request.body["messages"][-1]):
             if self._chance.random() < 0.2:
-                return self.answer("Not a summary. " * 2_000)(request)
+                # It does not repeat itself: crow would stop reading, and the endpoint may be some chunks ahead.
+                return self.answer(" ".join(f"No summary {number}." for number in range(1_500)))(request)
             return self.answer(f"## Goal\nmark:{mark_of(request)}\n## Next\nGo on.")(request)
         assert self.scripts, f"an unexpected request: {request.body['messages'][-1]}"
         return self.scripts.pop(0)(request)
@@ -326,7 +327,8 @@ class Driver:
             expected = [expected_row(charge) for charge in charges if charge.mark == name]
             found = [row for row in rows if row["session"] == session]
             assert [row["model"] for row in found] == [model for model, _, _ in expected]
-            assert [known_counts(row) for row in found] == [counts for _, counts, _ in expected]
+            counted = [known_counts(row) for row in found]
+            assert counted == [counts for _, counts, _ in expected], f"{counted} is not {expected}"
             assert [row["estimated"] for row in found] == [estimated for _, _, estimated in expected]
         assert len(rows) == len(charges)
         self._newest_entry = max([self._newest_entry, *(row["id"] for row in rows)])

@@ -160,7 +160,7 @@ class Outputs:
             call.name = name
             self.size += len(name)
         whole = members.get("arguments")
-        if isinstance(whole, (Mapping, list)):
+        if isinstance(whole, (Mapping, list)) and output.kind == "function_call":
             whole = json.dumps(whole, default=str)
         if isinstance(whole, str) and whole and not output.is_whole:
             if not is_done:

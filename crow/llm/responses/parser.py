@@ -94,7 +94,7 @@ class ResponsesParser(AnswerParser):
         if type(number) is int and self._recent is not None and self._is_repeated(number, event):
             return
         kind = event.get("type")
-        if kind in _DELTAS:
+        if type(kind) is str and kind in _DELTAS:
             self._read_delta(kind, event)
         elif type(kind) is str:
             self._open = None
@@ -107,7 +107,7 @@ class ResponsesParser(AnswerParser):
                 who = self._origin.endpoint
                 raise ProtocolError(f'{who} sent a chat completion instead of {self.kind}. Set wire = "chat" for it.')
 
-    def _read_delta(self, kind: object, event: dict[str, object]) -> None:
+    def _read_delta(self, kind: str, event: dict[str, object]) -> None:
         """Read a piece of text, reasoning or a call's arguments. Most pieces continue the piece before them."""
         piece, known = event.get("delta"), self._open
         at = (
@@ -122,9 +122,9 @@ class ResponsesParser(AnswerParser):
             if kind == _TEXT:
                 self._open = self._read_text(event, "output_text", piece)
             elif kind == f"{_ARGUMENTS}.delta":
-                self._open = self._read_input(str(kind), event)
+                self._open = self._read_input(kind, event)
             else:
-                self._open = self._read_reasoning(str(kind), event)
+                self._open = self._read_reasoning(kind, event)
         elif type(known) is Output:
             self._outputs.add_input(known, piece)
         elif type(known) is Part:
@@ -206,7 +206,7 @@ class ResponsesParser(AnswerParser):
 
     def _read_part(self, part: Mapping[str, object], event: JsonObject) -> None:
         """Read a whole part."""
-        kind = part.get("type")
+        kind = str(part.get("type"))
         if kind in {"output_text", "text"}:
             self._read_text(event, "output_text", part.get("text"), is_end=True)
         elif kind == "refusal":

@@ -127,6 +127,23 @@ def test_items_that_nest_deeply_are_kept_or_refused(depth: int) -> None:
     assert (outcome.error is None) == (depth < 1_000)
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": []},
+        {"type": {}},
+        {"type": "response.content_part.done", "part": {"type": []}},
+        {"type": "response.output_item.done", "item": {"type": "message", "content": [{"type": {}}], "status": []}},
+        {"type": "response.completed", "response": {"status": [], "output": [{"type": []}, {"type": "message"}]}},
+    ],
+)
+def test_members_of_a_wrong_type_are_skipped(event: dict[str, Any]) -> None:
+    parser = ResponsesParser()
+    parser.feed([json.dumps(event)])
+    parser.feed([json.dumps({"type": "response.output_text.delta", "item_id": "m", "output_index": 1, "delta": "Hi"})])
+    assert parser.partial().text in {"Hi", ""}
+
+
 def test_the_first_piece_is_shown_at_once() -> None:
     event = {"type": "response.output_text.delta", "item_id": "m", "output_index": 0, "content_index": 0, "delta": "Hi"}
     assert ResponsesParser().feed([json.dumps(event)]) == [TextDelta(text="Hi")]
@@ -196,7 +213,7 @@ KINDS = sorted(
     events=st.lists(
         st.builds(
             lambda kind, members: {**members, "type": kind},
-            st.sampled_from(KINDS),
+            st.sampled_from(KINDS) | JSON,
             st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6),
         ),
         max_size=6,
