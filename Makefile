@@ -19,14 +19,14 @@ help: ## list the targets
 
 setup: $(READY) ## make .venv with everything that the other targets need
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml packages/acp-check/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "$(PYTHON) is not Python 3.11 or newer; name one that is: make setup PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || $(MAKE_VENV) .venv || { \
 	  rm -rf .venv; echo "$(PYTHON) cannot make .venv; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into .venv ..."
 	@$(INSTALL) --requirement constraints.txt
-	@$(INSTALL) --no-build-isolation --no-deps --editable .
+	@$(INSTALL) --no-build-isolation --no-deps --editable . --editable packages/acp-check
 	@touch $@
 
 run: $(READY) ## show what crow does, without a key
@@ -34,11 +34,13 @@ run: $(READY) ## show what crow does, without a key
 
 test: $(READY) ## run the tests, on two cores
 	$(BIN)/pytest --numprocesses 2
+	cd packages/acp-check && ../../$(BIN)/pytest --numprocesses 2
 
 check: $(READY) ## check format, lint, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	cd packages/acp-check && ../../$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(READY) ## put every file into the one format
@@ -59,7 +61,7 @@ interop-sdk: $(READY)
 	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' CROW_OPTIONS='["--experimental-v2"]' node --test build/interop/sdk.mjs
 	CROW_SERVE=1 CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' node --test build/interop/sdk.mjs
 
-# crow acp-check against crow and against small agents on the protocol's TypeScript and Python SDKs: needs Node 20 and npm.
+# acp-check against crow and against small agents on the protocol's TypeScript and Python SDKs: needs Node 20 and npm.
 interop-acp-check: $(READY)
 	@mkdir -p build/interop
 	@cp tests/interop/package.json tests/interop/agent.mjs build/interop/
@@ -148,10 +150,11 @@ bench: $(READY) ## measure everything; the figures go below build/bench/
 eval: $(READY) ## measure summaries of the model at CROW_EVAL_BASE_URL
 	$(BIN)/python -m benchmarks.summaries
 
-build: $(READY) ## build the source distribution and the wheel into dist/
+build: $(READY) ## build the distributions into dist/
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m build --no-isolation --wheel --outdir dist packages/acp-check
 
 clean: ## remove .venv and everything that was made
 	rm -rf .venv $(SERVERS) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find crow tests schemas -name __pycache__ -type d -prune -exec rm -rf {} +
+	find crow packages tests schemas -name __pycache__ -type d -prune -exec rm -rf {} +

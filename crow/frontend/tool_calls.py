@@ -238,11 +238,12 @@ ACCESS_WORDS = {
 
 
 def question_contents(
-    plan: PlannedCall, name: str, arguments: str, *, has_network: bool, reason: str = ""
+    plan: PlannedCall, name: str, arguments: str, *, has_network: bool, reason: str = "", changes: str = ""
 ) -> tuple[list[Fields], bool]:
     """Returns the content of a permission request. Also returns whether this content shows the whole call.
 
     `has_network` means that commands with the access `write` may use the network. `reason` says why crow asks.
+    `changes` is a diff that explains the reason.
     """
     contents, hidden_changes = diff_view(plan.announcement.diffs)
     hidden = 0
@@ -269,11 +270,14 @@ def question_contents(
             add(plan.review_text)
         case _ if title_line(plan.announcement.title, _TITLE_CHARS) != plan.announcement.title:
             add(plan.announcement.title)
+    if changes:
+        blocks.append(safe(reason))
+        add(changes, "diff")
     if hidden:
         blocks.append(f"{hidden:,} characters are not shown.")
     if plan.command_access is not None:
         blocks.append(ACCESS_WORDS[_access_key(plan, has_network=has_network)])
-    if reason:
+    if reason and not changes:
         blocks.append(safe(reason))
     if blocks:
         contents.append(text_content("\n\n".join(blocks)))

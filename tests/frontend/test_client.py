@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from acp_check.schema import SchemaChecker, validate
 from crow.agent import PermissionQuestion
 from crow.domain.entries import Announcement, Assistant, CallRef, Diff, Entry, TurnEnd, User
 from crow.domain.events import (
@@ -32,7 +33,6 @@ from crow.frontend.questions import (
 )
 from crow.frontend.tool_calls import LINE_BYTES, diff_view, json_bytes
 from crow.tools import CommandAccess, PlannedCall
-from crow.trace.schema import SchemaChecker, validate
 
 SCHEMA = {"properties": {"branch": {"type": "string", "title": "Branch"}}, "required": ["branch"]}
 

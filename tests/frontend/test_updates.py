@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from acp_check.schema import check_update
 from crow.domain.entries import (
     Announcement,
     Assistant,
@@ -52,7 +53,6 @@ from crow.domain.messages import Image, Link, Resource, Text
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import LINE_BYTES, result_contents, text_content
 from crow.frontend.updates import LiveUpdates, ReplayLimits, ReplayUpdates, plan_updates
-from crow.trace.schema import check_update
 
 PLAIN = ClientCapabilities()
 GATED = ClientCapabilities(notices=True, compaction=True, terminal_output=True)

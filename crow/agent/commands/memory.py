@@ -106,7 +106,7 @@ async def find_session(context: CommandContext, name: str) -> SessionRow:
     """
     name = name.strip()
     if not name:
-        raise ArgumentError("`/bring` needs a session: its id, name or title. `/search WORDS` finds sessions.")
+        raise ArgumentError("`/bring` needs a session: its id, alias or title. `/search WORDS` finds sessions.")
     try:
         row = await context.store.session(name)
     except NoSuchSession:
