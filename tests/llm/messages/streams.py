@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from crow.domain.errors import ModelError
-from crow.domain.messages import Answer
-from crow.llm import TextDelta, ThoughtDelta
 from crow.llm.messages.parser import MessagesParser
-from crow.llm.sse import SseDecoder
 from tests.llm.streams import TOOLS, Fixture, Outcome
+from tests.llm.streams import outcome_of as outcome_on
 
 __all__ = ["FIXTURES", "Fixture", "block_events", "outcome_of", "sse"]
 
@@ -23,42 +19,7 @@ STARTED = {"input_tokens": 10, "output_tokens": 1}
 
 def outcome_of(fixture: Fixture, pieces: Iterable[bytes]) -> Outcome:
     """Feed the pieces as the transport does."""
-    numbers = itertools.count(1)
-    decoder = SseDecoder()
-    parser = MessagesParser(fixture.tools, new_id=lambda: f"minted{next(numbers):03d}")
-    texts: list[str] = []
-    thoughts: list[str] = []
-    head: bytes | None = b""
-
-    def note(deltas: Sequence[TextDelta | ThoughtDelta]) -> None:
-        for delta in deltas:
-            assert delta.text
-            (texts if isinstance(delta, TextDelta) else thoughts).append(delta.text)
-
-    answer: Answer | None = None
-    failure: ModelError | None = None
-    try:
-        for piece in pieces:
-            events = decoder.feed(piece)
-            head = None if events or head is None else head + piece
-            note(parser.feed(events))
-        last = decoder.finish()
-        if not last and head:  # a body that is no event stream
-            last = [head.decode("utf-8", "replace").strip()]
-        try:
-            note(parser.feed(last))
-        except ModelError as error:
-            if "other than a Messages stream" not in str(error):
-                raise
-        note(parser.flush())
-        answer = parser.finish()
-    except ModelError as error:
-        failure = error
-        note(parser.flush())
-    shown = ("".join(texts), "".join(thoughts))
-    assert (parser.partial().text, parser.partial().thought) == shown
-    assert answer is None or (answer.text, answer.thought) == shown
-    return Outcome(answer=answer, error=failure, text=shown[0], thought=shown[1])
+    return outcome_on(fixture, pieces, MessagesParser)
 
 
 def sse(*events: object) -> bytes:
