@@ -169,10 +169,11 @@ async def stats_of(env: Mapping[str, str]) -> Sequence[Mapping[str, Any]]:
 
 
 def mark_of(request: Recorded) -> str:
-    """Return the mark of the session that sent the request: the first one in its messages."""
-    found = MARK.search(json.dumps(request.body["messages"][1:]))
-    assert found is not None, "a request without a mark"
-    return found[1]
+    """Return the mark of the session that sent the request. A session also has the marks of its sub-agents in its
+    messages, and a summary may name one of them first."""
+    found = MARK.findall(json.dumps(request.body["messages"][1:]))
+    assert found, "a request without a mark"
+    return next((mark for mark in found if mark.startswith("s")), found[0])
 
 
 class Driver:
