@@ -1,4 +1,4 @@
-"""Which wire an endpoint gets: found out within a request, learned once, tested again, and never against the settings."""
+"""Which wire an endpoint gets: found within a request, learned once, tested again, never against the settings."""
 
 from __future__ import annotations
 
