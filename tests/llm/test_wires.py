@@ -74,7 +74,6 @@ async def test_the_next_wire_answers_in_the_same_request_and_is_the_first_one_fr
     async with FakeEndpoint(otherwise=refuse_tools_on_chat) as endpoint:
         endpoint.wires = ALL
         async with asking(endpoint, memory=memory) as model:
-            assert model.info.wire == "chat"
             assert await wires_of(model, endpoint) == ["chat", "responses"]
             assert model.info.wire == "responses"
             assert await wires_of(model, endpoint, replace(WITH_TOOLS, cache_key="another")) == ["responses"]

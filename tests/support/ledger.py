@@ -171,7 +171,7 @@ async def stats_of(env: Mapping[str, str]) -> Sequence[Mapping[str, Any]]:
 def mark_of(request: Recorded) -> str:
     """Return the mark of the session that sent the request. A session also has the marks of its sub-agents in its
     messages, and a summary may name one of them first."""
-    found = MARK.findall(json.dumps(request.body["messages"][1:]))
+    found: list[str] = MARK.findall(json.dumps(request.body["messages"][1:]))
     assert found, "a request without a mark"
     return next((mark for mark in found if mark.startswith("s")), found[0])
 
