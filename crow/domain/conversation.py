@@ -104,8 +104,8 @@ class Projection:
             self._fold(entry)
 
     def context(self) -> Context:
-        """Return what the model sees now. Until the next checkpoint, mask or restore, each call returns the same
-        objects for the messages of an entry."""
+        """Return what the model sees now. Until the next checkpoint, mask, restore or prompt entry, each call returns
+        the same objects for the messages of an entry."""
         if self._context is None:
             rows = self._settled()
             self._context = Context(
@@ -120,6 +120,8 @@ class Projection:
     def _rebuild(self) -> None:
         """Find the checkpoint and masks that apply, drop the entries that the checkpoint covers, and turn the rest into
         messages."""
+        breaks = [entry.id for entry in self._entries if isinstance(entry.body, (Checkpoint, Mask, Restore))]
+        self._broken_at = max(breaks, default=0)
         restored = {entry.body.entry for entry in self._entries if isinstance(entry.body, Restore)}
         self.checkpoint: Entry | None = None
         self._masks: list[tuple[int, frozenset[int]]] = []
@@ -171,6 +173,8 @@ class Projection:
         match body:
             case kinds.Prompt():
                 self.prompt = body
+                self._broken_at = max(self._broken_at, entry.id)
+                self._rows.mark_before_break()
                 self._tools_estimate = estimate_tools(body.tools)
                 system = SystemMessage(text=body.system)
                 self._rows.messages[0], self._rows.estimates[0] = system, estimate_message(system)
@@ -216,6 +220,8 @@ class Projection:
         if message is None:
             self._rows.openness = "closed"  # a request was made here, so later text must not join an earlier message
             return
+        if message.opaque and entry.id < self._broken_at:
+            message = replace(message, is_before_break=True)
         self._rows.push(message, entry.id)
         if calls:
             self._step = OpenStep(entry.id, calls)
@@ -293,6 +299,12 @@ class Rows:
 
     def copy(self) -> Rows:
         return Rows(self.messages[:], self.origins[:], self.estimates[:], self.openness, self.turn)
+
+    def mark_before_break(self) -> None:
+        """Mark the answers so far as made before a break."""
+        for at, message in enumerate(self.messages):
+            if isinstance(message, AssistantMessage) and message.opaque and not message.is_before_break:
+                self.messages[at] = replace(message, is_before_break=True)
 
     def push(self, message: Message, origin: int) -> None:
         """Add a message. User and assistant messages must alternate. If this message breaks that rule, first add a

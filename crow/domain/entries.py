@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from crow.domain.messages import FinishReason, Image, JsonObject, Part, ToolCall, ToolSpec, Usage
+from crow.domain.messages import FinishReason, Image, JsonObject, Part, ToolCall, ToolSpec, Usage, WireName
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
 """Why a turn ended, in the words of ACP. A `TurnEnd` can also have one of two other reasons: `interrupted` and
@@ -130,6 +130,8 @@ class Assistant:
     endpoint: str = ""
     announcements: tuple[Announcement, ...] = ()
     cut: int | None = None
+    wire: WireName = "chat"
+    """The form in which the answer came. The opaque fields are sent back only in this form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,12 +62,25 @@ Part: TypeAlias = Text | Image | Resource | Link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Freeform:
+    """The input of a tool that takes plain text instead of a JSON object."""
+
+    syntax: Literal["text", "lark", "regex"] = "text"
+    """How `grammar` is written. `text` means that the tool takes any text."""
+    grammar: str = ""
+    """The grammar that the text follows. It is empty if `syntax` is `text`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
     """A tool as offered to the model. `name` matches `^[A-Za-z0-9_-]{1,64}$`, and `input_schema` is a JSON Schema."""
 
     name: str
     description: str
     input_schema: JsonObject
+    freeform: Freeform | None = None
+    """Set if the model may write the input as plain text. `input_schema` then has exactly one property, a string, which
+    is this text. A wire without such tools offers the tool with this schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +139,9 @@ def _sum(one: int | None, other: int | None) -> int | None:
     return None if one is None and other is None else (one or 0) + (other or 0)
 
 
+WireName: TypeAlias = Literal["chat", "responses", "messages"]
+"""The form of requests and answers: OpenAI's Chat Completions, OpenAI's Responses, or Anthropic's Messages."""
+
 FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "interrupted"]
 
 
@@ -134,7 +150,8 @@ class Answer:
     """One complete model response.
 
     `opaque` has provider fields that are sent back unchanged, such as `reasoning_details`. `reasoning_field` is the
-    name of the provider's field that contained `thought`, or None if there was no such field.
+    name of the provider's field that contained `thought`, or None if there was no such field. `wire` is the form in
+    which the answer came.
     """
 
     text: str = ""
@@ -144,6 +161,7 @@ class Answer:
     usage: Usage | None = None
     opaque: JsonObject = field(default_factory=dict)
     reasoning_field: str | None = None
+    wire: WireName = "chat"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +180,8 @@ class UserMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssistantMessage:
-    """A message from the model. The `opaque` fields are sent only to the `endpoint` that they came from."""
+    """A message from the model. The `opaque` fields are sent only to the `endpoint` that they came from, and only on
+    the same `wire`."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
@@ -170,6 +189,10 @@ class AssistantMessage:
     opaque: JsonObject = field(default_factory=dict)
     reasoning_field: str | None = None
     endpoint: str = ""
+    wire: WireName = "chat"
+    is_before_break: bool = False
+    """Whether the message has opaque fields and was made before a break: the system message, the tools or earlier
+    messages may no longer be those that the model had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,6 +130,7 @@ def assistant_message(body: Assistant, calls: tuple[ToolCall, ...], entry: int) 
         opaque={} if interrupted else body.opaque,
         reasoning_field=body.reasoning_field,
         endpoint=body.endpoint,
+        wire=body.wire,
     )
 
 

@@ -105,7 +105,8 @@ def estimate_part(part: Part) -> int:
 def estimate_assistant(message: messages.AssistantMessage) -> int:
     """Return the estimated tokens of an answer. The answer's reasoning counts only if it may be sent back, either in a
     field of its own or in opaque fields."""
-    tokens = estimate_text(message.text)
+    # The items of an answer repeat its text; crow.llm.items says what they are.
+    tokens = 0 if "items" in message.opaque else estimate_text(message.text)
     for call in message.calls:
         tokens += CALL_TOKENS + estimate_text(call.name) + estimate_text(call.arguments)
     if message.opaque:

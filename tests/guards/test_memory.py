@@ -14,7 +14,7 @@ from crow.domain.events import Event
 from crow.domain.replay import Replay
 from crow.frontend.params import client_capabilities
 from crow.frontend.updates import LiveUpdates, ReplayUpdates
-from crow.llm.parser import StreamParser
+from crow.llm.chat.parser import StreamParser
 from crow.llm.sse import SseDecoder
 from crow.store.codec import encode
 from crow.store.paths import TAIL_BYTES

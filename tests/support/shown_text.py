@@ -22,11 +22,12 @@ from crow.domain.messages import Answer, AssistantMessage, ToolSpec
 from crow.domain.rendering import NO_ANSWER, interrupted_text
 from crow.domain.replay import Replay
 from crow.llm import ModelInfo, Request
+from crow.llm.chat.encode import Encoder
+from crow.llm.chat.parser import StreamParser
 from crow.llm.dialect import Dialect
-from crow.llm.encode import Encoder
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import ErrorBody, Origin
-from crow.llm.stream import ChatStream, RetryTiming
+from crow.llm.stream import AnswerStream, RetryTiming
 from tests.agent.harness import NoteTaker, Opened, Tool, opened, text
 from tests.support import fake_endpoint as fake
 
@@ -75,6 +76,9 @@ class StreamTransport:
     async def send(self, request: Request) -> StreamBody:
         return StreamBody(self.streams.pop(0) if self.streams else Stream(pieces=[DONE]))
 
+    def parser(self, request: Request) -> StreamParser:
+        return StreamParser(request.tools, origin=self.origin)
+
     async def adapt(self, request: Request, body: ErrorBody) -> bool:
         return False
 
@@ -99,9 +103,9 @@ class StreamedModel:
     def check(self) -> None:
         """Always ready."""
 
-    def stream(self, request: Request) -> AbstractAsyncContextManager[ChatStream]:
+    def stream(self, request: Request) -> AbstractAsyncContextManager[AnswerStream]:
         request = replace(request, tools=self.tools)
-        return aclosing(ChatStream(self.transport, request, timing=RetryTiming(sleep=no_sleep)))
+        return aclosing(AnswerStream(self.transport, request, timing=RetryTiming(sleep=no_sleep)))
 
     async def close(self) -> None:
         """Nothing to close."""
