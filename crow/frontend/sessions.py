@@ -36,6 +36,7 @@ from crow.frontend.following import HostedFollower, draft_of
 from crow.frontend.host import HostedSession, SessionHost
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
+from crow.frontend.questions import Dialogs
 from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorRequests, EditorWorkspace, SharedWorkspace
 from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail, node_of
@@ -85,37 +86,49 @@ class Requester:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """A session that a connection has opened, with the client that sends the session's updates over this connection.
-
-    `contents` describes the session's directory if the user has not worked there before, else it is None. `attachment`
-    is None if the host is not shared.
-    """
+    """A session that a connection has opened."""
 
     session: Session
-    client: SessionClient
     hosted: HostedSession
+    attachment: AttachedClient
+    """The queue of updates for this connection's client."""
     contents: WorkspaceContents | None = None
-    attachment: AttachedClient | None = None
+    """Describes the session's directory, if the user has not worked there before."""
+
+    @property
+    def client(self) -> SessionClient:
+        """The client that sends the session's updates over this connection."""
+        return self.attachment.client
 
     async def flushed(self) -> None:
         """Waits until all updates that were published before this call have been sent to the client."""
-        if self.attachment is not None:
-            await self.attachment.flushed()
+        await self.attachment.flushed()
 
     def note_sent(self, message_id: str) -> None:
-        """Remembers that this client sent the prompt with this id. Does nothing if the host is not shared."""
-        if self.attachment is not None:
-            self.hosted.clients.note_sender(message_id, self.attachment)
+        """Remembers that this client sent the prompt with this id."""
+        self.hosted.clients.note_sender(message_id, self.attachment)
 
     def has_sent(self, message_id: str) -> bool:
         """Whether crow remembers that the client sent the prompt with this id. Crow forgets old prompts."""
-        return self.attachment is not None and self.hosted.clients.has_sent(self.attachment.origin, message_id)
+        return self.hosted.clients.has_sent(self.attachment.origin, message_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What the host needs to start a session."""
+
+    tail: Tail
+    request: OpenRequest
+    contents: WorkspaceContents | None = None
+    """Describes the session's directory, if the user has not worked there before."""
+    draft: Draft | None = None
+    """The unfinished answer, if another process runs a turn of the session."""
 
 
 class OpenSessions:
     """The sessions that one connection has opened. The host runs them.
 
-    On a shared host, other connections may have opened the same sessions, and a session may stay open after all its
+    Other connections may have opened the same sessions, and on a lasting host, a session may stay open after all its
     connections have ended.
     """
 
@@ -140,8 +153,8 @@ class OpenSessions:
         self._opened: dict[str, OpenSession] = {}
 
     def use_capabilities(self, caps: ClientCapabilities) -> None:
-        """Sets the client's capabilities. If the host is not shared, the client gets no cursors."""
-        self.caps = replace(caps, cursors=caps.cursors and self.host.is_shared)
+        """Sets the client's capabilities. If the host is not lasting, the client gets no cursors."""
+        self.caps = replace(caps, cursors=caps.cursors and self.host.is_lasting)
 
     @property
     def origin(self) -> Origin:
@@ -179,8 +192,7 @@ class OpenSessions:
         :raises NoSuchSession: this connection has not opened the session, or the session is being closed.
         """
         opened = self._opened.get(session_id) if isinstance(session_id, str) else None
-        is_gone = opened is None or (opened.attachment is not None and opened.attachment.is_detached)
-        if opened is None or is_gone or opened.session.closing:
+        if opened is None or opened.attachment.is_detached or opened.session.closing:
             raise NoSuchSession(str(session_id))
         return opened
 
@@ -213,7 +225,7 @@ class OpenSessions:
             )
 
     def _may_write(self, opened: OpenSession) -> bool:
-        return opened.attachment is None or opened.attachment.may_write
+        return opened.attachment.may_write
 
     @asynccontextmanager
     async def locked(self, session_id: str) -> AsyncIterator[OpenSession]:
@@ -245,7 +257,7 @@ class OpenSessions:
             )
             try:
                 tail = Tail(row=await store.create_session(new), entries=())
-                return self._start(tail, request, contents)
+                return self._start(Start(tail=tail, request=request, contents=contents))
             except ArgumentError:  # another process may have just created a session with this alias
                 row = None if alias is None else await store.session_by_alias(alias)
                 if row is None:
@@ -278,17 +290,15 @@ class OpenSessions:
             config = {**changes_of_own(row.config), **request.config}
             if changed_config(row.config, config) != row.config:
                 await store.update_session(row.id, SessionChanges(config=config))
-        return self._start(await store.open_session(row.id), request, contents)
+        return self._start(Start(tail=await store.open_session(row.id), request=request, contents=contents))
 
     @asynccontextmanager
     async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[OpenSession]:
         """Opens a stored session for the block. If the block fails and the session was not open before, the session is
         closed again.
 
-        If the session is already open in this process, it is closed and opened again, so that the request takes effect.
-        But it stays open if it is busy, or if it has a result that could not be stored yet. On a shared host, it also
-        stays open if this client only watches it, if other clients use it, or if it already has everything that the
-        request asks for.
+        A session that is open in this process is joined if `_may_join` says so. Otherwise it is closed and started
+        again, so that the request takes effect.
         """
         self.requester.check(request)
         store, host = await self.store(), self.host
@@ -297,15 +307,7 @@ class OpenSessions:
             host.refuse_if_running(session_id)
             if request.missing:
                 await self._check_missing(store, session_id, request)
-            hosted = host.open.get(session_id)
-            if hosted is not None and host.is_shared and hosted.session.closing:
-                await hosted.closed.wait()
-                hosted = host.open.get(session_id)
-            has_unstored = hosted is not None and not await hosted.session.settle()
-            if hosted is not None and host.is_shared:
-                row = await store.session(session_id)  # raises an error if it was deleted or is hidden by now
-                if hosted.follower is not None:  # the client may have been sent more by another process
-                    await hosted.follower.catch_up(row)
+            hosted = await self._caught_up(store, session_id)
             access = await self._access(session_id)
             if access != "own":  # only the owner can move a session or give it servers
                 row = await store.session(session_id)
@@ -313,46 +315,78 @@ class OpenSessions:
             is_watcher = request.is_watcher or access == "read"
             if not is_watcher:
                 await self._apply(store, hosted, session_id, request)
-
-            def stays_open() -> bool:
-                if hosted is None:
-                    return False
-                is_kept = host.is_shared and (
-                    is_watcher or hosted.is_watched_without(self.origin) or hosted.satisfies(request)
-                )
-                return has_unstored or hosted.session.busy or is_kept
-
-            if not stays_open() and is_watcher:
-                contents, tail = None, await (await host.store()).open_session(session_id)
-                request = OpenRequest(cwd=tail.row.cwd, directories=tail.row.additional_directories, servers=())
-            elif not stays_open():
-                contents = await self._inspect_if_new(store, request)
-                tail = await self._update(store, await store.open_session(session_id), request)
-            draft = None if stays_open() else await draft_of(host.adapters_for(tail.row).store, tail)
-            if hosted is not None and stays_open():  # a prompt may have arrived during the awaits above
-                async with self._joined(hosted, is_watcher=is_watcher) as opened:
-                    yield opened
-                self._warn_about_cwd(opened, request)
-                await self._warn_about_files(opened)
-                return
-            # Start the session before the next await: the next request may already be a prompt for this session.
-            known = self._opened.get(session_id)
-            opened = self._start(tail, request, contents, draft=draft, is_watcher=is_watcher)
-            if hosted is not None:
-                with anyio.CancelScope(shield=True):
-                    await host.close(hosted)
-            try:
+            start: Start | None = None
+            if hosted is None or not self._may_join(hosted, request, is_watcher=is_watcher):
+                start = await self._prepare(store, session_id, request, is_watcher=is_watcher)
+            # A prompt may have arrived during the awaits above.
+            if hosted is not None and (start is None or self._may_join(hosted, request, is_watcher=is_watcher)):
+                outcome = self._joined(hosted, request, is_watcher=is_watcher)
+            else:
+                assert start is not None, "a session that is not joined is started"
+                outcome = self._started(start, hosted, is_watcher=is_watcher)
+            async with outcome as opened:
                 yield opened
                 await self._warn_about_files(opened)
-            except BaseException:
-                if known is None and host.is_shared:  # another client may be waiting to use the session
-                    self.detach(opened)
-                elif known is None:
-                    self._opened.pop(session_id, None)
-                    host.tasks.start_soon(host.close, opened.hosted)
-                else:
-                    opened.client.open()  # the client already knows the session and may get updates
-                raise
+
+    async def _caught_up(self, store: Store, session_id: str) -> HostedSession | None:
+        """Returns the session if it is open in this process, with everything that can be stored and read now. Waits for
+        a session that is being closed.
+
+        :raises NoSuchSession: the session was deleted, or this connection may not see it.
+        """
+        hosted = self.host.open.get(session_id)
+        if hosted is not None and hosted.session.closing:
+            await hosted.closed.wait()
+            hosted = self.host.open.get(session_id)
+        if hosted is not None:
+            await hosted.session.settle()
+            row = await store.session(session_id)
+            if hosted.follower is not None:  # the client may have been sent more by another process
+                await hosted.follower.catch_up(row)
+        return hosted
+
+    def _may_join(self, hosted: HostedSession, request: OpenRequest, *, is_watcher: bool) -> bool:
+        """Whether an open session stays as it is: it is busy, it has a result that could not be stored yet, this client
+        only watches it, other clients use it, or it already has everything that the request asks for."""
+        session = hosted.session
+        is_kept = is_watcher or hosted.is_watched_without(self.origin) or hosted.satisfies(request)
+        return is_kept or session.busy or session.owes
+
+    async def _prepare(self, store: Store, session_id: str, request: OpenRequest, *, is_watcher: bool) -> Start:
+        """Reads everything that `_started` needs, and stores what the request changes."""
+        contents = None
+        if is_watcher:
+            tail = await (await self.host.store()).open_session(session_id)
+            request = OpenRequest(cwd=tail.row.cwd, directories=tail.row.additional_directories, servers=())
+        else:
+            contents = await self._inspect_if_new(store, request)
+            tail = await self._update(store, await store.open_session(session_id), request)
+        draft = await draft_of(self.host.adapters_for(tail.row).store, tail) if self.host.is_lasting else None
+        return Start(tail=tail, request=request, contents=contents, draft=draft)
+
+    @asynccontextmanager
+    async def _started(
+        self, start: Start, before: HostedSession | None, *, is_watcher: bool
+    ) -> AsyncIterator[OpenSession]:
+        """Starts a session in the host, in place of `before`. If the block fails and this connection has not opened the
+        session before, closes the session again."""
+        session_id = start.tail.row.id
+        known = self._opened.get(session_id)
+        # Start the session before the next await: the next request may already be a prompt for this session.
+        opened = self._start(start, is_watcher=is_watcher)
+        if before is not None:
+            with anyio.CancelScope(shield=True):
+                await self.host.close(before)
+        try:
+            yield opened
+        except BaseException:
+            if known is not None:
+                opened.client.open()  # the client already knows the session and may get updates
+            else:
+                self.detach(opened)
+                if not self.host.is_lasting:
+                    self.host.tasks.start_soon(self.host.close, opened.hosted)
+            raise
 
     async def _check_missing(self, store: Store, session_id: str, request: OpenRequest) -> None:
         """Checks a request whose directory does not exist here. The request is valid only if the session's files are on
@@ -364,16 +398,22 @@ class OpenSessions:
             raise ArgumentError(request.missing)
 
     @asynccontextmanager
-    async def _joined(self, hosted: HostedSession, *, is_watcher: bool) -> AsyncIterator[OpenSession]:
-        """Adds this connection to a session that is already open in the host. If the block fails, removes the
-        connection again."""
+    async def _joined(
+        self, hosted: HostedSession, request: OpenRequest, *, is_watcher: bool
+    ) -> AsyncIterator[OpenSession]:
+        """Adds this connection to a session that is already open in the host. If the block fails and this connection
+        has not opened the session before, removes it again."""
         known = self._opened.get(hosted.session.id)
         opened = known if known is not None else self._attach(hosted, is_watcher=is_watcher)
+        opened.client.hold()
         try:
             yield opened
+            self._warn_about_cwd(opened, request)
         except BaseException:
             if known is None:
                 self.detach(opened)
+            else:
+                known.client.open()
             raise
 
     async def _access(self, session_id: str) -> Access | None:
@@ -393,7 +433,7 @@ class OpenSessions:
             access = await self._access(opened.session.id)
             if access is None:
                 self.detach(opened)
-            elif access == "read" and opened.attachment is not None:
+            elif access == "read":
                 opened.attachment.may_write = False
 
     async def _apply(self, store: Store, hosted: HostedSession | None, session_id: str, request: OpenRequest) -> None:
@@ -427,9 +467,8 @@ class OpenSessions:
         """Leaves a session, which stays open."""
         if self._opened.get(opened.session.id) is opened:
             del self._opened[opened.session.id]
-        if opened.attachment is not None:
-            opened.hosted.clients.detach(opened.attachment)
-            self.host.close_when_idle(opened.hosted)
+        opened.hosted.clients.detach(opened.attachment)
+        self.host.close_when_idle(opened.hosted)
 
     def detach_all(self) -> None:
         """Leaves all sessions, because the connection has ended."""
@@ -443,7 +482,7 @@ class OpenSessions:
             await self.require(session_id, "own")
             async with self.host.lock(session_id):
                 self.host.refuse_if_running(session_id)
-                await self._close_everywhere(store, session_id)
+                await self._close_everywhere(session_id)
                 await store.delete_session(session_id)
 
     async def archive(self, session_id: str) -> None:
@@ -456,7 +495,7 @@ class OpenSessions:
         async with self.host.lock(session_id):
             self.host.refuse_if_running(session_id)
             row = await store.session(session_id)
-            await self._close_everywhere(store, session_id)
+            await self._close_everywhere(session_id)
             if not row.archived:
                 await store.update_session(session_id, SessionChanges(archived=True))
 
@@ -476,8 +515,7 @@ class OpenSessions:
         if session_id in self._opened:
             self.refuse_watcher(session_id)
         async with self.host.lock(session_id):
-            if self.host.is_shared:
-                await store.session(session_id)
+            await store.session(session_id)
             await self.host.change(session_id, SessionChanges(title=title, title_by_user=True))
             if session_id in self.host.open:
                 await self.host.open[session_id].session.branch.publish(TitleChanged(title=title))
@@ -487,19 +525,13 @@ class OpenSessions:
         not exist."""
         hosted = self.host.open.get(session_id)
         is_open = hosted is not None and not hosted.session.closing
-        if self.host.is_shared or not is_open:
-            await (await self.store()).session(session_id)
+        await (await self.store()).session(session_id)
         return "open" if is_open else "saved"
 
-    async def _close_everywhere(self, store: Store, session_id: str) -> None:
-        """Closes a session on all connections, if it is open.
-
-        :raises NoSuchSession: this connection may not see the session.
-        """
+    async def _close_everywhere(self, session_id: str) -> None:
+        """Closes a session on all connections, if it is open."""
         hosted = self.host.open.get(session_id)
         if hosted is not None:
-            if self.host.is_shared:
-                await store.session(session_id)
             self._opened.pop(session_id, None)
             await self.host.close(hosted)
 
@@ -513,8 +545,8 @@ class OpenSessions:
         session = opened.session
         meta: dict[str, Any] = {}
         if self.caps.cursors:
-            meta[CURSOR_KEY] = str(opened.client.place.cursor)
-        if opened.attachment is not None:
+            meta[CURSOR_KEY] = str(opened.client.view.cursor)
+        if self.host.is_lasting:
             meta["acp/turnState"] = opened.hosted.clients.last_turn
         answer = {"modes": mode_state(session.branch.row.mode), "configOptions": self.options(session)}
         return answer | ({"_meta": meta} if meta else {})
@@ -528,43 +560,25 @@ class OpenSessions:
             mode=row.mode, model=model, models=self.host.models, config=config, booleans=caps.boolean_options
         )
 
-    def _start(
-        self,
-        tail: Tail,
-        request: OpenRequest,
-        contents: WorkspaceContents | None,
-        *,
-        draft: Draft | None = None,
-        is_watcher: bool = False,
-    ) -> OpenSession:
-        """Opens a session in the host and on this connection. The method contains no await, so no other request can
-        run in between.
-
-        If another process runs a turn of the session, `draft` is the unfinished answer of that turn, else None.
-        """
+    def _start(self, start: Start, *, is_watcher: bool = False) -> OpenSession:
+        """Starts a session in the host and opens it on this connection. The method contains no await, so no other
+        request can run in between."""
+        tail, request, contents = start.tail, start.request, start.contents
         host, row, dependencies = self.host, tail.row, self.host.dependencies
         disk = dependencies.workspace(row.cwd, row.additional_directories)
         servers = _merge_servers(dependencies.servers, request.servers)
-        if host.is_shared:
-            workspace = SharedWorkspace(disk)
-            clients = AttachedClients(host.tasks, workspace, wait_s=dependencies.user_timeout_s)
-            session = Session(host.adapters_for(row), clients, workspace, servers, tail)
-            session.listener = clients
-            clients.follow(session)
-            follower = None
-            if session.adapters.store.notifies:
-                session.follower = follower = HostedFollower(session, clients)
-                follower.begin(tail, draft)
-            hosted = HostedSession(session=session, client=clients, request=request, follower=follower)
-            opened = self._attach(hosted, contents=contents, is_watcher=is_watcher)
-            workspace.use(None if opened.attachment is None else opened.attachment.editor)
-        else:
-            client = self._client(row.id, row.cwd, lambda: session)
-            session = Session(host.adapters_for(row), client, self._through_editor(row.id, disk) or disk, servers, tail)
-            self._bind(client, session)
-            hosted = HostedSession(session=session, client=client, request=request)
-            opened = OpenSession(session=session, client=client, hosted=hosted, contents=contents)
-        self._opened[row.id] = opened
+        workspace = SharedWorkspace(disk)
+        clients = AttachedClients(row.id, host.tasks, workspace, wait_s=dependencies.user_timeout_s)
+        session = Session(host.adapters_for(row), clients, workspace, servers, tail)
+        session.listener = clients
+        clients.follow(session)
+        follower = None
+        if host.is_lasting and session.adapters.store.notifies:
+            session.follower = follower = HostedFollower(session, clients)
+            follower.begin(tail, start.draft)
+        hosted = HostedSession(session=session, clients=clients, request=request, follower=follower)
+        opened = self._attach(hosted, contents=contents, is_watcher=is_watcher)
+        workspace.use(opened.attachment.editor)
         if contents is not None and contents.concerns_agents and not self.caps.notices:
             session.remark_later(notice_of_workspace(contents))
         host.run(hosted)
@@ -573,18 +587,22 @@ class OpenSessions:
     def _attach(
         self, hosted: HostedSession, *, contents: WorkspaceContents | None = None, is_watcher: bool = False
     ) -> OpenSession:
-        """Adds this connection's client to a session of a shared host. Updates are held back until `introduce` is
-        called."""
+        """Adds this connection's client to a session. Updates are held back until `introduce` is called."""
         session = hosted.session
-        client = self._client(session.id, session.branch.row.cwd, lambda: session)
-        self._bind(client, session)
-        attachment = hosted.clients.attach(client, origin=self.origin, may_write=not is_watcher, drop=self._drop)
+        client = self._client(hosted)
+        attachment = hosted.clients.attach(
+            client,
+            origin=self.origin,
+            may_write=not is_watcher,
+            is_patient=self._connection.is_patient,
+            drop=self._drop,
+        )
         if self.requester.view is not None:
             attachment.check = partial(self.require, session.id)
         # The editor of a remote user has other files, so only the editor of a local user serves files.
         if self.requester.may_configure and isinstance(session.workspace, SharedWorkspace):
             attachment.editor = self._through_editor(session.id, session.workspace.disk)
-        opened = OpenSession(session=session, client=client, hosted=hosted, contents=contents, attachment=attachment)
+        opened = OpenSession(session=session, hosted=hosted, contents=contents, attachment=attachment)
         self._opened[session.id] = opened
         return opened
 
@@ -601,20 +619,18 @@ class OpenSessions:
         editor = EditorRequests(session_id, self._connection.request, answer_s=dependencies.editor_timeout_s)
         return EditorWorkspace(disk, editor, caps, dependencies.hidden_variables() if in_terminals else None)
 
-    def _client(self, session_id: str, cwd: str, session: Callable[[], Session]) -> SessionClient:
+    def _client(self, hosted: HostedSession) -> SessionClient:
+        session, dependencies = hosted.session, self.host.dependencies
         return self.client_type(
-            session_id,
+            session.id,
             self._connection,
             self.caps,
-            cwd=cwd,
-            options=lambda: self.options(session()),
-            commands=lambda: self.host.commands(session()),
-            user_timeout_s=self.host.dependencies.user_timeout_s,
-            has_network=self.host.dependencies.has_network,
+            cwd=session.branch.row.cwd,
+            feed=hosted.clients.feed,
+            options=lambda: self.options(session),
+            commands=lambda: self.host.commands(session),
+            dialogs=Dialogs(answer_s=dependencies.user_timeout_s, has_network=dependencies.has_network),
         )
-
-    def _bind(self, client: SessionClient, session: Session) -> None:
-        """Connects a new client with its session. Does nothing here, but a subclass can override it."""
 
     def _drop(self, reason: str) -> None:
         logger.warning("A client is disconnected: %s", reason)
@@ -666,7 +682,7 @@ class OpenSessions:
                 "session again after the turn."
             )
             notice = NoticeShown(severity="warning", title=title)
-            self._connection.after_response(lambda: self._tasks.start_soon(live.client.publish, notice))
+            self._connection.after_response(lambda: self._tasks.start_soon(live.client.show, notice))
 
     async def _warn_about_files(self, opened: OpenSession) -> None:
         """Warns the user if the session's files are on another machine and the session can only be read here. Sends the
@@ -674,7 +690,7 @@ class OpenSessions:
         problem = await opened.session.files_elsewhere()
         if problem is not None:
             notice = NoticeShown(severity="warning", title=str(problem))
-            self._connection.after_response(lambda: self._tasks.start_soon(opened.client.publish, notice))
+            self._connection.after_response(lambda: self._tasks.start_soon(opened.client.show, notice))
 
     async def _introduce(self, opened: OpenSession) -> None:
         client, session = opened.client, opened.session
@@ -689,10 +705,10 @@ class OpenSessions:
             title = {"title": title_line(row.title), "updatedAt": _iso_time(row.updated_ms)}
             await client.send({"sessionUpdate": "session_info_update", **title})
         await client.tell_subagents()
-        await client.catch_up()
-        client.open()
+        await client.join()
         if opened.contents is not None and client.takes_notices:
-            await client.publish(notice_of_workspace(opened.contents))
+            await client.show(notice_of_workspace(opened.contents))
+        client.open()
         if self.host.is_warm:
             session.warm()
             await self.host.warn_about_sandbox()

@@ -32,6 +32,11 @@ class _Connection(TerminalConnection):
 
     checks_parameters = True
 
+    @property
+    def is_patient(self) -> bool:
+        """Like the connection of a server, which disconnects a client that does not read."""
+        return False
+
     async def _ask(self, method: str, params: Any) -> dict[str, Any]:
         assert isinstance(self._client, Watcher)
         return await self._client.answer_request(method, dict(params))
