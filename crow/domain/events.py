@@ -30,6 +30,8 @@ class TextShown:
     offset: int
     """The number of characters of the answer's text before this piece."""
     text: str
+    after: int | None = None
+    """The id of the session's newest entry when this piece was shown. The feed sets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,8 @@ class ThoughtShown:
     offset: int
     """The number of characters of the reasoning before this piece."""
     text: str
+    after: int | None = None
+    """The id of the session's newest entry when this piece was shown. The feed sets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -387,7 +387,7 @@ class ClientGroup:
 
     def put(self, item: Item) -> None:
         """Adds an item to the feed, and so to the queue of each client."""
-        self.feed.put(item)
+        item = self.feed.put(item)
         for attachment, client in self.pairs():
             attachment.publish(client, item, is_own=self.root.is_own(attachment, item))
 

@@ -208,6 +208,13 @@ class SessionClient:
             cursor = missed.cursor
             self._check(missed, items)
             self.view = view = View.at(cursor, missed.before, self._caps, session_id=self._session_id, cwd=self._cwd)
+            own = {entry.id for entry in (*missed.before, *missed.entries)}
+            going = {item.call for item in items if isinstance(item, events.CallAnnounced)}
+            for call in cursor.calls.keys() - going:
+                if call.assistant not in own:  # it ended while the client was away
+                    result = missed.results.get(call)
+                    body = result.body if result is not None and isinstance(result.body, ToolResult) else None
+                    await self._send_shown(view.end_missed(call, body))
             for entry in missed.entries:
                 is_known = not self.sees_own_prompts and is_own(getattr(entry.body, "message_id", ""))
                 await self._send_shown(view.apply(events.EntryStored(entry=entry), is_own=is_known))
@@ -215,11 +222,6 @@ class SessionClient:
             for item in items:
                 await self._send_shown(view.apply(item))
             await self._tell_missed_subagents(missed)
-            own = {entry.id for entry in (*missed.before, *missed.entries)}
-            for call in cursor.calls:
-                if call.assistant not in own:
-                    body = missed.results[call].body if call in missed.results else None
-                    await self._send_shown(view.end_missed(call, body if isinstance(body, ToolResult) else None))
         return missed
 
     def _check(self, missed: Missed, items: Sequence[Item]) -> None:

@@ -1,13 +1,13 @@
 """The feed of a session: everything that its clients are told, in order.
 
 Each item has a position, so a view can apply it twice, or after a newer item, without harm. The position of a stored
-entry is its id. The position of a piece of text is its offset in the message, and the position of a command's output is
-its length.
+entry is its id. The position of a piece of text is its offset in the message, which comes after an entry. The position
+of a command's output is its length.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from crow.domain import entries
@@ -85,8 +85,10 @@ class Feed:
         self._message = _OpenMessage()
         self._calls: dict[CallRef, _OpenCall] = {}
 
-    def put(self, item: Item) -> None:
-        """Adds the next item."""
+    def put(self, item: Item) -> Item:
+        """Adds the next item. Returns it with its position."""
+        if isinstance(item, TextShown | ThoughtShown):
+            item = replace(item, after=self.entry)
         match item:
             case TextShown(message_id=message_id, text=text):
                 message = self._open(message_id)
@@ -110,6 +112,7 @@ class Feed:
                 self._store(item, entry)
             case _:
                 pass
+        return item
 
     def open_items(self) -> tuple[Item, ...]:
         """Returns the items that lead from the log to the present state, in order."""
@@ -117,10 +120,12 @@ class Feed:
         for call in self._calls.values():
             items += [call.announced, call.started, call.linked, call.progress]
         message = self._message
+        message_id, after = message.message_id, self.entry
         if message.thought:
-            items.append(ThoughtShown(message_id=message.message_id, offset=0, text="".join(message.thought)))
+            thought = "".join(message.thought)
+            items.append(ThoughtShown(message_id=message_id, offset=0, text=thought, after=after))
         if message.text:
-            items.append(TextShown(message_id=message.message_id, offset=0, text="".join(message.text)))
+            items.append(TextShown(message_id=message_id, offset=0, text="".join(message.text), after=after))
         return tuple(item for item in items if item is not None)
 
     def growth(self, message_id: str, *, text: str, thought: str) -> tuple[Event, ...]:

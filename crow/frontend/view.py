@@ -111,6 +111,7 @@ class View:
         self._new_id = new_id
         self._entry, self._pieces = entry, 0
         self._skipped = 0
+        self._closed = 0  # the id of the newest entry that ended a message
         self._message, self._thought, self._text = "", 0, 0
         self._calls: dict[CallRef, _OpenCall] = {}
         self._over: dict[object, None] = {}
@@ -133,6 +134,9 @@ class View:
         view = cls(caps, session_id=session_id, cwd=cwd, is_reading=True, limits=ViewLimits(is_full=True))
         for entry in before:
             view._remember(entry, cursor)
+        for call in cursor.calls:
+            if call not in view._calls:  # a sub-agent made it
+                view._calls[call] = _OpenCall("", None, Announcement(title=call.call_id), is_announced=True)
         view._entry, view._skipped = cursor.entry, cursor.pieces
         view._pieces = cursor.pieces
         view._message, view._thought, view._text = cursor.message, cursor.thought, cursor.text
@@ -171,10 +175,12 @@ class View:
         match item:
             case events.EntryStored(entry=entry):
                 self._store(entry, is_own=is_own)
-            case events.TextShown(message_id=message_id, offset=offset, text=text):
-                self._grow(message_id, text, offset, "text")
-            case events.ThoughtShown(message_id=message_id, offset=offset, text=text):
-                self._grow(message_id, text, offset, "thought")
+            case events.TextShown(message_id=message_id, offset=offset, text=text, after=after):
+                if after is None or after >= self._closed:  # otherwise the message has ended
+                    self._grow(message_id, text, offset, "text")
+            case events.ThoughtShown(message_id=message_id, offset=offset, text=text, after=after):
+                if after is None or after >= self._closed:
+                    self._grow(message_id, text, offset, "thought")
             case events.CallAnnounced():
                 self._announce(item)
             case events.CallProgressed():
@@ -206,8 +212,7 @@ class View:
         """Returns updates that end a call that the client still shows as running. The call was a sub-agent's, so it is
         not in the session's own log."""
         self._shown = []
-        if call in self._over or call in self._calls:
-            return []
+        self._calls.pop(call, None)
         self._end_here(call)
         if result is not None:
             self._emit(*self._whole_call(result))
@@ -245,6 +250,8 @@ class View:
     def _pass(self, entry: Entry) -> None:
         """Moves behind an entry whose updates have all been added."""
         self._entry, self._pieces = max(self._entry, entry.id), 0
+        if isinstance(entry.body, entries.Assistant | entries.TurnEnd):
+            self._closed = entry.id
         if self._message == getattr(entry.body, "message_id", None):
             self._message, self._thought, self._text = "", 0, 0
         if self._shown and self._caps.cursors:
@@ -290,7 +297,7 @@ class View:
             case entries.User(parts=parts, message_id=message_id):
                 self._end_calls()
                 self._order = self._answer = ""
-                if not is_own:
+                if not is_own or self._skipped:  # a part of it was shown by a load
                     self._emit_pieces(*self._prompt(parts, message_id))
             case entries.Assistant() as answer:
                 self._end_calls()

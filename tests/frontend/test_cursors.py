@@ -277,10 +277,10 @@ def test_only_the_rest_of_a_terminal_is_sent() -> None:
         return [each.update for each in shown]
 
     cursor = Cursor(entry=3, message="msg_1", text=2, calls={ref: 3})
-    text, output = joined(View.at(cursor, [entry], caps, session_id="s"))
+    output, text = joined(View.at(cursor, [entry], caps, session_id="s"))
     assert text["content"]["text"] == "llo"
     assert output["_meta"]["terminal_output"]["data"] == "def"
-    announced, text, output = joined(View.at(Cursor(entry=3), [entry], caps, session_id="s"))
+    announced, output, text = joined(View.at(Cursor(entry=3), [entry], caps, session_id="s"))
     assert announced["sessionUpdate"] == "tool_call"
     assert text["content"]["text"] == "Hello"
     assert output["_meta"]["terminal_output"]["data"] == "abcdef"

@@ -31,6 +31,7 @@ from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.view import View
 from tests.support.paths import PathBuilder, damaged, histories, result_of, said, user
+from tests.support.shared_host import transcript
 from tests.support.views import Params, read_log, reading, texts
 
 
@@ -118,7 +119,7 @@ def test_compactions_add_only_themselves(entries: list[Entry]) -> None:
     marks = {each.body.compaction_id for each in entries if isinstance(each.body, Checkpoint)}
     marks |= {f"mask_{each.id}" for each in entries if isinstance(each.body, Mask)}
     without = [entry for entry in entries if not isinstance(entry.body, (Checkpoint, Mask, Restore))]
-    assert [each for each in read_log(entries) if each.get("messageId") not in marks] == read_log(without)
+    assert [each for each in transcript(read_log(entries)) if each[1] not in marks] == transcript(read_log(without))
 
 
 @given(entries=damaged())

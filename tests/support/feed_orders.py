@@ -333,12 +333,11 @@ class World:
         client = self.attach(person) if person.attachment is None else person.attachment.client
         assert person.line is not None
         client.hold()
-        await checkpoint()
-        async with client._sending:  # nothing of the old connection may be counted as sent after the load began
-            person.before, person.first, person.start = [], 0, str(Cursor())
-            person.line.sent.clear()
+        line = person.line
 
         async def history() -> AsyncIterator[Sequence[Entry]]:
+            line.sent.clear()  # the client shows only what comes with the history, and later
+            person.before, person.first, person.start = [], 0, str(Cursor())
             at = 0
             while at < len(self.log):
                 batch = self.log[at : at + self.chance.randint(1, 8)]

@@ -41,6 +41,7 @@ from crow.store import Store
 from tests.support.compaction import PROMPT, Notes, Simulation, Way, compactor_on, flaky, same_prompt, summariser
 from tests.support.memory_store import MemoryStore
 from tests.support.paths import damaged, problems
+from tests.support.shared_host import transcript
 from tests.support.views import read_log
 
 SESSIONS = 500
@@ -192,10 +193,9 @@ async def test_every_law_holds_at_every_step_of_any_session(simulation: Simulati
 def replayed_differently(path: list[Entry]) -> bool:
     """Law 10: whether compaction changed the client's history beyond its own entries."""
     own = (Checkpoint, Mask, Restore)
-    marks = ("compaction_update",)
     caps = ClientCapabilities(compaction=True)
     before, after = (
-        [each for each in read_log(entries, caps) if each["sessionUpdate"] not in marks]
+        transcript(read_log(entries, caps))
         for entries in (path, [entry for entry in path if not isinstance(entry.body, own)])
     )
     return before != after
