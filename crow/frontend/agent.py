@@ -47,7 +47,8 @@ from crow.frontend.params import (
     trace_context,
     wants_full_replay,
 )
-from crow.frontend.sessions import OpenSession, OpenSessions, Requester, session_info
+from crow.frontend.requester import Requester
+from crow.frontend.sessions import OpenSession, OpenSessions, session_info
 from crow.frontend.subagents import Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
 from crow.frontend.updates import ViewLimits, usage_object

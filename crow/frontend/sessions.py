@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import anyio
 import anyio.abc
@@ -37,51 +37,16 @@ from crow.frontend.host import HostedSession, SessionHost
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.questions import Dialogs
+from crow.frontend.requester import GuardedStore, Requester
 from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorRequests, EditorWorkspace, SharedWorkspace
 from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail, node_of
 from crow.store.codec import changed_config, merged_metadata
 from crow.store.watching import Draft
 from crow.tools import Workspace
-from crow.tools.servers import McpServer, StdioServer
+from crow.tools.servers import merge_servers
 
 logger = logging.getLogger(__name__)
-
-
-class GuardedStore(Store, Protocol):
-    """A store that shows one principal only the sessions that this principal may see."""
-
-    principal: str | None
-
-    async def access(self, session_id: str) -> Access | None:
-        """Returns the principal's access to a session, or None if the session is unknown or hidden."""
-
-    async def require(self, session_id: str, need: Access) -> Access:
-        """Returns the principal's access to a session, which must be at least `need`.
-
-        :raises NoSuchSession: the session is unknown or hidden.
-        :raises ArgumentError: the principal has less access than `need`.
-        """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requester:
-    """The user of a connection to a shared host, with this user's rights.
-
-    `view` wraps the store, so that it shows only the sessions that this user may see. If `view` is None, the user may
-    see and do everything. `check` raises an error if the user may not send the given request to open a session.
-    `check_params` gets the method, the parameters and the store, and raises an error if the user may not send these
-    parameters. Crow calls `check_params` before it uses any path in the parameters.
-
-    `connection_id` stays the same when the client connects again. It may be empty. With `may_configure`, the user may
-    change settings of the whole process, such as endpoints.
-    """
-
-    view: Callable[[Store], GuardedStore] | None = None
-    check: Callable[[OpenRequest], None] = lambda _request: None
-    check_params: Callable[[str, Any, Store], Awaitable[None]] | None = None
-    connection_id: str = ""
-    may_configure: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -566,7 +531,7 @@ class OpenSessions:
         tail, request, contents = start.tail, start.request, start.contents
         host, row, dependencies = self.host, tail.row, self.host.dependencies
         disk = dependencies.workspace(row.cwd, row.additional_directories)
-        servers = _merge_servers(dependencies.servers, request.servers)
+        servers = merge_servers(dependencies.servers, request.servers)
         workspace = SharedWorkspace(disk)
         clients = AttachedClients(row.id, host.tasks, workspace, wait_s=dependencies.user_timeout_s)
         session = Session(host.adapters_for(row), clients, workspace, servers, tail)
@@ -735,18 +700,3 @@ def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, 
 def _iso_time(ms: int) -> str:
     time = datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _merge_servers(own: Sequence[McpServer], offered: Sequence[McpServer]) -> tuple[McpServer, ...]:
-    """Returns the user's servers, followed by the editor's. A server that is in both lists is included only once.
-
-    If two different servers have the same name, both are included. They stay separate, because the user's rules for one
-    of them must not apply to the other.
-    """
-
-    def identity(server: McpServer) -> tuple[str, ...]:
-        address = (server.command, *server.args) if isinstance(server, StdioServer) else (server.url,)
-        return (server.name, *address)
-
-    known = {identity(server) for server in own}
-    return (*own, *(server for server in offered if identity(server) not in known))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, assert_never
 
 from crow.domain import entries, events
@@ -13,14 +12,13 @@ from crow.domain.messages import Part
 from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN, interrupted_text, parts_text, safe, title_line
 from crow.domain.subagents import answer_id, call_of_order, order_id
 from crow.frontend import tool_calls
+from crow.frontend.calls import OpenCall, call_update, terminal_content, whole_call
 from crow.frontend.cursors import Cursor
 from crow.frontend.feed import Item, TurnBegan, TurnEnded, announcements
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.subagents import Family, answer_of, link, message_updates, order_of, subagent_update
-from crow.frontend.tool_calls import Fields, call_fields, diff_contents, limit_text, shown_text, text_content
+from crow.frontend.tool_calls import Fields, call_fields, limit_text
 from crow.frontend.updates import (
-    PROGRESS_CHARS,
-    TERMINAL_CHARS,
     Update,
     ViewLimits,
     command_updates,
@@ -31,9 +29,6 @@ from crow.frontend.updates import (
     prompt_updates,
     remark_updates,
     summary_updates,
-    terminal_end,
-    terminal_exit,
-    terminal_output,
     text_updates,
     thought_updates,
     token_change,
@@ -55,27 +50,6 @@ class Shown(NamedTuple):
 
     update: Update
     cursor: Cursor | None = None
-
-
-@dataclass(slots=True)
-class _OpenCall:
-    """A call that has not ended."""
-
-    name: str
-    arguments: str | None
-    announcement: Announcement
-    is_announced: bool = False
-    """Whether the client knows the call. While the log is read, a call is announced together with its result."""
-    status: Literal["pending", "in_progress"] = "pending"
-    in_terminal: str | None = None
-    """The output that was sent to the client's terminal, or None if the call has no terminal."""
-    unread: int = 0
-    """The number of characters that the terminal had before the client came back. The text of these characters becomes
-    known with the next output."""
-    content: list[Fields] = field(default_factory=list)
-    """The content that the client shows."""
-    subagent: str = ""
-    """The id of the sub-agent that carries out the call, if the client knows that sub-agent."""
 
 
 class View:
@@ -113,7 +87,7 @@ class View:
         self._skipped = 0
         self._closed = 0  # the id of the newest entry that ended a message
         self._message, self._thought, self._text = "", 0, 0
-        self._calls: dict[CallRef, _OpenCall] = {}
+        self._calls: dict[CallRef, OpenCall] = {}
         self._over: dict[object, None] = {}
         self._order = self._answer = ""
         self._is_answered = True
@@ -136,7 +110,7 @@ class View:
             view._remember(entry, cursor)
         for call in cursor.calls:
             if call not in view._calls:  # a sub-agent made it
-                view._calls[call] = _OpenCall("", None, Announcement(title=call.call_id), is_announced=True)
+                view._calls[call] = OpenCall(call, "", None, Announcement(title=call.call_id), is_announced=True)
         view._entry, view._skipped = cursor.entry, cursor.pieces
         view._pieces = cursor.pieces
         view._message, view._thought, view._text = cursor.message, cursor.thought, cursor.text
@@ -145,11 +119,7 @@ class View:
     @property
     def cursor(self) -> Cursor:
         """The place up to which the client has been shown everything."""
-        calls = {
-            call: opened.unread or len(opened.in_terminal or "")
-            for call, opened in self._calls.items()
-            if opened.is_announced
-        }
+        calls = {call: opened.terminal_chars for call, opened in self._calls.items() if opened.is_announced}
         return Cursor(
             entry=self._entry,
             pieces=self._pieces,
@@ -432,11 +402,11 @@ class View:
 
     # Calls.
 
-    def _open(self, announced: events.CallAnnounced) -> _OpenCall:
+    def _open(self, announced: events.CallAnnounced) -> OpenCall:
         announcement = announced.announcement
         if announcement == Announcement(title=announced.name):  # an older version of crow stored only the call
             announcement = tool_calls.announcement_from(announced.name, announced.arguments)
-        opened = _OpenCall(announced.name, announced.arguments, announcement)
+        opened = OpenCall(announced.call, announced.name, announced.arguments, announcement)
         if announcement.kind == "execute" and self._caps.terminal_output:
             opened.in_terminal = ""
         self._calls[announced.call] = opened
@@ -448,124 +418,59 @@ class View:
             return
         opened = self._open(announced)
         if not self.is_reading:
-            self._show_call(announced.call, opened)
+            self._show_call(opened)
 
     def _show_calls(self) -> None:
         """Announces the calls that the client does not know yet."""
-        for call, opened in self._calls.items():
-            self._show_call(call, opened)
+        for opened in self._calls.values():
+            self._show_call(opened)
 
-    def _show_call(self, call: CallRef, opened: _OpenCall) -> None:
+    def _show_call(self, opened: OpenCall) -> None:
         """Announces a call in its present state, unless the client knows the call already."""
-        if opened.is_announced:
-            return
-        opened.is_announced = True
-        limits = self._limits.calls
-        fields = call_fields(
-            call.call_id, opened.announcement, name=opened.name, arguments=opened.arguments, limits=limits
-        )
-        opened.content = diff_contents(opened.announcement.diffs, limits.diffs)
-        if opened.in_terminal is not None:
-            terminal = {"terminal_id": call.call_id} | ({"cwd": self._cwd} if self._cwd else {})
-            fields["_meta"] = fields.get("_meta", {}) | {"terminal_info": terminal}
-            opened.content = [terminal_content(call)]
-        if opened.content:
-            fields["content"] = opened.content
-        update = new_update("tool_call", status=opened.status) | fields
-        self._emit(*self._with_messages((update,), call, opened.arguments))
+        if not opened.is_announced:
+            update = opened.announced(self._limits.calls, self._cwd)
+            self._emit(*self._with_messages((update,), opened.ref, opened.arguments))
 
     def _start(self, call: CallRef, announcement: Announcement | None) -> None:
         opened = self._calls.get(call)
-        if opened is None:
-            if self.is_reading or announcement is None or call in self._over:
-                return  # the call is shown with its result, or the client knows that it has ended
-            self._calls[call] = opened = _OpenCall("", None, announcement, status="in_progress", is_announced=True)
-            fields = call_fields(call.call_id, announcement)
-            self._emit(new_update("tool_call", status="in_progress") | fields)
-            return
-        if not opened.is_announced:
-            opened.status, opened.announcement = "in_progress", announcement or opened.announcement
-            return
-        if opened.status == "in_progress":
-            return
-        opened.status = "in_progress"
-        changed = changed_fields(call, opened, announcement) if announcement is not None else {}
-        if opened.in_terminal is not None and opened.content != [terminal_content(call)]:
-            # Remove the content of the permission request, which has been answered.
-            opened.content = changed["content"] = [terminal_content(call)]
-        self._emit(call_update(call, "in_progress") | changed)
+        if opened is not None:
+            self._emit(*filter(None, [opened.started(announcement)]))
+        elif not self.is_reading and announcement is not None and call not in self._over:
+            # Otherwise the call is shown with its result, or the client knows that it has ended.
+            opened = self._calls[call] = OpenCall(call, "", None, announcement, is_announced=True)
+            opened.status = "in_progress"
+            self._emit(new_update("tool_call", status="in_progress") | call_fields(call.call_id, announcement))
 
-    def _link(self, call_id: str, session_id: str) -> tuple[Update, ...]:
-        """Returns an update that links a running call to the session of the sub-agent that carries it out."""
-        found = next((each for each in self._calls.items() if each[0].call_id == call_id), None)
-        if found is None or not self._caps.subagents or found[1].subagent == session_id:
-            return ()
-        call, opened = found
-        opened.subagent, opened.content = session_id, [link(session_id)]
-        return (call_update(call, opened.status) | {"content": opened.content},)
+    def _link(self, call_id: str, session_id: str) -> None:
+        """Links a running call to the session of the sub-agent that carries it out."""
+        opened = next((each for each in self._calls.values() if each.ref.call_id == call_id), None)
+        if opened is not None and self._caps.subagents and opened.subagent != session_id:
+            self._emit(opened.linked(session_id))
 
     def _progress(self, item: events.CallProgressed) -> None:
-        opened, text = self._calls.get(item.call), item.text
-        if opened is None:
-            return
-        update = call_update(item.call, "in_progress")
-        if opened.in_terminal is None:
-            content = [text_content(tool_calls.console_block(text[-PROGRESS_CHARS:]))]
-            if content != opened.content:
-                opened.content = content
-                self._emit(update | {"content": content})
-            return
-        if opened.unread:
-            opened.in_terminal, opened.unread = text[: opened.unread], 0
-        sent = opened.in_terminal
-        if not text.startswith(sent):
-            return
-        opened.in_terminal = text[: max(TERMINAL_CHARS, len(sent))]
-        if added := opened.in_terminal[len(sent) :]:
-            self._emit(update | {"_meta": {"terminal_output": terminal_output(item.call, added)}})
+        if (opened := self._calls.get(item.call)) is not None:
+            self._emit(*filter(None, [opened.progressed(item.text)]))
 
     def _finish(self, result: ToolResult) -> None:
         if self.is_reading:  # calls stay in call order, whichever ends first
             for call, earlier in self._calls.items():
                 if call == result.call:
                     break
-                self._show_call(call, earlier)
+                self._show_call(earlier)
         opened = self._calls.pop(result.call, None)
         self._end_here(result.call)
         if opened is None or not opened.is_announced:
             arguments = None if opened is None else opened.arguments
             self._emit(*self._with_messages(self._whole_call(result, arguments), result.call, arguments, result))
             return
-        update = call_update(result.call, "failed" if result.is_error else "completed")
-        update |= changed_fields(result.call, opened, result.announcement)
-        if opened.in_terminal is not None:
-            sent = opened.in_terminal or tool_calls.output_text(result)[: opened.unread]
-            update["_meta"] = terminal_end(result, sent)
-        else:
-            content = tool_calls.result_contents(result, self._limits.calls)
-            if opened.subagent:
-                content = [link(opened.subagent), *content]
-            if content != opened.content:  # some clients would show the same content twice
-                update["content"] = content
-        output = tool_calls.raw_output(
-            result, with_text=opened.in_terminal is None, limit=self._limits.calls.raw_output
-        )
+        update = opened.finished(result, self._limits.calls)
         answer = answer_of(result, opened.subagent, self.session_id) if opened.subagent else None
         answered = message_updates(answer, self.session_id) if answer is not None else ()
-        self._emit(update | output, *answered, *plan_updates(result.plan, by_id=self._caps.plans))
+        self._emit(update, *answered, *plan_updates(result.plan, by_id=self._caps.plans))
 
     def _whole_call(self, result: ToolResult, arguments: str | None = None) -> tuple[Update, ...]:
-        """Returns updates with a call that the client does not know yet, and the call's result."""
-        limits = self._limits.calls
-        call_id, announcement = result.call.call_id, result.announcement
-        fields = call_fields(call_id, announcement, name=result.name, arguments=arguments, limits=limits)
-        content = tool_calls.result_contents(result, limits)
-        status = "failed" if result.is_error else "completed"
-        update = new_update("tool_call", status=status) | fields | {"content": content}
-        # A client that shows no content shows the raw output instead.
-        has_text = limits.repeats_output or not content
-        output = tool_calls.raw_output(result, with_text=has_text, limit=limits.raw_output)
-        return (update | output, *plan_updates(result.plan, by_id=self._caps.plans))
+        update = whole_call(result, arguments, self._limits.calls)
+        return (update, *plan_updates(result.plan, by_id=self._caps.plans))
 
     def _with_messages(
         self, updates: tuple[Update, ...], call: CallRef, arguments: str | None, result: ToolResult | None = None
@@ -598,23 +503,8 @@ class View:
         if opened is None:
             return
         self._end_here(call)
-        content = [text_content(shown_text(text))] if text else []
-        if not opened.is_announced:
-            announcement, limits = opened.announcement, self._limits.calls
-            fields = call_fields(
-                call.call_id, announcement, name=opened.name, arguments=opened.arguments, limits=limits
-            )
-            content = [*diff_contents(announcement.diffs, limits.diffs), *content]
-            update = new_update("tool_call", status=self._ended_status()) | fields | {"content": content}
-            self._emit(*self._with_messages((update,), call, opened.arguments))
-            return
-        update = call_update(call, self._ended_status())
-        if opened.subagent:
-            content = [link(opened.subagent), *content]
-        if opened.in_terminal is not None:
-            content = [terminal_content(call), *content]
-            update["_meta"] = {"terminal_exit": terminal_exit(call, None)}
-        self._emit(update | {"content": content})
+        update = opened.ended(text, self._ended_status(), self._limits.calls)
+        self._emit(*([update] if opened.is_announced else self._with_messages((update,), call, opened.arguments)))
 
     def _ended_status(self) -> str:
         """The status of an ended call that has no result."""
@@ -653,7 +543,8 @@ class View:
                 usage = None if item.usage is None else usage_object(item.usage)
                 return (subagent_update(item, usage),) if self._caps.subagents else ()
             case events.SubagentLinked(call_id=call_id, session_id=session_id):
-                return self._link(call_id, session_id)
+                self._link(call_id, session_id)
+                return ()
             case events.SessionMessage():
                 return message_updates(item, self.session_id) if self._caps.subagents else ()
             case (
@@ -708,21 +599,3 @@ class View:
             return ()
         words = f"{title} {item.description}" if item.description and item.description != title else title
         return self._remark(self._new_id(), f"({words})")
-
-
-def call_update(call: CallRef, status: str) -> Update:
-    """Returns an update of a call that the client knows. Every update of a call has a status."""
-    return new_update("tool_call_update", toolCallId=call.call_id, status=status)
-
-
-def changed_fields(call: CallRef, opened: _OpenCall, announcement: Announcement) -> Fields:
-    """Returns the fields title, kind and locations. Leaves out those that have not changed since they were last sent to
-    the client."""
-    known = call_fields(call.call_id, opened.announcement)
-    opened.announcement = announcement
-    return {key: value for key, value in call_fields(call.call_id, announcement).items() if known[key] != value}
-
-
-def terminal_content(call: CallRef) -> Fields:
-    """Returns the terminal of a call, as content of the call."""
-    return {"type": "terminal", "terminalId": call.call_id}

@@ -18,7 +18,7 @@ from crow.frontend.cursors import Cursor, CursorGap
 from crow.frontend.feed import Feed
 from crow.frontend.frames import RequestError
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.sessions import Requester
+from crow.frontend.requester import Requester
 from crow.frontend.v2 import NegotiatingAgent
 from crow.frontend.view import View
 from crow.store import Store

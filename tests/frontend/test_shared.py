@@ -17,7 +17,7 @@ from crow.frontend import attached
 from crow.frontend import host as host_module
 from crow.frontend.frames import RequestError
 from crow.frontend.host import ServerDependencies
-from crow.frontend.sessions import Requester
+from crow.frontend.requester import Requester
 from crow.frontend.v2 import NegotiatingAgent
 from crow.store import Access, Store
 from crow.store.principals import PrincipalStore

@@ -15,7 +15,7 @@ from crow.agent import Adapters
 from crow.app import Wiring
 from crow.frontend.agent import AcpAgent, serve
 from crow.frontend.host import ServerDependencies, SessionHost, share_host
-from crow.frontend.sessions import Requester
+from crow.frontend.requester import Requester
 from crow.settings import load_settings
 from crow.store import Store
 from crow.store.principals import session_view
