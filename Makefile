@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama soak soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire soak-subagents soak-bridge soak-connections soak-cluster bench eval build clean
+.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama soak soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-feed bench eval build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,7 +94,7 @@ conformance: $(READY) ## run the official conformance suite of MCP against crow:
 	  '@modelcontextprotocol/conformance@0.2.0-alpha.12' node@22.23.3
 	$(BIN)/python -m tests.interop.conformance $(SCENARIOS)
 
-soak: soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire soak-subagents soak-bridge soak-connections soak-cluster ## what takes minutes: kills, mutated streams, random sessions, hostile messages
+soak: soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-feed ## what takes minutes: kills, mutated streams, random sessions, hostile messages
 
 # SOAK_S seconds (120) each, at every statement of the store and at random instants of the process.
 soak-store: $(READY)
@@ -133,6 +133,10 @@ soak-connections: $(READY)
 # FAULTS faults (1000) of three crow serve on one PostgreSQL, from SEED (1). SLOW (1): how much slower the machine is.
 soak-cluster: $(READY)
 	$(BIN)/python -m tests.soak.cluster
+
+# ORDERS random orders (10000) of turns, kills, loads and broken connections, from SEED (1).
+soak-feed: $(READY)
+	$(BIN)/python -m tests.soak.feed $(or $(ORDERS),10000) $(or $(SEED),1)
 
 bench: $(READY) ## measure everything; the figures go below build/bench/
 	$(BIN)/python -m benchmarks

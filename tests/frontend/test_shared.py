@@ -181,6 +181,28 @@ async def test_a_permission_is_asked_of_all_and_the_first_answer_counts(tmp_path
             assert [value for kind, _, value in transcript(client.updates) if kind == "call"] == ["completed"]
 
 
+async def test_a_refusal_of_a_client_that_only_lingers_leaves_the_question_to_the_person(tmp_path: Path) -> None:
+    async with shared(tmp_path, write("a.txt"), Say(text=("Done.",)), write("b.txt"), Say(text=("Done.",))) as host:
+        ann, lingering = await host.client(), await host.client()
+        session = await ann.new()
+        await lingering.open("session/resume", session)
+
+        async def refuse(_method: str, _params: dict[str, Any]) -> dict[str, Any]:
+            return REJECT
+
+        async def think(_method: str, _params: dict[str, Any]) -> dict[str, Any]:
+            await lingering.asked.wait()
+            await anyio.lowlevel.checkpoint()
+            return ALLOW
+
+        ann.on_request, lingering.on_request = think, refuse
+        assert (await ann.prompt(session, "write"))["stopReason"] == "end_turn"
+        assert (host.cwd / "a.txt").read_text() == "x"
+        ann.on_request = refuse  # the person's own refusal counts, and so does that of the last one asked
+        assert (await ann.prompt(session, "write"))["stopReason"] == "end_turn"
+        assert not (host.cwd / "b.txt").exists()
+
+
 async def test_a_question_waits_for_a_client_that_comes(tmp_path: Path) -> None:
     async with shared(tmp_path, write("a.txt"), Say(text=("Done.",))) as host:
         ann = await host.client()
