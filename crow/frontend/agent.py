@@ -48,7 +48,7 @@ from crow.frontend.params import (
     wants_full_replay,
 )
 from crow.frontend.requester import Requester
-from crow.frontend.sessions import OpenSession, OpenSessions, session_info
+from crow.frontend.sessions import ClientSession, ClientSessions, session_info
 from crow.frontend.subagents import Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
 from crow.frontend.updates import ViewLimits, usage_object
@@ -165,7 +165,7 @@ class AcpAgent:
     """Answers the requests of one connection. The parameters of these requests have already been checked against the
     protocol."""
 
-    sessions_type: type[OpenSessions] = OpenSessions
+    sessions_type: type[ClientSessions] = ClientSessions
 
     def __init__(
         self,
@@ -184,6 +184,7 @@ class AcpAgent:
         self._told_auth_status: dict[str, Any] | None = None
         self._is_closing = False
         self._running: dict[asyncio.Task[Any], anyio.CancelScope] = {}
+        self._prompting: set[asyncio.Task[Any]] = set()
         self._cancel_by_id: dict[RequestId, Callable[[], None]] = {}
         self._loading: dict[RequestId, Load] = {}
         self._last_message_at = asyncio.get_running_loop().time()
@@ -263,6 +264,8 @@ class AcpAgent:
         for scope in tuple(self._running.values()):
             scope.cancel()
         await self._host.close_all()
+        if self._prompting:  # their turns have ended, so each is about to respond
+            await asyncio.wait(self._prompting, timeout=DRAIN_S)
 
     async def check_shares(self) -> None:
         """Checks every `CHECK_SHARES_S` seconds whether the user of this connection may still see the connection's
@@ -287,10 +290,12 @@ class AcpAgent:
         self._connection.after_response(self._tell_auth_status)
         if method in OPENING and self._is_logged_out:
             raise AuthError(LOGGED_OUT)
-        if method == "session/prompt":
-            return await answer(params)
         task = asyncio.current_task()
         assert task is not None
+        if method == "session/prompt":
+            self._prompting.add(task)
+            task.add_done_callback(self._prompting.discard)
+            return await answer(params)
         with anyio.CancelScope() as scope:
             self._running[task] = scope
             # The task counts as running until it has sent the response.
@@ -388,7 +393,7 @@ class AcpAgent:
             return self._sessions.introduce(opened)
 
     @asynccontextmanager
-    async def _loaded(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[OpenSession]:
+    async def _loaded(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[ClientSession]:
         """Opens a stored session and sends its history. If the client closes or deletes the session while a long
         history is sent, the request is cancelled."""
         limits, session_id = ViewLimits(is_full=wants_full_replay(params)), params["sessionId"]
@@ -411,7 +416,7 @@ class AcpAgent:
             return self._sessions.introduce(opened)
 
     @asynccontextmanager
-    async def _resumed(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[OpenSession]:
+    async def _resumed(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[ClientSession]:
         """Opens a stored session. If the request has a cursor, also sends the updates that the client missed after that
         cursor."""
         cursor = cursor_in(params)
@@ -509,7 +514,7 @@ class AcpAgent:
         await opened.flushed()
         return {"stopReason": prompt.stop} | ({} if prompt.usage is None else {"usage": usage_object(prompt.usage)})
 
-    async def _writable(self, session_id: object) -> OpenSession:
+    async def _writable(self, session_id: object) -> ClientSession:
         """Returns an open session that this client may change. :raises CrowError: the session is not open, or the
         client may not change it."""
         await self._sessions.require(session_id, "write")

@@ -46,10 +46,17 @@ class OpenCall:
         """The number of characters that the client's terminal has."""
         return self.unread or len(self.in_terminal or "")
 
+    def describe(self) -> None:
+        """Describes the call by its arguments if it has no announcement: older versions of crow stored only the
+        call."""
+        if self.announcement == Announcement(title=self.name):
+            self.announcement = tool_calls.announcement_from(self.name, self.arguments or "")
+
     def announced(self, limits: CallLimits, cwd: str) -> Update:
         """Returns an update that announces the call in its present state. `cwd` is the directory to show in a
         terminal."""
         self.is_announced = True
+        self.describe()
         fields = call_fields(
             self.ref.call_id, self.announcement, name=self.name, arguments=self.arguments, limits=limits
         )
@@ -118,6 +125,7 @@ class OpenCall:
         """Returns an update of a call that has ended without a result. `text` says why."""
         content = [text_content(shown_text(text))] if text else []
         if not self.is_announced:
+            self.describe()
             call_id, announcement = self.ref.call_id, self.announcement
             fields = call_fields(call_id, announcement, name=self.name, arguments=self.arguments, limits=limits)
             content = [*diff_contents(announcement.diffs, limits.diffs), *content]

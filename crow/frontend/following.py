@@ -17,7 +17,7 @@ from crow.domain.entries import Command, Entry, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError, StoreUnavailable
 from crow.domain.events import EntryStored, Event, ModeChanged, OptionsChanged, PlanChanged, TitleChanged
 from crow.domain.trace_context import use_trace_context
-from crow.frontend.attached import AttachedClients
+from crow.frontend.clients import SessionClients
 from crow.frontend.options import CONFIG_KEYS
 from crow.store import SessionRow, Store, Tail
 from crow.store.watching import Draft, News, Watcher
@@ -47,7 +47,7 @@ class HostedFollower:
     The owner must call `begin` before the session runs, and then run `run` until the session is closed.
     """
 
-    def __init__(self, session: Session, clients: AttachedClients) -> None:
+    def __init__(self, session: Session, clients: SessionClients) -> None:
         self._session = session
         self._clients = clients
         self._prompt: PendingPrompt | None = None

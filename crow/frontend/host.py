@@ -28,8 +28,8 @@ from crow.domain.errors import ArgumentError, StoreError
 from crow.domain.events import OptionsChanged
 from crow.domain.rendering import title_line
 from crow.domain.trace_context import use_trace_context
-from crow.frontend.attached import AttachedClients, Origin
 from crow.frontend.client import ClientConnection
+from crow.frontend.clients import Origin, SessionClients
 from crow.frontend.endpoints import Endpoints
 from crow.frontend.following import HostedFollower
 from crow.frontend.frames import RequestId
@@ -111,11 +111,11 @@ class ServerDependencies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HostedSession:
+class HostSession:
     """A session that is open in this process."""
 
     session: Session
-    clients: AttachedClients
+    clients: SessionClients
     request: OpenRequest
     """The request that opened the session."""
     follower: HostedFollower | None = None
@@ -194,8 +194,8 @@ class SessionHost:
         """The names of the models to offer."""
         self.tasks = tasks
         self.is_lasting = is_lasting
-        self.open: dict[str, HostedSession] = {}
-        self._closing: set[HostedSession] = set()
+        self.open: dict[str, HostSession] = {}
+        self._closing: set[HostSession] = set()
         self._prompts: dict[PromptKey, PromptRun] = {}
         self.is_warm = False
         self.idle = IdleTimer(self.tidy)
@@ -243,7 +243,7 @@ class SessionHost:
                     "session/cancel, or wait until it is idle."
                 )
 
-    def run(self, hosted: HostedSession) -> None:
+    def run(self, hosted: HostSession) -> None:
         """Starts the task of a session that was just opened."""
         self.open[hosted.session.id] = hosted
         self.tasks.start_soon(self._run, hosted)
@@ -272,14 +272,14 @@ class SessionHost:
                     del self._prompts[each]
             self._prompts[key] = run
 
-    def close_when_idle(self, hosted: HostedSession) -> None:
+    def close_when_idle(self, hosted: HostSession) -> None:
         """Closes a session that no client has open, about `unattended_s` seconds after its work has ended. If a client
         opens the session before that, the session stays open."""
         if not hosted.clients.attachments and hosted not in self._closing:
             self._closing.add(hosted)
             self.tasks.start_soon(self._close_when_idle, hosted)
 
-    async def _close_when_idle(self, hosted: HostedSession) -> None:
+    async def _close_when_idle(self, hosted: HostSession) -> None:
         use_trace_context({})
         session = hosted.session
         try:
@@ -291,13 +291,13 @@ class SessionHost:
         finally:
             self._closing.discard(hosted)
 
-    async def close(self, hosted: HostedSession) -> None:
+    async def close(self, hosted: HostSession) -> None:
         """Cancels the work of a session and closes the session."""
         # The connection that sent this request may break before the session is closed.
         self.tasks.start_soon(self._close, hosted)
         await hosted.closed.wait()
 
-    async def _close(self, hosted: HostedSession) -> None:
+    async def _close(self, hosted: HostSession) -> None:
         try:
             await hosted.session.close()
             with anyio.move_on_after(FLUSH_S):
@@ -406,7 +406,7 @@ class SessionHost:
         elif notice is not None and is_new:
             hosted.session.remark_later(notice)
 
-    async def _run(self, hosted: HostedSession) -> None:
+    async def _run(self, hosted: HostSession) -> None:
         use_trace_context({})  # the session outlives the request that opened it
         try:
             if hosted.follower is None:
@@ -420,10 +420,10 @@ class SessionHost:
             logger.exception("Session %s failed", hosted.session.id)
             self._forget(hosted)
 
-    def _close_deleted(self, hosted: HostedSession) -> None:
+    def _close_deleted(self, hosted: HostSession) -> None:
         self.tasks.start_soon(self._close, hosted)
 
-    def _forget(self, hosted: HostedSession) -> None:
+    def _forget(self, hosted: HostSession) -> None:
         if self.open.get(hosted.session.id) is hosted:
             del self.open[hosted.session.id]
 

@@ -29,11 +29,11 @@ from crow.domain.errors import (
 )
 from crow.domain.events import NoticeShown, TitleChanged
 from crow.domain.rendering import title_line
-from crow.frontend.attached import AttachedClient, AttachedClients, Origin
 from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.clients import ClientQueue, Origin, SessionClients
 from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.following import HostedFollower, draft_of
-from crow.frontend.host import HostedSession, SessionHost
+from crow.frontend.host import HostSession, SessionHost
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.questions import Dialogs
@@ -50,12 +50,12 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenSession:
+class ClientSession:
     """A session that a connection has opened."""
 
     session: Session
-    hosted: HostedSession
-    attachment: AttachedClient
+    hosted: HostSession
+    attachment: ClientQueue
     """The queue of updates for this connection's client."""
     contents: WorkspaceContents | None = None
     """Describes the session's directory, if the user has not worked there before."""
@@ -90,7 +90,7 @@ class Start:
     """The unfinished answer, if another process runs a turn of the session."""
 
 
-class OpenSessions:
+class ClientSessions:
     """The sessions that one connection has opened. The host runs them.
 
     Other connections may have opened the same sessions, and on a lasting host, a session may stay open after all its
@@ -115,7 +115,7 @@ class OpenSessions:
         self._tasks = tasks
         self.requester = requester or Requester()
         self._view: GuardedStore | None = None
-        self._opened: dict[str, OpenSession] = {}
+        self._opened: dict[str, ClientSession] = {}
 
     def use_capabilities(self, caps: ClientCapabilities) -> None:
         """Sets the client's capabilities. If the host is not lasting, the client gets no cursors."""
@@ -151,7 +151,7 @@ class OpenSessions:
         if guarded is not None and isinstance(session_id, str):
             await guarded.require(session_id, access)
 
-    def opened(self, session_id: object) -> OpenSession:
+    def opened(self, session_id: object) -> ClientSession:
         """Returns the session with this id.
 
         :raises NoSuchSession: this connection has not opened the session, or the session is being closed.
@@ -189,11 +189,11 @@ class OpenSessions:
                 "_meta.crow.watch."
             )
 
-    def _may_write(self, opened: OpenSession) -> bool:
+    def _may_write(self, opened: ClientSession) -> bool:
         return opened.attachment.may_write
 
     @asynccontextmanager
-    async def locked(self, session_id: str) -> AsyncIterator[OpenSession]:
+    async def locked(self, session_id: str) -> AsyncIterator[ClientSession]:
         """Yields the open session with this id, and keeps it open during the block.
 
         :raises NoSuchSession: see `opened`.
@@ -203,7 +203,7 @@ class OpenSessions:
             self.refuse_watcher(session_id)
             yield self.opened(session_id)
 
-    async def create(self, request: OpenRequest, *, alias: str | None = None) -> OpenSession:
+    async def create(self, request: OpenRequest, *, alias: str | None = None) -> ClientSession:
         """Creates and opens a session. If a session already has the alias, opens that session instead."""
         self.requester.check(request)
         store = await self.store()
@@ -230,7 +230,7 @@ class OpenSessions:
         async with self.reopened(row.id, request) as opened:
             return opened
 
-    async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> OpenSession:
+    async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> ClientSession:
         """Creates and opens a session that continues another session from `entry`. If `entry` is None, continues from
         the last entry."""
         self.requester.check(request)
@@ -258,7 +258,7 @@ class OpenSessions:
         return self._start(Start(tail=await store.open_session(row.id), request=request, contents=contents))
 
     @asynccontextmanager
-    async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[OpenSession]:
+    async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[ClientSession]:
         """Opens a stored session for the block. If the block fails and the session was not open before, the session is
         closed again.
 
@@ -293,7 +293,7 @@ class OpenSessions:
                 yield opened
                 await self._warn_about_files(opened)
 
-    async def _caught_up(self, store: Store, session_id: str) -> HostedSession | None:
+    async def _caught_up(self, store: Store, session_id: str) -> HostSession | None:
         """Returns the session if it is open in this process, with everything that can be stored and read now. Waits for
         a session that is being closed.
 
@@ -310,7 +310,7 @@ class OpenSessions:
                 await hosted.follower.catch_up(row)
         return hosted
 
-    def _may_join(self, hosted: HostedSession, request: OpenRequest, *, is_watcher: bool) -> bool:
+    def _may_join(self, hosted: HostSession, request: OpenRequest, *, is_watcher: bool) -> bool:
         """Whether an open session stays as it is: it is busy, it has a result that could not be stored yet, this client
         only watches it, other clients use it, or it already has everything that the request asks for."""
         session = hosted.session
@@ -331,8 +331,8 @@ class OpenSessions:
 
     @asynccontextmanager
     async def _started(
-        self, start: Start, before: HostedSession | None, *, is_watcher: bool
-    ) -> AsyncIterator[OpenSession]:
+        self, start: Start, before: HostSession | None, *, is_watcher: bool
+    ) -> AsyncIterator[ClientSession]:
         """Starts a session in the host, in place of `before`. If the block fails and this connection has not opened the
         session before, closes the session again."""
         session_id = start.tail.row.id
@@ -364,8 +364,8 @@ class OpenSessions:
 
     @asynccontextmanager
     async def _joined(
-        self, hosted: HostedSession, request: OpenRequest, *, is_watcher: bool
-    ) -> AsyncIterator[OpenSession]:
+        self, hosted: HostSession, request: OpenRequest, *, is_watcher: bool
+    ) -> AsyncIterator[ClientSession]:
         """Adds this connection to a session that is already open in the host. If the block fails and this connection
         has not opened the session before, removes it again."""
         known = self._opened.get(hosted.session.id)
@@ -401,7 +401,7 @@ class OpenSessions:
             elif access == "read":
                 opened.attachment.may_write = False
 
-    async def _apply(self, store: Store, hosted: HostedSession | None, session_id: str, request: OpenRequest) -> None:
+    async def _apply(self, store: Store, hosted: HostSession | None, session_id: str, request: OpenRequest) -> None:
         """Stores the metadata in `request`. If the session is open, also stores the configuration in `request`."""
         if request.metadata:
             if hosted is None:
@@ -428,7 +428,7 @@ class OpenSessions:
                 self._opened.pop(session_id, None)
                 await self.host.close(opened.hosted)
 
-    def detach(self, opened: OpenSession) -> None:
+    def detach(self, opened: ClientSession) -> None:
         """Leaves a session, which stays open."""
         if self._opened.get(opened.session.id) is opened:
             del self._opened[opened.session.id]
@@ -500,7 +500,7 @@ class OpenSessions:
             self._opened.pop(session_id, None)
             await self.host.close(hosted)
 
-    def introduce(self, opened: OpenSession) -> dict[str, Any]:
+    def introduce(self, opened: ClientSession) -> dict[str, Any]:
         """Returns the modes and config options of a session, for the response to the request that has just opened it.
 
         Right after that response has been sent, sends the session's commands, usage and title, and then all other
@@ -525,7 +525,7 @@ class OpenSessions:
             mode=row.mode, model=model, models=self.host.models, config=config, booleans=caps.boolean_options
         )
 
-    def _start(self, start: Start, *, is_watcher: bool = False) -> OpenSession:
+    def _start(self, start: Start, *, is_watcher: bool = False) -> ClientSession:
         """Starts a session in the host and opens it on this connection. The method contains no await, so no other
         request can run in between."""
         tail, request, contents = start.tail, start.request, start.contents
@@ -533,7 +533,7 @@ class OpenSessions:
         disk = dependencies.workspace(row.cwd, row.additional_directories)
         servers = merge_servers(dependencies.servers, request.servers)
         workspace = SharedWorkspace(disk)
-        clients = AttachedClients(row.id, host.tasks, workspace, wait_s=dependencies.user_timeout_s)
+        clients = SessionClients(row.id, host.tasks, workspace, wait_s=dependencies.user_timeout_s)
         session = Session(host.adapters_for(row), clients, workspace, servers, tail)
         session.listener = clients
         clients.follow(session)
@@ -541,7 +541,7 @@ class OpenSessions:
         if host.is_lasting and session.adapters.store.notifies:
             session.follower = follower = HostedFollower(session, clients)
             follower.begin(tail, start.draft)
-        hosted = HostedSession(session=session, clients=clients, request=request, follower=follower)
+        hosted = HostSession(session=session, clients=clients, request=request, follower=follower)
         opened = self._attach(hosted, contents=contents, is_watcher=is_watcher)
         workspace.use(opened.attachment.editor)
         if contents is not None and contents.concerns_agents and not self.caps.notices:
@@ -550,8 +550,8 @@ class OpenSessions:
         return opened
 
     def _attach(
-        self, hosted: HostedSession, *, contents: WorkspaceContents | None = None, is_watcher: bool = False
-    ) -> OpenSession:
+        self, hosted: HostSession, *, contents: WorkspaceContents | None = None, is_watcher: bool = False
+    ) -> ClientSession:
         """Adds this connection's client to a session. Updates are held back until `introduce` is called."""
         session = hosted.session
         client = self._client(hosted)
@@ -567,7 +567,7 @@ class OpenSessions:
         # The editor of a remote user has other files, so only the editor of a local user serves files.
         if self.requester.may_configure and isinstance(session.workspace, SharedWorkspace):
             attachment.editor = self._through_editor(session.id, session.workspace.disk)
-        opened = OpenSession(session=session, hosted=hosted, contents=contents, attachment=attachment)
+        opened = ClientSession(session=session, hosted=hosted, contents=contents, attachment=attachment)
         self._opened[session.id] = opened
         return opened
 
@@ -584,7 +584,7 @@ class OpenSessions:
         editor = EditorRequests(session_id, self._connection.request, answer_s=dependencies.editor_timeout_s)
         return EditorWorkspace(disk, editor, caps, dependencies.hidden_variables() if in_terminals else None)
 
-    def _client(self, hosted: HostedSession) -> SessionClient:
+    def _client(self, hosted: HostSession) -> SessionClient:
         session, dependencies = hosted.session, self.host.dependencies
         return self.client_type(
             session.id,
@@ -637,7 +637,7 @@ class OpenSessions:
             row = replace(row, cwd=cwd, additional_directories=directories, model=model, permissions=rules)
             return replace(tail, row=row)
 
-    def _warn_about_cwd(self, live: OpenSession, request: OpenRequest) -> None:
+    def _warn_about_cwd(self, live: ClientSession, request: OpenRequest) -> None:
         """Warns the user if the request asks for another directory but the session is busy and cannot move now. Sends
         the warning after the response."""
         cwd = live.session.branch.row.cwd
@@ -649,7 +649,7 @@ class OpenSessions:
             notice = NoticeShown(severity="warning", title=title)
             self._connection.after_response(lambda: self._tasks.start_soon(live.client.show, notice))
 
-    async def _warn_about_files(self, opened: OpenSession) -> None:
+    async def _warn_about_files(self, opened: ClientSession) -> None:
         """Warns the user if the session's files are on another machine and the session can only be read here. Sends the
         warning after the response."""
         problem = await opened.session.files_elsewhere()
@@ -657,7 +657,7 @@ class OpenSessions:
             notice = NoticeShown(severity="warning", title=str(problem))
             self._connection.after_response(lambda: self._tasks.start_soon(opened.client.show, notice))
 
-    async def _introduce(self, opened: OpenSession) -> None:
+    async def _introduce(self, opened: ClientSession) -> None:
         client, session = opened.client, opened.session
         commands = self.host.commands(session)
         await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})

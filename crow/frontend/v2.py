@@ -22,10 +22,10 @@ from crow.frontend.content import parts_from, without_repeated_prompts
 from crow.frontend.cursors import CURSOR_KEY, PIECEMEAL, cursor_in
 from crow.frontend.feed import Item, TurnBegan, TurnEnded
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, RequestError, describe
-from crow.frontend.host import HostedSession, PromptRun
+from crow.frontend.host import HostSession, PromptRun
 from crow.frontend.missed import Missed
 from crow.frontend.params import ClientCapabilities, OpenRequest, open_request_from, session_alias, session_metadata
-from crow.frontend.sessions import OpenSession, OpenSessions
+from crow.frontend.sessions import ClientSession, ClientSessions
 from crow.frontend.subagents import Family
 from crow.frontend.updates import Update, ViewLimits
 from crow.frontend.v2_updates import FINAL_STATUSES, Wording, commands, config_options, permission_params
@@ -234,7 +234,7 @@ class SessionClientV2(SessionClient):
         return update
 
 
-class VersionedSessions(OpenSessions):
+class VersionedSessions(ClientSessions):
     """The open sessions of a client. The client uses version 1 of the protocol, or version 2 after a call of
     `begin_v2`."""
 
@@ -266,9 +266,9 @@ class VersionedSessions(OpenSessions):
         opened = self._opened.get(session_id)
         return opened is not None and opened.hosted.is_watched_without(self.origin)
 
-    def introduce(self, opened: OpenSession) -> dict[str, Any]:
-        """See `OpenSessions.introduce`. In version 2, the response also has the commands, and the mode is only a config
-        option."""
+    def introduce(self, opened: ClientSession) -> dict[str, Any]:
+        """See `ClientSessions.introduce`. In version 2, the response also has the commands, and the mode is only a
+        config option."""
         answer = super().introduce(opened)
         if not self.is_v2:
             return answer
@@ -277,7 +277,7 @@ class VersionedSessions(OpenSessions):
         client_of(opened).known_commands = offered
         return {"configOptions": config_options(answer["configOptions"]), "availableCommands": commands(offered)} | meta
 
-    def _client(self, hosted: HostedSession) -> SessionClient:
+    def _client(self, hosted: HostSession) -> SessionClient:
         client = super()._client(hosted)
         if isinstance(client, SessionClientV2):
             client.session = hosted.session
@@ -444,7 +444,7 @@ class NegotiatingAgent(AcpAgent):
         finally:
             del self._cancel_by_id[params.request_id]
 
-    async def _follow(self, run: PromptRun, opened: OpenSession, inserted: asyncio.Future[str]) -> None:
+    async def _follow(self, run: PromptRun, opened: ClientSession, inserted: asyncio.Future[str]) -> None:
         """Waits for the end of a prompt's turn. If the prompt has not become part of the conversation by then, sets an
         error in `inserted`."""
         problem = request_error(REQUEST_CANCELLED, "The prompt was cancelled before its turn.")
@@ -461,7 +461,7 @@ class NegotiatingAgent(AcpAgent):
             inserted.set_exception(problem)
 
 
-def client_of(opened: OpenSession) -> SessionClientV2:
+def client_of(opened: ClientSession) -> SessionClientV2:
     """Returns the client of a session that was opened in version 2."""
     return cast(SessionClientV2, opened.client)
 

@@ -11,7 +11,6 @@ from crow.domain.entries import Announcement, CallRef, Entry, ToolResult
 from crow.domain.messages import Part
 from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN, interrupted_text, parts_text, safe, title_line
 from crow.domain.subagents import answer_id, call_of_order, order_id
-from crow.frontend import tool_calls
 from crow.frontend.calls import OpenCall, call_update, terminal_content, whole_call
 from crow.frontend.cursors import Cursor
 from crow.frontend.feed import Item, TurnBegan, TurnEnded, announcements
@@ -38,11 +37,12 @@ from crow.frontend.updates import (
     usage_update,
 )
 
-MAX_REMEMBERED = 2_000
-"""A view remembers this many of the newest messages and calls that have ended."""
+MAX_REMEMBERED = 1_000
+"""A view remembers at least this many of the newest messages and calls that have ended."""
 
 
 COMPACTIONS = (entries.Checkpoint, entries.Mask)
+ENDS = (entries.Assistant, entries.TurnEnd)
 
 
 class Shown(NamedTuple):
@@ -220,7 +220,7 @@ class View:
     def _pass(self, entry: Entry) -> None:
         """Moves behind an entry whose updates have all been added."""
         self._entry, self._pieces = max(self._entry, entry.id), 0
-        if isinstance(entry.body, entries.Assistant | entries.TurnEnd):
+        if isinstance(entry.body, ENDS):
             self._closed = entry.id
         if self._message == getattr(entry.body, "message_id", None):
             self._message, self._thought, self._text = "", 0, 0
@@ -230,8 +230,8 @@ class View:
     def _end_here(self, ended: object) -> None:
         """Remembers that a message or a call has ended, so that late items about it add nothing."""
         self._over[ended] = None
-        if len(self._over) > MAX_REMEMBERED:
-            del self._over[next(iter(self._over))]
+        if len(self._over) > 2 * MAX_REMEMBERED:
+            self._over = dict.fromkeys(list(self._over)[-MAX_REMEMBERED:])
 
     def _remember(self, entry: Entry, cursor: Cursor) -> None:
         """Takes an entry that the client has been shown."""
@@ -403,11 +403,8 @@ class View:
     # Calls.
 
     def _open(self, announced: events.CallAnnounced) -> OpenCall:
-        announcement = announced.announcement
-        if announcement == Announcement(title=announced.name):  # an older version of crow stored only the call
-            announcement = tool_calls.announcement_from(announced.name, announced.arguments)
-        opened = OpenCall(announced.call, announced.name, announced.arguments, announcement)
-        if announcement.kind == "execute" and self._caps.terminal_output:
+        opened = OpenCall(announced.call, announced.name, announced.arguments, announced.announcement)
+        if announced.announcement.kind == "execute" and self._caps.terminal_output:
             opened.in_terminal = ""
         self._calls[announced.call] = opened
         return opened

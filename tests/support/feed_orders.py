@@ -33,8 +33,8 @@ from crow.domain.entries import (
 from crow.domain.events import CallAnnounced, CallEnded, CallProgressed, EntryStored, Event, TextShown, ThoughtShown
 from crow.domain.messages import Text, ToolCall
 from crow.domain.rendering import INTERRUPTED
-from crow.frontend.attached import AttachedClient, AttachedClients
 from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.clients import ClientQueue, SessionClients
 from crow.frontend.cursors import Cursor, CursorGap
 from crow.frontend.missed import Missed
 from crow.frontend.params import ClientCapabilities
@@ -73,7 +73,7 @@ class Person:
     name: str
     node: Node | None = None
     line: Line | None = None
-    attachment: AttachedClient | None = None
+    attachment: ClientQueue | None = None
     before: list[dict[str, Any]] = field(default_factory=list)
     start: str = ""
     """The cursor in the response to the request that opened the session."""
@@ -90,7 +90,7 @@ class Node:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.clients = AttachedClients(SESSION, world.tasks, SharedWorkspace(DiskWorkspace("/")), wait_s=60)
+        self.clients = SessionClients(SESSION, world.tasks, SharedWorkspace(DiskWorkspace("/")), wait_s=60)
         self.clients.feed.entry = world.newest
         for entry in world.log:
             if world.is_running and entry.turn == world.turn:

@@ -74,7 +74,7 @@ class WaitingItem:
     is_begun: bool = False
 
 
-class AttachedClient:
+class ClientQueue:
     """One client of a session, with the queue of items that are still to be sent to it. `run` sends these items.
 
     A client that does not read delays neither the session nor other clients. If its queue grows too large, or if it
@@ -91,7 +91,7 @@ class AttachedClient:
         may_write: bool,
         is_patient: bool,
         drop: Callable[[str], None],
-        leave: Callable[[AttachedClient], None],
+        leave: Callable[[ClientQueue], None],
     ) -> None:
         self.client = client
         self._is_patient = is_patient
@@ -282,12 +282,12 @@ class OpenQuestion(Generic[Answer]):
         self._can_ask = can_ask
         self._refuses = refuses
         self._answers: list[Answer] = []
-        self._refusals: dict[AttachedClient, Answer] = {}
-        self._failures: dict[AttachedClient, Answer] = {}
-        self._asked: dict[AttachedClient, anyio.CancelScope] = {}
+        self._refusals: dict[ClientQueue, Answer] = {}
+        self._failures: dict[ClientQueue, Answer] = {}
+        self._asked: dict[ClientQueue, anyio.CancelScope] = {}
         self._changed = anyio.Event()
 
-    def ask(self, attachment: AttachedClient, tasks: anyio.abc.TaskGroup) -> None:
+    def ask(self, attachment: ClientQueue, tasks: anyio.abc.TaskGroup) -> None:
         """Asks a client, after all events that wait for the client have been sent. Does nothing if the client may not
         answer, or if it was already asked."""
         if self._is_candidate(attachment) and attachment not in self._asked:
@@ -300,7 +300,7 @@ class OpenQuestion(Generic[Answer]):
         answer changes."""
         self._changed.set()
 
-    def forget(self, attachment: AttachedClient) -> None:
+    def forget(self, attachment: ClientQueue) -> None:
         """Treats a client that is gone as if it had never been asked."""
         if (scope := self._asked.pop(attachment, None)) is not None:
             scope.cancel()
@@ -329,14 +329,14 @@ class OpenQuestion(Generic[Answer]):
         for scope in self._asked.values():
             scope.cancel()
 
-    def _is_candidate(self, attachment: AttachedClient) -> bool:
+    def _is_candidate(self, attachment: ClientQueue) -> bool:
         client = self.group.client_of(attachment)
         return attachment.may_write and client is not None and self._can_ask(client)
 
-    async def _start(self, attachment: AttachedClient, tasks: anyio.abc.TaskGroup) -> None:
+    async def _start(self, attachment: ClientQueue, tasks: anyio.abc.TaskGroup) -> None:
         tasks.start_soon(self._ask_one, attachment)
 
-    async def _ask_one(self, attachment: AttachedClient) -> None:
+    async def _ask_one(self, attachment: ClientQueue) -> None:
         client, scope = self.group.client_of(attachment), self._asked.get(attachment)
         if client is None or scope is None:
             return
@@ -363,17 +363,17 @@ class OpenQuestion(Generic[Answer]):
 class ClientGroup:
     """A :class:`crow.agent.Client` that stands for all clients of a session, or of one of its sub-agents."""
 
-    root: AttachedClients
+    root: SessionClients
 
     def __init__(self, session_id: str) -> None:
         self.feed = Feed(session_id)
 
-    def client_of(self, attachment: AttachedClient) -> SessionClient | None:
+    def client_of(self, attachment: ClientQueue) -> SessionClient | None:
         """Returns the object that shows this session or sub-agent to an attached client, or None if that client does
         not show it."""
         raise NotImplementedError
 
-    def pairs(self) -> Iterator[tuple[AttachedClient, SessionClient]]:
+    def pairs(self) -> Iterator[tuple[ClientQueue, SessionClient]]:
         """Yields all attachments with their clients."""
         for attachment in tuple(self.root.attachments):
             if (client := self.client_of(attachment)) is not None:
@@ -473,17 +473,17 @@ class ClientGroup:
 class SubagentClients(ClientGroup):
     """The clients of a session that show one of its sub-agents."""
 
-    def __init__(self, root: AttachedClients, session_id: str) -> None:
+    def __init__(self, root: SessionClients, session_id: str) -> None:
         super().__init__(session_id)
         self.root = root
-        self.clients: dict[AttachedClient, SessionClient] = {}
+        self.clients: dict[ClientQueue, SessionClient] = {}
 
-    def client_of(self, attachment: AttachedClient) -> SessionClient | None:
+    def client_of(self, attachment: ClientQueue) -> SessionClient | None:
         """See `ClientGroup`."""
         return self.clients.get(attachment)
 
 
-class AttachedClients(ClientGroup):
+class SessionClients(ClientGroup):
     """All clients that are attached to a session. Clients may be attached and detached while the session works.
 
     This object is also the session's :class:`crow.agent.session.TurnListener`. While a client's prompt runs, this
@@ -499,7 +499,7 @@ class AttachedClients(ClientGroup):
         self.root = self
         self.tasks = tasks
         self.wait_s = wait_s
-        self.attachments: list[AttachedClient] = []
+        self.attachments: list[ClientQueue] = []
         self.questions: list[OpenQuestion[Any]] = []
         self.subagents: dict[str, SubagentClients] = {}
         self.known_kinds: frozenset[ElicitationKind] = frozenset()
@@ -507,7 +507,7 @@ class AttachedClients(ClientGroup):
         """The state of the last turn, as clients get it in `_meta["acp/turnState"]`."""
         self._states: dict[str, SubagentChanged] = {}
         self._origins: dict[str, Origin] = {}
-        self._senders: dict[str, AttachedClient] = {}
+        self._senders: dict[str, ClientQueue] = {}
         self._turn_origin: Origin | None = None
         self._turn_id = ""
         self.stored_prompt: Callable[[str], Entry | None] = lambda _message_id: None
@@ -516,7 +516,7 @@ class AttachedClients(ClientGroup):
         self.on_publish: Callable[[Event], object] = lambda _event: None
         """Called with each event of the session before it is sent."""
 
-    def client_of(self, attachment: AttachedClient) -> SessionClient | None:
+    def client_of(self, attachment: ClientQueue) -> SessionClient | None:
         """See `ClientGroup`."""
         return attachment.client
 
@@ -541,9 +541,9 @@ class AttachedClients(ClientGroup):
         may_write: bool,
         is_patient: bool,
         drop: Callable[[str], None],
-    ) -> AttachedClient:
+    ) -> ClientQueue:
         """Adds a client, which gets all items from now on. `SessionClient.join` sends the unfinished items."""
-        attachment = AttachedClient(
+        attachment = ClientQueue(
             client, origin=origin, may_write=may_write, is_patient=is_patient, drop=drop, leave=self.detach
         )
         for state in self._states.values():
@@ -558,7 +558,7 @@ class AttachedClients(ClientGroup):
             question.ask(attachment, self.tasks)
         return attachment
 
-    def detach(self, attachment: AttachedClient) -> None:
+    def detach(self, attachment: ClientQueue) -> None:
         """Removes a client. Open questions then count this client as never asked."""
         if attachment in self.attachments:
             self.attachments.remove(attachment)
@@ -581,7 +581,7 @@ class AttachedClients(ClientGroup):
         for attachment in tuple(self.attachments):
             self.detach(attachment)
 
-    def note_sender(self, message_id: str, attachment: AttachedClient) -> None:
+    def note_sender(self, message_id: str, attachment: ClientQueue) -> None:
         """Remembers which client sent a prompt. That client already shows the prompt, and waits for the response."""
         self._origins[message_id] = attachment.origin
         self._senders[message_id] = attachment
@@ -599,15 +599,15 @@ class AttachedClients(ClientGroup):
         """Whether the prompt's turn is running and the prompt was sent to the clients."""
         return self._turn_id == prompt.message_id and not prompt.needs_servers
 
-    def is_own_prompt(self, attachment: AttachedClient, message_id: str) -> bool:
+    def is_own_prompt(self, attachment: ClientQueue, message_id: str) -> bool:
         """Whether this client has sent the prompt."""
         return self._origins.get(message_id, self._turn_origin) == attachment.origin
 
-    def is_prompting(self, attachment: AttachedClient) -> bool:
+    def is_prompting(self, attachment: ClientQueue) -> bool:
         """Whether the running turn's prompt came from this client."""
         return attachment.origin == self._turn_origin
 
-    def is_own(self, attachment: AttachedClient, item: Item) -> bool:
+    def is_own(self, attachment: ClientQueue, item: Item) -> bool:
         """Whether the item shows a prompt that this client has sent, or the state of its turn."""
         match item:
             case EntryStored(entry=Entry(body=User(message_id=message_id) | Command(message_id=message_id))):
@@ -640,7 +640,7 @@ class AttachedClients(ClientGroup):
             self.put(EntryStored(entry=stored))
         self.put(TurnBegan(message_id=prompt.message_id, typed=None if prompt.command is None else prompt.text))
 
-    def _editor_for(self, sender: AttachedClient | None) -> EditorWorkspace | None:
+    def _editor_for(self, sender: ClientQueue | None) -> EditorWorkspace | None:
         """Returns the workspace of the client whose prompt runs. A turn that no client has asked for uses the only
         client's."""
         if sender is None and len(self.attachments) == 1:
