@@ -83,7 +83,7 @@ async def test_pieces_that_wait_for_a_slow_client_are_joined(monkeypatch: pytest
             branch.gate.set()
     assert branch.events == [
         TextShown(message_id="m", offset=0, text="a"),
-        TextShown(message_id="m", offset=0, text="a" * 999),
+        TextShown(message_id="m", offset=1, text="a" * 999),
     ]
 
 

@@ -85,7 +85,7 @@ async def replayed(path: Path, entries: int) -> tuple[int, int]:
 async def test_a_replay_needs_memory_for_one_batch_and_the_ids(tmp_path: Path) -> None:
     short, few = await replayed(tmp_path / "short.db", 2_000)
     long, many = await replayed(tmp_path / "long.db", 6_000)
-    assert (few, many) == (1_200, 3_600)
+    assert (few, many) == (1_201, 3_601)  # the remark about the checkpoint is one of them
     assert short <= 1024 * 1024
     assert long - short <= 4_000 * PER_ENTRY + 64 * 1024
 
