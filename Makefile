@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama soak soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-feed bench eval build clean
+.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-feed bench eval build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,14 +19,14 @@ help: ## list the targets
 
 setup: $(READY) ## make .venv with everything that the other targets need
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml packages/acp-check/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "$(PYTHON) is not Python 3.11 or newer; name one that is: make setup PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || $(MAKE_VENV) .venv || { \
 	  rm -rf .venv; echo "$(PYTHON) cannot make .venv; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into .venv ..."
 	@$(INSTALL) --requirement constraints.txt
-	@$(INSTALL) --no-build-isolation --no-deps --editable .
+	@$(INSTALL) --no-build-isolation --no-deps --editable . --editable packages/acp-check
 	@touch $@
 
 run: $(READY) ## show what crow does, without a key
@@ -34,11 +34,13 @@ run: $(READY) ## show what crow does, without a key
 
 test: $(READY) ## run the tests, on two cores
 	$(BIN)/pytest --numprocesses 2
+	cd packages/acp-check && ../../$(BIN)/pytest --numprocesses 2
 
 check: $(READY) ## check format, lint, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	cd packages/acp-check && ../../$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(READY) ## put every file into the one format
@@ -59,7 +61,7 @@ interop-sdk: $(READY)
 	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' CROW_OPTIONS='["--experimental-v2"]' node --test build/interop/sdk.mjs
 	CROW_SERVE=1 CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' node --test build/interop/sdk.mjs
 
-# crow acp-check against crow and against small agents on the protocol's TypeScript and Python SDKs: needs Node 20 and npm.
+# acp-check against crow and against small agents on the protocol's TypeScript and Python SDKs: needs Node 20 and npm.
 interop-acp-check: $(READY)
 	@mkdir -p build/interop
 	@cp tests/interop/package.json tests/interop/agent.mjs build/interop/
@@ -94,11 +96,14 @@ conformance: $(READY) ## run the official conformance suite of MCP against crow:
 	  '@modelcontextprotocol/conformance@0.2.0-alpha.12' node@22.23.3
 	$(BIN)/python -m tests.interop.conformance $(SCENARIOS)
 
-soak: soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-feed ## what takes minutes: kills, mutated streams, random sessions, hostile messages
+soak: soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-feed ## what takes minutes: kills, mutated streams, random sessions, hostile messages
 
 # SOAK_S seconds (120) each, at every statement of the store and at random instants of the process.
 soak-store: $(READY)
 	$(BIN)/pytest --timeout 0 tests/soak/soak_kills.py
+
+soak-repair: $(READY)
+	$(BIN)/python -m tests.soak.repair $(or $(ROUNDS),3) $(or $(SEED),1)
 
 soak-parser: $(READY)
 	$(BIN)/python -m tests.soak.parser
@@ -144,10 +149,11 @@ bench: $(READY) ## measure everything; the figures go below build/bench/
 eval: $(READY) ## measure summaries of the model at CROW_EVAL_BASE_URL
 	$(BIN)/python -m benchmarks.summaries
 
-build: $(READY) ## build the source distribution and the wheel into dist/
+build: $(READY) ## build the distributions into dist/
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m build --no-isolation --wheel --outdir dist packages/acp-check
 
 clean: ## remove .venv and everything that was made
 	rm -rf .venv $(SERVERS) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find crow tests schemas -name __pycache__ -type d -prune -exec rm -rf {} +
+	find crow packages tests schemas -name __pycache__ -type d -prune -exec rm -rf {} +

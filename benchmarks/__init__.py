@@ -11,6 +11,7 @@ benchmarks.write` copies them into BENCHMARKS.md.
 - `llm`: parser and encoder, with their floors
 - `store`, `upkeep`: the database with 100,000 entries and 10,000 sessions
 - `tools`: the cost of a tool call beyond the tool
+- `edits`: edits with slips that models make, made right, refused usefully, or made wrong
 - `questions`: how often a user is asked about commands, with and without confinement
 - `retention`: facts that survive compaction
 - `prefix`: bytes of requests that a provider's cache saves

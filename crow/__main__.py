@@ -3,13 +3,23 @@
 import os
 import sys
 
+import crow
+
 
 def main() -> int:
     """Run the command in `sys.argv` and return the exit code."""
-    if sys.argv[1:] in (["--help"], ["-h"]):
+    settle_places(sys.argv[0])
+    if sys.argv[1:] in (["--help"], ["-h"]) and sys.stdout is not None:
         # Building the argument parser would take twice as long as starting Python. `make schemas` writes help.txt.
         with open(os.path.join(os.path.dirname(__file__), "cli", "help.txt"), encoding="utf-8") as text:
-            sys.stdout.write(text.read())
+            words = text.read()
+        try:
+            sys.stdout.write(words)
+            sys.stdout.flush()
+        except OSError as error:
+            from crow.stdio import fail
+
+            return fail(error)
         return 0
 
     if sys.argv[1:2] in ([], ["acp"]):
@@ -20,8 +30,25 @@ def main() -> int:
                 return exit_code
 
     from crow.cli import main as run_command
+    from crow.stdio import run_with_output
 
-    return run_command()
+    return run_with_output(run_command)
+
+
+def settle_places(script: str) -> None:
+    """Resolve the links in the places from which Python imports modules, once and for all. Do not import modules from
+    the directory of the program `crow`.
+
+    Crow imports most of its code later. By then, a command may have replaced a link in the workspace.
+    """
+    beside = os.path.realpath(os.path.dirname(script))
+    places = [os.path.realpath(place) if place else place for place in sys.path]
+    sys.path[:] = [place for place in places if place != beside]
+    crow.__path__[:] = map(os.path.realpath, crow.__path__)
+    sys.prefix, sys.base_prefix = map(os.path.realpath, (sys.prefix, sys.base_prefix))
+    if sys.executable:
+        folder, name = os.path.split(sys.executable)
+        sys.executable = os.path.join(os.path.realpath(folder), name)
 
 
 if __name__ == "__main__":

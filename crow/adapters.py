@@ -18,12 +18,14 @@ from pydantic import SecretStr
 
 from crow.agent.hooks import Hook
 from crow.domain.errors import ArgumentError
+from crow.domain.protected_names import ProtectedNames
 from crow.llm import EndpointMemory, Model
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
 from crow.llm.offline import OfflineModel
 from crow.log import mask_in_log
-from crow.runtime import forbid_inspection, wipe_environment
+from crow.programs import Programs
+from crow.runtime import forbid_inspection, name_processor, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target
 from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.load import Paths
@@ -65,15 +67,16 @@ LoadedSource: TypeAlias = Callable[[], Loaded]
 """A function that returns the current settings. The user may change the settings while a session is open."""
 
 
-def prepare_prompts(*, confines: bool) -> None:
+def prepare_prompts(programs: Path, *, confines: bool) -> None:
     """Import the packages that the first request to a model needs. This function blocks.
 
-    If `confines` is true, a second thread looks for a working sandbox at the same time.
+    If `confines` is true, a second thread looks for a working sandbox at the same time. `programs` is the ledger of
+    places from which crow takes no programs.
     """
     if confines:
         from crow.tools.sandbox.confiner import choose_sandbox
 
-        threading.Thread(target=choose_sandbox, daemon=True).start()
+        threading.Thread(target=choose_sandbox, args=(Programs(programs),), daemon=True).start()
     import crow.agent.runner
     import crow.llm.chat_completions
     import crow.tools.mcp.client  # noqa: F401
@@ -97,6 +100,7 @@ async def open_model(
     """
     from crow.llm.chat_completions import ChatCompletions
 
+    name_processor()
     command = target.endpoint.api_key_command if target.endpoint.api_key is None else None
     key = await anyio.to_thread.run_sync(run_key_command, command) if command else None
     if key is not None:
@@ -196,6 +200,8 @@ def open_workspace(
     """
     paths = loaded().paths
     config = paths.config_file.parent
+    programs = Programs(paths.programs)
+    programs.distrust((cwd, *directories))  # tools can write there, even if nothing confines commands
     return DiskWorkspace(
         cwd,
         directories,
@@ -203,9 +209,17 @@ def open_workspace(
         own=(paths.config_file, paths.database, paths.log_file, *server_files(loaded())),
         own_folders=own_folders(paths, cwd),
         own_readable=(config / "skills", config / "agents", config / "commands"),
+        names=protected_names(loaded()),
         confiner=open_confiner(loaded(), cwd, directories, is_bounded=is_bounded),
         is_bounded=is_bounded,
+        programs=programs,
     )
+
+
+def protected_names(loaded: Loaded) -> ProtectedNames:
+    """Return the names of protected files: those that crow knows, with the user's changes."""
+    permissions = loaded.settings.permissions
+    return ProtectedNames(permissions.protect, permissions.unprotect)
 
 
 def server_files(loaded: Loaded) -> tuple[Path, ...]:
@@ -232,9 +246,12 @@ def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str], *, is_bo
         network=sandbox.network,
         readable=sandbox.readable,
         writable=sandbox.writable,
+        sockets=sandbox.sockets,
+        programs=Programs(paths.programs),
         own=(*files, *server_files(loaded), *own_folders(paths, cwd)),
         masked=tuple(map(static_part, loaded.settings.serve.roots)) if is_bounded else (),
         caches=paths.cache_dir / "commands",
+        names=protected_names(loaded),
     )
     return KernelConfiner([Path(cwd), *map(Path, directories)], options)
 
@@ -294,7 +311,9 @@ def login_folder(paths: Paths) -> Path:
 
 def hidden_keys(loaded: Loaded) -> HiddenKeys:
     """Return the keys to hide from child processes, and the secrets to hide in the results of tools."""
-    return HiddenKeys(variables=loaded.keys.variables, values=loaded.keys.values, others=loaded.keys.others)
+    keys = loaded.keys
+    passed = loaded.settings.sandbox.pass_env
+    return HiddenKeys(variables=keys.variables, values=keys.values, others=keys.others, passed=passed)
 
 
 def protect_process(loaded: Loaded) -> None:

@@ -7,7 +7,6 @@ import difflib
 import os
 import secrets
 import shlex
-import shutil
 import signal
 import sys
 import tempfile
@@ -30,11 +29,12 @@ from crow.domain.rendering import on_one_line
 from crow.llm import Model, Request, TextDelta
 from crow.llm.facts import WINDOW, LearnedWindow, describe, describe_window, learned_window
 from crow.llm.models import Offered, facts_of
+from crow.programs import Programs, named_program
 from crow.settings import OFFLINE, Loaded, Target, names_offered, target_of
 from crow.settings.load import Paths
 from crow.store import Store
 from crow.store.importers import importable
-from crow.store.sqlite.connection import REPAIR
+from crow.store.sqlite.failures import REPAIR
 from crow.store.sqlite.repair import repair as repair_file
 from crow.tools import CommandAccess, Ports, RecallQuery, SandboxStatus, Workspace
 from crow.tools.servers import McpServer
@@ -103,11 +103,13 @@ async def repair_database(loaded: Loaded, report: Report) -> None:
     if done.copy is not None:
         report(Finding("damage", "warning", _first_of(done.problems)))
         report(Finding("copy", "ok", f"the damaged file was copied to {done.copy}"))
+    for change in done.changes:
+        report(Finding("changed", "warning", change))
     for lost in done.lost:
         report(Finding("lost", "warning", lost))
     outcome = {
-        "whole": "is whole: nothing was changed",
-        "rebuilt": "has new indexes; no row was lost",
+        "whole": "was not changed" if done.lost else "is whole: nothing was changed",
+        "mended": "has new indexes; no row was lost",
         "recovered": "is a new file with everything that could be read",
     }[done.outcome]
     sizes = f"{_count(done.sessions, 'session', 'sessions')}, {_count(done.entries, 'entry', 'entries')}"
@@ -193,7 +195,7 @@ def _check_hooks(loaded: Loaded) -> Iterator[Finding]:
     for hook in adapters.configured_hooks(loaded):
         limits = {"tools": hook.tools, "does": hook.does, "paths": hook.paths, "workspaces": hook.workspaces}
         words = [f"{name}: {', '.join(values)}" for name, values in limits.items() if values]
-        if shutil.which(hook.command[0]) is None:
+        if named_program(hook.command[0]) is None:
             advice = f"Correct the hook's command in {loaded.paths.config_file}, or make the program executable."
             yield Finding(f"hook {hook.name}", "failed", f"there is no program {hook.command[0]}", advice)
         else:
@@ -440,7 +442,7 @@ async def check_confinement(loaded: Loaded, report: Report) -> None:
     with _scratch_directory() as folder:
         workspace = adapters.open_workspace(lambda: loaded, str(folder), ())
         status = await workspace.sandbox_status()
-        report(_sandbox_finding(status))
+        report(_sandbox_finding(status, loaded.paths))
         if status.name:
             await try_to_escape(workspace, loaded.paths, report, has_network=status.has_network)
         await workspace.reap()
@@ -473,14 +475,17 @@ def _home(paths: Paths) -> Path:
         return paths.data_dir
 
 
-def _sandbox_finding(status: SandboxStatus) -> Finding:
+def _sandbox_finding(status: SandboxStatus, paths: Paths) -> Finding:
     check = "confinement"
     if not status.name:
         state: State = "failed" if status.setting == "required" else "warning"
         words = "every command has full access, and needs your permission unless a rule allows it"
         if status.setting == "required":
             words = "commands with the access read or write fail, because sandbox.enabled requires a sandbox"
-        advice = 'Set sandbox.enabled = "auto".' if status.setting == "off" else sandbox_advice()
+        has_bubblewrap = Programs(paths.programs).find("bwrap") is not None
+        advice = sandbox_advice(has_bubblewrap=has_bubblewrap)
+        if status.setting == "off":
+            advice = 'Set sandbox.enabled = "auto".'
         return Finding(check, state, f"{status.problem.rstrip('.')}; {words}", advice)
     parts = [f"{status.name} confines commands"]
     parts.append("a read command's writes are thrown away" if status.has_overlay else "a read command writes nothing")
@@ -492,12 +497,12 @@ def _sandbox_finding(status: SandboxStatus) -> Finding:
     return Finding(check, "ok", "; ".join(parts))
 
 
-def sandbox_advice(root: Path = Path("/"), *, has_bubblewrap: bool | None = None) -> str:
+def sandbox_advice(root: Path = Path("/"), *, has_bubblewrap: bool) -> str:
     """Return advice on how to get a working sandbox on this machine. `root` is the directory that holds `proc` and
     `.dockerenv`."""
     if sys.platform != "linux":
         return "If you want to allow commands in advance, work in a virtual machine or container."
-    if shutil.which("bwrap") is None if has_bubblewrap is None else not has_bubblewrap:
+    if not has_bubblewrap:
         return "Install bubblewrap (apt, dnf, pacman, zypper or apk: the package is called bubblewrap)."
 
     def is_set(name: str, value: str) -> bool:

@@ -352,6 +352,7 @@ class ToolSubset:
         self.restart = toolbox.restart
         self.prepare = toolbox.prepare
         self.run = toolbox.run
+        self.understood = toolbox.understood
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """See :class:`crow.tools.Toolbox`."""

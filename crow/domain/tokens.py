@@ -115,6 +115,9 @@ def estimate_assistant(message: messages.AssistantMessage) -> int:
     return tokens
 
 
+CUT_SLACK = 200
+
+
 def head_and_tail(text: str, chars: int, entry: int) -> str:
     """Shorten `text` to at most `chars` characters: two thirds from its head, one third from its tail.
 
@@ -125,6 +128,11 @@ def head_and_tail(text: str, chars: int, entry: int) -> str:
         return text
     head = max(0, chars) * 2 // 3
     tail = max(0, chars) - head
+    # Whole lines, unless they are long.
+    head = line_end if (line_end := text.rfind("\n", max(0, head - CUT_SLACK), head)) >= 0 else head
+    start = len(text) - tail
+    line_start = text.find("\n", start, start + CUT_SLACK)
+    tail = tail - (line_start + 1 - start) if line_start >= 0 else tail
     marker = (
         f"\n[... {len(text) - head - tail} of {len(text)} characters are left out here; "
         f"recall with entry {entry} gives all of it ...]\n"

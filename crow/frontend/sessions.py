@@ -671,7 +671,7 @@ class ClientSessions:
             await client.send({"sessionUpdate": "session_info_update", **title})
         await client.tell_subagents()
         await client.join()
-        if opened.contents is not None and client.takes_notices:
+        if opened.contents is not None and opened.contents.concerns_agents and client.takes_notices:
             await client.show(notice_of_workspace(opened.contents))
         client.open()
         if self.host.is_warm:

@@ -37,7 +37,7 @@ from crow.frontend.updates import (
     usage_update,
 )
 
-MAX_REMEMBERED = 1_000
+MAX_REMEMBERED = 500
 """A view remembers at least this many of the newest messages and calls that have ended."""
 
 

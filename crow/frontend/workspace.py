@@ -76,6 +76,7 @@ class DiskBackedWorkspace:
         self.read_bytes = disk.read_bytes
         self.spawn = disk.spawn
         self.run_program = disk.run_program
+        self.find_program = disk.find_program
         self.start_confined = disk.start_confined
         self.end_confined = disk.end_confined
         self.close = disk.close

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from crow.domain.errors import ArgumentError, ConfigError
+from crow.programs import named_program
 from crow.settings.values import OFFLINE, ModelOptions, ModelSettings, NamedModel, ProviderSettings, Settings
 
 _KEY_COMMAND_TIMEOUT_S = 30.0
@@ -295,12 +297,19 @@ def dotted_key(*parts: str) -> str:
 
 
 def run_key_command(command: Sequence[str]) -> str:
-    """Return the first word that `command` prints. This function blocks until the command ends. :raises ConfigError:
-    the command fails or prints nothing."""
+    """Return the first word that `command` prints. This function blocks until the command ends.
+
+    A program without a directory is looked up in the absolute directories on PATH.
+
+    :raises ConfigError: the command fails or prints nothing.
+    """
     name = f"api_key_command `{' '.join(command)}`"
+    program = named_program(command[0])
+    if program is None:
+        raise ConfigError(f"{name} cannot be started: {os.strerror(errno.ENOENT)}.")
     try:
         done = subprocess.run(  # noqa: S603 - the command comes from the user's own file
-            command,
+            [program, *command[1:]],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_KEY_COMMAND_TIMEOUT_S,

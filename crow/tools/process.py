@@ -18,6 +18,7 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, TypeAlias
@@ -26,6 +27,7 @@ import anyio
 import anyio.to_thread
 
 from crow.domain.rendering import RESULT_MASK, SecretMask
+from crow.domain.secret_values import holds_secret
 from crow.runtime import adopt_orphans
 
 logger = logging.getLogger(__name__)
@@ -64,12 +66,21 @@ class HiddenKeys:
 
     `variables` are the names of environment variables that hold a key; `values` are the keys themselves. A variable
     whose value contains a key is hidden too, whatever its name. `others` are further secrets, such as tokens of MCP
-    servers. The results of tools do not show them, but child processes may get them.
+    servers. The results of tools do not show them, but child processes may get them. Commands do not get variables that
+    hold other secrets, except those whose names match one of the globs `passed`.
     """
 
     variables: frozenset[str] = frozenset({"OPENAI_API_KEY"})
     values: tuple[str, ...] = field(default=(), repr=False)
     others: tuple[str, ...] = field(default=(), repr=False)
+    passed: tuple[str, ...] = ()
+
+    def withholds(self, name: str, value: str) -> bool:
+        """Whether a variable must not reach a command."""
+        if self.hides(name, value):
+            return True
+        is_passed = any(fnmatchcase(name, pattern) for pattern in self.passed)
+        return not is_passed and holds_secret(name, value, os.path.lexists)
 
     def hides(self, name: str, value: str) -> bool:
         """Whether a variable must not reach a child."""
@@ -81,8 +92,12 @@ class HiddenKeys:
         return result_mask((*self.values, *self.others))
 
     def names(self) -> tuple[str, ...]:
-        """The names of the variables to hide from processes that other programs, such as the editor, start for crow."""
-        return tuple(sorted(self.variables | {name for name, value in os.environ.items() if self.hides(name, value)}))
+        """The names of the variables to hide from commands that other programs, such as the editor, start for crow."""
+        return tuple(sorted(self.variables | self.withheld()))
+
+    def withheld(self) -> frozenset[str]:
+        """The names of this process's own variables that commands do not get."""
+        return frozenset(name for name, value in os.environ.items() if self.withholds(name, value))
 
 
 @lru_cache(maxsize=8)
@@ -111,27 +126,11 @@ def child_environment(
     return allowed | dict(more or {})
 
 
-def trusted_path(is_inside: Callable[[Path], bool]) -> str:
-    """Return PATH without relative directories and without directories of the workspace. A link into the workspace
-    counts as a directory of the workspace. If the workspace is the whole file system, only the relative directories are
-    left out."""
-    is_everything = is_inside(Path(os.sep))
-    directories = filter(os.path.isabs, os.environ.get("PATH", os.defpath).split(os.pathsep))
-    return os.pathsep.join(
-        directory for directory in directories if is_everything or not is_inside(Path(os.path.realpath(directory)))
-    )
-
-
-def found_program(name: str, is_inside: Callable[[Path], bool]) -> str | None:
-    """The absolute path of the first program with this name on PATH that is not in the workspace; None if there is
-    none. Programs that are links into the workspace are skipped. See :func:`trusted_path`."""
-    is_everything = is_inside(Path(os.sep))
-    for directory in filter(None, trusted_path(is_inside).split(os.pathsep)):
-        path = os.path.join(directory, name)
-        is_program = os.access(path, os.X_OK) and os.path.isfile(path)
-        if is_program and (is_everything or not is_inside(Path(os.path.realpath(path)))):
-            return path
-    return None
+def command_environment(keys: HiddenKeys, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment for a command: this process's own, without variables that hold secrets of any kind. The
+    variables in `more` are added."""
+    withheld = keys.withheld()
+    return child_environment(keys, only=[name for name in os.environ if name not in withheld], more=more)
 
 
 async def start(
@@ -142,12 +141,14 @@ async def start(
     on_output: Callable[[bytes], None],
     on_errors: Callable[[bytes], None] | None = None,
     takes_input: bool = False,
+    inherited: Sequence[int] = (),
     make: Callable[[Callable[[bytes], None], Callable[[bytes], None] | None], Process] | None = None,
 ) -> Process:
     """Start `argv` in its own process group. Without `on_errors`, `on_output` gets standard output and standard error
     in the order of writing.
 
-    If `takes_input` is not set, standard input is /dev/null. `make` creates the returned object.
+    If `takes_input` is not set, standard input is /dev/null. The child inherits the open files in `inherited`. `make`
+    creates the returned object.
 
     :raises OSError: there is no such program or directory, or the command line is too long.
     :raises ValueError: an argument contains a NUL.
@@ -163,6 +164,7 @@ async def start(
             stderr=asyncio.subprocess.STDOUT if on_errors is None and make is None else asyncio.subprocess.PIPE,
             cwd=cwd,
             env=process.marked(env),
+            pass_fds=inherited,
             start_new_session=True,
         )
     return process
@@ -177,6 +179,9 @@ def starting() -> Iterator[None]:
         yield
     finally:
         Process.starts -= 1
+        if not Process.starts and Process.reap_later is not None:
+            reap, Process.reap_later = Process.reap_later, None
+            reap()
 
 
 class Process(asyncio.SubprocessProtocol):
@@ -186,6 +191,8 @@ class Process(asyncio.SubprocessProtocol):
     """How many children are being started now, in the whole process."""
     not_reaped: ClassVar[set[int]] = set()
     """The ids of all children in the whole process that have not been reaped yet."""
+    reap_later: ClassVar[Callable[[], None] | None] = None
+    """Reaps the orphans that ended while children were being started."""
     _transport: asyncio.SubprocessTransport  # set before `start` returns
 
     def __init__(self, on_output: Callable[[bytes], None], on_errors: Callable[[bytes], None] | None) -> None:
@@ -486,6 +493,7 @@ class Orphans:
         """Reap the orphans that have ended. Do not reap the children that crow itself started, because other code waits
         for them."""
         if Process.starts:
+            Process.reap_later = self.reap
             return
         for child in self._orphans():
             if child.pid not in Process.not_reaped:

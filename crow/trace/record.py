@@ -1,4 +1,4 @@
-"""Records the messages of a connection in a file, and reads recordings by crow or by another agent."""
+"""Records the messages of a connection in a file, and reads such a recording."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import MASK, SecretMask
-from crow.trace.schema import Side, is_served_by_client
 
 logger = logging.getLogger(__name__)
 
@@ -89,81 +88,48 @@ def _has_text_value(item: Any) -> bool:
     return isinstance(item, dict) and isinstance(item.get("value"), str)
 
 
+Side: TypeAlias = Literal["agent", "client"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """One line of a recording: its number (from 1), its time in Unix seconds if recorded, its sender and its message.
-
-    If the line is not JSON, `text` is set instead of `message`. In a check by `crow acp-check`, `raw` contains the
-    bytes of the line, and `purpose` says why the check sent it.
-    """
+    """One line of a recording."""
 
     line: int
-    at: float | None
+    """The number of the line, from 1."""
+    at: float
+    """When the message was sent, in Unix seconds."""
     sender: Side
     message: Any = None
+    """The JSON value, or None if it was not JSON."""
     text: str | None = None
-    raw: bytes | None = None
-    purpose: str = ""
+    """What was sent, only if it was not JSON."""
 
 
 def read_recording(file: Path) -> Iterator[Recorded]:
-    """Yields the lines of `file` in order, except blank lines. :raises ArgumentError: the file cannot be read."""
-    senders = _Senders()
+    """Yield the lines of `file` in order, except blank lines.
+
+    :raises ArgumentError: the file cannot be read, or is not a recording.
+    """
     try:
         with file.open(encoding="utf-8", errors="replace") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _recorded(number, line, senders)
+                    yield _recorded(file, number, line)
     except OSError as error:
         raise ArgumentError(f"{file}: cannot be read: {error.strerror or error}") from error
 
 
-def _recorded(number: int, line: str, senders: _Senders) -> Recorded:
+def _recorded(file: Path, number: int, line: str) -> Recorded:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
-        return Recorded(line=number, at=None, sender="agent", text=line.rstrip("\n"))
-    at = value.get("at") if isinstance(value, dict) else None
-    at = float(at) if isinstance(at, int | float) else None
+        value = None
     match value:
-        case {"from": "client" | "agent" as sender, "line": str(text)}:
+        case {"at": int() | float() as at, "from": "client" | "agent" as sender, "line": str(text)}:
             return Recorded(line=number, at=at, sender=sender, text=text)
-        case {"from": "client" | "agent" as sender, "message": message}:
-            pass
-        case message:
-            sender = senders.guess(message)
-    senders.remember(sender, message)
-    return Recorded(line=number, at=at, sender=sender, message=message)
-
-
-class _Senders:
-    """Guesses who sent a message if the recording does not name the sender.
-
-    For example, a request for a method that the client serves comes from the agent.
-    """
-
-    def __init__(self) -> None:
-        self._open: dict[Side, set[Any]] = {"client": set(), "agent": set()}
-
-    def guess(self, message: Any) -> Side:
-        """Returns the most likely sender of a message."""
-        match message:
-            case {"method": "$/cancel_request", "params": {"requestId": int() | str() as request_id}}:
-                return "agent" if self._is_open_only_for("agent", request_id) else "client"
-            case {"method": str(method)}:
-                return "agent" if is_served_by_client(method) else "client"
-            case {"id": int() | str() as request_id} if self._is_open_only_for("agent", request_id):
-                return "client"
-            case _:
-                return "agent"
-
-    def remember(self, sender: Side, message: Any) -> None:
-        """Updates the open requests after a request or response."""
-        match message:
-            case {"method": _, "id": int() | str() as request_id}:
-                self._open[sender].add(request_id)
-            case {"id": int() | str() as request_id}:
-                self._open["client" if sender == "agent" else "agent"].discard(request_id)
-
-    def _is_open_only_for(self, side: Side, request_id: Any) -> bool:
-        return request_id in self._open[side] and request_id not in self._open["client" if side == "agent" else "agent"]
+        case {"at": int() | float() as at, "from": "client" | "agent" as sender, "message": message}:
+            return Recorded(line=number, at=at, sender=sender, message=message)
+    raise ArgumentError(
+        f"{file}, line {number}: not a line of a recording: {line.strip()[:80]}. CROW_TRACE=FILE makes recordings."
+    )

@@ -7,16 +7,16 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from crow.trace.record import Recorded
-from crow.trace.schema import Side
+from crow.domain.rendering import on_one_line
+from crow.trace.record import Recorded, Side
 
 WIDTH = 160
 
 
 def format_recording(recording: Iterable[Recorded]) -> Iterator[str]:
-    """Yields the lines to print. Consecutive chunks of one message share a line."""
+    """Yield the lines to print. Consecutive chunks of one message share a line."""
     start: float | None = None
-    requests: dict[tuple[Side, str], tuple[str, float | None]] = {}
+    requests: dict[tuple[Side, str], tuple[str, float]] = {}
     for key, group in itertools.groupby(recording, _chunk_key):
         for recorded in group:
             start = recorded.at if start is None else start
@@ -26,13 +26,13 @@ def format_recording(recording: Iterable[Recorded]) -> Iterator[str]:
                 chunks = [chunk.message["params"]["update"]["content"]["text"] for chunk in (recorded, *group)]
                 count = f" x{len(chunks)}" if len(chunks) > 1 else ""
                 text = f"{key[1]}{count} {_json(''.join(chunks))}"
-            time = "" if recorded.at is None or start is None else f"{recorded.at - start:9.3f} "
             arrow = "->" if recorded.sender == "client" else "<-"
-            yield f"{recorded.line:5} {time}{arrow} {text if len(text) <= WIDTH else text[: WIDTH - 1] + '…'}"
+            text = on_one_line(text if len(text) <= WIDTH else text[: WIDTH - 1] + "…")
+            yield f"{recorded.line:5} {recorded.at - start:9.3f} {arrow} {text}"
 
 
 def _chunk_key(recorded: Recorded) -> tuple[str, str, str] | None:
-    """Returns session, kind and message id of a chunk of text, or None for every other message."""
+    """Return session, kind and message id of a chunk of text, or None for every other message."""
     match recorded.message:
         case {"method": "session/update", "params": {"sessionId": session, "update": update}}:
             match update:
@@ -43,7 +43,7 @@ def _chunk_key(recorded: Recorded) -> tuple[str, str, str] | None:
     return None
 
 
-def _describe(recorded: Recorded, requests: dict[tuple[Side, str], tuple[str, float | None]]) -> str:
+def _describe(recorded: Recorded, requests: dict[tuple[Side, str], tuple[str, float]]) -> str:
     """Describes a message in words.
 
     `requests` maps the sender and id of each unanswered request to its method and time.
@@ -63,7 +63,7 @@ def _describe(recorded: Recorded, requests: dict[tuple[Side, str], tuple[str, fl
                 return f"{method} #{number} {_json(params)}"
     receiver: Side = "agent" if recorded.sender == "client" else "client"
     of, since = requests.pop((receiver, str(number)), ("?", None))
-    took = "" if recorded.at is None or since is None else f" after {recorded.at - since:.3f} s"
+    took = "" if since is None else f" after {recorded.at - since:.3f} s"
     if "error" in message:
         return f"{of} #{number} failed{took}: {_json(message['error'])}"
     return f"{of} #{number} answered{took}: {_json(message.get('result'))}"

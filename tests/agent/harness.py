@@ -135,6 +135,9 @@ class Tools:
     async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
         raise NotImplementedError
 
+    def understood(self, call: ToolCall) -> ToolCall:
+        return call
+
     async def plan(self, call: ToolCall) -> PlannedCall:
         tool = self.tools.get(call.name)
         announcement = Announcement(title=f"{call.name} {call.arguments}")

@@ -118,6 +118,9 @@ class Hanging(Tools):
         super().__init__({})
         self.asked = anyio.Event()
 
+    def understood(self, call: ToolCall) -> ToolCall:
+        return call
+
     async def plan(self, call: ToolCall) -> PlannedCall:
         self.asked.set()
         await anyio.sleep_forever()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crow.domain.entries import ToolResult
+from crow.domain.entries import Assistant, ToolResult
 from crow.domain.messages import ToolCall
 from tests.agent.harness import NoteTaker, text
 from tests.agent.test_subagents import Casting, running
@@ -113,3 +114,18 @@ async def test_a_file_that_another_call_of_the_step_redirected_is_not_touched(tm
     assert [question.name for question in client.questions] == ["write_file"], "asked: it leads outside by then"
     assert results[-1].text.startswith("The user did not allow this call.")
     assert (tmp_path / "outside" / "key").read_text() == "secret\n"
+
+
+async def test_a_call_in_another_agent_s_terms_is_stored_and_shown_as_it_was_understood(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "a.txt").write_text("one\n")
+    edit = call("Edit", "c0", file_path="a.txt", old_string="one", new_string="two")
+    async with running(tmp_path, Casting(go=[Say(calls=(edit,)), Say(text=["ok"])]), mode="auto") as run:
+        await run.session.prompt(text("go"))
+        (stored,) = run.client.stored(Assistant)[0].calls
+        (result,) = run.client.stored(ToolResult)
+    assert (stored.name, json.loads(stored.arguments)) == (
+        "edit_file",
+        {"path": "a.txt", "old_text": "one", "new_text": "two"},
+    )
+    assert (result.text, (tmp_path / "work" / "a.txt").read_text()) == ("Edited a.txt in 1 place, at line 1.", "two\n")

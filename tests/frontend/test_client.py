@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from acp_check.schema import SchemaChecker, validate
 from crow.agent import PermissionQuestion
 from crow.domain.entries import Announcement, CallRef, Diff
 from crow.domain.events import (
@@ -29,7 +30,6 @@ from crow.frontend.questions import (
 )
 from crow.frontend.tool_calls import LINE_BYTES, diff_view, json_bytes
 from crow.tools import CommandAccess, PlannedCall
-from crow.trace.schema import SchemaChecker, validate
 
 SCHEMA = {"properties": {"branch": {"type": "string", "title": "Branch"}}, "required": ["branch"]}
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from acp_check.schema import validate
 from crow.domain.errors import ArgumentError
 from crow.frontend.options import config_options, mode_named, mode_state, option_value
-from crow.trace.schema import validate
 
 
 def test_modes_and_options_are_valid_and_agree() -> None:

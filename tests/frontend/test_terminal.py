@@ -7,9 +7,9 @@ from typing import Any
 import anyio
 import pytest
 
+from acp_check.schema import SchemaChecker
 from crow.frontend.frames import RequestError
 from crow.frontend.workspace import EditorRequests, EditorTerminals, exit_code
-from crow.trace.schema import SchemaChecker
 
 
 class Editor:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from acp_check.schema import check_update
 from crow.domain.entries import (
     Announcement,
     Assistant,
@@ -56,7 +57,6 @@ from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import LINE_BYTES, result_contents, text_content
 from crow.frontend.updates import ViewLimits, plan_updates
 from crow.frontend.view import View
-from crow.trace.schema import check_update
 from tests.support.views import reading
 
 PLAIN = ClientCapabilities()

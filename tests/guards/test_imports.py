@@ -19,7 +19,6 @@ ABSENT = {
     "crow.store.admin",
     "crow.tools.builtin",
     "crow.tools.mcp.client",
-    "crow.trace.schema",
     "httpx2",
     "jsonschema",
     "mcp",

@@ -27,8 +27,8 @@ from crow.export.redact import redactor
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import Origin, model_error, parse_error_response
 from crow.llm.tool_calls import tool_name
-from crow.tools.builtin.edit import replace_text
 from crow.tools.builtin.files import similar_names
+from crow.tools.builtin.matching import replace_text
 from crow.tools.workspace import DiskWorkspace
 from tests.llm.test_chat_completions import ASK, ask, asking
 from tests.support import fake_endpoint as fake

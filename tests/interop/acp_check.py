@@ -1,4 +1,4 @@
-"""`crow acp-check` has no false finding on crow, nor on agents built with the published SDKs.
+"""`acp-check` has no false finding on crow, nor on agents built with the published SDKs.
 
 Run by `make interop-acp-check`. AGENT_MJS is where the TypeScript agent stands beside its SDK.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from crow.cli import main
+from acp_check.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 OFFERED_NO_SERVERS = "session.mcp-connected"
@@ -38,7 +38,7 @@ answer lines that are not JSON, and stops reading at a line that is JSON but no 
 @pytest.mark.parametrize("name", AGENTS)
 def test_findings_are_true(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     command, expected = AGENTS[name]
-    code = main(["acp-check", "--json", "--timeout", "120", "--env", f"PYTHONPATH={ROOT}", "--", *command])
+    code = main(["--json", "--timeout", "120", "--env", f"PYTHONPATH={ROOT}", "--", *command])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {row["rule"] for row in rows if row["state"] == "failed"} == expected
     assert code == 0

@@ -1,4 +1,4 @@
-// A small agent on the published TypeScript SDK, for crow acp-check. It has no model: each prompt gets a line of text and
+// A small agent on the published TypeScript SDK, for acp-check. It has no model: each prompt gets a line of text and
 // a tool call that needs a permission, and "hang" waits to be cancelled.
 
 import { randomUUID } from "node:crypto";

@@ -1,4 +1,4 @@
-"""A small agent on the published Python SDK, for `crow acp-check`: each prompt gets a line and a tool call."""
+"""A small agent on the published Python SDK, for `acp-check`: each prompt gets a line and a tool call."""
 
 from __future__ import annotations
 

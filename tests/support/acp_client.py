@@ -19,7 +19,7 @@ from typing import Any, Self, TypeAlias
 
 import anyio
 
-from crow.trace.schema import SchemaChecker, Side, Violation
+from acp_check.schema import SchemaChecker, Side, Violation
 from tests.support import fork_server
 from tests.support.house_rules import HouseRules
 from tests.support.order import OrderChecker

@@ -11,7 +11,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from crow.trace.schema import Side, violation
+from acp_check.schema import Side, violation
 from tests.support.acp_client import Call, CrowProcess
 
 OPEN = ("other", "unknown")

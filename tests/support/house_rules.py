@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from crow.trace.schema import Side, violation
+from acp_check.schema import Side, violation
 
 __all__ = ["HouseRules"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from crow.trace.schema import Side, violation
+from acp_check.schema import Side, violation
 
 FINAL = ("completed", "failed")
 OPENING = ("session/new", "session/load", "session/resume", "session/fork")

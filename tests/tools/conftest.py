@@ -16,6 +16,7 @@ import pytest
 
 from crow.domain.entries import PlanItem
 from crow.domain.messages import ToolCall
+from crow.programs import Programs
 from crow.tools import ElicitationHandler, Outcome, PlannedCall, Ports, RecallQuery, SubagentRunner
 from crow.tools.mcp.client import McpToolbox, ToolSettings, open_toolbox
 from crow.tools.servers import McpServer, ServerOptions, StdioServer
@@ -132,7 +133,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_box(root: Path) -> OpenBox:
+def open_box(root: Path, tmp_path: Path) -> OpenBox:
     """Opens a toolbox for the working directory with the given servers."""
 
     @asynccontextmanager
@@ -145,7 +146,7 @@ def open_box(root: Path) -> OpenBox:
         **settings: Any,
     ) -> AsyncIterator[Box]:
         """`settings` are fields of `ToolSettings`."""
-        log, workspace = RecordingLog(), DiskWorkspace(root)
+        log, workspace = RecordingLog(), DiskWorkspace(root, programs=Programs(tmp_path / "untrusted-programs"))
         ports = Ports(log=log, plan=FixedPlan(*plan), subagents=subagents, elicitation=elicitation)
         async with open_toolbox(workspace, ports, servers, ToolSettings(**settings), on_change=on_change) as toolbox:
             try:

@@ -39,7 +39,7 @@ def test_arguments_are_converted_to_the_types_of_the_schema(
         ("read_file", {}, "read_file: path is missing; expected text that is not empty"),
         ("read_file", {"path": None}, "read_file: path is null; expected text that is not empty"),
         ("read_file", {"path": ["a"]}, 'read_file: path is ["a"]; expected text that is not empty'),
-        ("read_file", {"file": "a"}, "read_file: unknown argument file; expected path, line, limit"),
+        ("read_file", {"name": "a"}, "read_file: path is missing; expected text that is not empty, not name"),
         (
             "shell",
             {"command": "ls", "timeout_s": 9999},

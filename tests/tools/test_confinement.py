@@ -17,9 +17,10 @@ from zipfile import ZipFile
 import anyio
 import pytest
 
+from crow import programs
+from crow.programs import Programs
 from crow.tools import CommandAccess, Ports
 from crow.tools.mcp.client import open_toolbox
-from crow.tools.process import found_program
 from crow.tools.sandbox import confiner
 from crow.tools.sandbox.bubblewrap import Bubblewrap
 from crow.tools.sandbox.confiner import KernelConfiner, choose_sandbox
@@ -121,8 +122,8 @@ def test_a_test_run_with_caches_needs_no_write() -> None:
 
 def test_tests_and_linters_need_no_write_even_without_a_throwaway_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Landlock has no layer, so caches that are usually in the workspace get a place of their own."""
-    if (bubblewrap := found_program("bwrap", lambda _path: False)) is not None:
-        monkeypatch.setitem(confiner._probed, bubblewrap, "not for this test")
+    monkeypatch.setattr(confiner, "probe_bubblewrap", lambda *_: "not for this test")
+    monkeypatch.setattr(confiner, "_probed", {})
 
     async def scenario(place: Place) -> Any:
         (place.root / "pytest.ini").write_text("[pytest]\n")
@@ -407,6 +408,75 @@ async def test_a_job_in_the_background_is_confined_and_ends(tmp_path: Path) -> N
     assert os.listdir(root) == ["in"]
 
 
+UNTIL_GONE = "echo x >.envrc; mkdir .vscode; until ! [ -e .envrc ] && ! [ -e .vscode ]; do sleep 0.05; done; echo gone"
+
+
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "landlock"])
+def test_protected_files_go_while_the_command_that_created_them_still_runs(
+    sandbox: str, request: pytest.FixtureRequest
+) -> None:
+    """The commands wait for the files to go, so they would never end."""
+    if sandbox == "landlock":
+        request.getfixturevalue("no_bubblewrap")
+
+    async def scenario(place: Place) -> Any:
+        workspace = place.open()
+        name = (await workspace.sandbox_status()).name
+        (place.root / "AGENTS.md").write_text("rules\n")
+        foreground = await run(workspace, "write", f"{UNTIL_GONE}; echo evil >>AGENTS.md", timeout_s=300)
+        async with open_toolbox(workspace, Ports(log=RecordingLog(), plan=FixedPlan()), ()) as toolbox:
+
+            async def use(tool: str, /, **arguments: object) -> str:
+                return (await toolbox.run(call(tool, **arguments), "c", ignore)).text
+
+            changed = 'echo evil >AGENTS.md; until [ "$(cat AGENTS.md)" = rules ]; do sleep 0.05; done; echo back'
+            await use("shell", command=f"{UNTIL_GONE}; {changed}; cat", background=True, access="write")
+            output = ""
+            while "back" not in output:
+                output += await use("shell_output", job="job1", wait_s=30)
+        await workspace.close()
+        return name, foreground, output, (place.root / "AGENTS.md").read_text(), sorted(os.listdir(place.root))
+
+    name, (code, foreground), output, rules, left = as_user(USERS[0], scenario)
+    assert name.lower().startswith(sandbox)
+    assert (code == 0, foreground.startswith("gone\n")) == (sandbox == "landlock", True)
+    for said in (foreground, output):
+        assert "[the command created .envrc; it was moved to" in said
+    assert (rules, left) == ("rules\n", ["AGENTS.md"])
+
+
+GIT_RUNS = {
+    "hooks in another folder": ("core.hooksPath", "tools", "tools/pre-commit"),
+    "a filter": ("filter.x.clean", "python3 tools/clean.py", "tools/clean.py"),
+    "an included file": ("include.path", "../shared.inc", "shared.inc"),
+}
+
+
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "landlock"])
+@pytest.mark.parametrize("what", GIT_RUNS)
+def test_what_git_would_run_stays_as_it_is(sandbox: str, what: str, request: pytest.FixtureRequest) -> None:
+    if sandbox == "landlock":
+        request.getfixturevalue("no_bubblewrap")
+    key, value, file = GIT_RUNS[what]
+
+    async def scenario(place: Place) -> Any:
+        workspace = place.open()
+        name = (await workspace.sandbox_status()).name
+        (place.root / "tools").mkdir()
+        (place.root / file).write_text("good\n")
+        await run(workspace, "full", f"{GIT} init -q; git config {key} '{value}'")
+        attack = (
+            f"echo evil >{file}; echo evil >x; mv x {file}; rm {file}; mv tools t; echo evil >{file}; echo new >new"
+        )
+        _, output = await run(workspace, "write", attack)
+        await workspace.close()
+        return name, output, (place.root / file).read_text(), (place.root / "new").read_text()
+
+    name, output, content, new = as_user(USERS[0], scenario)
+    assert name.lower().startswith(sandbox)
+    assert (content, new) == ("good\n", "new\n"), output
+
+
 def real_path(path: Path) -> str:
     return os.path.realpath(path)
 
@@ -417,9 +487,8 @@ async def ignore(_text: str) -> None: ...
 @pytest.fixture
 def no_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
     """bubblewrap does not work."""
-    monkeypatch.setitem(
-        confiner._probed, shutil.which("bwrap") or "bwrap", "bwrap: no permissions to create namespaces"
-    )
+    monkeypatch.setattr(confiner, "probe_bubblewrap", lambda *_: "bwrap: no permissions to create namespaces")
+    monkeypatch.setattr(confiner, "_probed", {})
 
 
 def test_more_protected_files_than_can_be_mounted_are_put_back() -> None:
@@ -490,7 +559,7 @@ async def test_nothing_runs_unconfined_if_no_sandbox_works(
 ) -> None:
     monkeypatch.setattr(confiner, "probe_landlock", lambda: "Landlock: this kernel does not have it")
     monkeypatch.setattr(confiner, "_probed", {})
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(programs, "SYSTEM_PLACES", ())
     problem = "bubblewrap is not installed. Landlock: this kernel does not have it."
     plans = {}
     for enabled in ("off", "auto", "required"):
@@ -524,7 +593,7 @@ async def test_a_sandbox_that_stops_working_fails_the_call_and_runs_nothing(
     broken.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
     broken.chmod(0o755)
     sandbox = Bubblewrap(program=str(broken), name="bubblewrap 0")
-    monkeypatch.setattr(confiner, "choose_sandbox", lambda _is_untrusted: confiner.Choice(sandbox))
+    monkeypatch.setattr(confiner, "choose_sandbox", lambda _programs: confiner.Choice(sandbox))
     workspace = DiskWorkspace(root, confiner=KernelConfiner([root], SandboxOptions(caches=tmp_path / "caches")))
     async with open_toolbox(workspace, Ports(log=RecordingLog(), plan=FixedPlan()), ()) as toolbox:
         outcome = await toolbox.run(call("shell", command="touch x"), "c", ignore)
@@ -537,13 +606,49 @@ async def test_a_sandbox_that_stops_working_fails_the_call_and_runs_nothing(
 
 
 def test_a_bubblewrap_of_the_workspace_is_not_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (root / "bwrap").write_text("#!/bin/sh\ntouch started\n")
-    (root / "bwrap").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{root}:{os.environ['PATH']}")
+    for name in ("bwrap", "unshare", "mount", "sh", "bash", "uname"):
+        (root / name).write_text(f"#!/bin/sh\ntouch {root}/started\n")
+        (root / name).chmod(0o755)
+    before = sorted(os.listdir(root))
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("PATH", f"{root}::.:{os.environ['PATH']}")
     monkeypatch.setattr(confiner, "_probed", {})
-    choice = choose_sandbox(lambda path: path.is_relative_to(root))
-    assert choice.sandbox is None or getattr(choice.sandbox, "program", "") != str(root / "bwrap")
-    assert os.listdir(root) == ["bwrap"]
+    choice = choose_sandbox()
+    assert choice.sandbox is None or not any(map(str(root).__contains__, choice.sandbox.programs))
+    assert sorted(os.listdir(root)) == before
+
+
+async def test_a_program_of_the_user_is_given_up_when_commands_may_have_changed_it(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that already uses the user's bubblewrap does not start the one that another session planted."""
+    real = Programs().find("bwrap")
+    if real is None:
+        pytest.skip("needs bubblewrap")
+    home, ran, ledger = tmp_path / "home", tmp_path / "ran", Programs(tmp_path / "ledger")
+    own = home / ".linuxbrew" / "bin" / "bwrap"
+    own.parent.mkdir(parents=True)
+    shutil.copy(real, own)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(programs, "SYSTEM_PLACES", ())
+    monkeypatch.setattr(confiner, "_probed", {})
+    options = SandboxOptions(caches=tmp_path / "caches", programs=ledger)
+    workspace = DiskWorkspace(root, confiner=KernelConfiner([root], options))
+    status = await workspace.sandbox_status()
+    if not status.name.startswith("bubblewrap"):
+        pytest.skip(status.problem)
+    await workspace.run("true", access="write", timeout_s=60, on_output=ignore)
+
+    other = DiskWorkspace(home, confiner=KernelConfiner([home], options))
+    planted = f"cd .linuxbrew/bin; mv bwrap old; printf '#!/bin/sh\\ntouch {ran}\\n' >bwrap; chmod +x bwrap"
+    await other.run(planted, access="write", timeout_s=60, on_output=ignore)
+    assert not (await workspace.sandbox_status()).name.startswith("bubblewrap")
+    await workspace.run("true", access="read", timeout_s=60, on_output=ignore)
+    assert own.read_text().startswith("#!/bin/sh"), "the command could write there"
+    assert not ran.exists()
+    assert Programs(tmp_path / "ledger").find("bwrap") is None
+    for each in (workspace, other):
+        await each.close()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crow.domain.errors import ArgumentError
-from crow.tools.builtin.edit import Replacement, replace_text
+from crow.tools.builtin.matching import Replacement, replace_text
+from crow.tools.builtin.mismatch import placeholder_in
 
 CODE = "def f():\n    if x:\n        return 1\n    return 2\n"
 
@@ -27,7 +28,8 @@ def test_an_exact_match_replaces_one_place_and_reports_its_line() -> None:
 def test_several_matches_are_refused_with_their_lines_or_all_replaced() -> None:
     text = "a\nb\na\na\n"
     assert refused(text, "a\n") == (
-        "old_text occurs 3 times in a.py; include more lines so that it occurs once (lines 1, 3, 4), or set all=true"
+        "old_text occurs 3 times in a.py; include more lines so that it occurs once, or set all=true:\n"
+        "1\ta\n2\tb\n3\ta\n4\ta"
     )
     assert replace_text(text, "a\n", "c\n", every=True, name="a.py") == Replacement(
         text="c\nb\nc\nc\n", count=3, line=1
@@ -86,19 +88,20 @@ def test_one_shift_of_indentation_is_ignored_and_applied_to_the_new_text() -> No
 def test_lines_with_different_shifts_do_not_match() -> None:
     words = refused(CODE, "if x:\nreturn 1")
     assert words == (
-        "old_text does not occur in a.py; its first line is at line 2, but the lines after it differ: read from there"
+        "old_text does not occur in a.py: its lines are indented in another way. The file has:\n"
+        "1\tdef f():\n2\t    if x:\n3\t        return 1\n4\t    return 2"
     )
 
 
 def test_a_loose_match_in_several_places_is_refused() -> None:
     assert refused("a \nb\na\t\n", "a\n") == (
-        "old_text does not occur as given in a.py, but 2 places differ from it only in white space (lines 1, 3); "
-        "copy one of them with its white space"
+        "old_text occurs 2 times in a.py if white space is ignored; copy one place with its white space:\n"
+        "1\ta \n2\tb\n3\ta\t"
     )
 
 
 def test_a_loose_match_keeps_a_missing_final_newline_and_crlf() -> None:
-    assert once("a\r\n  b ", "b\n", "x\ny\n").text == "a\r\n  x\n  y"
+    assert once("a\r\n  b ", "b\n", "x\ny\n").text == "a\r\n  x\r\n  y"
     assert once("a \r\nb\r\n", "a\nb", "x\ny").text == "x\r\ny\r\n"
 
 
@@ -106,18 +109,117 @@ def test_deleting_lines_by_a_loose_match_leaves_no_empty_line() -> None:
     assert once("a\nb \nc\n", "b\nc\n", "").text == "a\n"
 
 
-def test_line_numbers_in_old_text_are_reported() -> None:
-    assert refused(CODE, "     1\tdef f():\n     2\t    if x:") == (
-        "old_text does not occur in a.py; leave out the line numbers that read_file adds"
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("2\t    if x:\n3\t        return 1", "2\t    if x:\n3\t        return 3"),
+        ("  2:     if x:\n  3:         return 1", "    if x:\n        return 3"),
+        ("```python\n    if x:\n        return 1\n```", "```python\n    if x:\n        return 3\n```"),
+        ("     if x:\n-        return 1", "     if x:\n+        return 3"),
+        ("\n    if x:\n        return 1\n\n", "\n    if x:\n        return 3\n\n"),
+        ("\tif x:\n\t\treturn 1", "\tif x:\n\t\treturn 3"),
+        ("if x :".replace(" :", ":") + "\u200b\n    return 1", "if x:\n    return 3"),
+    ],
+)
+def test_a_slip_in_both_texts_is_undone(old: str, new: str) -> None:
+    assert once(CODE, old, new).text == CODE.replace("return 1", "return 3")
+
+
+def test_escapes_and_entities_are_undone_only_where_old_text_shows_the_slip() -> None:
+    assert once('say("hi")\n', 'say(\\"hi\\")', 'say(\\"ho\\")').text == 'say("ho")\n'
+    assert once("a < b\n", "a &lt; b", "a &lt; c").text == "a < c\n"
+    assert refused("a < b\n", "a &lt; b", "a &lt; &amp;amp;").endswith("The file has:\n1\ta < b")
+    assert once("a &lt; b\n", "a &lt; b", "a &lt; c").text == "a &lt; c\n"
+
+
+def test_what_an_edit_does_not_change_keeps_the_characters_of_the_file() -> None:
+    text = "x    = “a”\ny\u00a0= 2\n"
+    edited = once(text, 'x = "a"\ny = 2\n', 'x = "a"\ny = 3\n')
+    assert edited.text == "x    = “a”\ny\u00a0= 3\n"
+    assert edited.remark == (
+        "old_text differed only in white space and look-alikes: the file has U+00A0 NO-BREAK SPACE, "
+        "U+201C LEFT DOUBLE QUOTATION MARK, U+201D RIGHT DOUBLE QUOTATION MARK"
+    )
+
+
+def test_a_character_that_stands_for_several_is_not_cut() -> None:
+    assert once("wait… now\n", "wait... now", "wait... then").text == "wait… then\n"
+    assert "The file has" not in refused("wait… now\n", "wait... now", "wait.. now")
+    assert refused("wait… now\n", "wait... now", "wait.. now").endswith("1\twait… now")
+
+
+def test_new_lines_get_the_file_s_tabs() -> None:
+    text = "func f() {\n\tif x {\n\t\tgo()\n\t}\n}\n"
+    new = "    if x {\n        for {\n            go()\n        }\n    }"
+    assert once(text, "    if x {\n        go()\n    }", new).text == (
+        "func f() {\n\tif x {\n\t\tfor {\n\t\t\tgo()\n\t\t}\n\t}\n}\n"
+    )
+
+
+def test_indentation_without_a_counterpart_is_refused_with_the_text() -> None:
+    assert refused("\ta()\n", "    a()", "    a()\n      b()") == (
+        "the indentation '      ' in new_text has no counterpart in old_text, which is indented otherwise than the file"
+        ". Copy old_text exactly; a.py has:\n1\t\ta()"
+    )
+
+
+def test_part_of_the_indentation_is_no_exact_match() -> None:
+    assert once("    a()\n", "  a()", "  a()\n  b()").text == "    a()\n    b()\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "why"),
+    [
+        ("def f():\n    if y:\n        return 1", "line 2 has `x` where old_text has `y`"),
+        ("def f():\n        return 1", "old_text leaves out line 2"),
+        ("def f():\n    if x:\n        log()\n        return 1", "the file does not have `log()` there"),
+        (
+            "def f(\n):\n    if (x):\n        return 1",
+            "it stands there with other line breaks, commas",
+        ),
+    ],
+)
+def test_a_refusal_says_why_and_shows_the_text_that_is_meant(old: str, why: str) -> None:
+    words = refused(CODE, old)
+    assert why in words
+    assert "1\tdef f():\n2\t    if x:\n3\t        return 1\n" in words
+
+
+def test_an_edit_that_was_already_made_is_named() -> None:
+    text = "def total(items):\n    return sum(items)\n"
+    assert refused(text, "    return add(items)", "    return sum(items)  ").startswith(
+        "old_text does not occur in a.py"
+    )
+    new = "def total(items):\n    return sum(items)"
+    assert refused(text, "def count(items):\n    return len(items)", new) == (
+        "old_text does not occur in a.py, but new_text does, from line 1. Was the edit already made?\n"
+        "1\tdef total(items):\n2\t    return sum(items)"
     )
 
 
 def test_text_that_does_not_occur_is_refused() -> None:
-    assert refused(CODE, "class C:") == (
-        "old_text does not occur in a.py; read the file again and copy the text exactly"
+    assert refused("x = 1\n" * 9, "class C:") == (
+        "old_text does not occur in a.py, nor anything like it; read the file again, or look for the text with grep"
     )
     assert refused("", "class C:").startswith("old_text does not occur in a.py")
     assert refused("a\nb\n", " \n \n").startswith("old_text does not occur in a.py")
+
+
+@pytest.mark.parametrize(
+    ("line", "is_placeholder"),
+    [
+        ("# ... existing code ...", True),
+        ("// rest of the code unchanged", True),
+        ("<!-- ... -->", True),
+        ("    ...", False),
+        ("# Keep the rest of the file open until the end", False),
+        ('print("...")', False),
+        ("def existing(): ...", False),
+    ],
+)
+def test_lines_that_stand_for_code_are_told_from_code(line: str, is_placeholder: bool) -> None:
+    assert placeholder_in(f"a\n{line}\nb", "a\nb") == (line.strip() if is_placeholder else None)
+    assert placeholder_in(line, f"a\n{line}\nb") is None
 
 
 PIECE = st.text(alphabet="ab \t\r\n", max_size=12)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from tests.tools.conftest import OpenBox, call
 async def test_reading_numbers_lines_and_hides_bom_and_carriage_returns(open_box: OpenBox, root: Path) -> None:
     (root / "a.txt").write_bytes("\ufeffone\r\n\r\nthrée".encode())
     async with open_box() as box:
-        assert await box.run("read_file", path="a.txt") == Outcome(text="     1\tone\n     2\t\n     3\tthrée")
+        assert await box.run("read_file", path="a.txt") == Outcome(text="1\tone\n2\t\n3\tthrée")
 
 
 async def test_a_partial_read_says_which_lines_it_shows_and_how_to_continue(open_box: OpenBox, root: Path) -> None:
@@ -31,9 +32,9 @@ async def test_a_partial_read_says_which_lines_it_shows_and_how_to_continue(open
         whole = await box.run("read_file", path="a.txt")
         last = await box.run("read_file", path="a.txt", line=5000)
         beyond = await box.run("read_file", path="a.txt", line=5001)
-    assert middle.text == "    10\t10\n    11\t11\n[lines 10-11 of 5,000; continue with line=12]"
-    assert whole.text.endswith("  2000\t2000\n[lines 1-2000 of 5,000; continue with line=2001]")
-    assert last.text == "  5000\t5000"
+    assert middle.text == "10\t10\n11\t11\n[lines 10-11 of 5,000; continue with line=12]"
+    assert whole.text.endswith("\n2000\t2000\n[lines 1-2000 of 5,000; continue with line=2001]")
+    assert last.text == "5000\t5000"
     assert beyond == Outcome(text="read_file: line is 5001; a.txt has only 5,000 lines", is_error=True)
 
 
@@ -41,7 +42,7 @@ async def test_long_lines_and_large_reads_are_cut(open_box: OpenBox, root: Path)
     (root / "long.txt").write_text("x" * 3000 + "\n" + ("y" * 1000 + "\n") * 100)
     async with open_box() as box:
         text = (await box.run("read_file", path="long.txt")).text
-    assert text.startswith(f"     1\t{'x' * 2000}[... 1,000 more bytes in this line]\n     2\ty")
+    assert text.startswith(f"1\t{'x' * 2000}[... 1,000 more bytes in this line]\n2\ty")
     assert text.endswith("\n[lines 1-48 of 101; continue with line=49]")
     assert len(text) < 51_000
 
@@ -62,14 +63,12 @@ async def test_any_lines_of_a_huge_file_can_be_read_in_pieces(
         beyond = await box.run("read_file", path="huge.txt", line=51)
         binary = await box.run("read_file", path="zero.bin")
     size = (root / "huge.txt").stat().st_size
-    assert (
-        first.text == f"     1\tline 1\n     2\tline 2\n[lines 1-2 of a file of {size:,} bytes; continue with line=3]"
-    )
+    assert first.text == f"1\tline 1\n2\tline 2\n[lines 1-2 of a file of {size:,} bytes; continue with line=3]"
     assert long.text == (
-        f"    10\t{'é' * 2_000}[... 2,000 more bytes in this line]\n"
+        f"10\t{'é' * 2_000}[... 2,000 more bytes in this line]\n"
         f"[lines 10-10 of a file of {size:,} bytes; continue with line=11]"
     )
-    assert last.text == "    49\tline 49\n    50\tline 50"
+    assert last.text == "49\tline 49\n50\tline 50"
     assert beyond == Outcome(text="read_file: line is 51; huge.txt has only 50 lines", is_error=True)
     assert binary.text == "read_file: zero.bin is binary (99 bytes); only text and images can be read"
 
@@ -142,7 +141,7 @@ async def test_unreadable_files_are_refused_with_a_reason(open_box: OpenBox, roo
         "data.bin": "read_file: data.bin is binary (6 bytes); only text and images can be read",
         "packed": "read_file: packed is binary (128 bytes); only text and images can be read",
         "src/settings.py": "(src/settings.py is empty)",
-        "latin.txt": "     1\td�j� vu, encore une fois\n[bytes that are not UTF-8 are shown as �]",
+        "latin.txt": "1\tdéjà vu, encore une fois\n[the file is latin-1; the tools keep this encoding]",
         "a\0b": "read_file: path is 'a\\x00b'; expected the path of a file or directory",
     }
 
@@ -245,7 +244,8 @@ async def test_an_edit_says_how_often_and_how_it_matched(open_box: OpenBox, root
         loosely = await box.run("edit_file", path="a.py", old_text="b\nb", new_text="c")
     assert every.text == "Edited a.py in 2 places, the first at line 2."
     assert loosely.text == (
-        "Edited a.py in 1 place, at line 2 (old_text differed only in white space; new_text was indented to match)."
+        "Edited a.py in 1 place, at line 2 (old_text differed only in white space; new_text was indented to match). "
+        "It now reads:\n2\t    c\n"
     )
     assert (root / "a.py").read_text() == "if x:\n    c\n"
 
@@ -253,11 +253,11 @@ async def test_an_edit_says_how_often_and_how_it_matched(open_box: OpenBox, root
 async def test_an_impossible_edit_is_a_fault_when_planned_and_changes_nothing(open_box: OpenBox, root: Path) -> None:
     (root / "src").mkdir()
     (root / "src" / "app.py").write_text("a\na\na\n")
-    (root / "latin.txt").write_bytes(b"caf\xe9 = 1\n")
+    (root / "data.bin").write_bytes(b"\0\1\2")
     edits = {
-        "src/app.py": "edit_file: old_text occurs 3 times in src/app.py; include more lines so that it occurs once "
-        "(lines 1, 2, 3), or set all=true",
-        "latin.txt": "edit_file: latin.txt is not UTF-8 (byte 0xe9 at 3); use shell to change it",
+        "src/app.py": "edit_file: old_text occurs 3 times in src/app.py; include more lines so that it occurs once, "
+        "or set all=true:\n1\ta\n2\ta\n3\ta",
+        "data.bin": "edit_file: data.bin is binary (3 bytes); use shell to change it",
         "src/ap.py": "edit_file: src/ap.py does not exist; similar: src/app.py",
         "src": "edit_file: src is a directory; expected a file; use list_files for directories",
     }
@@ -326,8 +326,8 @@ async def test_images_are_returned_as_images_and_utf_16_as_text(open_box: OpenBo
     )
     assert said == {
         "large.jpg": "read_file: large.jpg is an image of 3,000,003 bytes; at most 3,000,000 bytes can be shown",
-        "wide.txt": "     1\tdéjà\n     2\tvu\n     3\t[the file is utf-16: change it with shell, not edit_file]",
-        "wider.txt": "     1\tdéjà\n     2\t[the file is utf-32: change it with shell, not edit_file]",
+        "wide.txt": "1\tdéjà\n2\tvu\n[the file is utf-16-le; the tools keep this encoding]",
+        "wider.txt": "1\tdéjà\n[the file is utf-32-le; the tools keep this encoding]",
     }
 
 
@@ -357,7 +357,8 @@ async def test_a_call_touches_only_the_file_that_was_allowed(open_box: OpenBox, 
     assert (tmp_path / "key").read_text() == "secret\n"
 
 
-CHANGED = "a.txt has changed since it was read; read it again first"
+CHANGED = "a.txt has changed since you read it; read it again first. It changed here:\n2\ttwo\n3\tthree"
+REPLACED = "a.txt has changed since you read it; read it again first. It changed here:\n1\tother"
 
 
 async def test_a_file_changed_by_others_must_be_read_again_before_a_write(open_box: OpenBox, root: Path) -> None:
@@ -376,7 +377,103 @@ async def test_a_file_changed_by_others_must_be_read_again_before_a_write(open_b
         assert not (await box.run("edit_file", **edit)).is_error
         assert not (await box.run("edit_file", path="a.txt", old_text="three", new_text="3")).is_error  # its own change
         path.write_text("other\n")
-        assert (await box.run("write_file", path="a.txt", content="x")).text == f"write_file: {CHANGED}"
+        assert (await box.run("write_file", path="a.txt", content="x")).text == f"write_file: {REPLACED}"
+
+
+async def test_an_edit_away_from_what_others_changed_is_made_and_says_so(open_box: OpenBox, root: Path) -> None:
+    path = root / "a.txt"
+    path.write_text("one\ntwo\nthree\nfour\nfive\n")
+    async with open_box() as box:
+        await box.run("read_file", path="a.txt")
+        path.write_text("one\ntwo\nthree\nfour\n5\n")
+        edited = await box.run("edit_file", path="a.txt", old_text="one", new_text="1")
+    assert edited.text.startswith("Edited a.txt in 1 place, at line 1 (others changed lines 5-5 since you read it).")
+    assert path.read_text() == "1\ntwo\nthree\nfour\n5\n"
+
+
+async def test_files_in_other_encodings_are_read_and_edited_without_loss(open_box: OpenBox, root: Path) -> None:
+    texts = {
+        "latin-1": "prix: 3 francs\nété déjà passé\n",
+        "cp1252": "price: 3 €\nan “old” price\n",
+        "cp932": "# 設定ファイル\nname = これは名前です\n",
+        "euc_jp": "# 設定ファイル\nname = これは名前です\n",
+        "utf-16": "name = Ä\r\nother = ö\r\n",
+    }
+    async with open_box() as box:
+        for encoding, text in texts.items():
+            path = root / f"{encoding}.txt"
+            path.write_bytes(text.encode(encoding))
+            shown = (await box.run("read_file", path=path.name)).text
+            assert text.splitlines()[1] in shown
+            first, changed = text.splitlines()[1], text.splitlines()[1] + "!"
+            outcome = await box.run("edit_file", path=path.name, old_text=first, new_text=changed)
+            assert not outcome.is_error, outcome.text
+            assert path.read_bytes() == text.replace(first, changed).encode(encoding)
+            assert box.log.changes[-1][2] == text.encode(encoding)
+        refused = await box.run("edit_file", path="latin-1.txt", old_text="prix", new_text="прайс")
+    assert refused.text == (
+        "edit_file: new_text has 'п' (U+043F), which latin-1, the encoding of the file, does not have; "
+        "write it in another way"
+    )
+
+
+async def test_stray_bytes_in_a_file_survive_an_edit(open_box: OpenBox, root: Path) -> None:
+    data = "déjà vu ✓\n".encode() + b"stray \xff byte\nlast\n"
+    (root / "a.txt").write_bytes(data)
+    async with open_box() as box:
+        assert "stray � byte" in (await box.run("read_file", path="a.txt")).text
+        outcome = await box.run("edit_file", path="a.txt", old_text="last", new_text="final")
+    assert not outcome.is_error
+    assert outcome.announcement is not None
+    assert outcome.announcement.diffs[0].new_text == "déjà vu ✓\nstray � byte\nfinal\n"
+    assert (root / "a.txt").read_bytes() == data.replace(b"last", b"final")
+
+
+async def test_a_change_that_breaks_the_syntax_says_so_once(open_box: OpenBox, root: Path) -> None:
+    (root / "a.py").write_text("def f():\n    return (1)\n")
+    (root / "a.json").write_text('{"a": 1}\n')
+    (root / "broken.toml").write_text("a = = 1\n")
+    async with open_box() as box:
+        edits = (("a.py", "(1)", "(1"), ("a.json", "1", "1,"), ("broken.toml", "1", "2"), ("a.py", "(1", "(2"))
+        said = [(await box.run("edit_file", path=path, old_text=old, new_text=new)).text for path, old, new in edits]
+        new = (await box.run("write_file", path="b.yaml", content="a: [1\nb: 2\n")).text
+        template = (await box.run("write_file", path="c.yaml", content="a: {{ .Values.a }}\n{{- if b }}\n")).text
+    language = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+    assert f"With this change, it no longer parses as {language}: '(' was never closed, line 2." in said[0]
+    assert "With this change, it no longer parses as JSON: " in said[1]
+    assert [text for text in (*said[2:], template) if "parse" in text] == []
+    assert "It does not parse as YAML: " in new
+
+
+async def test_a_long_file_is_not_replaced_unread_and_a_short_one_is_shown(open_box: OpenBox, root: Path) -> None:
+    (root / "long.txt").write_text("line\n" * 100)
+    (root / "short.txt").write_text("one\ntwo\n")
+    async with open_box() as box:
+        refused = await box.run("write_file", path="long.txt", content="new\n")
+        await box.run("read_file", path="long.txt")
+        allowed = await box.run("write_file", path="long.txt", content="new\n")
+        replaced = await box.run("write_file", path="short.txt", content="new\n")
+    assert refused.text == (
+        "write_file: long.txt exists and has 101 lines, which you have not read; read it first, or change a part of it "
+        "with edit_file"
+    )
+    assert allowed.text == "Replaced long.txt: 1 line, 4 bytes."
+    assert replaced.text == (
+        "Replaced short.txt: 1 line, 4 bytes. You had not read this file. It contained:\n1\tone\n2\ttwo\n"
+    )
+
+
+@pytest.mark.parametrize("stub", ["# ... existing code ...", "    // ... rest of the function ...", "/* ... */"])
+async def test_text_that_stands_for_code_is_not_written(open_box: OpenBox, root: Path, stub: str) -> None:
+    (root / "a.py").write_text("one()\ntwo()\n")
+    async with open_box() as box:
+        edited = await box.run("edit_file", path="a.py", old_text="one()", new_text=f"zero()\n{stub}\n")
+        written = await box.run("write_file", path="a.py", content=f"zero()\n{stub}\n")
+    assert edited.text == (
+        f"edit_file: `{stub.strip()}` in new_text stands for code that would be lost; write out the whole new_text"
+    )
+    assert written.text.startswith(f"write_file: `{stub.strip()}` stands for code of a.py that would be lost")
+    assert (root / "a.py").read_text() == "one()\ntwo()\n"
 
 
 async def test_a_file_never_read_can_be_edited_and_a_removed_one_written_again(open_box: OpenBox, root: Path) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from crow import programs
+from crow.programs import Programs
 from crow.tools.builtin import scan
-from crow.tools.process import found_program
 from tests.tools.conftest import OpenBox
 
 FAKE = f"""#!{sys.executable} -IS
@@ -39,9 +40,9 @@ PATTERNS = (
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """A program that answers like ripgrep and logs each call."""
-    path = tmp_path / "bin" / "rg"
-    path.parent.mkdir()
+    """A program that answers like ripgrep and logs each call. The user installed it below HOME."""
+    path = tmp_path / ".local" / "bin" / "rg"
+    path.parent.mkdir(parents=True)
     path.write_text(FAKE.replace("@LOG", str(tmp_path / "log")))
     path.chmod(0o755)
     return path
@@ -103,15 +104,18 @@ async def test_grep_uses_ripgrep_if_there_is_one_and_it_saves_time(
 ) -> None:
     log = tmp_path / "log"
     async with open_box() as box:
-        monkeypatch.setenv("PATH", os.environ["PATH"])
+        monkeypatch.setattr(programs, "SYSTEM_PLACES", ())
         plain = (await box.run("grep", pattern=r"x = 1\d$")).text
-        monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+        monkeypatch.setenv("HOME", str(tmp_path))
         assert (await box.run("grep", pattern="x = 17")).text == "f17.txt:1: x = 17"
         assert not log.exists(), "plain text is searched without ripgrep"
         assert (await box.run("grep", pattern=r"x = 1\d$")).text == plain
         assert log.read_text() == "asked\n"
         await anyio.Path(program).write_text("#!/bin/sh\nexit 3\n")
         assert (await box.run("grep", pattern=r"x = 1\d$")).text == plain
+
+
+async def ignore(_output: str) -> None: ...
 
 
 async def test_a_search_runs_no_program_of_the_workspace(
@@ -130,10 +134,13 @@ async def test_a_search_runs_no_program_of_the_workspace(
     async with open_box() as box:
         assert "f7.txt:1: x = 7" in (await box.run("grep", pattern="x = [7]")).text
         assert "f7.txt" in (await box.run("list_files")).text
-        assert found_program("rg", box.workspace.contains) != str(tmp_path / "bin" / "rg")
-        assert found_program("git", lambda _: True) == str(tree / ".venv" / "git"), (
-            "if / is the workspace, every program counts"
-        )
+        assert await box.workspace.run("type bash", access="full", timeout_s=60, on_output=ignore)
+        monkeypatch.setenv("HOME", str(tree))
+        (tree / ".local").mkdir()
+        (tree / ".venv").rename(tree / ".local" / "bin")
+        Programs(tmp_path / "untrusted-programs").distrust([tree])
+        monkeypatch.setattr(programs, "SYSTEM_PLACES", ())
+        assert "f7.txt:1: x = 7" in (await box.run("grep", pattern="x = [7]")).text
     assert not ran.exists()
 
 

@@ -100,7 +100,52 @@ async def test_two_commands_run_at_once(open_box: OpenBox, root: Path) -> None:
 async def test_seven_megabytes_of_output_cross_the_toolbox_whole(open_box: OpenBox) -> None:
     async with open_box() as box:
         outcome = await box.run("shell", command="head -c 7000000 /dev/zero | tr '\\0' a")
-    assert outcome.text == "a" * 7_000_000
+    whole, _, note = outcome.text.rpartition("\n")
+    assert (whole, outcome.max_chars) == ("a" * 7_000_000, 12_000)
+    assert note.startswith("[the whole output is in ")
+
+
+async def test_a_long_output_can_be_read_and_searched_until_the_session_ends(open_box: OpenBox) -> None:
+    async with open_box() as box:
+        outcome = await box.run("shell", command="seq 1 9999")
+        path = outcome.text.rpartition("[the whole output is in ")[2].partition(";")[0]
+        planned = await box.plan("read_file", path=path)
+        read = await box.run("read_file", path=path, line=5000, limit=1)
+        found = await box.run("grep", path=path, pattern="^7777$")
+        mode = (await anyio.Path(path).stat()).st_mode
+        other = await box.plan("read_file", path=f"{path}/../../passwd")
+    assert (planned.is_outside, other.is_outside, mode & 0o777) == (False, True, 0o600)
+    assert read.text.startswith("5000\t5000\n")
+    assert "7777: 7777" in found.text
+    assert not await anyio.Path(path).parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        (r"\033[31mred\033[0m \033]8;;http://x\033\\link\033]8;;\007", "red link"),
+        (r"  5%%\r 50%%\r100%%\r\ndone", "100%\ndone"),
+        (r"windows\r\nline\r\n", "windows\nline"),
+        (r"abd\bc", "abc"),
+        (r"x\nx\nx\n", "x\nx\nx"),
+        (r"x\nx\nx\nx\nx\ny", "x\n[the line above came 5 times in a row]\ny"),
+    ],
+)
+async def test_output_is_what_a_terminal_would_show_in_the_end(open_box: OpenBox, printed: str, shown: str) -> None:
+    async with open_box() as box:
+        assert (await box.run("shell", command=f"printf '{printed}'")).text == shown
+
+
+async def test_a_failure_in_front_of_a_pipe_is_named(open_box: OpenBox) -> None:
+    async with open_box() as box:
+        hidden = await box.run("shell", command="(echo broken; exit 2) | cat")
+        usual = await box.run("shell", command="yes | head -1")
+        failed = await box.run("shell", command="false | (exit 3)")
+        quoted = await box.run("shell", command="echo 'a | b' \"$?\"")
+    assert (hidden.text, hidden.is_error) == ("broken\n[exit codes in the last pipe: 2, 0]", False)
+    assert (usual.text, usual.is_error) == ("y", False)
+    assert (failed.text, failed.is_error) == ("[exit code 3]", True)
+    assert quoted.text.startswith("a | b ")
 
 
 async def test_a_background_command_runs_on_between_calls(open_box: OpenBox, root: Path) -> None:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import codecs
 import difflib
 import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -25,6 +23,9 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image
 from crow.domain.rendering import RESULT_MASK, in_title
 from crow.tools import FileStat, Outcome, PlannedCall, Protection, Workspace
+from crow.tools.builtin.mismatch import excerpt, placeholder_in
+from crow.tools.builtin.syntax import find_syntax_error
+from crow.tools.builtin.text_file import WIDE_ENCODINGS, SeenFiles, TextFile, read_text_file
 from crow.tools.builtin.tool import (
     Arguments,
     Builtin,
@@ -52,10 +53,8 @@ LINE_CHARS = 2_000
 ROW_BYTES = 4 * LINE_CHARS
 SNIFFED_CHARS = 8_192
 SNIFFED_BYTES = 16
-WIDE_ENCODINGS = {
-    "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
-    "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
-}
+UNREAD_LINES = 60
+"""A longer file that the model has not read is not replaced as a whole."""
 
 IMAGE_BYTES = 3_000_000
 """Some providers refuse images with more bytes."""
@@ -66,12 +65,34 @@ IMAGE = re.compile(
 
 PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
 KINDS = {"file": "file", "directory": "directory", "other": "device, pipe or socket"}
+PLACE = re.compile(r"@?(?P<path>[^@].*?)(?::(?P<first>\d{1,9})(?:[-:](?P<last>\d{1,9}))?)?")
+"""A path as other programs print places in files, or as people mention files in a prompt."""
+
+SKIPPED = frozenset({"node_modules", "venv", "__pycache__", "target", "build", "dist"})
+MAX_DIRECTORIES = 2_000
+MAX_SAME_NAMES = 3
 MAX_NAMES = 10_000
 MAX_COMPARED_NAMES = 500
 COMPARED_CHARS = 60
 
 
+async def readable(context: ToolContext, args: Arguments) -> Arguments:
+    """Return the arguments of a call that names a file as `@path`, `path:20` or `path:20-40`, in their plain form. A
+    file that really has such a name comes first."""
+    found = PLACE.fullmatch(args["path"])
+    if found is None or (await context.workspace.stat(context.target(args["path"]).path)).kind != "missing":
+        return args
+    plain = {**args, "path": found["path"]}
+    if found["first"] and "line" not in args:
+        first, last = int(found["first"]), int(found["last"] or 0)
+        plain |= {"line": max(1, first)}
+        if last >= first and "limit" not in args:
+            plain |= {"limit": last - max(1, first) + 1}
+    return plain
+
+
 async def plan_read(context: ToolContext, args: Arguments) -> PlannedCall:
+    args = await readable(context, args)
     target = context.target(args["path"])
     line, limit = args.get("line"), args.get("limit")
     lines = f" from line {line}" if line is not None else ""
@@ -81,21 +102,24 @@ async def plan_read(context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
+    args = await readable(invocation.context, args)
     workspace, target = invocation.context.workspace, invocation.target(args["path"])
     stat = await stat_kind(workspace, target, ("file",), A_FILE, head=SNIFFED_BYTES)
     media = image_type(stat.head)
     if media is not None:
         return await read_image(workspace, target, stat, media)
-    text = None
+    text, note = None, ""
     if stat.size > WHOLE_BYTES:
         start = (await workspace.read_bytes(target.path, SNIFFED_CHARS)).decode("utf-8", "replace")
+        is_binary = "\0" in start or start.count("�") * 10 > len(start)
     else:
-        text = await workspace.read_text(target.path)
-        invocation.context.seen_files.note(target.path, text)
-        if text.startswith(("\ufffd\ufffd", "\0\0\ufffd\ufffd")):  # UTF-16 and UTF-32 files begin like this
-            text = decode_wide(await workspace.read_bytes(target.path)) or text
-        start = text[:SNIFFED_CHARS]
-    if "\0" in start or start.count("�") * 10 > len(start):
+        file = await read_text_file(workspace, target.path)
+        is_binary = file is None
+        if file is not None:
+            text = file.shown
+            invocation.context.seen_files.note(target.path, file.text)
+            note = "" if file.encoding == "utf-8" else f"\n[the file is {file.encoding}; the tools keep this encoding]"
+    if is_binary:
         raise ArgumentError(f"{target.name} is binary ({stat.size:,} bytes); only text and images can be read")
     window = LineWindow(first=args.get("line", 1), limit=args.get("limit", WINDOW_LINES))
     if text is not None:
@@ -109,7 +133,7 @@ async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
             at += len(piece)
             if not await anyio.to_thread.run_sync(window.feed, piece):
                 break
-    return Outcome(text=format_window(window, target.name, size))
+    return Outcome(text=format_window(window, target.name, size) + note)
 
 
 async def read_image(workspace: Workspace, target: PathTarget, stat: FileStat, media: str) -> Outcome:
@@ -120,17 +144,6 @@ async def read_image(workspace: Workspace, target: PathTarget, stat: FileStat, m
     data = base64.b64encode(await workspace.read_bytes(target.path)).decode("ascii")
     text = f"{target.name} is an image ({media}, {stat.size:,} bytes)."
     return Outcome(text=text, images=(Image(data=data, mime_type=media),))
-
-
-def decode_wide(data: bytes) -> str | None:
-    """Return the text of a file that begins with a byte order mark of UTF-16 or UTF-32. Return None for any other
-    file."""
-    for encoding, marks in WIDE_ENCODINGS.items():
-        if data.startswith(marks):
-            with suppress(UnicodeDecodeError):
-                return data.decode(encoding) + f"\n[the file is {encoding}: change it with shell, not edit_file]"
-            break
-    return None
 
 
 def format_window(window: LineWindow, name: str, size: str) -> str:
@@ -146,7 +159,7 @@ def format_window(window: LineWindow, name: str, size: str) -> str:
     rows: list[str] = []
     chars = 0
     for number, row in enumerate(window.rows, window.first):
-        text = f"{number:6}\t{row.text().removeprefix(chr(0xFEFF) if number == 1 else '')}"
+        text = f"{number}\t{row.text().removeprefix(chr(0xFEFF) if number == 1 else '')}"
         chars += len(text) + 1
         if chars > WINDOW_CHARS and rows:
             break
@@ -229,22 +242,28 @@ class LineWindow:
 
 async def plan_write(context: ToolContext, args: Arguments) -> PlannedCall:
     target = context.target(args["path"])
-    before, fault = await read_replaced(context, target)
-    check_mask("content", args["content"], before or "")
-    diff = Diff(path=target.client_path, old_text=before, new_text=args["content"])
+    before, fault = await read_replaced(context, target, args["content"])
+    shown = None if before is None else before.shown
+    check_mask("content", args["content"], shown or "")
+    diff = Diff(path=target.client_path, old_text=shown, new_text=args["content"])
     return await plan_change(context, target, f"Write {in_title(target.name)}", diff=diff, fault=fault)
 
 
 async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
     target, content = invocation.target(args["path"]), str(args["content"])
-    before, fault = await read_replaced(invocation.context, target)
+    context = invocation.context
+    is_known = context.seen_files.knows(target.path)
+    before, fault = await read_replaced(context, target, content)
     if fault is not None:
         raise ArgumentError(fault)
-    check_mask("content", content, before or "")
+    check_mask("content", content, "" if before is None else before.shown)
     lines = content.count("\n") + (not content.endswith("\n") and content != "")
     verb = "Created" if before is None else "Replaced"
     done = f"{verb} {target.name}: {lines:,} line{'s' * (lines != 1)}, {len(content.encode()):,} bytes."
-    return await apply_change(invocation, target, before, content, f"Write {in_title(target.name)}", done, None)
+    if before is not None and before.text.strip() and not is_known:
+        done += f" You had not read this file. It contained:\n{excerpt(before.shown.split(chr(10)), 0, UNREAD_LINES)}\n"
+    change = Change(before=before, after=content, title=f"Write {in_title(target.name)}", done=done)
+    return await apply_change(invocation, target, change)
 
 
 def check_mask(argument: str, new: str, old: str) -> None:
@@ -260,20 +279,45 @@ def check_mask(argument: str, new: str, old: str) -> None:
         )
 
 
-async def read_replaced(context: ToolContext, target: PathTarget) -> tuple[str | None, str | None]:
-    """Return the text that a write would replace, and the reason why it cannot be replaced. The text is None for a new
-    file. The reason is None if the text can be replaced."""
+async def read_replaced(context: ToolContext, target: PathTarget, content: str) -> tuple[TextFile | None, str | None]:
+    """Return the file that a write of `content` would replace, and the reason why it cannot be replaced. The file is
+    None if there is none yet, or if it cannot be shown. The reason is None if the write is fine."""
+    seen, name = context.seen_files, target.name
     stat = await context.workspace.stat(target.path)
     match stat.kind:
         case "missing":
             return None, None
         case "file" if stat.size <= WHOLE_BYTES:
-            before = await context.workspace.read_text(target.path)
-            return before, context.seen_files.find_fault(target.path, before, target.name)
+            pass
         case "file":
-            return None, f"{target.name} has {stat.size:,} bytes, too many to keep for undo; use shell"
+            return None, f"{name} has {stat.size:,} bytes, too many to keep for undo; use shell"
         case _:
-            return None, f"{target.name} is a {KINDS[stat.kind]}; expected the path of a file"
+            return None, f"{name} is a {KINDS[stat.kind]}; expected the path of a file"
+    before = await read_text_file(context.workspace, target.path)
+    if before is None:  # a binary file becomes text
+        before = TextFile(text=await context.workspace.read_text(target.path))
+    lines = before.shown.split("\n")
+    if seen.has_changed(target.path, before.text):
+        return before, changed_fault(seen, target, before)
+    stub = placeholder_in(content, before.shown)
+    if stub is not None:
+        return before, f"`{stub}` stands for code of {name} that would be lost; write the whole file, or use edit_file"
+    if not seen.knows(target.path) and len(lines) > UNREAD_LINES:
+        return before, (
+            f"{name} exists and has {len(lines):,} lines, which you have not read; read it first, or change a part of "
+            "it with edit_file"
+        )
+    return before, None
+
+
+def changed_fault(seen: SeenFiles, target: PathTarget, now: TextFile) -> str:
+    """Return the reason why a file that others have changed cannot be changed now. It shows what they changed."""
+    lines = now.shown.split("\n")
+    changed = seen.changed_lines(target.path, now.text)
+    if changed is None:
+        return f"{target.name} has changed since you read it; read it again first"
+    shown = excerpt(lines, max(0, changed.start - 1), changed.stop + 1)
+    return f"{target.name} has changed since you read it; read it again first. It changed here:\n{shown}"
 
 
 async def plan_change(
@@ -307,31 +351,52 @@ async def plan_change(
     )
 
 
-async def apply_change(
-    invocation: ToolInvocation,
-    target: PathTarget,
-    before: str | None,
-    after: str,
-    title: str,
-    done: str,
-    line: int | None,
-) -> Outcome:
-    """Log the old content, write `after`, and return an outcome that shows the file's new content. `before` is the text
-    that was read to make the change."""
-    workspace, path = invocation.context.workspace, target.path
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of a file that is about to be made."""
+
+    before: TextFile | None
+    """The file as it was read to make the change, or None for a new file."""
+    after: str
+    """The whole new text."""
+    title: str
+    done: str
+    """What the model is told when the change is made."""
+    line: int | None = None
+    """The first changed line, counted from 1."""
+    argument: str = "content"
+    """The argument that the new text comes from."""
+
+
+async def apply_change(invocation: ToolInvocation, target: PathTarget, change: Change) -> Outcome:
+    """Log the old content, write the new one, and return an outcome that shows the file's new content."""
+    workspace, path, before, after = invocation.context.workspace, target.path, change.before, change.after
+    if before is not None and before.encoding in WIDE_ENCODINGS and not after.startswith("\ufeff"):
+        after = f"\ufeff{after}"
+    data = after.encode("utf-8") if before is None else before.encode(after, change.argument)
     old = None
     # the editor may show a file that is not on disk yet
     if before is not None and (await workspace.stat(path)).kind == "file":
         old = await workspace.read_bytes(path)
-        if old.decode("utf-8", "replace") != before:  # also log unsaved changes, as the user saw them
-            old = before.encode("utf-8", "replace")
-    await invocation.ports.log.before_change(invocation.call_id, path, old, after.encode("utf-8"))
-    written = await workspace.write_text(path, after)
+        if before.is_utf8 and old.decode("utf-8", "replace") != before.text:
+            old = before.text.encode("utf-8", "replace")  # also log unsaved changes, as the user saw them
+    await invocation.ports.log.before_change(invocation.call_id, path, old, data)
+    if before is None or before.is_utf8:
+        written = await workspace.write_text(path, after)
+    else:
+        # An editor serves only UTF-8.
+        await workspace.restore(path, data)
+        written = after
     invocation.context.seen_files.note(path, written)
+    done = change.done
     if written != after:
         done += " The editor changed it while saving; read it again before the next edit."
-    diff = Diff(path=target.client_path, old_text=before, new_text=written)
-    announcement = target.plan(title, "edit", "write", line=line, diffs=(diff,)).announcement
+    broken = await find_syntax_error(target.path.name, None if before is None else before.text, written)
+    if broken is not None:
+        done += f" {broken}"
+    shown = None if before is None else before.shown
+    diff = Diff(path=target.client_path, old_text=shown, new_text=TextFile(text=written).shown)
+    announcement = target.plan(change.title, "edit", "write", line=change.line, diffs=(diff,)).announcement
     return Outcome(text=done, announcement=announcement)
 
 
@@ -357,13 +422,31 @@ async def missing_error(workspace: Workspace, target: PathTarget) -> ArgumentErr
     try:
         names = await anyio.to_thread.run_sync(list_names, directory)
     except OSError:
+        elsewhere = await anyio.to_thread.run_sync(same_names, workspace, target.path.name)
         where = display_name(workspace, directory)
-        return ArgumentError(f"{target.name} does not exist; neither does the directory {where}")
+        also = f"; there is {', '.join(elsewhere)}" if elsewhere else ""
+        return ArgumentError(f"{target.name} does not exist; neither does the directory {where}{also}")
     similar = await anyio.to_thread.run_sync(similar_names, target.path.name, names)
+    if not similar:
+        similar = await anyio.to_thread.run_sync(same_names, workspace, target.path.name)
+        directory = workspace.resolve(".")
     if not similar:
         return ArgumentError(f"{target.name} does not exist; use list_files to see which files exist")
     shown = ", ".join(display_name(workspace, directory / name) for name in similar)
     return ArgumentError(f"{target.name} does not exist; similar: {shown}")
+
+
+def same_names(workspace: Workspace, name: str) -> list[str]:
+    """Return up to three files of the working directory with this name, relative to it. Only the first directories of a
+    large tree are searched."""
+    root, found = workspace.resolve("."), []
+    for number, (directory, folders, names) in enumerate(os.walk(root)):
+        folders[:] = sorted(folder for folder in folders if not folder.startswith(".") and folder not in SKIPPED)
+        if name in names and workspace.read_protection(path := Path(directory) / name) == "none":
+            found.append(display_name(workspace, path))
+        if len(found) == MAX_SAME_NAMES or number == MAX_DIRECTORIES:
+            break
+    return found
 
 
 def list_names(directory: Path) -> list[str]:
@@ -403,22 +486,20 @@ def sound_picture_type(data: str) -> str | None:
 
 READ_FILE_SPEC = tool_spec(
     "read_file",
-    "Read a text file or look at an image. Each line starts with its number and a tab, which are not part of the "
-    f"file. Reads at most {WINDOW_LINES:,} lines or {WINDOW_CHARS:,} characters; the last line of the output says "
-    "how to continue.",
+    "Read a text file, with the number of each line and a tab in front of it, or look at an image. If there is more, "
+    "the last line says how to continue.",
     required="path",
     path=PATH,
-    line=argument("integer", "First line to read, counted from 1.", minimum=1),
-    limit=argument("integer", "Number of lines to read.", minimum=1),
+    line=argument("integer", "First line, counted from 1.", minimum=1),
+    limit=argument("integer", "Number of lines.", minimum=1),
 )
 READ_FILE = Builtin(READ_FILE_SPEC, "read", "read", plan_read, run_read)
 
 WRITE_FILE_SPEC = tool_spec(
     "write_file",
-    "Create a file or replace its whole content. Missing directories are created. To change part of a file, use "
-    "edit_file.",
+    "Create a file, with missing directories, or replace its whole content. To change a part, use edit_file.",
     required="path content",
     path=PATH,
-    content=argument("string", "The complete new content of the file."),
+    content=argument("string", "The whole new content."),
 )
 WRITE_FILE = Builtin(WRITE_FILE_SPEC, "edit", "write", plan_write, run_write)

@@ -387,8 +387,14 @@ def run_program(command: list[str]) -> tuple[int, bytes]:
     import subprocess  # importing it takes 4 ms, and most searches do not need it
 
     try:
-        done = subprocess.run(  # noqa: S603 - the ripgrep that crow found outside the workspace
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False
+        done = subprocess.run(  # noqa: S603 - the ripgrep that crow found in a fixed place
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            # these variables may name libraries in the workspace
+            env={name: value for name, value in os.environ.items() if not name.startswith(("LD_", "DYLD_"))},
         )
     except OSError:
         return 2, b""

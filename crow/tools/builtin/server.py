@@ -20,7 +20,7 @@ from mcp.shared.exceptions import MCPError
 from crow.domain.entries import Announcement, Diff, Location, PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image
-from crow.tools import NOTHING_EXCLUDED, ExcludedPaths, OnOutput, Outcome, PlannedCall, Ports
+from crow.tools import NO_URL_RULES, NOTHING_EXCLUDED, ExcludedPaths, OnOutput, Outcome, PlannedCall, Ports, UrlRules
 from crow.tools.builtin import TOOLS, with_name
 from crow.tools.builtin.tool import ToolContext, ToolInvocation, describe_error
 
@@ -29,6 +29,7 @@ CALL_ID = "crow/call_id"
 PATH = "crow/path"
 ARGUMENT = "crow/argument"
 EXCLUDED = "crow/excluded"
+URL_RULES = "crow/url_rules"
 
 # The listing omits descriptions and schemas: the toolbox takes them from SPECS, and crow validates the arguments.
 LISTING = mcp.ListToolsResult(tools=[mcp.Tool(name=name, input_schema={"type": "object"}) for name in TOOLS])
@@ -72,12 +73,14 @@ class BuiltinClient:
 
 
 def meta_for(call_id: str, planned: PlannedCall | None = None) -> mcp.RequestParamsMeta:
-    """Return the `_meta` of a request. It contains the call's id, and the path, argument and exclusions of the planned
-    call that was allowed."""
+    """Return the `_meta` of a request. It contains the call's id, and the path, argument, exclusions and URL rules of
+    the planned call that was allowed."""
     path = planned.rule_paths[0] if planned is not None and planned.rule_paths else None
     argument = planned.argument if planned is not None else None
     excluded = asdict(planned.excluded if planned is not None else NOTHING_EXCLUDED)
-    return cast(mcp.RequestParamsMeta, {CALL_ID: call_id, PATH: path, ARGUMENT: argument, EXCLUDED: excluded})
+    url_rules = asdict(planned.url_rules if planned is not None else NO_URL_RULES)
+    meta = {CALL_ID: call_id, PATH: path, ARGUMENT: argument, EXCLUDED: excluded, URL_RULES: url_rules}
+    return cast(mcp.RequestParamsMeta, meta)
 
 
 def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
@@ -101,6 +104,7 @@ def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
             allowed_path=meta.get(PATH),
             allowed_argument=meta.get(ARGUMENT),
             excluded=ExcludedPaths(**{name: tuple(paths) for name, paths in meta.get(EXCLUDED, {}).items()}),
+            url_rules=UrlRules(**{name: tuple(rules) for name, rules in meta.get(URL_RULES, {}).items()}),
         )
         try:
             outcome = await TOOLS[params.name].run(invocation, params.arguments or {})
@@ -112,10 +116,9 @@ def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
 
 
 def to_result(outcome: Outcome) -> mcp.CallToolResult:
-    """Convert an outcome to an MCP result. `_meta["crow"]` has the outcome's `announcement`, `plan`, `raw_output` and
-    `skill`."""
+    """Convert an outcome to an MCP result. `_meta["crow"]` has those fields of the outcome for which MCP has none."""
     fields = asdict(outcome)
-    meta = {name: fields[name] for name in ("announcement", "plan", "raw_output", "skill")}
+    meta = {name: fields[name] for name in ("announcement", "plan", "raw_output", "skill", "max_chars")}
     images = [mcp.ImageContent(data=image.data, mime_type=image.mime_type) for image in outcome.images]
     return mcp.CallToolResult(
         content=[mcp.TextContent(text=outcome.text), *images], is_error=outcome.is_error, _meta={META: meta}
@@ -136,6 +139,7 @@ def from_result(result: mcp.CallToolResult) -> Outcome:
         raw_output=meta["raw_output"],
         images=tuple(Image(data=each.data, mime_type=each.mime_type) for each in images if each.type == "image"),
         skill=None if skill is None else tuple(skill),
+        max_chars=meta["max_chars"],
     )
 
 

@@ -11,6 +11,7 @@ from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import in_title, title_line
 from crow.tools import CommandAccess, Outcome, PlannedCall
+from crow.tools.builtin.output import MAX_CHARS, PipeStatuses
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 from crow.tools.jobs import END_S, Job
 from crow.tools.limits import COMMANDS
@@ -51,22 +52,26 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
         await job.wait(FIRST_OUTPUT_S)
         if job.is_running and invocation.ports.background is not None:
             await invocation.ports.background.watch(invocation.call_id, job)
-        return job_outcome(
+        return await job_outcome(
             invocation.context, job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill"
         )
+    statuses = PipeStatuses(command)
     code, output = await invocation.context.workspace.run(
-        command,
+        statuses.command,
         access=access,
         timeout_s=timeout_s,
-        on_output=invocation.on_output,
+        on_output=lambda so_far: invocation.on_output(statuses.split(so_far)[0]),
         excluded=invocation.excluded,
     )
-    end = describe_end(code, timeout_s)
-    hint = invocation.context.workspace.explain_failure(access, output, has_failed=bool(end))
+    output, codes = statuses.split(output)
+    end = describe_end(code, timeout_s) or statuses.note(codes)
+    shown = await invocation.context.outputs.shown(output.removesuffix("\n"))
+    hint = invocation.context.workspace.explain_failure(access, output, has_failed=code != 0)
     return Outcome(
-        text="\n".join(filter(None, [output.removesuffix("\n"), end, hint])) or "(no output)",
-        is_error=bool(end),
+        text="\n".join(filter(None, [shown, end, hint])) or "(no output)",
+        is_error=code != 0,
         raw_output={"exit_code": code, "timed_out": code is None},
+        max_chars=MAX_CHARS if len(shown) > MAX_CHARS else None,
     )
 
 
@@ -93,7 +98,7 @@ async def plan_output(context: ToolContext, args: Arguments) -> PlannedCall:
 async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
     job = invocation.context.jobs.find(args["job"])
     await job.wait(args.get("wait_s", 0))
-    return job_outcome(invocation.context, job, f"{job.id}: {job.state}")
+    return await job_outcome(invocation.context, job, f"{job.id}: {job.state}")
 
 
 async def plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
@@ -104,45 +109,45 @@ async def plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
 async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
     job = invocation.context.jobs.find(args["job"])
     if not job.is_running:
-        return job_outcome(invocation.context, job, f"{job.id} had already {job.state}")
+        return await job_outcome(invocation.context, job, f"{job.id} had already {job.state}")
     await job.command.end(END_S)
-    return job_outcome(invocation.context, job, f"{job.id}: {job.state}")
+    return await job_outcome(invocation.context, job, f"{job.id}: {job.state}")
 
 
-def job_outcome(context: ToolContext, job: Job, status: str) -> Outcome:
+async def job_outcome(context: ToolContext, job: Job, status: str) -> Outcome:
     output = job.take_output()
     if not job.is_running:
         job.told.set()
     has_failed = bool(job.command.returncode)
     hint = "" if job.is_running else context.workspace.explain_failure(job.access, output, has_failed=has_failed)
-    text = "\n".join(filter(None, [output.removesuffix("\n"), f"[{status}]", hint]))
-    return Outcome(text=text, raw_output={"job": job.id, "state": job.state})
+    shown = await context.outputs.shown(output.removesuffix("\n"))
+    text = "\n".join(filter(None, [shown, f"[{status}]", hint]))
+    max_chars = MAX_CHARS if len(shown) > MAX_CHARS else None
+    return Outcome(text=text, raw_output={"job": job.id, "state": job.state}, max_chars=max_chars)
 
 
 SHELL_SPEC = tool_spec(
     "shell",
-    "Run a command line with bash in the working directory. It has no terminal and no input. Each call starts "
-    "a new shell. When the command ends, the processes that it left running are ended. For a server or a watcher, set "
-    "background. Returns standard output and standard error in order, and the exit code if it is not 0.",
+    "Run a command line with bash in the working directory, in a new shell without terminal or input. Processes that "
+    "it leaves running are ended: set background for a server or a watcher. Returns all output, and the exit code if "
+    "it is not 0.",
     required="command",
     command=argument("string", "The command line.", minLength=1),
     access=argument(
         "string",
-        f"What the command may do. {DEFAULT_ACCESS}: look, compute, run tests and linters; changes outside $TMPDIR are "
-        "discarded or refused; no network. write: change files in the working directory; no network. full: everything, "
-        "such as installing packages, pushing, or writing elsewhere; the user is asked. "
-        f"Default {DEFAULT_ACCESS}; choose the least that works.",
+        f"What it may do; choose the least that works. {DEFAULT_ACCESS} (default): look and test; changes outside "
+        "$TMPDIR are discarded. write: also change the working directory. full: also the network and everything else, "
+        "after the user was asked.",
         enum=["read", "write", "full"],
     ),
     timeout_s=argument(
-        "integer", f"Seconds until the command is ended. Default {DEFAULT_TIMEOUT_S}.", minimum=1, maximum=MAX_TIMEOUT_S
+        "integer", f"Seconds until it is ended. Default {DEFAULT_TIMEOUT_S}.", minimum=1, maximum=MAX_TIMEOUT_S
     ),
     background=argument(
         "boolean",
-        "Start the command and return; read its output with shell_output, end it with shell_kill. It has no timeout. "
-        "You are told when it ends.",
+        "Return at once. shell_output reads its output, shell_kill ends it; it has no timeout. You are told when it "
+        "ends.",
     ),
-    description=argument("string", "The purpose in a few words."),
 )
 SHELL = Builtin(SHELL_SPEC, "execute", "execute", plan_shell, run_shell, COMMANDS)
 
@@ -150,12 +155,10 @@ JOB = argument("string", "The job's id, such as job1.", minLength=1)
 
 SHELL_OUTPUT_SPEC = tool_spec(
     "shell_output",
-    "Get what a background command has printed since the last call, and whether it is still running.",
+    "Get what a background command has printed since the last call, and whether it still runs.",
     required="job",
     job=JOB,
-    wait_s=argument(
-        "integer", "Wait up to this many seconds for the command to end. Default 0.", minimum=0, maximum=MAX_WAIT_S
-    ),
+    wait_s=argument("integer", "Wait up to so many seconds for its end. Default 0.", minimum=0, maximum=MAX_WAIT_S),
 )
 SHELL_OUTPUT = Builtin(SHELL_OUTPUT_SPEC, "read", "none", plan_output, run_output)
 

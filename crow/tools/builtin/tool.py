@@ -14,6 +14,7 @@ from crow.domain.entries import Announcement, CallKind, Diff, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import MAX_DEPTH, ToolCall, ToolSpec, is_too_deep
 from crow.tools import (
+    NO_URL_RULES,
     NOTHING_EXCLUDED,
     Access,
     AgentKind,
@@ -24,12 +25,15 @@ from crow.tools import (
     Ports,
     Protection,
     SkillInfo,
+    UrlRules,
     Workspace,
 )
+from crow.tools.builtin.output import OutputFiles
+from crow.tools.builtin.text_file import SeenFiles
 from crow.tools.jobs import Jobs
 from crow.tools.limits import FairLimiter
 from crow.tools.process import HiddenKeys, KeySource
-from crow.tools.workspace import SeenFiles, shared_inode
+from crow.tools.workspace import shared_inode
 
 Arguments: TypeAlias = Mapping[str, Any]
 """The arguments of a call, checked against the tool's schema. Optional arguments may be absent."""
@@ -80,6 +84,7 @@ class ToolContext:
     workspace: Workspace
     jobs: Jobs
     seen_files: SeenFiles = field(default_factory=SeenFiles)
+    outputs: OutputFiles = field(default_factory=OutputFiles)
     skills: tuple[SkillInfo, ...] = ()
     agents: tuple[AgentKind, ...] = ()
     fetches_private: bool = False
@@ -93,7 +98,10 @@ class ToolContext:
         resolved = self.workspace.resolve(path)
         given, cwd = os.path.normpath(self.workspace.cwd / path), str(self.workspace.cwd)
         names = (given, given[len(cwd) + 1 :]) if given.startswith(cwd + os.sep) else (given,)
-        return replace(PathTarget.at(self.workspace, resolved), given_names=names)
+        target = replace(PathTarget.at(self.workspace, resolved), given_names=names)
+        if self.outputs.contains(resolved):  # the model has caused this file, and may see it
+            target = replace(target, is_outside=False, is_out_of_bounds=False, read_protection="none")
+        return target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +117,8 @@ class ToolInvocation:
     allowed_path: str | None = None
     allowed_argument: str | None = None
     excluded: ExcludedPaths = NOTHING_EXCLUDED
+    url_rules: UrlRules = NO_URL_RULES
+    """The rules for the redirects of a fetch."""
 
     def target(self, path: str) -> PathTarget:
         """The file or directory that `path` leads to.
@@ -268,20 +278,19 @@ def describe_type(schema: object) -> str:
 # converted here anyway, because many models write numbers and booleans as text, and null for an absent argument. The
 # error messages are written for models.
 def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
-    """Return the arguments, converted to the schema's types. Arguments that are null are left out. `where` is the path
-    to a nested object.
+    """Return the arguments, converted to the schema's types. Arguments that are null, or that the schema does not have,
+    are left out. `where` is the path to a nested object.
 
-    :raises ~crow.domain.errors.ArgumentError: an argument is missing, unknown, or of another type.
+    :raises ~crow.domain.errors.ArgumentError: an argument is missing, or of another type.
     """
     properties: Mapping[str, Any] = schema["properties"]
-    for name in given:
-        if name not in properties:
-            raise ArgumentError(f"{tool}: unknown argument {where}{name}; expected {', '.join(properties)}")
+    unknown = [name for name in given if name not in properties]
     checked = {}
     for name, expected in properties.items():
         is_required = name in schema.get("required", ())
         if is_required and name not in given:
-            raise ArgumentError(f"{tool}: {where}{name} is missing; expected {describe_schema(expected)}")
+            instead = f", not {', '.join(unknown[:5])}" if unknown else ""
+            raise ArgumentError(f"{tool}: {where}{name} is missing; expected {describe_schema(expected)}{instead}")
         if is_required or given.get(name) is not None:
             checked[name] = check_value(tool, where + name, expected, given[name])
     return checked

@@ -30,6 +30,7 @@ from crow.tools import builtin
 from crow.tools.agents import find_agents
 from crow.tools.builtin.session import task_outcome, task_spec, task_to_run
 from crow.tools.builtin.tool import ToolContext, argument, check, parse, parse_foreign, tool_spec
+from crow.tools.builtin.understand import ignored_note, understood
 from crow.tools.jobs import Jobs
 from crow.tools.mcp.logins import LoginFolder
 from crow.tools.mcp.names import checked_uri, prefixes
@@ -47,7 +48,8 @@ CLOSE_S = 0.5
 OFFERED_CHARS = 200_000
 MAX_FOUND = 10
 FOUND_SCHEMA_CHARS = 4_000
-BUILTIN_NAMES = frozenset(spec.name for spec in builtin.SPECS)
+BUILTIN_SPECS = {spec.name: spec for spec in builtin.SPECS}
+BUILTIN_NAMES = frozenset(BUILTIN_SPECS)
 
 FIND_TOOLS = tool_spec(
     "find_tools",
@@ -140,6 +142,7 @@ async def open_toolbox(
     own = BuiltinServer(context, ports)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(own.serve)
+        tasks.start_soon(context.jobs.watch)
         for connection in connections:
             tasks.start_soon(connection.serve)
         try:
@@ -151,6 +154,7 @@ async def open_toolbox(
             for connection in connections:
                 connection.stop()
             tasks.start_soon(context.jobs.close)
+            tasks.start_soon(anyio.to_thread.run_sync, context.outputs.remove)
             tasks.cancel_scope.deadline = anyio.current_time() + CLOSE_S
     if failure is not None:
         raise failure
@@ -210,19 +214,22 @@ class BuiltinServer:
         self._settled = anyio.Event()
         self._stopped = anyio.Event()
         self._client: BuiltinClient | None = None
-        self._failure: ImportError | None = None
+        self._failure: ImportError | MemoryError | OSError | None = None
 
     async def serve(self) -> None:
-        """Wait for `start`, then serve until `stop`."""
-        await self._wanted.wait()
-        if self._stopped.is_set():
-            return
-        try:
-            await anyio.to_thread.run_sync(import_sdk, abandon_on_cancel=True)
-        except ImportError as error:
-            self._failure = error
-            self._settled.set()
-            return
+        """Wait for `start`, then serve until `stop`. If the import fails, the next call of a tool tries again."""
+        while True:
+            await self._wanted.wait()
+            if self._stopped.is_set():
+                return
+            try:
+                await anyio.to_thread.run_sync(import_sdk, abandon_on_cancel=True)
+            except (ImportError, MemoryError, OSError) as error:  # for example, too many files are open
+                self._failure = error
+                self._wanted = anyio.Event()
+                self._settled.set()
+            else:
+                break
         from crow.tools.builtin.server import BuiltinClient
 
         async with BuiltinClient.open(self._context, self._ports) as client:
@@ -232,6 +239,8 @@ class BuiltinServer:
 
     def start(self) -> None:
         """Start the server, unless that has happened already."""
+        if self._failure is not None:
+            self._failure, self._settled = None, anyio.Event()
         self._wanted.set()
 
     def stop(self) -> None:
@@ -354,6 +363,10 @@ class McpToolbox:
         """See :meth:`crow.tools.Toolbox.prepare`."""
         self._own.start()
 
+    def understood(self, call: ToolCall) -> ToolCall:
+        """See :meth:`crow.tools.Toolbox.understood`."""
+        return understood(call, {spec.name for spec in self.specs()}, BUILTIN_SPECS)
+
     async def plan(self, call: ToolCall) -> tools.PlannedCall:
         """See :meth:`crow.tools.Toolbox.plan`."""
         return masked_plan(await self._plan(call), self._settings.keys().mask)
@@ -394,6 +407,8 @@ class McpToolbox:
             access="external",
             fault=self._fault(call, found),
             is_read_only=found is not None and found[1].is_read_only,
+            fingerprint="" if found is None else found[1].fingerprint,
+            definition="" if found is None else found[1].definition,
         )
 
     async def _run(
@@ -405,7 +420,9 @@ class McpToolbox:
                 task = await task_to_run(self._context, builtin.arguments_of(call), planned)
                 return task_outcome(await self._ports.subagents.delegate(call_id, task, self, on_output))
             if call.name in BUILTIN_NAMES:
-                return await self._own.call(call, call_id, on_output, planned)
+                outcome = await self._own.call(call, call_id, on_output, planned)
+                note = ignored_note(call, BUILTIN_SPECS[call.name])
+                return replace(outcome, text=f"{outcome.text}\n{note}") if note else outcome
             if call.name == FIND_TOOLS.name:
                 return tools.Outcome(text=find_tools(query_of(call), [tool.spec for tool in self._external_tools()]))
             if call.name in RESOURCE_TOOLS and self._connections:
@@ -419,6 +436,9 @@ class McpToolbox:
         if found is None or fault is not None:
             return tools.Outcome(text=fault or "", is_error=True)
         connection, tool = found
+        if planned is not None and planned.fingerprint not in ("", tool.fingerprint):
+            text = f"{call.name} was not called: its server changed the tool after the call was planned. Call it again."
+            return tools.Outcome(text=text, is_error=True)
         return await connection.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
 
     async def _plan_reading(self, call: ToolCall) -> tools.PlannedCall:
@@ -520,6 +540,7 @@ def masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
         announcement=masked_announcement(plan.announcement, mask),
         fault=None if plan.fault is None else mask(plan.fault),
         review_text=mask(plan.review_text),
+        definition=mask(plan.definition),
     )
 
 

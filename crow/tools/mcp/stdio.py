@@ -27,8 +27,9 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from crow.domain.errors import ToolServerError
+from crow.programs import trusted_path
 from crow.tools import Workspace
-from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, start, trusted_path
+from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, start
 from crow.tools.servers import THE_WORKSPACE, StdioServer
 
 logger = logging.getLogger(__name__)

@@ -14,6 +14,10 @@ from crow.tools.process import Process
 ConfinedAccess: TypeAlias = Literal["read", "write"]
 
 
+CHECK_S = 2.5
+"""While a command runs, `Confiner.check` is called every so many seconds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
     """The limits of one command: what it may see and change. All paths are absolute, with links resolved.
@@ -24,11 +28,13 @@ class Confinement:
     `hidden`: files and directories inside a visible tree that the command must not see, such as keys and crow's own
     files. `throwaway`: trees in which the command can write, but everything that it writes is discarded when the
     command ends. If the sandbox cannot discard writes, these trees are read-only. `temporary`: the session's private
-    directory for temporary files, which is writable too.
+    directory for temporary files, which is writable too. `fixed`: trees inside a writable tree that no command can
+    change, because crow itself starts programs from them.
 
     `blank` is a file to show in place of a hidden file. `layers` is a new, empty directory for the files that the
     command writes into throwaway trees; None if these trees are read-only. `has_network`: the command may reach more
-    than the loopback interface.
+    than the loopback interface. `sockets`: Unix sockets that the command may use, or directories that contain them. If
+    there are none, the command cannot open Unix sockets at all, except for socket pairs.
     """
 
     access: ConfinedAccess
@@ -36,12 +42,14 @@ class Confinement:
     readable: tuple[Path, ...] = ()
     writable: tuple[Path, ...] = ()
     read_only: tuple[Path, ...] = ()
+    fixed: tuple[Path, ...] = ()
     hidden: tuple[Path, ...] = ()
     throwaway: tuple[Path, ...] = ()
     temporary: Path
     blank: Path = Path(os.devnull)
     layers: Path | None = None
     has_network: bool = False
+    sockets: tuple[Path, ...] = ()
 
 
 class Sandbox(Protocol):
@@ -50,6 +58,10 @@ class Sandbox(Protocol):
     @property
     def name(self) -> str:
         """The sandbox's name and version for users, such as `bubblewrap 0.8.0`."""
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """The absolute paths of the programs that start each confined command, outside the sandbox."""
 
     @property
     def protects_files(self) -> bool:
@@ -107,6 +119,10 @@ class Confiner(Protocol):
 
         :raises OSError: the program cannot be started, or no sandbox can confine it. The program never runs unconfined.
         """
+
+    async def check(self, process: Process) -> tuple[str, ...]:
+        """While a command runs, restore protected files that it changed some seconds ago. Return a sentence for each
+        such file. Does nothing for a process that cannot write, or that is not a command."""
 
     async def finish(self, process: Process) -> tuple[str, ...]:
         """Clean up after a command that has ended: discard what it wrote into throwaway trees, and restore protected

@@ -6,14 +6,18 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
+from crow.programs import helper_environment
 from crow.tools.process import KILL, Process, start
 from crow.tools.sandbox import Confinement
 from crow.tools.sandbox.probe import try_confinement
+from crow.tools.sandbox.seccomp import missing_architecture, namespace_filter
 
 NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
 PROBE_S = 10.0
@@ -44,6 +48,8 @@ cd /
 exec "$@\""""
 """The shell script that mounts overlays in a separate mount namespace, for versions of bubblewrap that cannot mount
 overlays themselves."""
+
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 View = Literal["mask", "read", "write", "deny", "throwaway"]
 
@@ -146,7 +152,7 @@ class Bubblewrap:
 
     `overlay` tells how commands with the access `read` get a throwaway layer over the workspace. With `native`,
     bubblewrap makes the layer. With `mounted`, the layer is mounted before bubblewrap starts. With `none`, there is no
-    layer. `program`, `unshare` and `mount` are the absolute paths of programs outside the workspace.
+    layer. `program`, `unshare` and `mount` are the absolute paths of programs.
     """
 
     program: str
@@ -154,6 +160,11 @@ class Bubblewrap:
     unshare: str = ""
     mount: str = ""
     overlay: Literal["none", "native", "mounted"] = "none"
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """See :class:`crow.tools.sandbox.Sandbox`."""
+        return (self.program, *((self.unshare, self.mount) if self.overlay == "mounted" else ()))
 
     @property
     def protects_files(self) -> bool:
@@ -178,26 +189,40 @@ class Bubblewrap:
     ) -> Process:
         """See :class:`crow.tools.sandbox.Sandbox`."""
         command = [*argv] if on_errors is not None else ["/bin/sh", "-c", RUN, "sh", *argv]
-        return await start(
-            self.command_line(command, confinement, cwd=cwd),
-            cwd=cwd,
-            env=env,
-            on_output=on_output,
-            on_errors=on_errors,
-            takes_input=takes_input,
-            make=ConfinedProcess,
-        )
+        kept, loaders = helper_environment(env)
+        with filter_file(confinement) as inherited:
+            return await start(
+                self.command_line(command, confinement, cwd=cwd, variables=loaders, filters=inherited),
+                cwd=cwd,
+                env=kept,
+                on_output=on_output,
+                on_errors=on_errors,
+                takes_input=takes_input,
+                inherited=inherited,
+                make=ConfinedProcess,
+            )
 
     def problem(self) -> str:
         """Try to confine a command. Return an empty string if that works, otherwise the problem in words. This call
         blocks."""
-        return try_confinement(
-            lambda argv, confinement: run(self.command_line(argv, confinement, cwd=Path("/"))),
-            has_overlay=self.has_overlay,
-        )
+        return try_confinement(partial(self.run, cwd=Path("/")), has_overlay=self.has_overlay)
 
-    def command_line(self, argv: Sequence[str], confinement: Confinement, *, cwd: Path) -> list[str]:
-        """The command line that starts a confined command."""
+    def run(self, argv: Sequence[str], confinement: Confinement, *, cwd: Path) -> subprocess.CompletedProcess[bytes]:
+        """Run a confined command to its end. This call blocks. For errors, see :func:`run`."""
+        with filter_file(confinement) as inherited:
+            return run(self.command_line(argv, confinement, cwd=cwd, filters=inherited), inherited)
+
+    def command_line(
+        self,
+        argv: Sequence[str],
+        confinement: Confinement,
+        *,
+        cwd: Path,
+        variables: Mapping[str, str] = NO_VARIABLES,
+        filters: Sequence[int] = (),
+    ) -> list[str]:
+        """The command line that starts a confined command. Only the command gets the `variables`. `filters` are open
+        files with filters of system calls."""
         layers, trees = confinement.layers, confinement.throwaway
         overlay = self.overlay if layers is not None else "none"
         before: list[str] = []
@@ -216,6 +241,8 @@ class Bubblewrap:
             *("--die-with-parent", "--cap-drop", "ALL"),
             *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
             *mounts,
+            *(part for name, value in variables.items() for part in ("--setenv", name, value)),
+            *(part for handle in filters for part in ("--seccomp", str(handle))),
             *("--chdir", os.path.realpath(cwd), "--"),
             *argv,
         ]
@@ -271,7 +298,7 @@ def path_views(confinement: Confinement, *, has_overlay: bool) -> dict[Path, Vie
     views |= dict.fromkeys(confinement.readable, "read")
     views |= dict.fromkeys(confinement.throwaway, "throwaway" if has_overlay else "read")
     views |= dict.fromkeys((*confinement.writable, confinement.temporary), "write")
-    views |= dict.fromkeys(confinement.read_only, "read")
+    views |= dict.fromkeys((*confinement.read_only, *confinement.fixed), "read")
     views |= dict.fromkeys(confinement.hidden, "deny")
     return views
 
@@ -302,12 +329,31 @@ def probe(program: str, *, unshare: str | None = None, mount: str | None = None)
     return f"{program} does not work here: {problem}" if problem else plain
 
 
-def run(argv: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
-    """Run a command line to its end. :raises OSError: the command cannot be started.
+@contextmanager
+def filter_file(confinement: Confinement) -> Iterator[tuple[int, ...]]:
+    """Open a file in memory with the filter of system calls; none if crow has no filter for this machine."""
+    if missing_architecture():
+        yield ()
+        return
+    handle = os.memfd_create("crow-filter")
+    try:
+        os.write(handle, namespace_filter(has_unix_sockets=bool(confinement.sockets)))
+        os.lseek(handle, 0, os.SEEK_SET)
+        yield (handle,)
+    finally:
+        os.close(handle)
+
+
+def run(argv: Sequence[str], inherited: Sequence[int] = ()) -> subprocess.CompletedProcess[bytes]:
+    """Run a command line to its end. It inherits these open files. :raises OSError: the command cannot be started.
     :raises subprocess.SubprocessError: the command took too long."""
     return subprocess.run(  # noqa: S603
         argv,
         check=False,
+        env=helper_environment(os.environ)[0],
+        pass_fds=inherited,
+        # when bubblewrap ends, crow inherits a process of it, and reaps only orphans of other sessions
+        start_new_session=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -7,11 +7,12 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,8 +22,10 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from crow.programs import SYSTEM_PROGRAMS, Programs
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, SandboxStatus
-from crow.tools.process import Process, found_program
+from crow.tools.process import Process
+from crow.tools.protection import is_protected
 from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
 from crow.tools.sandbox.denied import DeniedFiles
 from crow.tools.sandbox.policy import (
@@ -36,7 +39,7 @@ from crow.tools.sandbox.policy import (
 )
 from crow.tools.sandbox.protected import ProtectedFiles, Snapshot
 from crow.tools.sandbox.seatbelt import Seatbelt
-from crow.tools.workspace import is_protected
+from crow.tools.sandbox.seccomp import missing_architecture
 
 if sys.platform != "win32":
     import fcntl
@@ -72,24 +75,21 @@ class Choice:
 
 
 _probed: dict[str, Sandbox | str] = {}
-"""The result of each probe: the sandbox, or why it does not work. The keys are `Landlock`, `Seatbelt` and
-bubblewrap's path."""
+"""The result of each probe: the sandbox, or why it does not work. The keys are `Landlock`, `Seatbelt` and the paths of
+bubblewrap and its helpers."""
 
 _probing = threading.Lock()
 
 
-def choose_sandbox(is_untrusted: Callable[[Path], bool] = lambda _path: False) -> Choice:
-    """Find a sandbox that works. Each kind of sandbox is tried only once while crow runs. This call blocks.
-
-    `is_untrusted` says whether a resolved path is in the workspace. Programs in the workspace are not used.
-    """
+def choose_sandbox(programs: Programs = SYSTEM_PROGRAMS) -> Choice:
+    """Find a sandbox that works. Each kind of sandbox is tried only once while crow runs. This call blocks."""
     probes: list[tuple[str, Callable[[], Sandbox | str]]] = []
     if sys.platform == "darwin":
         probes = [("Seatbelt", probe_seatbelt)]
     elif sys.platform.startswith("linux"):
-        program = found_program("bwrap", is_untrusted)
+        program, unshare, mount = map(programs.find, ("bwrap", "unshare", "mount"))
         if program is not None:
-            probes.append((program, partial(probe_bubblewrap, program, is_untrusted)))
+            probes.append((f"{program} {unshare} {mount}", partial(probe_bubblewrap, program, unshare, mount)))
         probes.append(("Landlock", probe_landlock))
     else:
         return Choice(None, f"Nothing can confine commands on {sys.platform}.")
@@ -105,8 +105,7 @@ def choose_sandbox(is_untrusted: Callable[[Path], bool] = lambda _path: False) -
     return Choice(None, " ".join(problems))
 
 
-def probe_bubblewrap(program: str, is_untrusted: Callable[[Path], bool]) -> Sandbox | str:
-    unshare, mount = (found_program(name, is_untrusted) for name in ("unshare", "mount"))
+def probe_bubblewrap(program: str, unshare: str | None, mount: str | None) -> Sandbox | str:
     return bubblewrap.probe(program, unshare=unshare, mount=mount)
 
 
@@ -122,6 +121,15 @@ def probe_seatbelt() -> Sandbox | str:
     sandbox = Seatbelt()
     problem = sandbox.probe()
     return f"Seatbelt: {problem}" if problem else sandbox
+
+
+def filter_problems(sandbox: Sandbox, options: SandboxOptions) -> Iterator[str]:
+    """What the filter of system calls cannot do here, one sentence each."""
+    if not isinstance(sandbox, bubblewrap.Bubblewrap):
+        if options.sockets:
+            yield f"sandbox.sockets has no effect under {sandbox.name}, because only bubblewrap can hide other sockets"
+    elif reason := missing_architecture():
+        yield f"{reason}, so confined commands can use all Unix sockets that they see"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +181,7 @@ class KernelConfiner:
         choice = await self._choose()
         if choice.sandbox is None:
             return replace(status, problem=choice.problem)
-        problem = "; ".join(self._policy.problems())
+        problem = "; ".join((*self._policy.problems(), *filter_problems(choice.sandbox, options)))
         return replace(status, name=choice.sandbox.name, problem=problem, has_overlay=choice.sandbox.has_overlay)
 
     async def start(
@@ -212,6 +220,14 @@ class KernelConfiner:
         self._prepared[process] = prepared
         return process
 
+    async def check(self, process: Process) -> tuple[str, ...]:
+        """See :class:`crow.tools.sandbox.Confiner`."""
+        prepared = self._prepared.get(process)
+        if prepared is None or prepared.snapshot is None or self._protected is None:
+            return ()
+        check = partial(self._protected.check, prepared.snapshot, only_created=self._keeps_files(prepared))
+        return await anyio.to_thread.run_sync(check)
+
     async def finish(self, process: Process) -> tuple[str, ...]:
         """See :class:`crow.tools.sandbox.Confiner`."""
         prepared = self._prepared.pop(process, None)
@@ -221,12 +237,14 @@ class KernelConfiner:
             remove_later(prepared.confinement.layers)
         if prepared.snapshot is None or self._protected is None:
             return ()
-        assert self._choice is not None, "the command has started"
-        sandbox = self._choice.sandbox
+        put_back = partial(self._protected.put_back, prepared.snapshot, only_created=self._keeps_files(prepared))
+        return await anyio.to_thread.run_sync(put_back)
+
+    def _keeps_files(self, prepared: Prepared) -> bool:
+        """Whether the sandbox keeps a command from changing the protected files that exist."""
+        sandbox = None if self._choice is None else self._choice.sandbox
         is_whole = len(prepared.confinement.read_only) < MAX_READ_ONLY
-        only_created = sandbox is not None and sandbox.protects_files and is_whole
-        protected, snapshot = self._protected, prepared.snapshot
-        return await anyio.to_thread.run_sync(lambda: protected.put_back(snapshot, only_created=only_created))
+        return sandbox is not None and sandbox.protects_files and is_whole
 
     def accept(self, path: Path) -> None:
         """See :class:`crow.tools.sandbox.Confiner`."""
@@ -251,7 +269,7 @@ class KernelConfiner:
             return (
                 f'[Access was "{access}", which has no network and cannot reach services of this machine either. If '
                 'the command needs the network, use access "full". The user can allow it with `network = true` in '
-                f"[sandbox] of config.toml{setting}.]"
+                f"[sandbox] of config.toml{setting}, and Unix sockets with `sockets`.]"
             )
         if not re.search(NO_WRITE, text, re.IGNORECASE):
             return ""
@@ -274,7 +292,8 @@ class KernelConfiner:
         for line in list(filter(UNCHANGED.search, text.splitlines()))[:MAX_NAMED]:
             for word in NAME.findall(line):
                 path = Path(os.path.normpath(self._policy.roots[0] / word))
-                if is_inside_any(path, self._policy.writable_roots()) and os.path.lexists(path) and is_protected(path):
+                is_known = is_inside_any(path, self._policy.writable_roots()) and os.path.lexists(path)
+                if is_known and is_protected(path, self.options.names):
                     names[word] = None
         return tuple(names)
 
@@ -286,10 +305,12 @@ class KernelConfiner:
                 await anyio.to_thread.run_sync(private.remove, abandon_on_cancel=True)
 
     async def _choose(self) -> Choice:
-        roots = self._policy.roots
-        if self._choice is None:
-            self._choice = await anyio.to_thread.run_sync(choose_sandbox, lambda path: is_inside_any(path, roots))
-        return self._choice
+        programs, choice = self.options.programs, self._choice
+        used = () if choice is None or choice.sandbox is None else choice.sandbox.programs
+        # another session may have worked where a program of the user is
+        if choice is None or not all(map(programs.trusts, used)):
+            self._choice = choice = await anyio.to_thread.run_sync(choose_sandbox, programs)
+        return choice
 
     def _prepare(
         self, sandbox: Sandbox, access: ConfinedAccess, directory: Path | None, excluded: ExcludedPaths
@@ -299,7 +320,7 @@ class KernelConfiner:
                 self._policy.create_own()
                 self._private = Private.create(self.options.caches, self._policy.roots)
             if self._protected is None:
-                self._protected = ProtectedFiles(self._policy.writable_roots(), self._private.kept)
+                self._protected = ProtectedFiles(self._policy.writable_roots(), self._private.kept, self.options.names)
             private, protected = self._private, self._protected
         snapshot = protected.snapshot() if access == "write" else None
         places = private.directories if directory is None else replace(private.directories, temporary=directory)
@@ -319,8 +340,8 @@ class KernelConfiner:
             if self._has_overlay is None:
                 assert isinstance(sandbox, bubblewrap.Bubblewrap)
                 tried = replace(confinement, layers=private.new_layers(next(self._numbers)))
-                argv = sandbox.command_line(["/bin/sh", "-c", ":"], tried, cwd=self._policy.roots[0])
-                self._has_overlay = bubblewrap.run(argv).returncode == 0
+                ended = sandbox.run(["/bin/sh", "-c", ":"], tried, cwd=self._policy.roots[0])
+                self._has_overlay = ended.returncode == 0
             return self._has_overlay
 
 
@@ -347,15 +368,18 @@ class Private:
         # the directory gets the name that other sessions search for only after the lock is held
         root = new.rename(temporary / f"{PREFIX}{new.name.removeprefix('crow-new-')}")
         name = hashlib.sha256(b"\0".join(os.fsencode(path) for path in roots[:1])).hexdigest()[:16]
-        if caches is not None:
-            remove_unused(caches, name)
         place = root if caches is None else Path(os.path.realpath(caches)) / name
-        for path in (root / "temporary", place / "caches" / PYTEST_CACHE, place / "kept"):
+        caches_of_commands = place / "caches"
+        for path in (root / "temporary", caches_of_commands / PYTEST_CACHE, place / "kept"):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if caches is not None:
+            remove_unused(place.parent, name)
+        make_private((place, caches_of_commands, place / "kept"))
+        make_private(caches_of_commands.iterdir())
         with suppress(OSError):
             os.utime(place)
         (root / "hidden").touch(mode=0o000)
-        directories = PrivateDirectories(temporary=root / "temporary", caches=place / "caches", blank=root / "hidden")
+        directories = PrivateDirectories(temporary=root / "temporary", caches=caches_of_commands, blank=root / "hidden")
         return cls(root=root, directories=directories, kept=place / "kept", lock=lock)
 
     def new_layers(self, number: int) -> Path:
@@ -385,10 +409,26 @@ def remove_stale(temporary: Path) -> None:
                 os.close(lock)
 
 
+def make_private(folders: Iterable[Path]) -> None:
+    """Give the mode 0700 to those of these directories that other users can access, whatever the umask is. Links are
+    left alone, because a command may have made them."""
+    for folder in folders:
+        with suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                status = os.fstat(handle)
+                if stat.S_IMODE(status.st_mode) != 0o700 and status.st_uid == os.geteuid():
+                    os.fchmod(handle, 0o700)
+            finally:
+                os.close(handle)
+
+
 def remove_unused(caches: Path, used: str) -> None:
-    """Remove the caches of workspaces that have not been used for a month."""
+    """Remove the caches of workspaces that have not been used for a month, and make the others private."""
     with suppress(OSError):
-        for path in caches.iterdir():
+        places = list(caches.iterdir())
+        make_private((caches, *places))
+        for path in places:
             if path.name != used and path.stat().st_mtime < time.time() - KEPT_S:
                 remove_tree(path)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from crow.tools.process import Process, starting
 from crow.tools.sandbox import Confinement
 from crow.tools.sandbox.probe import try_confinement
-from crow.tools.sandbox.seccomp import make_filter, missing_architecture
+from crow.tools.sandbox.seccomp import landlock_filter, missing_architecture
 from crow.tools.sandbox.transport import start_in_thread
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same on all architectures
@@ -61,9 +61,10 @@ class Landlock:
     - Masked directories refuse access instead of being empty. Commands can still find out whether a path exists, the
       size and times of the file there, and which processes run.
     - If a file is hidden, nothing can be created directly in the directories that lead to it. If a directory is hidden,
-      the directories that lead to it cannot be listed either.
+      the directories that lead to it cannot be listed either. Nothing can be created in the directories that lead to a
+      `fixed` tree, either.
     - Without network there are no internet sockets at all, so programs cannot use the loopback interface either. Even
-      with network, there are no unix sockets except socket pairs, and no new pseudo-terminals.
+      with network, there are no unix sockets except socket pairs, and no new pseudo-terminals. `sockets` has no effect.
     - `write` commands can change the modes, owners and times of all files of the user; `read` commands can change only
       the times.
     - /dev/shm and System V IPC are shared with the user's other programs.
@@ -73,6 +74,7 @@ class Landlock:
     `abi` limits the ABI, for tests.
     """
 
+    programs = ()
     protects_files = False
     has_overlay = False
 
@@ -160,7 +162,7 @@ class Landlock:
         abi = min(landlock_abi(), self._max_abi)
         if abi < 1:
             raise OSError(errno.EOPNOTSUPP, "Landlock does not work on this system")
-        program = make_filter(
+        program = landlock_filter(
             confinement.access, has_network=confinement.has_network, checks_truncate=abi >= TRUNCATE_ABI
         )
         with self._lock:
@@ -268,12 +270,15 @@ def make_ruleset(confinement: Confinement, abi: int) -> Ruleset:
     attributes = struct.pack("=QQQ", rights, network, scopes)[: 8 * fields]
     ruleset = Ruleset(syscall(CREATE_RULESET, attributes, len(attributes), 0), rights)
     hidden = [str(path) for path in confinement.hidden]
+    fixed = [str(path) for path in confinement.fixed]
     try:
         ruleset.allow("/", READ, [*hidden, *map(str, confinement.masked), "/dev"])
-        for path in (*confinement.readable, *confinement.throwaway):
+        writable = (*confinement.writable, confinement.temporary)
+        for path in (*confinement.readable, *confinement.throwaway, *(writable if fixed else ())):
             ruleset.allow(str(path), READ, hidden)
-        for path in (*confinement.writable, confinement.temporary):
-            ruleset.allow(str(path), WRITE | (IOCTL_DEV if path.is_relative_to("/dev") else 0), hidden)
+        for path in writable:
+            rights_here = WRITE | (IOCTL_DEV if path.is_relative_to("/dev") else 0)
+            ruleset.allow(str(path), rights_here, [*hidden, *fixed])
         for device in DEVICES:
             ruleset.allow(device, DEVICE, ())
         ruleset.allow(SHARED_MEMORY, WRITE, ())

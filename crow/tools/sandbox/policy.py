@@ -10,9 +10,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames
+from crow.programs import SYSTEM_PROGRAMS, Programs, own_trees
+from crow.tools.protection import secret_places
 from crow.tools.sandbox import ConfinedAccess, Confinement
 from crow.tools.sandbox.protected import Snapshot
-from crow.tools.workspace import secret_places
+from crow.tools.sandbox.sockets import listening_sockets
 
 MASKED = ("/home", "/root", "/run", "/tmp", "/var/tmp")  # noqa: S108 - hidden from commands, not used
 """Directories of other users and programs, which commands may not see. /run holds the sockets of Docker and of the
@@ -115,7 +118,7 @@ class SandboxOptions:
 
     `own` are crow's files and directories, which no confined command can see. `masked` are further directories to mask,
     in addition to those in `MASKED`. In `caches`, each workspace gets a directory for the caches of its commands. If
-    `caches` is None, these caches last only as long as the session.
+    `caches` is None, these caches last only as long as the session. `names` are the names of protected files.
     """
 
     enabled: Literal["auto", "off", "required"] = "auto"
@@ -125,6 +128,11 @@ class SandboxOptions:
     own: tuple[Path, ...] = ()
     masked: tuple[Path, ...] = ()
     caches: Path | None = None
+    names: ProtectedNames = DEFAULT_NAMES
+    sockets: tuple[str, ...] = ()
+    """Unix sockets that commands can use, or directories that contain them, from the user's settings."""
+    programs: Programs = SYSTEM_PROGRAMS
+    """Finds the programs that start confined commands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +195,11 @@ class Policy:
     def _problems_of_settings(self) -> Iterator[str]:
         return (
             f"sandbox.{key}: {entry} {problem}"
-            for key, entries in (("readable", self.options.readable), ("writable", self.options.writable))
+            for key, entries in (
+                ("readable", self.options.readable),
+                ("writable", self.options.writable),
+                ("sockets", self.options.sockets),
+            )
             for entry in entries
             if (problem := self._problem_of(entry, is_writable=key == "writable"))
         )
@@ -215,8 +227,14 @@ class Policy:
         home, writable = self.home, self.writable_roots()
         masked = self._masked(home)
         found = self._found_places(home)
-        hidden = tuple(dict.fromkeys([*found.hidden, *denied]))
+        sockets = tuple(dict.fromkeys(self._named(self.options.sockets)))
+        # a masked directory that the setting names holds only the sockets that commands make themselves
+        shown = [path for path in sockets if path not in masked]
+        others = listening_sockets(shown) if sockets else ()
+        hidden = tuple(dict.fromkeys([*found.hidden, *denied, *others]))
+        fixed = own_trees(writable)
         readable = [path for path in found.toolchains if is_inside_any(path, masked)]
+        readable += shown
         readable += self._named(self.options.readable)
         trees = (repository.tree for repository in self._outer_repositories())
         readable += [tree for tree in trees if not is_inside_any(tree, self.roots)]
@@ -228,7 +246,7 @@ class Policy:
         throwaway: tuple[Path, ...] = ()
         if access == "write":
             read_only, folders = protected_parts(snapshot)
-            own_writable += [*writable, *folders, *folders_above((*read_only, *folders, *hidden), writable)]
+            own_writable += [*writable, *folders, *folders_above((*read_only, *fixed, *folders, *hidden), writable)]
         else:
             throwaway = tuple(root for root in self.roots if not is_inside_any(root, set(self.roots) - {root}))
             readable += [path for path in writable if path not in self.roots]
@@ -239,11 +257,13 @@ class Policy:
             readable=tuple(dict.fromkeys(readable)),
             writable=tuple(dict.fromkeys(own_writable)),
             read_only=tuple(read_only),
+            fixed=fixed if access == "write" else (),
             hidden=tuple(path for path in hidden if is_visible(path, masked, visible)),
             throwaway=throwaway,
             temporary=private.temporary,
             blank=private.blank,
             has_network=has_network,
+            sockets=sockets,
         )
 
     def environment(
@@ -290,8 +310,12 @@ class Policy:
 
     def create_own(self) -> None:
         """Create those of crow's own directories that are in trees where commands can write. Otherwise a command could
-        create them first. :raises OSError: they cannot be created."""
+        create them first. Record that programs in these trees cannot be trusted.
+
+        :raises OSError: the directories or the record cannot be written.
+        """
         roots = self.writable_roots()
+        self.options.programs.distrust(roots)
         for path in self.options.own:
             if not path.suffix and is_inside_any(Path(os.path.realpath(path)), roots):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -506,7 +530,9 @@ def protected_parts(snapshot: Snapshot | None) -> tuple[tuple[Path, ...], tuple[
         while (path := os.path.dirname(path)) in states:  # such as a repository's modules and worktrees
             folders.add(path)
     read_only = [
-        path for path, state in states.items() if path not in folders and state.kind != "link" and not state.is_mutable
+        path
+        for path, state in states.items()
+        if path not in folders and state.kind != "link" and not state.is_mutable and state.commands is None
     ]
     whole = set(read_only)
     tops = [Path(path) for path in read_only if os.path.dirname(path) not in whole]

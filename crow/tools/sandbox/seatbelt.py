@@ -60,6 +60,7 @@ class Seatbelt:
     """
 
     name = "Seatbelt"
+    programs = ()
     protects_files = True
     has_overlay = False
 
@@ -121,10 +122,10 @@ def make_profile(confinement: Confinement) -> tuple[str, dict[str, str]]:
     readable = (*confinement.readable, *confinement.throwaway, *writable)
     profile.add("allow file-read-data file-read-xattr", "subpath", readable)
     profile.add("allow file-write*", "subpath", writable)
-    profile.add("deny file-write*", "subpath", confinement.read_only)
+    profile.add("deny file-write*", "subpath", (*confinement.read_only, *confinement.fixed))
     profile.add("deny file-read-data file-read-xattr file-write*", "subpath", confinement.hidden)
     # if a command could rename a directory above a protected path, the rules would no longer cover that path
-    above = set(folders_above((*confinement.read_only, *confinement.hidden), writable))
+    above = set(folders_above((*confinement.read_only, *confinement.fixed, *confinement.hidden), writable))
     profile.add("deny file-write-unlink", "literal", sorted(above))
     text = BASICS + "".join(profile.rules) + DEVICES + (NETWORK if confinement.has_network else "")
     return text, profile.parameters

@@ -1,8 +1,9 @@
 """Makes a seccomp filter that refuses the system calls that confined commands must not use.
 
-The filter refuses what Landlock does not cover: sockets other than TCP, changes of modes and owners, the kernel's keys,
-and the limits of other processes. Like the filters of containers, it also refuses calls that would needlessly enlarge
-the kernel's attack surface.
+The filter refuses what neither namespaces nor Landlock cover: Unix sockets and the sockets of virtual machines, through
+which a command would reach the services of this machine. Like the filters of containers, it also refuses calls that
+would needlessly enlarge the kernel's attack surface. Under Landlock, it refuses more: all sockets, changes of modes and
+owners, and the limits of other processes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ X86_64, AARCH64 = 0xC000003E, 0xC00000B7
 ARCHITECTURES = {"x86_64": X86_64, "aarch64": AARCH64}
 X32_BIT = 0x40000000
 
-LOAD, JUMP_IF_EQUAL, JUMP_IF_GREATER_OR_EQUAL, JUMP_IF_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+LOAD, JUMP_IF_EQUAL, JUMP_IF_GREATER_OR_EQUAL, JUMP_IF_BITS, RETURN, KEEP_BITS = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 ALLOW, FAIL, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 
@@ -27,12 +28,14 @@ CLONE_NEWUSER = 0x10000000
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 O_ACCMODE, O_TRUNC = 0o3, 0o1000
 NETLINK_ROUTE = 0
+SOCKET_TYPE_BITS = 0xF  # the other bits are flags
 
 # Name: number on x86_64, number on aarch64. None: the architecture does not have the call.
 NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "open": (2, None),
     "ioctl": (16, 29),
     "socket": (41, 198),
+    "socketpair": (53, 199),
     "clone": (56, 220),
     "kill": (62, 129),
     "truncate": (76, 45),
@@ -113,35 +116,57 @@ def missing_architecture() -> str:
 
 
 @cache
-def make_filter(access: ConfinedAccess, *, has_network: bool, checks_truncate: bool) -> bytes:
-    """The filter for this machine as an array of BPF instructions.
+def landlock_filter(access: ConfinedAccess, *, has_network: bool, checks_truncate: bool) -> bytes:
+    """The filter beside Landlock, for this machine, as an array of BPF instructions.
 
     `checks_truncate` says that Landlock itself checks calls of `truncate`, which it does since ABI 3. Without network,
     the filter refuses all internet sockets, because Landlock's rules for TCP miss TCP Fast Open, Multipath TCP and
-    `listen` without `bind`. Unix sockets are refused even with network: through them, D-Bus or Docker would run
-    commands outside the sandbox. A command may always call `socketpair`, and read the network interfaces by netlink.
+    `listen` without `bind`.
     """
-    architecture = ARCHITECTURES[platform.machine()]
-    program = Program(architecture)
-    refused = dict.fromkeys(ALWAYS_REFUSED, errno.EPERM)
-    # a filter cannot read the structs to which the arguments of these calls point
-    refused |= {"clone3": errno.ENOSYS, "openat2": errno.ENOSYS}
+    program = basic_program((socket.AF_INET, socket.AF_INET6) if has_network else ())
+    # a filter cannot read the struct to which the argument of this call points
+    refused = {"openat2": errno.ENOSYS}
     if access == "read":
         refused |= dict.fromkeys(REFUSED_TO_READ, errno.EPERM)
     if not checks_truncate:
         refused |= {"truncate": errno.EPERM}
     for name, error in refused.items():
         program.refuse(name, error)
-    families = (socket.AF_INET, socket.AF_INET6) if has_network else ()
-    program.socket(families)
-    program.refuse_bits("clone", 0, CLONE_NEWUSER)
-    program.refuse_bits("unshare", 0, CLONE_NEWUSER)
-    program.refuse_values("ioctl", 1, (TIOCSTI, TIOCLINUX))
     program.refuse_values("kill", 0, (0xFFFFFFFF,))  # -1, which signals every process of the user
     program.limits_of_others()
     program.truncating_read("open", 1)
     program.truncating_read("openat", 2)
     return program.end()
+
+
+@cache
+def namespace_filter(*, has_unix_sockets: bool) -> bytes:
+    """The filter inside bubblewrap's namespaces, for this machine, as an array of BPF instructions.
+
+    Internet sockets are allowed, because the network namespace limits them. `has_unix_sockets` says that the command
+    may use Unix sockets. A filter cannot read the path to which a call connects, so it can only allow all or none.
+    """
+    families = (socket.AF_INET, socket.AF_INET6, *((socket.AF_UNIX,) if has_unix_sockets else ()))
+    return basic_program(families).end()
+
+
+def basic_program(families: tuple[int, ...]) -> Program:
+    """A program that refuses what no confined command may call, and sockets of other `families`.
+
+    Unix sockets are refused even with network: through them, D-Bus or Docker would run commands outside the sandbox. A
+    command may always make pairs of connected sockets, and read the network interfaces by netlink.
+    """
+    program = Program(ARCHITECTURES[platform.machine()])
+    # a filter cannot read the struct to which the argument of clone3 points
+    for name, error in {**dict.fromkeys(ALWAYS_REFUSED, errno.EPERM), "clone3": errno.ENOSYS}.items():
+        program.refuse(name, error)
+    program.socket(families)
+    if socket.AF_UNIX not in families:
+        program.connected_pairs()
+    program.refuse_bits("clone", 0, CLONE_NEWUSER)
+    program.refuse_bits("unshare", 0, CLONE_NEWUSER)
+    program.refuse_values("ioctl", 1, (TIOCSTI, TIOCLINUX))
+    return program
 
 
 class Program:
@@ -188,6 +213,14 @@ class Program:
                 (RETURN, ALLOW, 0, 0),
             ],
         )
+
+    def connected_pairs(self) -> None:
+        """Allow only pairs of sockets that stay connected to each other. A datagram socket could be connected to any
+        other Unix socket afterwards."""
+        types = (int(socket.SOCK_STREAM), int(socket.SOCK_SEQPACKET))
+        jumps = [(JUMP_IF_EQUAL, value, len(types) - index, 0) for index, value in enumerate(types)]
+        block = [self._load(1), (KEEP_BITS, SOCKET_TYPE_BITS, 0, 0), *jumps]
+        self._block("socketpair", [*block, (RETURN, FAIL | errno.ENETUNREACH, 0, 0), (RETURN, ALLOW, 0, 0)])
 
     def limits_of_others(self) -> None:
         """Refuse to set the resource limits of another process, because a limit on processor time could kill that

@@ -380,6 +380,20 @@ def test_a_command_has_no_sockets_without_network(host: Host) -> None:
     ].startswith("b'x'\n")
 
 
+def test_a_pair_of_datagram_sockets_leads_to_no_other_socket(host: Host) -> None:
+    path = host.base / "outside" / "datagrams"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(path))
+        path.chmod(0o777)
+        code = f"""
+            for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC):
+                attempt(lambda: socket.socketpair(socket.AF_UNIX, kind)[0].connect({str(path)!r}))
+            attempt(lambda: print(len(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))))
+        """
+        assert host.python(code, "write", has_network=True)[1].split() == [*["ENETUNREACH"] * 3, "2", "done", "None"]
+        path.unlink()
+
+
 def test_a_command_with_network_has_internet_sockets_only(host: Host) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(20)
@@ -423,7 +437,7 @@ def test_landlock_alone_refuses_tcp_abstract_sockets_and_signals() -> None:
 import ctypes, os, socket, threading
 from pathlib import Path
 from crow.tools.sandbox import landlock
-landlock.make_filter = lambda *a, **b: bytes.fromhex("0600000000" "00ff7f")
+landlock.landlock_filter = lambda *a, **b: bytes.fromhex("0600000000" "00ff7f")
 server = socket.create_server(("127.0.0.1", 0))
 abstract = socket.socket(socket.AF_UNIX)
 abstract.bind("\\0crow-test-{os.getpid()}")

@@ -1,0 +1,299 @@
+"""Says why an edit cannot be made, with the text of the file that comes closest, so that the next try can succeed."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from itertools import accumulate
+
+from crow.tools.builtin.folding import Lines, fold
+
+MAX_EXCERPT_LINES = 30
+MAX_EXCERPT_CHARS = 3_000
+MAX_LINE_CHARS = 300
+MAX_PLACES = 4
+MAX_TINY_LINES = 8
+"""A file with at most this many lines is shown as a whole."""
+MAX_CAUSES = 3
+MAX_WORD_CHARS = 60
+MAX_POSITIONS = 50
+"""At most this many positions of one line are considered."""
+MAX_SIMILAR = 40
+"""At most this many lines are compared character by character."""
+MIN_RATIO = 0.6
+MIN_APPLIED_CHARS = 24
+_TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
+_WORD = re.compile(r"\w{2,}")
+_FORMAT = re.compile(r"[\s,;'\"`()\\]+")
+_ELLIPSIS = r"(?:\.\.\.|…)"
+_PHRASE = (
+    r"(?:existing|unchanged|remaining|previous|other)\s+(?:code|content|contents|functions?|methods?|imports?|lines?|"
+    r"implementation|logic|fields?|tests?)|(?:the\s+)?(?:rest|remainder)\s+of\s+(?:the\s+|this\s+)?"
+    r"(?:code|file|function|class|method|implementation|module|content)|unchanged|same\s+as\s+(?:before|above)|omitted|"
+    r"(?:code|content|implementation|everything)\s+(?:remains?|stays?|is)\s+(?:the\s+same|unchanged|here)"
+)
+_PLACEHOLDER = re.compile(
+    rf"""\s*(?://|\#|/\*+|<!--|--|;|%|\{{/\*|"|')?\s*\(?\[?\s*
+    (?:{_ELLIPSIS}\s*(?:[^.…\n]{{0,40}}\b)?(?:{_PHRASE})\b[^\n]{{0,40}}      # ... rest of the code ...
+      |(?:{_PHRASE})\b[^\n.…]{{0,30}}{_ELLIPSIS}[^\n]{{0,20}}               # existing code ...
+      |(?:existing\s+code|(?:the\s+)?rest\s+of\s+(?:the\s+)?(?:code|file|function|class|method))
+        (?:\s+(?:remains?|stays?|goes|is))?(?:\s+(?:unchanged|the\s+same))?(?:\s+here)?
+    )\s*\]?\)?\s*(?:\*+/|-->|\*/\}}|"|')?\s*""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_BARE = re.compile(rf"\s*(?://|\#|/\*+|<!--|--|;)\s*{_ELLIPSIS}\s*(?:\*+/|-->)?\s*")
+
+
+def placeholder_in(new: str, before: str) -> str | None:
+    """Return the first line of `new` that only stands for code, such as `# ... existing code ...`, unless `before`, the
+    text of the file, has the same line. Return None if there is no such line."""
+    stubs = [
+        line
+        for line in map(str.strip, new.split("\n"))
+        if 3 <= len(line) <= 120 and (_PLACEHOLDER.fullmatch(line) or _BARE.fullmatch(line))
+    ]
+    if not stubs:
+        return None
+    known = {line.strip() for line in before.split("\n")}
+    return next((stub for stub in stubs if stub not in known), None)
+
+
+def ambiguous(
+    lines: Sequence[str], firsts: Sequence[int], count: int, name: str, *, times: int = 0, is_exact: bool = True
+) -> str:
+    """Return the error message for a text of `count` lines that occurs `times` times, among others at the lines
+    `firsts` (counted from 0). If `times` is 0, how often is not known."""
+    parts: list[tuple[int, int]] = []
+    for first in firsts[:MAX_PLACES]:
+        start, end = max(0, first - 2), first + count + 1
+        if parts and start <= parts[-1][1]:
+            start, _ = parts.pop()
+        parts.append((start, end))
+    shown = [excerpt(lines, start, end, most=14) for start, end in parts]
+    others = [str(first + 1) for first in firsts[MAX_PLACES:]]
+    if others:
+        shown.append(f"(also at line {', '.join(others)}{'' if times == len(firsts) else ', ...'})")
+    often = f"{times} times" if times else f"{len(firsts)} times" if len(firsts) <= MAX_PLACES else "many times"
+    what = (
+        f"old_text occurs {often} in {name}; include more lines so that it occurs once, or set all=true"
+        if is_exact
+        else f"old_text occurs {often} in {name} if white space is ignored; copy one place with its white space"
+    )
+    return f"{what}:\n" + "\n--\n".join(shown)
+
+
+def unclear(lines: Sequence[str], first: int, last: int, name: str, reason: str) -> str:
+    """Return the error message for a place (the indexes of its lines) that matches only if white space is ignored, and
+    where the new text cannot be placed for a reason."""
+    return f"{reason}. Copy old_text exactly; {name} has:\n{excerpt(lines, first, last + 1)}"
+
+
+def not_found(lines: Lines, old: str, new: str, name: str) -> str:
+    """Return the error message for a text that does not occur."""
+    wanted = [line.removesuffix("\r") for line in old.strip("\n").split("\n")]
+    start = f"old_text does not occur in {name}"
+    stub = placeholder_in(old, "")
+    if stub is not None and stub not in map(str.strip, lines.contents):
+        return f"{start}: `{stub}` stands for text that must be written out, or left out by making two edits"
+    applied = applied_at(lines, new)
+    if applied is not None:
+        return already_made(lines, applied, name)
+    region = closest(lines, wanted, new)
+    if region is None and 1 < len(lines.contents) <= MAX_TINY_LINES:
+        return f"{start}. The file has:\n{excerpt(lines.contents, 0, len(lines.contents))}"
+    if region is None:
+        return f"{start}, nor anything like it; read the file again, or look for the text with grep"
+    first, last = region
+    causes = explain(wanted, lines.contents[first : last + 1], first)
+    why = f": {'; '.join(causes)}" if causes else ""
+    around = excerpt(lines.contents, max(0, first - 1), last + 2)
+    return f"{start}{why}. The file has:\n{around}"
+
+
+def excerpt(lines: Sequence[str], start: int, end: int, *, most: int = MAX_EXCERPT_LINES) -> str:
+    """Return lines `start` to `end` (exclusive, counted from 0) with their numbers, as read_file shows them. A long
+    excerpt loses its middle."""
+    end = min(end, len(lines))
+    if end == len(lines) and end > start + 1 and not lines[-1]:
+        end -= 1  # what follows the last line end is no line
+    rows: list[str] = []
+    kept = list(range(start, end))
+    if len(kept) > most:
+        kept = [*kept[: most // 2], -1, *kept[-(most - most // 2) :]]
+    room = MAX_EXCERPT_CHARS
+    for index in kept:
+        if index < 0:
+            rows.append(f"[lines {start + most // 2 + 1}-{end - (most - most // 2)} are not shown]")
+            continue
+        line = lines[index]
+        shown = (
+            line if len(line) <= MAX_LINE_CHARS else f"{line[:MAX_LINE_CHARS]}[... {len(line) - MAX_LINE_CHARS:,} more]"
+        )
+        room -= len(shown)
+        if room < 0 and rows:
+            rows.append(f"[lines {index + 1}-{end} are not shown]")
+            break
+        rows.append(f"{index + 1}\t{shown}")
+    return "\n".join(rows)
+
+
+def already_made(lines: Lines, place: tuple[int, int], name: str) -> str:
+    """Return the error message for an edit whose new text stands at `place` already."""
+    first, last = place
+    shown = excerpt(lines.contents, first, last + 1, most=8)
+    start = f"old_text does not occur in {name}, but new_text does, from line {first + 1}"
+    return f"{start}. Was the edit already made?\n{shown}"
+
+
+def applied_at(lines: Lines, new: str) -> tuple[int, int] | None:
+    """Return the first and last line of `new` if it is long enough to mean something and stands once in the file."""
+    wanted = [fold(line) for line in new.strip("\n").split("\n")]
+    if len("".join(wanted)) < MIN_APPLIED_CHARS:
+        return None
+    places = [place for place, _ in zip(lines.find(wanted), range(2), strict=False)]
+    return (places[0].first, places[0].last) if len(places) == 1 else None
+
+
+def closest(lines: Lines, wanted: Sequence[str], new: str) -> tuple[int, int] | None:
+    """Return the first and last line of the part of the file that is most like the `wanted` lines, or None if nothing
+    is alike. Of several alike, the one that shares more lines with `new` is meant."""
+    folded = [fold(line) for line in wanted][:400]
+    reformatted = _reformatted(lines.folded, folded)
+    if reformatted is not None:
+        return reformatted
+    hints = {fold(line) for line in new.split("\n")[:400]} - set(folded)
+    votes = _votes(lines.folded, folded) + _similar_votes(lines.folded, folded)
+    best: tuple[float, int, int] | None = None
+    for start, _ in votes.most_common(8):
+        low = max(0, start - 3 - len(folded) // 4)
+        window = lines.folded[low : max(0, start) + len(folded) + 3 + len(folded) // 4]
+        blocks = [
+            block
+            for block in SequenceMatcher(None, folded, window, autojunk=False).get_matching_blocks()
+            if any(folded[block.a : block.a + block.size])
+        ]
+        if blocks:
+            score = float(sum(len(line) + 1 for block in blocks for line in folded[block.a : block.a + block.size]))
+            first = low + blocks[0].b - blocks[0].a
+            last = low + blocks[-1].b + len(folded) - 1 - blocks[-1].a
+        else:
+            score, first, last = 0.0, start, start + len(folded) - 1
+        first, last = max(0, first), min(len(lines.folded) - 1, max(first, last))
+        score += sum(len(line) for line in hints.intersection(lines.folded[first : last + 1]))
+        # Of two places that are equally alike, the one with the same indentation is meant.
+        score += len(set(wanted).intersection(lines.contents[first : last + 1]))
+        score += _ratio(" ".join(folded)[:2_000], " ".join(lines.folded[first : last + 1])[:2_000])
+        if best is None or score > best[0]:
+            best = (score, first, last)
+    return None if best is None else best[1:]
+
+
+def _reformatted(lines: Sequence[str], wanted: Sequence[str]) -> tuple[int, int] | None:
+    """Return the first and last line of the only place that differs from `wanted` in nothing that a formatter would
+    keep."""
+    bare = [_FORMAT.sub("", line) for line in lines]
+    pieces = [_FORMAT.sub("", line) for line in wanted]
+    text, searched = "".join(bare), "".join(pieces)
+    at = text.find(searched) if pieces[0] and pieces[-1] and len(searched) >= MIN_APPLIED_CHARS else -1
+    if at < 0 or text.find(searched, at + 1) >= 0:
+        return None
+    starts = [0, *accumulate(map(len, bare))]
+    return bisect_right(starts, at) - 1, bisect_left(starts, at + len(searched)) - 1
+
+
+def _votes(lines: Sequence[str], wanted: Sequence[str]) -> Counter[int]:
+    """Count for each line where `wanted` could begin how well its lines fit from there. Rare and long lines count
+    more."""
+    positions: defaultdict[str, list[int]] = defaultdict(list)
+    known = {line for line in wanted if len(line) > 2}
+    for index, line in enumerate(lines):
+        if line in known and len(positions[line]) < MAX_POSITIONS:
+            positions[line].append(index)
+    votes: Counter[int] = Counter()
+    for offset, line in enumerate(wanted):
+        for position in positions.get(line, ()):
+            votes[position - offset] += 100 * min(len(line), 80) // len(positions[line])
+    return votes
+
+
+def _similar_votes(lines: Sequence[str], wanted: Sequence[str]) -> Counter[int]:
+    """Do the same with lines that are only similar."""
+    longest = sorted(range(len(wanted)), key=lambda index: -len(wanted[index]))[:4]
+    words = {index: set(_WORD.findall(wanted[index][:MAX_LINE_CHARS])) for index in longest}
+    searched = set().union(*words.values())
+    if not searched:
+        return Counter()
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for number, line in enumerate(lines):
+        for word in searched.intersection(_WORD.findall(line[:MAX_LINE_CHARS])):
+            if len(found[word]) < 20 * MAX_POSITIONS:
+                found[word].append(number)
+    votes: Counter[int] = Counter()
+    for index in longest:
+        shared = Counter(number for word in words[index] for number in found.get(word, ()))
+        for number, _ in shared.most_common(MAX_SIMILAR):
+            ratio = _ratio(wanted[index][:MAX_LINE_CHARS], lines[number][:MAX_LINE_CHARS])
+            if ratio >= MIN_RATIO or wanted[index] in lines[number]:
+                votes[number - index] += int(100 * ratio * min(len(wanted[index]), 80))
+    return votes
+
+
+def _ratio(one: str, other: str) -> float:
+    return SequenceMatcher(None, one, other, autojunk=False).ratio() if one and other else 0.0
+
+
+def explain(wanted: Sequence[str], actual: Sequence[str], first: int) -> list[str]:
+    """Say in a few short sentences how the wanted lines differ from the actual ones. `first` is the index of the first
+    actual line."""
+    mine, theirs = [fold(line) for line in wanted], [fold(line) for line in actual]
+    if mine == theirs:
+        return ["its lines are indented in another way"]
+    if mine != theirs and _FORMAT.sub("", "".join(mine)) == _FORMAT.sub("", "".join(theirs)):
+        return ["it stands there with other line breaks, commas, quotes or brackets, as after a formatter"]
+    causes: list[str] = []
+    for step, from_mine, to_mine, from_theirs, to_theirs in SequenceMatcher(
+        None, mine[:400], theirs[:400], autojunk=False
+    ).get_opcodes():
+        if step == "insert" and any(theirs[from_theirs:to_theirs]):
+            causes.append(f"old_text leaves out {_lines(first + from_theirs + 1, first + to_theirs)}")
+        elif step == "insert":
+            causes.append(f"line {first + from_theirs + 1} is blank, which old_text leaves out")
+        elif step == "delete" and any(mine[from_mine:to_mine]):
+            extra = next(line for line in mine[from_mine:to_mine] if line)
+            causes.append(f"the file does not have {_quote(extra)} there")
+        elif step == "delete":
+            causes.append("old_text has a blank line that the file does not have")
+        elif step == "replace" and to_mine - from_mine == to_theirs - from_theirs:
+            pairs = zip(mine[from_mine:to_mine], theirs[from_theirs:to_theirs], strict=True)
+            for offset, (one, other) in enumerate(pairs):
+                causes.append(_explain_line(one, other, first + from_theirs + offset + 1))
+        elif step == "replace":
+            causes.append(f"{_lines(first + from_theirs + 1, first + to_theirs)} are different")
+    return causes[:MAX_CAUSES] + (["and more"] if len(causes) > MAX_CAUSES else [])
+
+
+def _explain_line(mine: str, theirs: str, number: int) -> str:
+    if not mine or not theirs:
+        return f"line {number} is {'blank' if not theirs else _quote(theirs)}"
+    old, new = _TOKEN.findall(mine[:MAX_LINE_CHARS]), _TOKEN.findall(theirs[:MAX_LINE_CHARS])
+    changed = [step for step in SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if step[0] != "equal"]
+    if not changed:
+        return f"line {number} differs"
+    first, last = changed[0], changed[-1]
+    has, wants = "".join(new[first[3] : last[4]]), "".join(old[first[1] : last[2]])
+    if not wants.strip():
+        return f"line {number} has {_quote(has.strip())}, which old_text leaves out"
+    if not has.strip():
+        return f"line {number} does not have {_quote(wants.strip())}"
+    return f"line {number} has {_quote(has)} where old_text has {_quote(wants)}"
+
+
+def _lines(first: int, last: int) -> str:
+    return f"line {first}" if first == last else f"lines {first}-{last}"
+
+
+def _quote(text: str) -> str:
+    return f"`{text if len(text) <= MAX_WORD_CHARS else text[:MAX_WORD_CHARS] + '…'}`"

@@ -1,0 +1,145 @@
+"""The output of commands: as a terminal would show it in the end, and in a file if the model gets only a part."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+import anyio.to_thread
+
+MAX_CHARS = 12_000
+"""The model sees at most this many characters of an output, about 3,000 tokens."""
+MIN_REPEATS = 4
+MAX_FILES = 20
+"""The output of older commands is forgotten."""
+PREFIX = "crow-output-"
+SIGPIPE_CODE = 128 + 13
+"""What bash reports for a command that wrote to a pipe which nobody read any more, as in `... | head`."""
+
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # colours and cursor movements
+    r"|\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links, the clipboard
+    r"|[PX^_][^\x1b]*(?:\x1b\\)?"  # other strings for the terminal
+    r"|[ -/]*[0-~])"
+)
+
+
+def as_shown(output: str) -> str:
+    """Return the output as a terminal would show it in the end: without escape sequences, with only the last state of
+    lines that were drawn again and again, and with repeated lines counted."""
+    if "\x1b" in output:
+        output = _ESCAPES.sub("", output)
+    lines = [_last_state(line) for line in output.replace("\r\n", "\n").split("\n")]
+    shown: list[str] = []
+    for line, group in groupby(lines):
+        count = sum(1 for _ in group)
+        if count < MIN_REPEATS or not line:
+            shown += [line] * count
+        else:
+            shown += [line, f"[the line above came {count:,} times in a row]"]
+    return "\n".join(shown)
+
+
+def _last_state(line: str) -> str:
+    if "\r" in line:
+        line = next((state for state in reversed(line.split("\r")) if state), "")
+    if "\b" in line:
+        kept: list[str] = []
+        for character in line:
+            if character != "\b":
+                kept.append(character)
+            elif kept:
+                kept.pop()
+        line = "".join(kept)
+    return line
+
+
+class PipeStatuses:
+    """Lets bash report the exit codes of all commands in a command line's last pipe, so that a failure in front of the
+    last command does not go unnoticed."""
+
+    def __init__(self, command: str) -> None:
+        self._mark = f"crow-{secrets.token_hex(8)}"
+        # After `exec 2>FILE`, the report would go to a file of the user.
+        if "|" in command and not re.search(r"\bexec\b", command):
+            report = f's="${{PIPESTATUS[*]}}"; printf "\\n%s %s\\n" {self._mark} "$s" >&2'
+            command = f"[ \"$BASH\" ] && trap '{report}' EXIT; {command}"
+        self.command = command
+        """The command line to run instead."""
+
+    def split(self, output: str) -> tuple[str, tuple[int, ...]]:
+        """Return the output without the report, and the exit codes. There are none if bash has not reported them."""
+        before, mark, report = output.rpartition(f"\n{self._mark} ")
+        if not mark:
+            return output, ()
+        codes, _, after = report.partition("\n")
+        return before + after, tuple(int(code) for code in codes.split() if code.isdecimal())
+
+    def note(self, codes: Sequence[int]) -> str:
+        """Return a line for the model if a command in front of the last one failed, or an empty string."""
+        if all(code in (0, SIGPIPE_CODE) for code in codes[:-1]):
+            return ""
+        return f"[exit codes in the last pipe: {', '.join(map(str, codes))}]"
+
+
+class OutputFiles:
+    """The files with whole outputs of a session's commands. `remove` must be called at the end of the session."""
+
+    def __init__(self) -> None:
+        self._directory: Path | None = None
+        self._count = 0
+
+    async def shown(self, output: str) -> str:
+        """Return `output` as a terminal would show it. If the model will see only a part, keep it in a file and name
+        the file in the last line."""
+        if len(output) <= MAX_CHARS:
+            return as_shown(output)
+        text = await anyio.to_thread.run_sync(as_shown, output)
+        path = await anyio.to_thread.run_sync(self._keep, text) if len(text) > MAX_CHARS else None
+        return f"{text}\n[the whole output is in {path}; use read_file or grep]" if path is not None else text
+
+    def contains(self, path: Path) -> bool:
+        """Whether `path`, with links resolved, is one of these files."""
+        return self._directory is not None and path.parent == self._directory
+
+    def remove(self) -> None:
+        """Delete all files."""
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+    def _keep(self, output: str) -> Path | None:
+        """Write a file. Return None if that is not possible, for example because the disk is full."""
+        try:
+            if self._directory is None:
+                temporary = Path(os.path.realpath(tempfile.gettempdir()))
+                _remove_left_over(temporary)
+                self._directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=temporary))
+            self._count += 1
+            path = self._directory / f"{self._count}.txt"
+            path.touch(0o600)
+            path.write_text(output, "utf-8", errors="replace")
+            (self._directory / f"{self._count - MAX_FILES}.txt").unlink(missing_ok=True)
+        except OSError:
+            return None
+        return path
+
+
+def _remove_left_over(temporary: Path) -> None:
+    """Delete the files of processes that were killed."""
+    for path in temporary.glob(f"{PREFIX}*-*"):
+        pid = path.name.removeprefix(PREFIX).partition("-")[0]
+        try:
+            if not pid.isdecimal() or path.is_symlink() or path.stat().st_uid != os.getuid():
+                continue
+            os.kill(int(pid), 0)
+        except (ProcessLookupError, OverflowError):
+            shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            continue

@@ -1,0 +1,218 @@
+"""Understands calls that were written for the tools of other agents.
+
+Models are trained with other tools than crow's, and fall back on their names. A call is changed only if its meaning is
+clear; what was understood is what is stored, shown, and sent back to the model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from crow.domain.messages import ToolCall, ToolSpec
+from crow.tools.builtin.shell import MAX_TIMEOUT_S
+
+Arguments = dict[str, Any]
+
+TOOL_NAMES = {
+    **dict.fromkeys(("read", "view", "open_file", "read_many_files", "view_file", "cat"), "read_file"),
+    **dict.fromkeys(("write", "create_file", "write_to_file", "save_file", "create"), "write_file"),
+    **dict.fromkeys(
+        ("edit", "str_replace", "replace", "replace_in_file", "search_replace", "update_file"), "edit_file"
+    ),
+    **dict.fromkeys(
+        ("bash", "run_shell_command", "execute_command", "exec_command", "run_command", "run_terminal_cmd", "exec"),
+        "shell",
+    ),
+    **dict.fromkeys(("local_shell", "run_in_terminal", "terminal", "shell_command", "sh"), "shell"),
+    **dict.fromkeys(("search_files", "search_file_content", "grep_search", "rg", "ripgrep"), "grep"),
+    **dict.fromkeys(("glob", "ls", "list_dir", "list_directory", "find_files", "file_search"), "list_files"),
+    **dict.fromkeys(("webfetch", "web_fetch", "fetch_url", "read_url"), "fetch"),
+    **dict.fromkeys(("todowrite", "todo_write", "write_todos", "update_todos", "todo"), "update_plan"),
+    **dict.fromkeys(("agent", "delegate", "subagent"), "task"),
+}
+"""Names that other agents give to tools, in lower case."""
+
+_PATHS = ("file_path", "filepath", "filename", "file", "target_file", "absolute_path", "relative_path")
+_DIRECTORIES = (*_PATHS, "directory", "dir", "dir_path", "target_directory", "directory_path", "folder")
+ARGUMENT_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "read_file": {
+        "path": _PATHS,
+        "line": ("offset", "start_line", "line_start", "start", "from_line", "startline"),
+        "limit": ("num_lines", "max_lines", "line_count", "lines"),
+    },
+    "write_file": {"path": _PATHS, "content": ("contents", "text", "file_text", "new_content")},
+    "edit_file": {
+        "path": _PATHS,
+        "old_text": ("old_string", "old_str", "oldtext", "oldstring", "search", "find", "old"),
+        "new_text": ("new_string", "new_str", "newtext", "newstring", "replace", "replacement", "new"),
+        "all": ("replace_all", "replaceall", "allow_multiple"),
+    },
+    "shell": {
+        "command": ("cmd", "script", "commandline", "command_line"),
+        "background": ("run_in_background", "is_background", "isbackground"),
+    },
+    "grep": {
+        "pattern": ("query", "regex", "regexp", "search", "search_term"),
+        "path": _DIRECTORIES,
+        "glob": ("include", "include_pattern", "file_pattern", "glob_pattern"),
+        "ignore_case": ("-i", "case_insensitive", "ignorecase"),
+    },
+    "list_files": {"path": _DIRECTORIES, "pattern": ("glob", "glob_pattern", "query")},
+    "fetch": {"url": ("uri", "link", "address")},
+    "update_plan": {"items": ("todos", "plan", "steps", "entries")},
+    "task": {
+        "prompt": ("task", "instructions", "query"),
+        "description": ("title", "name"),
+        "agent": ("subagent_type",),
+    },
+}
+"""Names that other agents give to arguments, in lower case, by crow's tool and argument."""
+
+
+SILENT = frozenset({"description", "explanation", "purpose", "justification"})
+"""Arguments that only explain a call. They are ignored without a note."""
+
+
+def understood(call: ToolCall, offered: Collection[str], specs: Mapping[str, ToolSpec]) -> ToolCall:
+    """Return `call` in terms of crow's tools, or as it is if it needs no change or is not clear. `offered` are the
+    names of all tools that the model can use, and `specs` are the built-in ones."""
+    if call.fault is not None:
+        return call
+    try:
+        given = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        return call
+    if not isinstance(given, dict):
+        return call
+    name, arguments = call.name, dict(given)
+    if name not in offered:
+        name, arguments = _renamed(name, arguments)
+        if name not in offered or name not in specs:
+            return call
+    if name not in specs:
+        return call
+    properties = _properties(specs[name])
+    arguments = _with_own_names(arguments, ARGUMENT_NAMES.get(name, {}), properties)
+    if name in _REWRITES:
+        arguments = _REWRITES[name](arguments)
+    if (name, arguments) == (call.name, given):
+        return call
+    return replace(call, name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+
+
+def ignored_note(call: ToolCall, spec: ToolSpec) -> str:
+    """Return a line that names the arguments of `call` that its tool does not have, or an empty string."""
+    try:
+        given = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        return ""
+    properties = _properties(spec)
+    unknown = (
+        [name for name in given if name not in properties and name not in SILENT] if isinstance(given, dict) else []
+    )
+    if not unknown:
+        return ""
+    shown = ", ".join(name[:40] for name in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+    return f"[ignored: {shown}; {spec.name} takes only {', '.join(properties)}]"
+
+
+def _properties(spec: ToolSpec) -> Collection[str]:
+    properties = spec.input_schema["properties"]
+    assert isinstance(properties, Mapping)
+    return properties
+
+
+def _renamed(name: str, arguments: Arguments) -> tuple[str, Arguments]:
+    """Return the name of crow's tool, and the arguments without those that only choose the tool."""
+    plain = name.replace("-", "_").lower()
+    if plain in ("str_replace_editor", "str_replace_based_edit_tool", "text_editor"):
+        tools = {"view": "read_file", "create": "write_file", "str_replace": "edit_file"}
+        rest = {key: value for key, value in arguments.items() if key != "command"}
+        return tools.get(str(arguments.get("command")), name), rest
+    return TOOL_NAMES.get(plain, plain), arguments
+
+
+def _with_own_names(
+    arguments: Arguments, names: Mapping[str, tuple[str, ...]], properties: Collection[str]
+) -> Arguments:
+    """Rename the arguments that other agents name otherwise, if crow's own is not given and only one of them is."""
+    others = {other: own for own, known in names.items() for other in known}
+    meant = [others.get(name.lower(), "") for name in arguments if name not in properties]
+    renamed: Arguments = {}
+    for name, value in arguments.items():
+        own = others.get(name.lower()) if name not in properties else None
+        is_clear = own is not None and own not in arguments and meant.count(own) == 1 and own in properties
+        renamed[own if own is not None and is_clear else name] = value
+    return renamed
+
+
+def _reading(arguments: Arguments) -> Arguments:
+    """`view_range: [first, last]`, `end_line`, and lines counted from 0."""
+    rest = dict(arguments)
+    match rest.get("view_range"):
+        case [int(first), int(last)] if "line" not in rest and "limit" not in rest:
+            del rest["view_range"]
+            rest["line"] = first
+            if last >= first:
+                rest["limit"] = last - first + 1
+    for name in ("end_line", "line_end", "to_line", "endLine"):
+        match rest.get(name), rest.get("line", 1):
+            case int(last), int(first) if last >= first and "limit" not in rest:
+                del rest[name]
+                rest["limit"] = last - max(first, 1) + 1
+    if rest.get("line") == 0:
+        rest["line"] = 1
+    return rest
+
+
+def _command(arguments: Arguments) -> Arguments:
+    """Commands as a list, timeouts in milliseconds, and another working directory."""
+    rest = dict(arguments)
+    match rest.get("command"):
+        case [str(shell), "-c" | "-lc", str(line)] if shell.rpartition("/")[2] in ("bash", "sh", "zsh"):
+            rest["command"] = line
+        case [*words] if words and all(isinstance(word, str) for word in words):
+            rest["command"] = shlex.join(words)
+    for name, divisor in (("timeout_ms", 1_000), ("timeout", 1)):
+        value = rest.get(name)
+        if "timeout_s" not in rest and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            del rest[name]
+            # More seconds than crow allows are milliseconds.
+            seconds = value / 1_000 if divisor == 1 and value > MAX_TIMEOUT_S else value / divisor
+            rest["timeout_s"] = min(MAX_TIMEOUT_S, max(1, math.ceil(seconds)))
+    for name in ("workdir", "cwd", "working_directory", "working_dir"):
+        directory = rest.get(name)
+        if isinstance(directory, str) and isinstance(rest.get("command"), str):
+            del rest[name]
+            if directory not in ("", "."):
+                rest["command"] = f"cd {shlex.quote(directory)} && {{ {rest['command']}\n}}"
+    return rest
+
+
+def _plan(arguments: Arguments) -> Arguments:
+    """Steps with the fields of other agents."""
+    rest, items = dict(arguments), arguments.get("items")
+    if isinstance(items, list) and all(isinstance(item, dict) for item in items):
+        known = ("content", "status", "priority")
+        names = {"step": "content", "title": "content", "text": "content", "task": "content"}
+        states = {"done": "completed", "complete": "completed", "todo": "pending", "in-progress": "in_progress"}
+        rest["items"] = []
+        for item in items:
+            renamed = {(names.get(key, key) if "content" not in item else key): value for key, value in item.items()}
+            step = {key: value for key, value in renamed.items() if key in known}
+            if isinstance(step.get("status"), str):
+                step["status"] = states.get(step["status"], step["status"])
+            rest["items"].append(step)
+    return rest
+
+
+_REWRITES: Mapping[str, Callable[[Arguments], Arguments]] = {
+    "read_file": _reading,
+    "shell": _command,
+    "update_plan": _plan,
+}

@@ -1,0 +1,165 @@
+"""Every rule of `acp-check` finds the agent that breaks it, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import deque
+from pathlib import Path
+from random import Random
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from acp_check.client import TimeLimits
+from acp_check.drive import Drive
+from acp_check.report import Report
+from acp_check.rules import RULES, Rule, judge
+from acp_check.run import EndpointLog, Exit, Run
+from tests.agent import Agent, Disk
+
+AT_ONCE = TimeLimits(answer_s=0, settle_s=0, exit_s=0, begin_s=0, slow_s=0)
+"""The agent answers before a write returns, so nothing has to be waited for."""
+
+STARTED = {"arguments": ["one", "two words"], "variable": "ACP check ☕"}
+NOT_DRIVEN = {"shape.authenticate", "shape.logout"}
+"""No check logs in or out. Recordings may."""
+
+
+class InProcess:
+    """The stdin and stdout of an agent in this process."""
+
+    def __init__(self, disk: Disk, endpoint: EndpointLog, broken: str) -> None:
+        self._broken = broken
+        self._output = bytearray()
+        self._lines: deque[bytes] = deque()
+        self._agent = Agent(self._wrote, disk, endpoint, broken)
+        self._is_paused = False
+
+    def _wrote(self, data: bytes) -> None:
+        self._output += data
+        *lines, rest = bytes(self._output).split(b"\n")
+        self._lines += [line + b"\n" for line in lines]
+        self._output = bytearray(rest)
+
+    def write(self, data: bytes) -> None:
+        self._agent.feed(data)
+
+    def read_line(self, timeout_s: float) -> bytes | None:
+        if self._is_paused:
+            return None
+        if self._lines:
+            return self._lines.popleft()
+        if self._agent.is_dead and self._output:
+            rest, self._output = bytes(self._output), bytearray()
+            return rest
+        return b"" if self._agent.is_dead else None
+
+    def pause(self) -> None:
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+
+    def close(self, timeout_s: float) -> Exit:
+        self._agent.close()
+        is_stuck = self._broken in ("exit.idle", "exit.busy")
+        return Exit(code=None if is_stuck else 0, leftovers=self._broken == "exit.leftovers")
+
+
+class Mutating(InProcess):
+    """The same agent, but some values in its messages are replaced by others, or removed."""
+
+    def __init__(self, disk: Disk, endpoint: EndpointLog, random: Random) -> None:
+        super().__init__(disk, endpoint, "")
+        self._random = random
+
+    def read_line(self, timeout_s: float) -> bytes | None:
+        line = super().read_line(timeout_s)
+        if line is None or not line.endswith(b"}\n") or len(line) > 5000 or self._random.random() > 0.03:
+            return line
+        return json.dumps(mutated(json.loads(line), self._random)).encode() + b"\n"
+
+
+ODD: tuple[Any, ...] = (None, True, 0, -1, 1.5, 10**30, "", "x", "\ud800", [], {}, [1], [[]], [None], {"id": 5})
+
+
+def mutated(value: Any, random: Random) -> Any:
+    """The value, with one part of it replaced or removed."""
+    places: list[tuple[Any, Any]] = []
+
+    def visit(part: Any) -> None:
+        for key, inner in list(part.items() if isinstance(part, dict) else enumerate(part)):
+            places.append((part, key))
+            if isinstance(inner, dict | list):
+                visit(inner)
+
+    visit(value)
+    part, key = random.choice(places)
+    if isinstance(part, dict) and random.random() < 0.3:
+        del part[key]
+    else:
+        part[key] = copy.deepcopy(random.choice(ODD))
+    return value
+
+
+def driven(place: Path, broken: str = "", random: Random | None = None) -> Run:
+    disk, endpoint = Disk(), EndpointLog()
+
+    def start(_: str) -> InProcess:
+        return InProcess(disk, endpoint, broken) if random is None else Mutating(disk, endpoint, random)
+
+    run = Drive(
+        start=start,
+        workspace=place,
+        endpoint=endpoint,
+        limits=AT_ONCE,
+        server={"name": "s", "command": "/bin/true", "args": [], "env": []},
+    ).run()
+    environments: dict[str, list[dict[str, Any]]] = {
+        "session.mcp-connected": [],
+        "session.mcp-environment": [STARTED | {"variable": ""}],
+    }
+    run.servers_started = environments.get(broken, [STARTED])
+    return run
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("workspace")
+    (directory / "acp-check.txt").write_text("A file.\n")
+    return directory
+
+
+def test_an_agent_that_keeps_the_rules_has_no_finding_and_exercises_all(place: Path) -> None:
+    verdicts = judge(driven(place))
+    assert [(verdict.rule.id, verdict.findings[0].words) for verdict in verdicts if verdict.findings] == []
+    assert {verdict.rule.id for verdict in verdicts if verdict.reason} == NOT_DRIVEN
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.id not in NOT_DRIVEN], ids=lambda rule: rule.id)
+def test_a_rule_finds_the_agent_that_breaks_it(place: Path, rule: Rule) -> None:
+    (verdict,) = judge(driven(place, rule.id), (rule,))
+    assert verdict.state == "failed"
+    assert all(finding.words for finding in verdict.findings)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_message_of_an_agent_breaks_the_check(place: Path, seed: int) -> None:
+    run = driven(place, random=Random(seed))
+    report = Report(run=run, verdicts=tuple(judge(run)))
+    assert report.failed()
+    assert len(list(report.text(everything=True))) > len(RULES)
+    assert len(list(report.rows())) == len(ElementTree.fromstring(report.junit("x"))[0])
+
+
+def test_rules_have_ids_of_their_own_a_sentence_and_a_link() -> None:
+    assert len({rule.id for rule in RULES}) == len(RULES) >= 120
+    assert [rule.id for rule in RULES if not rule.says.endswith(".") or "\n" in rule.says] == []
+    allowed = (
+        "https://agentclientprotocol.com/protocol/v1/",
+        "https://www.jsonrpc.org/",
+        "https://www.rfc-editor.org/",
+    )
+    assert [rule.id for rule in RULES if not rule.link.startswith(allowed)] == []
