@@ -27,7 +27,11 @@ class TextShown:
     `message_id`."""
 
     message_id: str
+    offset: int
+    """The number of characters of the answer's text before this piece."""
     text: str
+    after: int | None = None
+    """The id of the session's newest entry when this piece was shown. The feed sets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,11 @@ class ThoughtShown:
     """A piece of the model's reasoning."""
 
     message_id: str
+    offset: int
+    """The number of characters of the reasoning before this piece."""
     text: str
+    after: int | None = None
+    """The id of the session's newest entry when this piece was shown. The feed sets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +85,14 @@ class ContextMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionChanged:
-    """A compaction began or ended. `detail` is the summary, or the reason for a failure."""
+    """A compaction began or ended."""
 
     compaction_id: str
     status: Literal["in_progress", "completed", "failed", "cancelled"]
     detail: str = ""
+    """The summary, or the reason for a failure."""
+    is_command: bool = False
+    """Whether a slash command asked for the compaction. The command's answer then says how it ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

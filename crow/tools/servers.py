@@ -170,3 +170,18 @@ class ServerPrompts(Protocol):
 
         :raises ~crow.domain.errors.ToolServerError: the server is gone, refused the request, or sent no usable content.
         """
+
+
+def merge_servers(own: Sequence[McpServer], offered: Sequence[McpServer]) -> tuple[McpServer, ...]:
+    """Return the user's servers, followed by the editor's. A server that is in both lists is included only once.
+
+    If two different servers have the same name, both are included. They stay separate, because the user's rules for one
+    of them must not apply to the other.
+    """
+
+    def identity(server: McpServer) -> tuple[str, ...]:
+        address = (server.command, *server.args) if isinstance(server, StdioServer) else (server.url,)
+        return (server.name, *address)
+
+    known = {identity(server) for server in own}
+    return (*own, *(server for server in offered if identity(server) not in known))

@@ -183,7 +183,7 @@ class Compactor:
         if fitting is None:
             return False
         store = partial(self._store_checkpoint, *fitting, prepared.summary, going.measured)
-        result = await self._announce(compaction_id, store)
+        result = await self._announce(compaction_id, "early", store)
         assert result.entry is not None
         await self._finish(result.entry, "early")
         await self.gauge.context_window.on_compaction(self.model.info)
@@ -298,12 +298,16 @@ class Compactor:
     async def _summarise(self, drafts: Sequence[CheckpointDraft], going: Pass) -> CompactionResult:
         """Write and store a checkpoint, and tell the client about it."""
         compaction_id = new_compaction_id()
-        return await self._announce(compaction_id, partial(self._write_checkpoint, compaction_id, drafts, going))
+        work = partial(self._write_checkpoint, compaction_id, drafts, going)
+        return await self._announce(compaction_id, going.reason, work)
 
-    async def _announce(self, compaction_id: str, work: Callable[[], Awaitable[CompactionResult]]) -> CompactionResult:
+    async def _announce(
+        self, compaction_id: str, reason: Reason, work: Callable[[], Awaitable[CompactionResult]]
+    ) -> CompactionResult:
         """Run `work`, which stores a checkpoint. Tell the client when the compaction starts and how it ends, even if it
         fails or is cancelled."""
-        await self._publish(compaction_id, "in_progress")
+        event = CompactionChanged(compaction_id=compaction_id, status="in_progress", is_command=reason == "command")
+        await self._branch.publish(event)
         status: Status = "cancelled"
         detail = ""
         try:
@@ -320,10 +324,7 @@ class Compactor:
                 # the checkpoint was stored, even if the pass was cancelled right after
                 status, detail = "completed", newest.summary
             with anyio.move_on_after(PUBLISH_S, shield=True):
-                await self._publish(compaction_id, status, detail)
-
-    async def _publish(self, compaction_id: str, status: Status, detail: str = "") -> None:
-        await self._branch.publish(CompactionChanged(compaction_id=compaction_id, status=status, detail=detail))
+                await self._branch.publish(replace(event, status=status, detail=detail))
 
     async def _write_checkpoint(
         self, compaction_id: str, drafts: Sequence[CheckpointDraft], going: Pass
