@@ -19,14 +19,16 @@ _MAX_QUADRATIC = 40_000
 
 @dataclass(frozen=True, slots=True)
 class DiffHunk:
-    """A changed region of a file, with the unchanged lines around it. `old_text` and `new_text` are its text before and
-    after the change. `old_line` and `new_line` are the number of its first line before and after the change, counted
-    from 1."""
+    """A changed region of a file, with the unchanged lines around it."""
 
     old_line: int
+    """The number of the first line before the change, counted from 1."""
     new_line: int
+    """The number of the first line after the change, counted from 1."""
     old_text: str
+    """The text of the region before the change."""
     new_text: str
+    """The text of the region after the change."""
 
 
 def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
@@ -98,10 +100,12 @@ def _anchors(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
 
 
 class DiffLine(NamedTuple):
-    """One line of a diff, without its line end: an unchanged, removed or added line, or the header of a hunk."""
+    """One line of a diff."""
 
     mark: Literal[" ", "-", "+", "@"]
+    """Marks an unchanged, removed or added line, or the header of a hunk."""
     text: str
+    """The line without its line end."""
 
 
 def diff_lines(old: str, new: str) -> list[DiffLine]:

@@ -321,13 +321,14 @@ _EDGE_CHARS = 4
 
 
 class SecretMask:
-    """Replaces the given secrets and their base64 forms in a text with `mask`. With `is_guessing`, it also replaces
-    every text that looks like a secret."""
+    """Replaces the given secrets and their base64 forms in a text. With `is_guessing`, it also replaces every text that
+    looks like a secret."""
 
     def __init__(self, secrets: Iterable[str], *, mask: str = MASK, is_guessing: bool = True) -> None:
         given = {secret for secret in secrets if len(secret) >= 4}
         forms = given | {form for secret in given for form in _base64_forms(secret)}
         self.mask = mask
+        """The text that replaces each secret."""
         self._secrets = sorted(given, key=len, reverse=True)
         self._forms = sorted(forms, key=len, reverse=True)
         self._is_guessing = is_guessing

@@ -174,8 +174,7 @@ class RemoteTurn:
 
 @dataclass(slots=True)
 class _RunningCall:
-    """An announced call that has not ended. This class holds the announcement, and the newest event of each other
-    kind."""
+    """An announced call that has not ended: its announcement, and the newest event of each other kind."""
 
     announced: CallAnnounced
     started: EntryStored | None = None
