@@ -55,50 +55,54 @@ count may be larger than the new messages by this many tokens."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPolicy:
-    """The settings for compaction.
-
-    If `auto` is false, crow compacts only on command. `threshold` is the fraction of the window at which compaction
-    starts. At most `keep_tokens` tokens of recent messages are kept verbatim. `target` is the fraction of the room (see
-    `Limits`) that may be full after a compaction. `instruction` replaces crow's summary prompt. Crow replaces `{words}`
-    in it with the maximum number of words. If `compact_model` is set, crow asks that model for the summary first. If
-    that fails, crow asks the session's own model. `early` is a fraction of the threshold. If the context of an idle
-    session is larger than this fraction, crow writes the summary before the next prompt needs it. If `early` is None,
-    crow never writes a summary early.
-    """
+    """The settings for compaction."""
 
     auto: bool = True
+    """If false, crow compacts only on command."""
     threshold: float | None = None
+    """The fraction of the window at which compaction starts."""
     keep_tokens: int | None = None
+    """At most this many tokens of recent messages are kept verbatim."""
     target: float | None = None
+    """The fraction of the room (see `Limits`) that may be full after a compaction."""
     instruction: str = ""
+    """Replaces crow's summary prompt. Crow replaces `{words}` in it with the maximum number of words."""
     compact_model: str = ""
+    """If set, crow asks this model for the summary first. If that fails, crow asks the session's own model."""
     early: float | None = None
+    """A fraction of the threshold. If the context of an idle session is larger than this fraction, crow writes the
+    summary before the next prompt needs it. If None, crow never writes a summary early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a context, in tokens.
-
-    `fixed` is the size of the system message and the tools. Compaction starts at `threshold` and aims at `target`;
-    `room` is `threshold` minus `fixed`. `keep` is the limit for messages kept verbatim, `pins` for pinned messages,
-    `summary` for the summary, `lists` for the plan and the file lists together, `skills` for the skills in use, and
-    `files` for the files in use. `output` is the output limit to send, or None if it is unknown. `is_configured` means
-    that the user configured `window`. Crow then refuses a request that cannot fit.
-    """
+    """Limits of a context, in tokens."""
 
     window: int
     is_configured: bool
+    """The user configured `window`. Crow then refuses a request that cannot fit."""
     output: int | None
+    """The output limit to send, or None if it is unknown."""
     fixed: int
+    """The size of the system message and the tools."""
     threshold: int
+    """The size at which compaction starts."""
     room: int
+    """`threshold` minus `fixed`."""
     target: int
+    """The size that compaction aims at."""
     keep: int
+    """The limit for messages kept verbatim."""
     pins: int
+    """The limit for pinned messages."""
     summary: int
+    """The limit for the summary."""
     lists: int
+    """The limit for the plan and the file lists together."""
     skills: int
+    """The limit for the skills in use."""
     files: int
+    """The limit for the files in use."""
 
     @property
     def ceiling(self) -> int:
@@ -118,14 +122,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """How full a context is. `used` is the size of the next request in tokens. `fixed` is the part of `used` that the
-    system message and the tools take. To convert an estimate to tokens, multiply it by `scale`. `is_reported` means
-    that the scale comes from the provider's own counts."""
+    """How full a context is."""
 
     used: int
+    """The size of the next request in tokens."""
     fixed: int
+    """The part of `used` that the system message and the tools take."""
     scale: float
+    """To convert an estimate to tokens, multiply it by this number."""
     is_reported: bool
+    """The scale comes from the provider's own counts."""
 
 
 class Gauge:
@@ -356,12 +362,13 @@ def clamped(calibration: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSize:
-    """The size of the request that `entry` answers. `tokens` is the provider's count, `estimate` is crow's uncalibrated
-    estimate in tokens."""
+    """The size of the request that an entry answers."""
 
     entry: Entry
     tokens: int
+    """The provider's count."""
     estimate: int
+    """Crow's uncalibrated estimate in tokens."""
 
     def ratio(self, calibration: float) -> float:
         """The count as a multiple of the calibrated estimate."""

@@ -39,24 +39,25 @@ MIN_PINS = 240
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noop:
-    """There is nothing to do; `why` is a sentence for the user."""
+    """There is nothing to do."""
 
     why: str
+    """A sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDraft:
-    """A checkpoint without its summary, which may take up to `summary_tokens`.
-
-    Messages from index `start` on are kept, and `body.first_kept` is the id of the entry with the first kept message.
-    After the compaction, the whole request may take up to `max_tokens`. If `max_tokens` is None, the request may take
-    up to the target of the limits, or up to their ceiling if no message is kept.
-    """
+    """A checkpoint without its summary."""
 
     start: int
+    """Messages from this index on are kept."""
     summary_tokens: int
+    """The summary may take up to this many tokens."""
     body: Checkpoint
+    """`body.first_kept` is the id of the entry with the first kept message."""
     max_tokens: int | None = None
+    """The size that the whole request may have after the compaction. If None, the request may take up to the target of
+    the limits, or up to their ceiling if no message is kept."""
 
 
 Decision: TypeAlias = Noop | Mask | tuple[CheckpointDraft, ...]
@@ -99,8 +100,7 @@ def fits(tokens: int, draft: CheckpointDraft, limits: Limits, count: int) -> boo
 
 
 class Cuts:
-    """Finds where a projection can be cut. Messages are identified by index. `first` is the index of the first message
-    that a checkpoint can cover."""
+    """Finds where a projection can be cut. Messages are identified by index."""
 
     def __init__(self, projection: Projection, limits: Limits, measured: Measure, reason: Reason) -> None:
         self.projection = projection
@@ -112,6 +112,7 @@ class Cuts:
         self.checkpoint = projection.checkpoint
         self.checkpoint_body = projection.checkpoint_body
         self.first = 1 if self.checkpoint is None else 2
+        """The index of the first message that a checkpoint can cover."""
         self.kinds = {entry.id: type(entry.body) for entry in projection.entries}
         self.suffix = [0] * (self.count + 1)
         """Estimated tokens from each message to the end."""

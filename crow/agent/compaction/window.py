@@ -42,23 +42,22 @@ MIN_ROOM = 2_000
 
 @dataclass(slots=True)
 class EndpointWindow:
-    """A session's knowledge about the context window of one endpoint.
-
-    `worked` is the largest request, in tokens, that was accepted since the last refusal. `refusals` counts the requests
-    that were refused since the last answer. `was_refused` is true if the endpoint has refused any request in this
-    session. While `probing` is true, crow ignores `learned` to test whether it still holds. `answers` counts the
-    answers since `learned` was stored.
-    """
+    """A session's knowledge about the context window of one endpoint."""
 
     loaded: bool = False
     configured: int | None = None
     learned: LearnedWindow | None = None
     listed: int | None = None
     worked: int = 0
+    """The largest request, in tokens, that was accepted since the last refusal."""
     refusals: int = 0
+    """The number of requests that were refused since the last answer."""
     was_refused: bool = False
+    """The endpoint has refused a request in this session."""
     probing: bool = False
+    """While true, crow ignores `learned` to test whether it still holds."""
     answers: int = 0
+    """The number of answers since `learned` was stored."""
 
 
 class ContextWindow:
