@@ -62,18 +62,18 @@ starts another, the variable holds the marks of both, separated by a space."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenKeys:
-    """The keys of endpoints, which no child process gets.
-
-    `variables` are the names of environment variables that hold a key; `values` are the keys themselves. A variable
-    whose value contains a key is hidden too, whatever its name. `others` are further secrets, such as tokens of MCP
-    servers. The results of tools do not show them, but child processes may get them. Commands do not get variables that
-    hold other secrets, except those whose names match one of the globs `passed`.
-    """
+    """The keys of endpoints, which no child process gets, and further secrets."""
 
     variables: frozenset[str] = frozenset({"OPENAI_API_KEY"})
+    """The names of environment variables that hold a key of an endpoint."""
     values: tuple[str, ...] = field(default=(), repr=False)
+    """The keys of endpoints. A variable whose value contains one of them is hidden too, whatever its name."""
     others: tuple[str, ...] = field(default=(), repr=False)
+    """Further secrets, such as tokens of MCP servers. The results of tools do not show them, but child processes may
+    get them."""
     passed: tuple[str, ...] = ()
+    """Globs. Commands do not get variables that hold other secrets, except those whose names match one of these
+    globs."""
 
     def withholds(self, name: str, value: str) -> bool:
         """Whether a variable must not reach a command."""
@@ -363,14 +363,18 @@ class Process(asyncio.SubprocessProtocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessState:
-    """A line of /proc/PID/stat: one letter for the state, the ids of the parent, group and session, and whether the
-    environment is empty. In the middle of an `exec`, it is not known whether the environment is empty."""
+    """A line of /proc/PID/stat."""
 
     state: bytes
+    """One letter."""
     parent: int
+    """The id of the parent."""
     group: int
+    """The id of the process group."""
     session: int
+    """The id of the session."""
     has_empty_environment: bool
+    """Whether the environment is empty. In the middle of an `exec`, this is not known."""
 
     @classmethod
     def of(cls, pid: int | str) -> ProcessState | None:
@@ -394,10 +398,11 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relative:
-    """A descendant of this process. `parent` was its parent when crow found it."""
+    """A descendant of this process."""
 
     pid: int
     parent: int
+    """The id of its parent when crow found it."""
 
     def has_mark(self, mark: str) -> bool | None:
         """Whether the process was started with this mark in its environment. None means that the process is in the

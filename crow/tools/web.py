@@ -31,17 +31,19 @@ LOCAL = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("64:ff9b:1::/48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A response. `media` is the media type in lower case. `charset` is what the server declared, and may be empty. If
-    `is_cut` is set, `data` holds only the first bytes. `moved_to` is the target of a redirect. A redirect has no
-    data."""
+    """A response."""
 
     url: str
     status: int
     media: str = ""
+    """The media type in lower case."""
     charset: str = ""
+    """What the server declared. May be empty."""
     data: bytes = b""
     is_cut: bool = False
+    """If set, `data` holds only the first bytes."""
     moved_to: str | None = None
+    """The target of a redirect. A redirect has no data."""
 
 
 async def get(url: str, *, allow_private: bool, rules: UrlRules = NO_URL_RULES) -> Document:

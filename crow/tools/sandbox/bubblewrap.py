@@ -148,18 +148,18 @@ def child_table() -> dict[int, list[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bubblewrap:
-    """The :class:`crow.tools.sandbox.Sandbox` of bubblewrap.
-
-    `overlay` tells how commands with the access `read` get a throwaway layer over the workspace. With `native`,
-    bubblewrap makes the layer. With `mounted`, the layer is mounted before bubblewrap starts. With `none`, there is no
-    layer. `program`, `unshare` and `mount` are the absolute paths of programs.
-    """
+    """The :class:`crow.tools.sandbox.Sandbox` of bubblewrap."""
 
     program: str
+    """The absolute path of bubblewrap."""
     name: str
     unshare: str = ""
+    """The absolute path of `unshare`."""
     mount: str = ""
+    """The absolute path of `mount`."""
     overlay: Literal["none", "native", "mounted"] = "none"
+    """How commands with the access `read` get a throwaway layer over the workspace. With `native`, bubblewrap makes the
+    layer. With `mounted`, the layer is mounted before bubblewrap starts. With `none`, there is no layer."""
 
     @property
     def programs(self) -> tuple[str, ...]:

@@ -68,10 +68,12 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The sandbox that works on this machine. If there is none, `problem` says why."""
+    """The sandbox that works on this machine."""
 
     sandbox: Sandbox | None
+    """None if no sandbox works."""
     problem: str = ""
+    """If there is no sandbox, why."""
 
 
 _probed: dict[str, Sandbox | str] = {}
@@ -134,11 +136,13 @@ def filter_problems(sandbox: Sandbox, options: SandboxOptions) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The preparations for one command: its confinement, its variables, and a snapshot of the protected paths."""
+    """The preparations for one command."""
 
     confinement: Confinement
     env: Mapping[str, str]
+    """The command's variables."""
     snapshot: Snapshot | None
+    """The protected paths before the command."""
 
 
 class KernelConfiner:
@@ -347,12 +351,12 @@ class KernelConfiner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Private:
-    """The private directories of one session. When a protected file is put back, the content that a command wrote there
-    is moved to `kept`."""
+    """The private directories of one session."""
 
     root: Path
     directories: PrivateDirectories
     kept: Path
+    """When a protected file is put back, the content that a command wrote there is moved to this directory."""
     lock: int
 
     @classmethod

@@ -36,15 +36,16 @@ ANY_NAME = "\1"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file, folder or link. `path` is the path by which the search reached it. `real` is that path with links
-    resolved, except for a link in its last part. `is_denied` says whether the rules cover the file, or everything that
-    could be in the folder."""
+    """A file, folder or link."""
 
     path: str
+    """The path by which the search reached it."""
     real: str
+    """That path with links resolved, except for a link in its last part."""
     kind: Literal["file", "folder", "link"]
     inode: int
     is_denied: bool
+    """Whether the rules cover the file, or everything that could be in the folder."""
 
 
 class DeniedFiles:

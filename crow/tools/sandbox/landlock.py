@@ -191,16 +191,13 @@ class Landlock:
 
 @dataclass(slots=True)
 class Ruleset:
-    """A ruleset of the kernel, which any number of threads can apply.
-
-    Rules belong to files, not to paths. `stamps` show whether each path still leads to the same file. In some
-    directories, each entry has its own rule. The stamps of these directories also show whether the entries are still
-    the same.
-    """
+    """A ruleset of the kernel, which any number of threads can apply. Rules belong to files, not to paths."""
 
     handle: int
     rights: int
     stamps: dict[str, tuple[int, ...] | None] = field(default_factory=dict)
+    """Show whether each path still leads to the same file. In some directories, each entry has its own rule. The stamps
+    of these directories also show whether the entries are still the same."""
 
     def is_current(self) -> bool:
         """Whether the rules still fit the paths."""

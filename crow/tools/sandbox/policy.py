@@ -114,21 +114,21 @@ because confined commands cannot reach those programs."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxOptions:
-    """The user's settings for the sandbox, and crow's own places.
-
-    `own` are crow's files and directories, which no confined command can see. `masked` are further directories to mask,
-    in addition to those in `MASKED`. In `caches`, each workspace gets a directory for the caches of its commands. If
-    `caches` is None, these caches last only as long as the session. `names` are the names of protected files.
-    """
+    """The user's settings for the sandbox, and crow's own places."""
 
     enabled: Literal["auto", "off", "required"] = "auto"
     network: bool = False
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     own: tuple[Path, ...] = ()
+    """Crow's files and directories, which no confined command can see."""
     masked: tuple[Path, ...] = ()
+    """Further directories to mask, in addition to those in `MASKED`."""
     caches: Path | None = None
+    """Each workspace gets a directory in this one, for the caches of its commands. If None, these caches last only as
+    long as the session."""
     names: ProtectedNames = DEFAULT_NAMES
+    """The names of protected files."""
     sockets: tuple[str, ...] = ()
     """Unix sockets that commands can use, or directories that contain them, from the user's settings."""
     programs: Programs = SYSTEM_PROGRAMS
@@ -137,41 +137,45 @@ class SandboxOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateDirectories:
-    """The private directories of the commands of one session: `temporary` for temporary files, and `caches` for the
-    caches of package managers. `blank` is an empty file that nobody can read."""
+    """The private directories of the commands of one session."""
 
     temporary: Path
+    """For temporary files."""
     caches: Path
+    """For the caches of package managers."""
     blank: Path
+    """An empty file that nobody can read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundPlaces:
-    """The toolchains and secret places that exist. `stamp` has the times when the searched folders last changed."""
+    """The toolchains and secret places that exist."""
 
     stamp: tuple[int, ...]
+    """The times when the searched folders last changed."""
     toolchains: tuple[Path, ...]
     hidden: tuple[Path, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OuterRepository:
-    """A repository whose worktree `tree` contains a root, and whose git directory `common` is outside of all roots."""
+    """A repository around a root."""
 
     tree: Path
+    """The worktree of the repository, which contains the root."""
     common: Path
+    """The git directory of the repository, which is outside of all roots."""
 
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """The rules that say which paths the commands of one workspace may see and change.
-
-    `roots` are the workspace's directories with links resolved. `env` is the environment that crow adapts for commands.
-    """
+    """The rules that say which paths the commands of one workspace may see and change."""
 
     roots: tuple[Path, ...]
+    """The workspace's directories with links resolved."""
     options: SandboxOptions
     env: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    """The environment that crow adapts for commands."""
     _places: list[FoundPlaces] = field(default_factory=list, repr=False)
     _repositories: dict[Path, OuterRepository | None] = field(default_factory=dict, repr=False)
 

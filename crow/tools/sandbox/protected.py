@@ -29,15 +29,14 @@ CHECK_SHARE = 20
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Snapshot:
-    """The states of the protected paths before a command. Commands that run at the same time share these states.
-
-    `named` are the paths that settings of git and links named before the command: a repository or link that the command
-    creates protects nothing. `suspected` are the paths that differed at a check while the command ran.
-    """
+    """The states of the protected paths before a command. Commands that run at the same time share these states."""
 
     states: dict[str, FileState] = field(repr=False)
     named: set[str] = field(repr=False)
+    """The paths that settings of git and links named before the command: a repository or link that the command creates
+    protects nothing."""
     suspected: set[str] = field(default_factory=set, repr=False)
+    """The paths that differed at a check while the command ran."""
 
 
 class ProtectedFiles:

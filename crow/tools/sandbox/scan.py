@@ -41,26 +41,26 @@ Kind: TypeAlias = Literal["file", "directory", "link", "other"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileState:
-    """The state of one protected path.
-
-    `stamp` holds device, inode, size, and the times of modification and change. `content` is a file's content or a
-    link's target; None if it is not kept. `is_settled`: any later change of the content also changes the stamp. This is
-    not certain for a file that changed a moment ago. `is_repository`: the path is a repository's own directory.
-    `is_mutable`: the content may change, and only the existence of the path is protected. HEAD of a repository is an
-    example. `commands`: the lines that git would run, if the rest of the file may change; None for other files.
-    `has_other_names`: the file has hard links, so its content can be changed by another name.
-    """
+    """The state of one protected path."""
 
     kind: Kind
     mode: int
     owner: tuple[int, int]
     stamp: tuple[int, ...]
+    """Device, inode, size, and the times of modification and change."""
     content: bytes | None = field(default=None, repr=False)
+    """A file's content or a link's target. None if it is not kept."""
     is_settled: bool = True
+    """Any later change of the content also changes the stamp. This is not certain for a file that changed a moment
+    ago."""
     is_repository: bool = False
+    """The path is a repository's own directory."""
     is_mutable: bool = False
+    """The content may change, and only the existence of the path is protected. HEAD of a repository is an example."""
     commands: frozenset[bytes] | None = None
+    """The lines that git would run, if the rest of the file may change. None for other files."""
     has_other_names: bool = False
+    """The file has hard links, so its content can be changed by another name."""
 
     def is_like(self, other: FileState) -> bool:
         """Whether two states have the same kind and content. The mode is not compared, and neither is content that may
@@ -78,10 +78,10 @@ class FileState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """The paths that a scan found in an ordinary folder. `stamp` is None if the folder must be read again, because it
-    may have changed unnoticed."""
+    """The paths that a scan found in an ordinary folder."""
 
     stamp: tuple[int, ...] | None
+    """None if the folder must be read again, because it may have changed unnoticed."""
     folders: tuple[str, ...]
     watched: tuple[str, ...]
     is_repository: bool
