@@ -154,7 +154,7 @@ class Projection:
         ]
 
     def _is_chain(self) -> bool:
-        """Whether all entries in use are in memory, so that none is missing at the beginning or in between."""
+        """Return whether all entries in use are in memory, so that none is missing at the beginning or in between."""
         kept, parent = self._entries, None
         if self.checkpoint is not None:
             first = first_kept(self.checkpoint)
@@ -249,7 +249,7 @@ class Projection:
         return tuple(unique)
 
     def _settled(self) -> Rows:
-        """The messages, including the open step with the results that have arrived."""
+        """Return the messages, including the open step with the results that have arrived."""
         if self._step is None:
             return self._rows
         if self._settled_rows is None:

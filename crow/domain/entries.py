@@ -231,7 +231,7 @@ class Checkpoint:
     compaction_id: str
     summary: str
     first_kept: int | None
-    """The checkpoint covers all entries before this one. If None, it covers all entries before the checkpoint."""
+    """The id of the first entry that is not covered. If None, all entries before the checkpoint are covered."""
     pins: tuple[Pin, ...] = ()
     files_read: tuple[str, ...] = ()
     files_modified: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ real value, and far below Python's recursion limit."""
 
 
 def is_too_deep(value: object) -> bool:
-    """Whether a JSON value nests deeper than `MAX_DEPTH`. This function uses no recursion."""
+    """Return whether a JSON value nests deeper than `MAX_DEPTH`. This function uses no recursion."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         containers = [item for item in level if isinstance(item, dict | list)]

@@ -223,7 +223,7 @@ class RunningTurn:
                 pass
 
     def events(self) -> tuple[Event, ...]:
-        """The events that lead to the present state, in order."""
+        """Return the events that lead to the present state, in order."""
         message, thought, text = self._message, "".join(self._message.thoughts), "".join(self._message.texts)
         shown: list[Event | None] = [ThoughtShown(message_id=message.message_id, text=thought)] if thought else []
         shown += [TextShown(message_id=message.message_id, text=text)] if text else []
@@ -255,7 +255,7 @@ class RunningTurn:
 
 
 def answer_events(body: entries.Assistant) -> tuple[Event, ...]:
-    """The events for the reasoning and the text of an answer."""
+    """Return the events for the reasoning and the text of an answer."""
     text = body.text
     if body.finish == "interrupted":
         text = interrupted_text(body) if text.strip() else INTERRUPTED
@@ -264,11 +264,11 @@ def answer_events(body: entries.Assistant) -> tuple[Event, ...]:
 
 
 def result_events(call: ToolCall, result: entries.Entry) -> tuple[Event, ...]:
-    """The events of a call that has a result: first its announcement, then the stored result."""
+    """Return the events of a call that has a result: first its announcement, then the stored result."""
     assert isinstance(result.body, entries.ToolResult)
     return announced(result.body.call, call, result.body.announcement), EntryStored(entry=result)
 
 
 def announced(ref: entries.CallRef, call: ToolCall, announcement: entries.Announcement) -> CallAnnounced:
-    """The event that announces a call."""
+    """Return the event that announces a call."""
     return CallAnnounced(call=ref, name=call.name, arguments=call.arguments, announcement=announcement)
