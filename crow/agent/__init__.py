@@ -66,7 +66,7 @@ class Client(Protocol):
     """The connection of one session to the editor."""
 
     async def publish(self, event: Event) -> None:
-        """Send an event and return when it has been written. Raises no error if the editor has disconnected."""
+        """Send an event and return when it has been written. Raise no error if the editor has disconnected."""
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """Ask the user and return the answer. If the answer is invalid, return `reject_once`. If the editor fails,

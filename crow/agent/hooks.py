@@ -117,11 +117,11 @@ class Hook:
         return re.sub(r"[^A-Za-z0-9._:-]", "_", self.name.partition(" ")[0])[:64] or "hook"
 
     def covers(self, cwd: str) -> bool:
-        """Whether the hook runs in this working directory."""
+        """Return whether the hook runs in this working directory."""
         return not self.workspaces or any(names_path(pattern, (cwd, f"{cwd}/")) for pattern in self.workspaces)
 
     def matches(self, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> bool:
-        """Whether the hook gets this call, which has the effects `does`.
+        """Return whether the hook gets this call, which has the effects `does`.
 
         Commands, searches, MCP tools and calls on files with hard links may touch paths that crow does not know in
         advance. So these calls match any `paths`.
@@ -143,12 +143,16 @@ class HookAnswer:
     deny: str = ""
     """The reason for a denial, or empty."""
     context: str = ""
+    """Text for the model. For `before_compact`, text for the instruction of the summary."""
     arguments: JsonObject | None = None
     """New arguments for the call, or None."""
     summary: str = ""
+    """Used as the summary of a compaction, if it fits."""
     prompt: str = ""
+    """One more prompt for the same turn."""
     entries: tuple[Custom, ...] = ()
     metadata: JsonObject = field(default_factory=dict)
+    """Merged into the session's metadata. A null removes a member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,15 +158,15 @@ class Gauge:
             await self.context_window.look_up(info())
 
     def window(self) -> int:
-        """The model's context window in tokens, lowered if the endpoint has shown that it accepts less."""
+        """Return the model's context window in tokens, lowered if the endpoint has shown that it accepts less."""
         return self.context_window.tokens(self.info)
 
     def used(self) -> int:
-        """Tokens of the next request."""
+        """Return the tokens of the next request."""
         return self.measured().used
 
     def estimate(self) -> int:
-        """The uncalibrated estimate of the next request. It is stored with the answer to that request, as
+        """Return the uncalibrated estimate of the next request. It is stored with the answer to that request, as
         `NewEntry.estimate`."""
         return self.branch.context().estimate
 
@@ -189,7 +189,7 @@ class Gauge:
         return limits_for(window, info.max_output_tokens, fixed, self.settings, is_configured=is_configured)
 
     def max_output_tokens(self) -> int | None:
-        """The output limit to send with a request, or None to leave it to the endpoint."""
+        """Return the output limit to send with a request, or None to leave it to the endpoint."""
         return self._cautious_limits(self.measured().fixed).output
 
     def _cautious_limits(self, fixed: int) -> Limits:
@@ -198,7 +198,7 @@ class Gauge:
         return self.limits(fixed, window=self.context_window.cautious_tokens(self.info))
 
     def is_full(self) -> bool:
-        """Whether compaction is due."""
+        """Return whether compaction is due."""
         measured = self.measured()
         return measured.used >= self.limits(measured.fixed).threshold
 
@@ -220,7 +220,7 @@ class Gauge:
         return max(int(limits.threshold * early), grown)
 
     def is_switched(self) -> bool:
-        """Whether the newest answer came from another model than the current one."""
+        """Return whether the newest answer came from another model than the current one."""
         answers = (entry.body for entry in reversed(self.branch.entries) if isinstance(entry.body, Assistant))
         endpoint = next((answer.endpoint for answer in answers if answer.endpoint), self.info.endpoint)
         return endpoint != self.info.endpoint
@@ -371,11 +371,11 @@ class RequestSize:
     """Crow's uncalibrated estimate in tokens."""
 
     def ratio(self, calibration: float) -> float:
-        """The count as a multiple of the calibrated estimate."""
+        """Return the count as a multiple of the calibrated estimate."""
         return self.tokens / max(1.0, self.estimate * clamped(calibration))
 
     def doubt(self, calibration: float) -> float:
-        """How far the count is from the calibrated estimate. The result is 0 if both are equal."""
+        """Return how far the count is from the calibrated estimate. The result is 0 if both are equal."""
         return abs(math.log(self.ratio(calibration)))
 
     def is_believed(self, calibration: float) -> bool:

@@ -235,7 +235,7 @@ def masking_order(entries: Sequence[Entry]) -> tuple[int, ...]:
 
 
 def call_arguments(entries: Iterable[Entry]) -> dict[CallRef, str]:
-    """The arguments (JSON) of all calls."""
+    """Return the arguments (JSON) of all calls."""
     return {
         CallRef(assistant=entry.id, index=index): call.arguments
         for entry in entries

@@ -501,7 +501,7 @@ class Compactor:
         return checkpoint.summary if checkpoint else ""
 
     def _is_refused_too_often(self) -> bool:
-        """Whether compaction has failed to help. This is true if there was no answer since the first of the last
+        """Return whether compaction has failed to help. This is true if there was no answer since the first of the last
         `MAX_RETRIES` passes. It is also true if there were fewer than `MIN_ANSWERS` answers since the first of the last
         `2 * MAX_RETRIES` passes."""
         newest, all_of_them = self._answers_since(MAX_RETRIES), self._answers_since(2 * MAX_RETRIES)
@@ -517,7 +517,7 @@ class Compactor:
 
 
 def new_compaction_id() -> str:
-    """A random id for a compaction."""
+    """Return a random id for a compaction."""
     return f"compaction_{secrets.token_hex(8)}"
 
 

@@ -92,8 +92,8 @@ def with_bodies(entries: Sequence[Entry], *bodies: Body) -> Context:
 
 
 def fits(tokens: int, draft: CheckpointDraft, limits: Limits, count: int) -> bool:
-    """Whether the compaction with `draft` makes the request small enough. `tokens` is the size of the request after the
-    compaction, and `count` is the number of messages before the compaction."""
+    """Return whether the compaction with `draft` makes the request small enough. `tokens` is the size of the request
+    after the compaction, and `count` is the number of messages before the compaction."""
     if draft.max_tokens is not None:
         return tokens <= draft.max_tokens
     return tokens <= (limits.target if draft.start < count else limits.ceiling)
@@ -142,7 +142,7 @@ class Cuts:
         return boundaries
 
     def has_news(self) -> bool:
-        """Whether anything follows the checkpoint."""
+        """Return whether anything follows the checkpoint."""
         newest = max(self.context.origins[self.first :], default=0)
         return newest > (self.checkpoint.id if self.checkpoint else 0)
 
@@ -252,8 +252,8 @@ class Cuts:
         return next((index for index in self.boundaries if self.suffix[index] <= tokens), self.count)
 
     def preferred_tail(self, tokens: int) -> int:
-        """Like `tail`, but if a shorter tail starts at a user message and has at least half of `tokens`, return the
-        start of that tail."""
+        """Do the same as `tail`, but if a shorter tail starts at a user message and has at least half of `tokens`,
+        return the start of that tail."""
         start = self.tail(tokens)
         for index in self.boundaries:
             if index >= start and self.suffix[index] * 2 >= tokens and self.is_prompt(index):
@@ -269,8 +269,8 @@ class Cuts:
         return self.first
 
     def is_prompt(self, index: int) -> bool:
-        """Whether the message at `index` is a user message, or a fixed line that crow inserted directly before a user
-        message."""
+        """Return whether the message at `index` is a user message, or a fixed line that crow inserted directly before a
+        user message."""
         if isinstance(self.context.messages[index], AssistantMessage):
             index += self.kinds.get(self.context.origins[index]) is not Assistant
         if index == self.count or not isinstance(self.context.messages[index], UserMessage):

@@ -89,7 +89,7 @@ DELTA_CHARS = 160
 
 
 async def ignore(_: str) -> None:
-    """The default of `SummaryJob.show`."""
+    """Ignore the text. This is the default of `SummaryJob.show`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +277,7 @@ async def ask(model: Model, request: Request, job: SummaryJob) -> Answer | None:
 
 
 def is_complete(answer: Answer, budget: int) -> bool:
-    """Whether an answer consists of one complete summary that has at most `budget` estimated tokens."""
+    """Return whether an answer consists of one complete summary that has at most `budget` estimated tokens."""
     text = answer.text.strip()
     is_whole = bool(text) and not answer.calls and answer.finish == "stop"
     return is_whole and estimate_text(FRAME.sub("> ", text)) <= budget
