@@ -240,17 +240,17 @@ class Toolbox(Protocol):
     """All tools of one session. The session's task opens and closes the toolbox."""
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools that the model can use now, in a stable order: first the built-in tools, then the tools of the
-        servers."""
+        """Return the tools that the model can use now, in a stable order: first the built-in tools, then the tools of
+        the servers."""
 
     def servers(self) -> tuple[ServerStatus, ...]:
-        """The session's MCP servers."""
+        """Return the session's MCP servers."""
 
     def skills(self) -> tuple[SkillInfo, ...]:
-        """The skills on offer in a stable order."""
+        """Return the skills on offer in a stable order."""
 
     def agents(self) -> tuple[AgentKind, ...]:
-        """The kinds of sub-agents in a stable order, including those that cannot be used."""
+        """Return the kinds of sub-agents in a stable order, including those that cannot be used."""
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
         """Restart the server with this name. Without a name, restart all servers that are not ready. Return the names
@@ -321,7 +321,7 @@ class BackgroundCommand(Protocol):
         """Restore protected files that the command changed some seconds ago. Call this every few seconds."""
 
     async def end(self, grace_s: float) -> None:
-        """Send SIGTERM to the process group, and SIGKILL after `grace_s`. Returns at most 0.3 s after `grace_s`."""
+        """Send SIGTERM to the process group, and SIGKILL after `grace_s`. Return at most 0.3 s after `grace_s`."""
 
 
 class Workspace(Protocol):
@@ -340,16 +340,16 @@ class Workspace(Protocol):
         """cwd and the additional directories, as they were given: links are not resolved."""
 
     def resolve(self, path: str) -> Path:
-        """The absolute path, with links and `..` resolved. The file need not exist. `~` is not expanded.
+        """Return the absolute path, with links and `..` resolved. The file need not exist. `~` is not expanded.
 
         :raises ~crow.domain.errors.ArgumentError: the path is empty, too long, or has a NUL.
         """
 
     def contains(self, path: Path) -> bool:
-        """Whether a resolved path is inside cwd or an additional directory."""
+        """Return whether a resolved path is inside cwd or an additional directory."""
 
     def protection(self, path: Path) -> Protection:
-        """How a resolved path is protected from tools that write."""
+        """Return how a resolved path is protected from tools that write."""
 
     def read_protection(self, path: Path) -> Protection:
         """Return how a resolved path is protected from tools that read. The result is `ask` for a file in a secret
@@ -367,12 +367,12 @@ class Workspace(Protocol):
         :raises OSError: the path cannot be read."""
 
     async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
-        """At most `limit` bytes of the file on disk, beginning at byte `start`. :raises OSError: the file cannot be
-        read, or is not a regular file."""
+        """Return at most `limit` bytes of the file on disk, beginning at byte `start`. :raises OSError: the file cannot
+        be read, or is not a regular file."""
 
     async def read_text(self, path: Path) -> str:
-        """The whole text as the user sees it: the editor's buffer if the file is open there, else the file on disk as
-        UTF-8. Bytes that cannot be decoded become U+FFFD. Newlines and the byte order mark are not changed.
+        """Return the whole text as the user sees it: the editor's buffer if the file is open there, else the file on
+        disk as UTF-8. Bytes that cannot be decoded become U+FFFD. Newlines and the byte order mark are not changed.
 
         :raises OSError: the file cannot be read. If the editor refuses the request, the error is a `PermissionError`.
         """
@@ -381,7 +381,7 @@ class Workspace(Protocol):
         """Replace the file in one step. If the editor serves the file, the editor replaces it. Keep the file's mode,
         and create missing parent directories.
 
-        Returns the text of the file afterwards. It may differ from `text`, because editors may format a file when they
+        Return the text of the file afterwards. It may differ from `text`, because editors may format a file when they
         save it. :raises OSError: the file cannot be written.
         """
 
@@ -419,7 +419,7 @@ class Workspace(Protocol):
         """Run a shell command in its own process group, without input or a terminal. If the command is confined, it
         cannot read the `excluded` files.
 
-        Returns the exit code, and the text that the command wrote to standard output and standard error, in the order
+        Return the exit code, and the text that the command wrote to standard output and standard error, in the order
         of arrival. If the command timed out and was killed, the code is None. If a signal ended the command, the code
         is the negative signal number. If the output has more than 10 million characters, a marker replaces its middle.
         On cancellation, the process group gets SIGTERM at once, and `reap` sends SIGKILL 2 s later. This method does
@@ -450,8 +450,8 @@ class Workspace(Protocol):
         """
 
     def find_program(self, name: str) -> str | None:
-        """The absolute path of a program that crow starts for itself; None if there is none that can be trusted. See
-        :meth:`crow.programs.Programs.find`. This call blocks."""
+        """Return the absolute path of a program that crow starts for itself; None if there is none that can be trusted.
+        See :meth:`crow.programs.Programs.find`. This call blocks."""
 
     async def start_confined(
         self,
@@ -525,7 +525,7 @@ class Plan(Protocol):
     """The session's plan."""
 
     def current(self) -> tuple[PlanItem, ...]:
-        """The newest plan on the session's path."""
+        """Return the newest plan on the session's path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -577,10 +577,10 @@ class AgentPolicy(Protocol):
     """Decides which kinds of sub-agents the model gets."""
 
     def may_offer(self, kind: AgentKind) -> bool:
-        """Whether the user's rules allow crow to read the kind's file. This call blocks the thread."""
+        """Return whether the user's rules allow crow to read the kind's file. This call blocks the thread."""
 
     def has_model(self, name: str) -> bool:
-        """Whether the user can choose this model."""
+        """Return whether the user can choose this model."""
 
 
 class ElicitationHandler(Protocol):
@@ -614,7 +614,7 @@ class WatchedCommand(Protocol):
         """The state in words, such as `ended with exit code 1`."""
 
     def is_known(self) -> bool:
-        """Whether the model has been told that the command ended."""
+        """Return whether the model has been told that the command ended."""
 
     async def ended(self) -> None:
         """Wait until the command has ended."""
@@ -624,7 +624,7 @@ class BackgroundWatcher(Protocol):
     """Tells the model when a background command has ended."""
 
     async def watch(self, call_id: str, command: WatchedCommand) -> None:
-        """Watch a command that the call has started. Returns at once."""
+        """Watch a command that the call has started. Return at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,7 +118,7 @@ class Jobs:
                     await job.command.check()
 
     def find(self, job_id: str) -> Job:
-        """The job with this id. :raises ~crow.domain.errors.ArgumentError: there is no such job."""
+        """Return the job with this id. :raises ~crow.domain.errors.ArgumentError: there is no such job."""
         if job_id not in self._jobs:
             raise ArgumentError(f'there is no job "{job_id}"; jobs: {", ".join(self._jobs) or "none"}')
         return self._jobs[job_id]

@@ -89,6 +89,7 @@ class LoginQuestion:
     server: str
     """The name of the server."""
     server_host: str
+    """The host in the URL of the server."""
     page: str
     """The URL of the login page."""
     place: str
@@ -119,6 +120,7 @@ class ServerListing:
     kind: str
     names: Sequence[str] = ()
     seconds: float = 0.0
+    """How long the listing took."""
     problem: str = ""
     """Why the listing failed."""
 
@@ -129,6 +131,7 @@ class ServerReport:
 
     name: str
     seconds: float
+    """How long the start took."""
     problem: str = ""
     """Why the server did not start. Empty if it started."""
     implementation: str = ""
@@ -165,14 +168,14 @@ class ServerPrompts(Protocol):
     """The prompts of a session's MCP servers."""
 
     def prompts(self) -> tuple[ServerPrompt, ...]:
-        """The prompts of the servers that are ready now, in the order of the servers."""
+        """Return the prompts of the servers that are ready now, in the order of the servers."""
 
     async def prompt(self, name: str) -> ServerPrompt | None:
         """Return the prompt with this name, or None if no ready server has it. First wait for the prompt's server if it
         is starting, or start it again if it has failed."""
 
     async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
-        """The content of the prompt, filled with these arguments. It is never empty.
+        """Return the content of the prompt, filled with these arguments. It is never empty.
 
         :raises ~crow.domain.errors.ToolServerError: the server is gone, refused the request, or sent no usable content.
         """

@@ -123,7 +123,7 @@ class Confiner(Protocol):
 
     async def check(self, process: Process) -> tuple[str, ...]:
         """While a command runs, restore protected files that it changed some seconds ago. Return a sentence for each
-        such file. Does nothing for a process that cannot write, or that is not a command."""
+        such file. Do nothing for a process that cannot write, or that is not a command."""
 
     async def finish(self, process: Process) -> tuple[str, ...]:
         """Clean up after a command that has ended: discard what it wrote into throwaway trees, and restore protected

@@ -46,6 +46,7 @@ class FileState:
     kind: Kind
     mode: int
     owner: tuple[int, int]
+    """The ids of the user and of the group."""
     stamp: tuple[int, ...]
     """Device, inode, size, and the times of modification and change."""
     content: bytes | None = field(default=None, repr=False)
@@ -63,8 +64,8 @@ class FileState:
     """The file has hard links, so its content can be changed by another name."""
 
     def is_like(self, other: FileState) -> bool:
-        """Whether two states have the same kind and content. The mode is not compared, and neither is content that may
-        change."""
+        """Return whether two states have the same kind and content. The mode is not compared, and neither is content
+        that may change."""
         if self.kind != other.kind:
             return False
         if self.commands is not None and other.commands is not None:
@@ -322,22 +323,22 @@ class Scan:
 
 
 def quick_fold(name: str) -> str:
-    """The same as :func:`crow.tools.workspace.fold_name`, but faster for ordinary names."""
+    """Return the same as :func:`crow.tools.workspace.fold_name`, but faster for ordinary names."""
     return name.lower() if name.isascii() and ":" not in name and name[-1] not in " ." else fold_name(name)
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Whether the path is the folder or below it."""
+    """Return whether the path is the folder or below it."""
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def is_related(path: str, other: str) -> bool:
-    """Whether one path is the other or contains it."""
+    """Return whether one path is the other or contains it."""
     return is_inside(path, other) or is_inside(other, path)
 
 
 def kind_of(mode: int) -> Kind:
-    """The kind of a file with this `st_mode`."""
+    """Return the kind of a file with this `st_mode`."""
     match modes.S_IFMT(mode):
         case modes.S_IFREG:
             return "file"
@@ -350,7 +351,7 @@ def kind_of(mode: int) -> Kind:
 
 
 def make_stamp(found: os.stat_result) -> tuple[int, ...]:
-    """The metadata that show whether a file has changed."""
+    """Return the metadata that show whether a file has changed."""
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
