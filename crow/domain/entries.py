@@ -371,7 +371,7 @@ class NewEntry:
     cost: float | None = None
     """In US dollars. None if it is unknown."""
     estimate: int | None = None
-    """The estimated size of that request, in tokens."""
+    """The estimated size of the request, in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

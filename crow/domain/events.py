@@ -26,7 +26,7 @@ class TextShown:
     """A piece of the answer's text."""
 
     message_id: str
-    """The assistant entry that is stored at the end of the answer has the same id."""
+    """The assistant entry that is stored at the end of the answer has the same message id."""
     text: str
 
 

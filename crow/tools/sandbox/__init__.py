@@ -21,7 +21,7 @@ CHECK_S = 2.5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
     """The limits of one command: what it may see and change. All paths are absolute, with links resolved. Paths that
-    are in none of the trees can be read but not written."""
+    are neither masked nor in a readable or writable tree can be read but not written."""
 
     access: ConfinedAccess
     masked: tuple[Path, ...] = ()

@@ -156,9 +156,9 @@ class Bubblewrap:
     name: str
     """The sandbox with its version, such as `bubblewrap 0.8.0`."""
     unshare: str = ""
-    """The absolute path of `unshare`."""
+    """The absolute path of `unshare`, or empty if there is none."""
     mount: str = ""
-    """The absolute path of `mount`."""
+    """The absolute path of `mount`, or empty if there is none."""
     overlay: Literal["none", "native", "mounted"] = "none"
     """How commands with the access `read` get a throwaway layer over the workspace. With `native`, bubblewrap makes the
     layer. With `mounted`, the layer is mounted before bubblewrap starts. With `none`, there is no layer."""
