@@ -19,8 +19,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from crow.cli.arguments import whole_parser
 from crow.cli.reference import describe, manual
+from crow.domain import entries, messages
 from crow.settings import Settings, values
 from crow.settings.values import Section
+from crow.store import portable
 from crow.store.codec import KINDS
 from crow.store.portable import RECORDS, EntryRecord
 from crow.store.sqlite.migrations import schema
@@ -29,7 +31,7 @@ __all__ = ["generate"]
 
 BLOB = {
     "type": "object",
-    "description": "The content of an earlier blob record, by its sha256.",
+    "description": "Stored as the content of an earlier blob record, which is named by its sha256.",
     "properties": {
         "blob": {"type": "string"},
         "encoding": {"const": "base64", "description": "The value is the base64 of the blob, not its text."},
@@ -51,12 +53,12 @@ class WithoutTitles(GenerateJsonSchema):
     """Leaves out titles: they would repeat the keys."""
 
     def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002 (the base class's signature)
-        """Always False."""
+        """Return False always."""
         return False
 
 
 def generate() -> dict[str, str]:
-    """The text of every generated file, by its path in the repository."""
+    """Return the text of every generated file, by its path in the repository."""
     settings: JsonSchemaValue = {
         "$schema": GenerateJsonSchema.schema_dialect,
         **Settings.model_json_schema(schema_generator=WithoutTitles),
@@ -76,17 +78,24 @@ def _describe(schema: JsonSchemaValue) -> None:
     for cls in (Settings, *(getattr(values, name) for name in schema["$defs"])):
         properties = schema["$defs"].get(cls.__name__, schema)["properties"]
         for base in reversed(cls.__mro__[: cls.__mro__.index(Section)]):
-            (tree,) = ast.parse(inspect.getsource(base)).body
-            assert isinstance(tree, ast.ClassDef)
-            for setting, doc in pairwise(tree.body):
-                match setting, doc:
-                    case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(words))):
-                        described = properties[key] | {"description": inspect.cleandoc(words).replace("\n", " ")}
-                        properties[key] = dict(sorted(described.items()))
+            for key, words in _explanations(base).items():
+                properties[key] = dict(sorted((properties[key] | {"description": words}).items()))
+
+
+def _explanations(cls: type) -> dict[str, str]:
+    """Return the docstrings of the fields of a class, by the names of the fields."""
+    (tree,) = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, doc in pairwise(tree.body):
+        match field, doc:
+            case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(words))):
+                found[key] = inspect.cleandoc(words).replace("\n", " ")
+    return found
 
 
 def _export_schema() -> JsonSchemaValue:
-    """The schema of one line, from the dataclasses of the export format and of the domain."""
+    """Return the schema of one line, from the dataclasses of the export format and of the domain."""
     kinds: dict[str, type] = {kind: cls for cls, kind in KINDS.items()}
     adapters: list[tuple[Any, Any, TypeAdapter[Any]]] = [
         (cls, "serialization", TypeAdapter(cls)) for cls in (*RECORDS.values(), *kinds.values())
@@ -95,6 +104,11 @@ def _export_schema() -> JsonSchemaValue:
     definitions = whole["$defs"]
     for name, definition in definitions.items():
         _close(name, definition)
+        cls = next(getattr(module, name) for module in (portable, entries, messages) if hasattr(module, name))
+        for key, words in _explanations(cls).items():
+            value = definition["properties"][key]
+            known = value.get("description", "")
+            definition["properties"][key] = value | {"description": f"{words.replace('`', '')} {known}".strip()}
     for name, part in PARTS.items():
         _tag(definitions[name], part)
     definitions["Image"]["properties"].pop("type")
@@ -145,7 +159,7 @@ def _tag(definition: dict[str, Any], kind: str) -> None:
 
 
 def _help() -> str:
-    """The text of `crow --help` in a terminal with 80 columns."""
+    """Return the text of `crow --help` in a terminal with 80 columns."""
     columns = os.environ.pop("COLUMNS", None)
     os.environ["COLUMNS"] = "80"
     try:
