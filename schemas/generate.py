@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ STORED_AS_BLOBS = {
     ("Attachment", "data"),
     ("File", "before"),
 }
+MODULES = (portable, entries, messages)
+"""The modules of the dataclasses that an export contains."""
 PARTS = {"Text": "text", "Image": "image", "Resource": "resource", "Link": "link"}
 
 
@@ -78,20 +81,18 @@ def _describe(schema: JsonSchemaValue) -> None:
     for cls in (Settings, *(getattr(values, name) for name in schema["$defs"])):
         properties = schema["$defs"].get(cls.__name__, schema)["properties"]
         for base in reversed(cls.__mro__[: cls.__mro__.index(Section)]):
-            for key, words in _explanations(base).items():
+            for key, words in _field_docs(base):
                 properties[key] = dict(sorted((properties[key] | {"description": words}).items()))
 
 
-def _explanations(cls: type) -> dict[str, str]:
-    """Return the docstrings of the fields of a class, by the names of the fields."""
+def _field_docs(cls: type) -> Iterator[tuple[str, str]]:
+    """Yield the name and the docstring of each field that has a docstring below it."""
     (tree,) = ast.parse(inspect.getsource(cls)).body
     assert isinstance(tree, ast.ClassDef)
-    found = {}
     for field, doc in pairwise(tree.body):
         match field, doc:
             case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(words))):
-                found[key] = inspect.cleandoc(words).replace("\n", " ")
-    return found
+                yield key, inspect.cleandoc(words).replace("\n", " ")
 
 
 def _export_schema() -> JsonSchemaValue:
@@ -104,11 +105,6 @@ def _export_schema() -> JsonSchemaValue:
     definitions = whole["$defs"]
     for name, definition in definitions.items():
         _close(name, definition)
-        cls = next(getattr(module, name) for module in (portable, entries, messages) if hasattr(module, name))
-        for key, words in _explanations(cls).items():
-            value = definition["properties"][key]
-            known = value.get("description", "")
-            definition["properties"][key] = value | {"description": f"{words.replace('`', '')} {known}".strip()}
     for name, part in PARTS.items():
         _tag(definitions[name], part)
     definitions["Image"]["properties"].pop("type")
@@ -151,6 +147,9 @@ def _close(name: str, definition: dict[str, Any]) -> None:
         if (name, key) in STORED_AS_BLOBS:
             is_optional = "anyOf" in value
             properties[key] = {"anyOf": [BLOB, {"type": "null"}]} if is_optional else BLOB
+    for key, words in _field_docs(next(getattr(module, name) for module in MODULES if hasattr(module, name))):
+        known = properties[key].get("description", "")
+        properties[key] = properties[key] | {"description": f"{words.replace('`', '')} {known}".strip()}
 
 
 def _tag(definition: dict[str, Any], kind: str) -> None:

@@ -46,11 +46,12 @@ _PAGE = 200
 
 
 class SessionsContext(NamedTuple):
-    """The objects that a command of `crow sessions` needs. The code that opened `store` closes it."""
+    """The objects that a command of `crow sessions` needs."""
 
     options: argparse.Namespace
     loaded: Loaded
     store: Store
+    """Closed by the code that opened it."""
     admin: Admin
 
     @property

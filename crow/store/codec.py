@@ -48,18 +48,18 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """A body in its stored form. `text` is its JSON. If the JSON is stored as a blob, `text` is None and `spilled` is
-    the blob's hash. `blobs` maps hashes to contents.
-
-    `body` is the body that a later read will return. It differs from the given body only if characters or numbers had
-    to be replaced (see `dump`).
-    """
+    """A body in its stored form."""
 
     kind: str
     text: str | None
+    """The JSON of the body, or None if the JSON is stored as a blob."""
     spilled: str | None
+    """The hash of the blob that has the JSON, or None if `text` has it."""
     blobs: Mapping[str, bytes]
+    """Maps hashes to contents."""
     body: Body
+    """The body that a later read will return. It differs from the given body only if characters or numbers had to be
+    replaced (see `dump`)."""
 
 
 def encode(body: Body, *, shares_texts: bool = True) -> Encoded:
@@ -268,16 +268,17 @@ def show(value: object) -> str:
 
 
 class Blobs:
-    """Collects the blobs of one value while the value is encoded. `data` maps hashes to contents. With `inline`,
-    nothing is collected, and images are written into the JSON. With `shares_texts`, long texts that often recur become
-    blobs."""
+    """Collects the blobs of one value while the value is encoded."""
 
     __slots__ = ("data", "inline", "shares_texts", "was_mended")
 
     def __init__(self, *, inline: bool = False, shares_texts: bool = False) -> None:
         self.data: dict[str, bytes] = {}
+        """Maps hashes to contents."""
         self.inline = inline
+        """If this is true, nothing is collected, and images are written into the JSON."""
         self.shares_texts = shares_texts
+        """Whether long texts that often recur become blobs."""
         self.was_mended = False
 
     def add(self, data: bytes) -> str:
@@ -296,20 +297,22 @@ class Blobs:
 
 
 class Field(NamedTuple):
-    """The functions that write and read one value. If `encode` is None, the value is written unchanged. A value of
-    exactly the type `plain` is also read unchanged, without calling `decode`."""
+    """The functions that write and read one value."""
 
     encode: Callable[[Any, Blobs], object] | None
+    """None if the value is written unchanged."""
     decode: Callable[[Any, Load], Any]
     plain: type | None = None
+    """A value of exactly this type is read unchanged, without calling `decode`."""
 
 
 class Record(NamedTuple):
-    """The functions that write and read the dataclass `cls`."""
+    """The functions that write and read a dataclass."""
 
     encode: Callable[[Any, Blobs], dict[str, object]]
     decode: Callable[[Any, Load], Any]
     cls: type
+    """The dataclass."""
 
 
 def record(cls: type, *, integer: Field | None = None, **special: Field | str) -> Record:
