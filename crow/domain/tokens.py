@@ -60,14 +60,14 @@ def estimate_text(text: str) -> int:
 
 
 def is_encoded(run: str) -> bool:
-    """Whether a run of characters without blanks is base64, hex or a key."""
+    """Return whether a run of characters without blanks is base64, hex or a key."""
     if len(set(run[:1000])) < ENCODED_LETTERS:
         return False
     return len(run) >= LONG_RUN or SHORT_ENCODED.fullmatch(run) is not None
 
 
 def estimate_message(message: Message) -> int:
-    """Tokens that one message uses in a request, including its role and delimiters."""
+    """Return how many tokens one message uses in a request, including its role and delimiters."""
     match message:
         case messages.SystemMessage(text=text):
             return MESSAGE_TOKENS + estimate_text(text)
@@ -82,7 +82,7 @@ def estimate_message(message: Message) -> int:
 
 
 def estimate_tools(tools: Sequence[ToolSpec]) -> int:
-    """Tokens that the tool specs use in a request."""
+    """Return how many tokens the tool specs use in a request."""
     tokens = CALL_TOKENS * len(tools)
     for tool in tools:
         schema = json.dumps(tool.input_schema, default=str)
