@@ -16,8 +16,8 @@ import anyio.to_thread
 from crow.domain.conversation import for_model
 from crow.domain.entries import Checkpoint, Entry, Mask, Restore
 from crow.domain.errors import ArgumentError
+from crow.llm.chat.encode import Encoder
 from crow.llm.dialect import Dialect
-from crow.llm.encode import Encoder
 from crow.settings import load_settings
 from crow.store import Scope, SessionRow, Store
 from crow.store.admin import Admin

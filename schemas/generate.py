@@ -32,7 +32,7 @@ __all__ = ["generate"]
 
 BLOB = {
     "type": "object",
-    "description": "The content of an earlier blob record, by its sha256.",
+    "description": "Stored as the content of an earlier blob record, which is named by its sha256.",
     "properties": {
         "blob": {"type": "string"},
         "encoding": {"const": "base64", "description": "The value is the base64 of the blob, not its text."},
@@ -56,12 +56,12 @@ class WithoutTitles(GenerateJsonSchema):
     """Leaves out titles: they would repeat the keys."""
 
     def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002 (the base class's signature)
-        """Always False."""
+        """Return False always."""
         return False
 
 
 def generate() -> dict[str, str]:
-    """The text of every generated file, by its path in the repository."""
+    """Return the text of every generated file, by its path in the repository."""
     settings: JsonSchemaValue = {
         "$schema": GenerateJsonSchema.schema_dialect,
         **Settings.model_json_schema(schema_generator=WithoutTitles),
@@ -96,7 +96,7 @@ def _field_docs(cls: type) -> Iterator[tuple[str, str]]:
 
 
 def _export_schema() -> JsonSchemaValue:
-    """The schema of one line, from the dataclasses of the export format and of the domain."""
+    """Return the schema of one line, from the dataclasses of the export format and of the domain."""
     kinds: dict[str, type] = {kind: cls for cls, kind in KINDS.items()}
     adapters: list[tuple[Any, Any, TypeAdapter[Any]]] = [
         (cls, "serialization", TypeAdapter(cls)) for cls in (*RECORDS.values(), *kinds.values())
@@ -148,7 +148,8 @@ def _close(name: str, definition: dict[str, Any]) -> None:
             is_optional = "anyOf" in value
             properties[key] = {"anyOf": [BLOB, {"type": "null"}]} if is_optional else BLOB
     for key, words in _field_docs(next(getattr(module, name) for module in MODULES if hasattr(module, name))):
-        properties[key] = {"description": words.replace("`", "")} | properties[key]
+        known = properties[key].get("description", "")
+        properties[key] = properties[key] | {"description": f"{words.replace('`', '')} {known}".strip()}
 
 
 def _tag(definition: dict[str, Any], kind: str) -> None:
@@ -157,7 +158,7 @@ def _tag(definition: dict[str, Any], kind: str) -> None:
 
 
 def _help() -> str:
-    """The text of `crow --help` in a terminal with 80 columns."""
+    """Return the text of `crow --help` in a terminal with 80 columns."""
     columns = os.environ.pop("COLUMNS", None)
     os.environ["COLUMNS"] = "80"
     try:

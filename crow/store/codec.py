@@ -546,7 +546,7 @@ _PARTS = _many(_tagged(text=record(Text), image=_SHARED[Image], resource=record(
 _BODIES: Mapping[str, Record] = {
     "prompt": record(entries.Prompt, system=_TEXT_BLOB, tools=_as_blob(_many(record(ToolSpec)))),
     "user": record(entries.User, parts=_PARTS),
-    "assistant": record(entries.Assistant, finish="stop"),
+    "assistant": record(entries.Assistant, finish="stop", wire="chat"),
     "started": record(entries.Started),
     "file": record(entries.File, before=optional(_BYTES_BLOB)),
     "tool": record(entries.ToolResult, text=_SHARED_TEXT),

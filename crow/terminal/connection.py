@@ -212,6 +212,11 @@ class TerminalConnection:
         """End the connection, so that the front end closes everything. See `ClientConnection`."""
         self._stopped.set()
 
+    @property
+    def is_patient(self) -> bool:
+        """See `ClientConnection`. A client in this process reads at once."""
+        return True
+
     def after_response(self, action: Callable[[], object]) -> None:
         """See `ClientConnection`."""
         self._after_response.setdefault(asyncio.current_task(), []).append(action)
