@@ -163,8 +163,8 @@ class PlannedCall:
     definition: str = ""
     """The title, description and schema as text, perhaps cut."""
     parts: tuple[PlannedCall, ...] = ()
-    """One plan for each file, if the call touches several. What is said about one touched file, and what rules say about
-    it, is then in the parts. The call may run only if each part may."""
+    """One plan for each file, if the call touches several. What is said about one touched file, and what rules say
+    about it, is then in the parts. The call may run only if each part may."""
     like: tuple[str, ...] = ()
     """Other tools that together do the same. A deny rule about one of them covers the call. Allow rules about all of
     them cover it, too."""

@@ -320,9 +320,9 @@ def _title(plans: Sequence[FilePlan]) -> str:
 
 GRAMMAR = """\
 start: "*** Begin Patch" LF file+ "*** End Patch" LF?
-file: "*** Add File: " PATH LF added+ -> add
-    | "*** Delete File: " PATH LF -> delete
-    | "*** Update File: " PATH LF move? hunk* -> update
+file: "*** Add File: " PATH LF added+
+    | "*** Delete File: " PATH LF
+    | "*** Update File: " PATH LF move? hunk*
 move: "*** Move to: " PATH LF
 hunk: header+ line+ last?
 header: "@@" TEXT? LF
