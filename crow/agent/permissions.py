@@ -25,17 +25,8 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.domain.rendering import title_line
 from crow.store import SessionRow
-from crow.tools import (
-    AGENT_MODES,
-    NO_URL_RULES,
-    NOTHING_EXCLUDED,
-    CommandAccess,
-    ExcludedPaths,
-    PlannedCall,
-    UrlRules,
-    Workspace,
-)
-from crow.tools.urls import covers_url, url_expression
+from crow.tools import AGENT_MODES, NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, PlannedCall, Workspace
+from crow.tools.urls import NO_URL_RULES, UrlRules, covers_url, url_expression
 
 Mode: TypeAlias = Literal["ask", "accept-edits", "plan", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)

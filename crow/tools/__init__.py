@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from crow.domain.messages import (
     UserMessage,
 )
 from crow.tools.process import Process
-from crow.tools.urls import lenient_urls
+from crow.tools.urls import NO_URL_RULES, UrlRules
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
 """What a call may affect. With `none`, the call affects nothing outside the session. For example, it changes the plan.
@@ -86,28 +85,6 @@ class ExcludedPaths:
 
 
 NOTHING_EXCLUDED = ExcludedPaths()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UrlRules:
-    """The user's rules about the URLs of a fetch, to judge the redirects that it meets."""
-
-    allowed: tuple[str, ...] = ()
-    """Regular expressions. A URL may be fetched without asking if one of them matches the whole URL."""
-
-    denied: tuple[str, ...] = ()
-    """Regular expressions that ignore case. A URL must not be fetched if one of them matches the whole URL, or one of
-    the URLs that a lenient server treats alike."""
-
-    def judge(self, url: str) -> Literal["allow", "ask", "deny"]:
-        """Judge a URL in normal form."""
-        forms = (url, *lenient_urls(url))
-        if any(re.fullmatch(rule, form, re.IGNORECASE | re.DOTALL) for rule in self.denied for form in forms):
-            return "deny"
-        return "allow" if any(re.fullmatch(rule, url, re.DOTALL) for rule in self.allowed) else "ask"
-
-
-NO_URL_RULES = UrlRules()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
+from typing import Literal
 from unicodedata import normalize
 from urllib.parse import unquote, urljoin
 
@@ -259,3 +261,25 @@ def _pattern_place(scheme: str, place: str) -> str:
 def _glob(text: str) -> str:
     """Convert a glob for scheme, host and port to a regular expression."""
     return "".join({"*": "[^/]*", "?": "[^/]"}.get(char) or re.escape(char) for char in text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UrlRules:
+    """The user's rules about the URLs of a fetch, to judge the redirects that it meets."""
+
+    allowed: tuple[str, ...] = ()
+    """Regular expressions. A URL may be fetched without asking if one of them matches the whole URL."""
+
+    denied: tuple[str, ...] = ()
+    """Regular expressions that ignore case. A URL must not be fetched if one of them matches the whole URL, or one of
+    the URLs that a lenient server treats alike."""
+
+    def judge(self, url: str) -> Literal["allow", "ask", "deny"]:
+        """Judge a URL in normal form."""
+        forms = (url, *lenient_urls(url))
+        if any(re.fullmatch(rule, form, re.IGNORECASE | re.DOTALL) for rule in self.denied for form in forms):
+            return "deny"
+        return "allow" if any(re.fullmatch(rule, url, re.DOTALL) for rule in self.allowed) else "ask"
+
+
+NO_URL_RULES = UrlRules()

@@ -18,8 +18,7 @@ import anyio.to_thread
 import httpx2
 
 from crow.domain.errors import ArgumentError
-from crow.tools import NO_URL_RULES, UrlRules
-from crow.tools.urls import PORTS, is_address, join_url, normalize_url
+from crow.tools.urls import NO_URL_RULES, PORTS, UrlRules, is_address, join_url, normalize_url
 
 MAX_BYTES = 5_000_000
 TIMEOUT_S = 30.0

@@ -19,9 +19,9 @@ import pytest
 from crow.agent.permissions import typed_rule, url_rules, user_rules
 from crow.domain.entries import Announcement
 from crow.domain.messages import Image
-from crow.tools import Outcome, PlannedCall, UrlRules
+from crow.tools import Outcome, PlannedCall
 from crow.tools.html import CODECS, codec_of, page_text
-from crow.tools.urls import normalize_url
+from crow.tools.urls import UrlRules, normalize_url
 from crow.tools.web import MAX_BYTES, is_public, may_follow
 from tests.tools.conftest import OpenBox, call
 

@@ -20,9 +20,10 @@ from mcp.shared.exceptions import MCPError
 from crow.domain.entries import Announcement, Diff, Location, PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image
-from crow.tools import NO_URL_RULES, NOTHING_EXCLUDED, ExcludedPaths, OnOutput, Outcome, PlannedCall, Ports, UrlRules
+from crow.tools import NOTHING_EXCLUDED, ExcludedPaths, OnOutput, Outcome, PlannedCall, Ports
 from crow.tools.builtin import TOOLS, with_name
 from crow.tools.builtin.tool import ToolContext, ToolInvocation, describe_error
+from crow.tools.urls import NO_URL_RULES, UrlRules
 
 META = "crow"
 CALL_ID = "crow/call_id"

@@ -14,7 +14,6 @@ from crow.domain.entries import Announcement, CallKind, Diff, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import MAX_DEPTH, ToolCall, ToolSpec, is_too_deep
 from crow.tools import (
-    NO_URL_RULES,
     NOTHING_EXCLUDED,
     Access,
     AgentKind,
@@ -25,7 +24,6 @@ from crow.tools import (
     Ports,
     Protection,
     SkillInfo,
-    UrlRules,
     Workspace,
 )
 from crow.tools.builtin.output import OutputFiles
@@ -33,6 +31,7 @@ from crow.tools.builtin.text_file import SeenFiles
 from crow.tools.jobs import Jobs
 from crow.tools.limits import FairLimiter
 from crow.tools.process import HiddenKeys, KeySource
+from crow.tools.urls import NO_URL_RULES, UrlRules
 from crow.tools.workspace import shared_inode
 
 Arguments: TypeAlias = Mapping[str, Any]
