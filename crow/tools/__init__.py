@@ -240,6 +240,13 @@ class Toolbox(Protocol):
         """The tools that the model can use now, in a stable order: first the built-in tools, then the tools of the
         servers."""
 
+    def deferred(self) -> tuple[ToolSpec, ...]:
+        """The tools of servers that `specs` leaves out, because the model finds and calls them with other tools."""
+
+    def narrowed(self, names: Collection[str]) -> Toolbox:
+        """Return this toolbox with only the tools of these names, which may be deferred. Tools that find and call
+        deferred ones are added if they are needed."""
+
     def servers(self) -> tuple[ServerStatus, ...]:
         """The session's MCP servers."""
 
