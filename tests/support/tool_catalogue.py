@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from crow.domain.messages import ToolSpec
+from crow.domain.tokens import MESSAGE_TOKENS, estimate_text, estimate_tools
+
+SERVER = Path(__file__).parents[1] / "tools" / "servers" / "various.py"
 
 DOMAINS = {
     "github": "issue, pull request, release, branch, workflow run, label, milestone, gist, deploy key, discussion",
@@ -13,10 +21,10 @@ DOMAINS = {
     "postgres": "table, index, view, schema, role, sequence, materialized view, extension, trigger, foreign key",
     "stripe": "customer, invoice, subscription, refund, coupon, payment intent, payout, dispute, price, tax rate",
     "kubernetes": "pod, deployment, service, config map, secret, ingress, namespace, cron job, node, volume claim",
-    "notion": "page, database row, block, comment, workspace template, property, team space, backlink, synced block, tag",
-    "calendar": "event, attendee, recurring meeting, free slot, room booking, time zone, calendar, alarm, invite, holiday",
+    "notion": "page, database row, block, comment, template, property, team space, backlink, synced block, tag",
+    "calendar": "event, attendee, recurring meeting, free slot, room booking, time zone, shift, alarm, invite, holiday",
     "sentry": "error event, alert rule, release health, stack trace, monitor, replay, feedback, quota, owner, grouping",
-    "shopify": "product, order, cart, variant, collection, gift card, inventory level, fulfillment, shipping zone, draft",
+    "shopify": "product, order, cart, variant, collection, gift card, inventory level, parcel, shipping zone, draft",
 }
 """Ten things that each server works with."""
 
@@ -85,3 +93,25 @@ def tools_of(server: str) -> Iterator[Listed]:
                 schema={"type": "object", "properties": properties, "required": [place]},
                 words=words.format(noun=noun, server=server),
             )
+
+
+def with_servers(home: Path, count: int, limits: str = "") -> str:
+    """The configuration of servers that have so many tools together. `limits` is added to the section of that name."""
+    home.mkdir(exist_ok=True)
+    tables = []
+    for name, tools in first(count).items():
+        file = home / f"{name}.json"
+        file.write_text(json.dumps(tools))
+        args = json.dumps(["-I", "-S", str(SERVER), "shifts", str(file)])
+        tables.append(f'[mcp_servers.{name}]\ncommand = "{sys.executable}"\nargs = {args}\nstart_timeout_s = 300\n')
+    return f"[limits]\nmcp_wait_s = 300\n{limits}" + "".join(tables)
+
+
+def request_tokens(body: Mapping[str, Any]) -> int:
+    """The estimated tokens of a whole request: tools and messages."""
+    functions = [tool["function"] for tool in body.get("tools", ())]
+    specs = [
+        ToolSpec(name=each["name"], description=each["description"], input_schema=each["parameters"])
+        for each in functions
+    ]
+    return estimate_tools(specs) + sum(MESSAGE_TOKENS + estimate_text(json.dumps(each)) for each in body["messages"])

@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from crow.domain.errors import ArgumentError
@@ -44,7 +45,7 @@ STOP_WORDS = (
     "their this to tool tools use using want what which with you"
 )
 SYNONYMS = (
-    "create add new make insert register",
+    "create add new open make insert register",
     "delete remove drop destroy erase",
     "list enumerate show get",
     "get read fetch show view retrieve load describe details",
@@ -115,19 +116,6 @@ class SearchedTool:
     joined: str
     """The letters and digits of the name, without separators."""
 
-    @classmethod
-    def of(cls, spec: ToolSpec) -> SearchedTool:
-        server, _, short = spec.name.rpartition("__")
-        properties = spec.input_schema.get("properties")
-        names = list(properties)[:SEARCHED_ARGUMENTS] if isinstance(properties, Mapping) else []
-        return cls(
-            name=frozenset(words_in(short)),
-            server=frozenset(words_in(server)),
-            description=frozenset(words_in(spec.description[:SEARCHED_CHARS])),
-            arguments=frozenset(word for name in names for word in words_in(str(name)[:SUMMARY_CHARS])),
-            joined=re.sub(r"[\W_]", "", short).casefold(),
-        )
-
     def match(self, word: str) -> float:
         """How well the tool matches one word: 0 if not at all."""
         places = ((self.name, 5.0), (self.server, 4.0), (self.description, 2.0), (self.arguments, 1.5))
@@ -141,6 +129,26 @@ class SearchedTool:
         return best
 
 
+def searched(spec: ToolSpec) -> SearchedTool:
+    """The words of a tool."""
+    properties = spec.input_schema.get("properties")
+    names = list(properties)[:SEARCHED_ARGUMENTS] if isinstance(properties, Mapping) else []
+    arguments = " ".join(str(name)[:SUMMARY_CHARS] for name in names)
+    return _searched(spec.name, spec.description[:SEARCHED_CHARS], arguments)
+
+
+@lru_cache(maxsize=4_000)
+def _searched(name: str, description: str, arguments: str) -> SearchedTool:
+    server, _, short = name.partition("__")
+    return SearchedTool(
+        name=frozenset(words_in(short)),
+        server=frozenset(words_in(server)),
+        description=frozenset(words_in(description)),
+        arguments=frozenset(words_in(arguments)),
+        joined=re.sub(r"[\W_]", "", short).casefold(),
+    )
+
+
 def _shares_beginning(word: str, words: Iterable[str]) -> bool:
     return any(each.startswith(word) or (len(each) >= 4 and word.startswith(each)) for each in words)
 
@@ -152,24 +160,24 @@ def best_tools(query: str, specs: Sequence[ToolSpec]) -> list[ToolSpec]:
     found = words_in(query)
     words = list(dict.fromkeys(word for word in found if word not in STOP_STEMS) or dict.fromkeys(found))
     words = words[:SEARCHED_WORDS]
-    searched = [SearchedTool.of(spec) for spec in specs]
+    tools = [searched(spec) for spec in specs]
     scores = [0.0] * len(specs)
     matched = [0] * len(specs)
     for word in words:
-        matches = [tool.match(word) for tool in searched]
+        matches = [tool.match(word) for tool in tools]
         rarity = math.log(1 + len(specs) / (1 + sum(1 for match in matches if match)))
         for place, match in enumerate(matches):
             if match:
                 scores[place] += match * rarity
                 matched[place] += 1
     named = set(re.findall(r"[A-Za-z0-9_-]+", query))
-    for place, (spec, tool) in enumerate(zip(specs, searched, strict=True)):
+    for place, (spec, tool) in enumerate(zip(specs, tools, strict=True)):
         if scores[place]:
             covered = len(tool.name.intersection(words)) / max(1, len(tool.name))
             scores[place] *= (matched[place] / len(words)) * (1 + covered / 2)
         if spec.name in named:
             scores[place] += 1e6
-        elif spec.name.rpartition("__")[2] in named and "_" in spec.name.rpartition("__")[2]:
+        elif (short := spec.name.partition("__")[2]) in named and "_" in short:
             scores[place] += 1e3
     order = sorted((place for place, score in enumerate(scores) if score), key=lambda place: (-scores[place], place))
     return [specs[place] for place in order]
