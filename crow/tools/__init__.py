@@ -162,6 +162,8 @@ class PlannedCall:
     requested_access: CommandAccess | None = None
     fingerprint: str = ""
     definition: str = ""
+    inner_arguments: str | None = None
+    """The arguments of `rule_tool`, if the call is one that calls this tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

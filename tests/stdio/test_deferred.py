@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.stdio.conftest import StartCrow
-from tests.stdio.test_tools import configured
+from tests.stdio.test_agents import task, write_agent
+from tests.stdio.test_tools import configured, server
 from tests.support import fake_endpoint as fake
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply
 from tests.support.tool_catalogue import request_tokens, with_servers
@@ -72,6 +73,60 @@ async def test_a_rule_for_a_deferred_tool_decides_a_call_through_call_tool(
     got, refused = (message["content"] for message in endpoint.asked[1].body["messages"][-2:])
     assert got == 'get_issue {"repository": "a"}'
     assert "github__delete_*" in refused
+
+
+async def test_a_deferred_tool_uses_the_model_with_the_same_question_as_a_direct_one(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def allow(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params)
+        return {"outcome": {"outcome": "selected", "optionId": "allow_once"}}
+
+    for limits in ("offered_tool_tokens = 100_000\n", "offered_tool_tokens = 0\n"):
+        settings = f"[limits]\nmcp_wait_s = 300\n{limits}"
+        configured(home, settings + f"[mcp_servers.docs]\n{server('library.py', 'classic')}")
+        is_direct = len(asked) == 0
+        call = ("docs__ask_model", {}) if is_direct else ("call_tool", {"name": "docs__ask_model"})
+        endpoint.script(fake.calls(call), fake.text("A crow."), fake.text("Done."))
+        async with crow(endpoint=endpoint, answers={"session/request_permission": allow}) as agent:
+            await agent.initialize()
+            await agent.prompt(await agent.new_session(place), "Who is it?")
+        names = [tool["function"]["name"] for tool in endpoint.asked[-1].body["tools"]]
+        assert ("docs__ask_model" in names, "call_tool" in names) == (is_direct, not is_direct)
+        assert "A crow." in endpoint.asked[-1].body["messages"][-1]["content"]
+    shown = [
+        (question["toolCall"]["title"], question["toolCall"].get("content"), [o["name"] for o in question["options"]])
+        for question in asked
+    ]
+    assert len(shown) == 4
+    assert shown[:2] == shown[2:]
+
+
+async def test_a_kind_of_subagent_finds_and_calls_only_the_tools_that_it_names(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configured(home, with_servers(home, 100) + '[permissions]\nallow = ["jira__*", "github__*"]\n')
+    write_agent(home / "agents", "planner", "---\ndescription: Plans\ntools: Read, jira__*\n---\nPlan.\n")
+    write_agent(home / "agents", "all", "---\ndescription: All\ntools: Read, find_tools, call_tool\n---\nDo it.\n")
+    wanted = {"repository": "a"}
+    steps = (
+        fake.calls(("find_tools", {"query": "list issue"})),
+        fake.calls(("call_tool", {"name": "github__list_issue", "arguments": wanted}), prefix="again"),
+        fake.text("Planned."),
+    )
+    endpoint.script(task(agent="planner"), *steps, fake.text("."), task(agent="all"), *steps, fake.text("."))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "plan it")
+        await agent.prompt(session, "do it")
+    first, found, called = (request.body for request in endpoint.asked[1:4])
+    assert [tool["function"]["name"] for tool in first["tools"]] == ["read_file", "find_tools", "call_tool"]
+    assert "github" not in str(found["messages"][-1]["content"])
+    assert called["messages"][-1]["content"].startswith('No tool "github__list_issue".')
+    assert endpoint.asked[8].body["messages"][-1]["content"] == f"list_issue {json.dumps(wanted)}"
 
 
 async def test_found_definitions_can_be_found_again_after_a_compaction(

@@ -416,7 +416,7 @@ class McpToolbox:
                 return tools.PlannedCall(announcement=announcement, access="none")
             if call.name == CALL_TOOL.name:
                 inner = inner_call(call)
-                return replace(await self._plan(inner), rule_tool=inner.name)
+                return replace(await self._plan(inner), rule_tool=inner.name, inner_arguments=inner.arguments)
             if call.name in RESOURCE_TOOLS and self._connections:
                 return await self._plan_reading(call)
         except ArgumentError as error:

@@ -248,7 +248,7 @@ async def test_configured_instruction_replaces_the_summary_prompt(tmp_path: Path
     async with opened(tmp_path, model, compaction=settings) as run:
         await talked(run, 4)
         (asked,) = model.requests[3].messages[-1:]
-        assert asked == UserMessage(parts=(Text(text=f"Summarise in 622 words.\n\n{DATA}"),))
+        assert asked == UserMessage(parts=(Text(text=f"Summarise in 628 words.\n\n{DATA}"),))
 
 
 @pytest.mark.parametrize("window", [16_000, 32_000, 128_000])
