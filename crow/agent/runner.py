@@ -473,8 +473,10 @@ class Toolset:
         self._session = session
         self._ports = ports
         self._opened = anyio.Event()
+        self._retry = anyio.Event()
         self._changed = anyio.Event()
         self._scope = anyio.CancelScope()
+        self._is_closed = False
         self._toolbox: WaitableToolbox | None = None
         self._failure: Exception | None = None
         self._reported: dict[int, tuple[bool, int]] = {}
@@ -485,29 +487,38 @@ class Toolset:
         return self._toolbox.prompts() if self._toolbox is not None else ()
 
     async def run(self) -> None:
-        """Open the tools, wait for `close`, then close them. If opening them fails, `toolbox` raises an error."""
+        """Open the tools, wait for `close`, then close them. If opening them fails, `toolbox` raises an error, and its
+        next call tries again: the system may only have been out of file descriptors or disk space."""
         session = self._session
-        try:
-            await session.adapters.load()
-            async with session.adapters.open_toolbox(
-                session.workspace, self._ports, session.servers, on_change=self._on_change
-            ) as self._toolbox:
+        while not self._is_closed:
+            try:
+                await session.adapters.load()
+                async with session.adapters.open_toolbox(
+                    session.workspace, self._ports, session.servers, on_change=self._on_change
+                ) as self._toolbox:
+                    self._opened.set()
+                    with self._scope:
+                        await self._publish_commands()
+            except Exception as error:
+                if self._toolbox is not None:
+                    raise
+                self._failure = error
+            finally:
                 self._opened.set()
-                with self._scope:
-                    await self._publish_commands()
-        except Exception as error:
-            if self._toolbox is not None:
-                raise
-            self._failure = error
-        finally:
-            self._opened.set()
+            await self._retry.wait()
+            self._retry = anyio.Event()
 
     def close(self) -> None:
         """Make `run` close the tools and return."""
+        self._is_closed = True
         self._scope.cancel()
+        self._retry.set()
 
     async def toolbox(self) -> WaitableToolbox:
         """Return the open tools. :raises ~crow.domain.errors.CrowError: they could not be opened."""
+        if self._failure is not None and not self._is_closed:
+            self._failure, self._opened = None, anyio.Event()
+            self._retry.set()
         if not self._opened.is_set():
             self._session.tools_wanted.set()
             await self._opened.wait()

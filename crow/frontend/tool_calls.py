@@ -59,12 +59,20 @@ FULL = CallLimits(text=300_000, repeats_output=False)
 """The limits of a replay for a client that asked for whole results. They add up to less than the limit for a line."""
 
 
+_LONG_RESULT_BYTES = 2_000
+
+
 def short_limits(result_bytes: int) -> CallLimits:
-    """Returns the limits for a replay in which each stored result was shortened to about `result_bytes`."""
+    """Returns the limits for a replay in which each stored result was shortened to about `result_bytes`.
+
+    In the longest histories, the other parts of a call are shortened more than its result. Otherwise, tens of thousands
+    of calls with long arguments or diffs would add up to twice what a replay may send.
+    """
+    others = 2 * result_bytes if result_bytes >= _LONG_RESULT_BYTES else result_bytes * result_bytes // 1_000
     return CallLimits(
-        arguments=max(1_000, 2 * result_bytes),
-        raw_output=max(1_000, result_bytes),
-        diffs=max(2_000, 2 * result_bytes),
+        arguments=others,
+        raw_output=others // 2,
+        diffs=others,
         attachments=result_bytes,
         repeats_output=False,
     )

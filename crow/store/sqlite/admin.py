@@ -40,8 +40,9 @@ from crow.store.codec import from_json, tags_of
 from crow.store.owner import is_alive, readable
 from crow.store.portable import FORMAT, ExportFile, Header, InvalidExport
 from crow.store.rows import SESSION_COLUMNS, session_of
-from crow.store.sqlite.connection import REPAIR, pragma
+from crow.store.sqlite.connection import pragma
 from crow.store.sqlite.database import now_ms, snapshot, transaction
+from crow.store.sqlite.failures import REPAIR
 from crow.store.sqlite.repair import damaged_entries, problems
 from crow.store.sqlite.search import UsageMethods
 from crow.store.sqlite.sessions import hide_session

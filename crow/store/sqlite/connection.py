@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 import importlib
 import logging
 import math
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -24,16 +26,11 @@ import anyio
 
 from crow.domain.errors import StoreUnavailable
 from crow.store.codec import mend
+from crow.store.sqlite.failures import FAILURES, explain, locked, unusable
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
-"""The exceptions that SQLite's functions raise. Invalid names or sizes in a damaged file cause the last two."""
-
-REPAIR = "Quit every crow, then run crow doctor --repair: it keeps a copy and rebuilds as much as possible."
-"""Advice for a damaged database."""
 
 _ATTEMPTS = 5
 
@@ -89,6 +86,27 @@ def remove_files(path: Path, *, suffixes: Sequence[str] = ("", "-wal", "-shm", "
             os.unlink(f"{path}{suffix}")
 
 
+def repaired_name(path: Path) -> Path:
+    """Return the path of the complete result of a repair, until it replaces the database at `path`."""
+    return path.with_name(f"{path.name}.repaired")
+
+
+def check_not_in_repair(path: Path) -> None:
+    """:raises StoreUnavailable: a repair of the database was killed while it put its result in place."""
+    if repaired_name(path).exists():
+        raise StoreUnavailable(
+            f"A repair of {path} was interrupted. Run crow doctor --repair: it puts the repaired file in place."
+        )
+
+
+def remove_unfinished_repairs(path: Path) -> None:
+    """Remove the files of repairs that were killed before their result was complete. Call this while the database is
+    open or locked, so that no repair runs."""
+    if fcntl is not None:
+        for file in path.parent.glob(f"{glob.escape(path.name)}.repair-*"):
+            file.unlink(missing_ok=True)
+
+
 def pragma(connection: sqlite3.Connection, statement: str) -> Any:
     """Run a pragma and return the first value of its result."""
     return connection.execute(f"PRAGMA {statement}").fetchone()[0]
@@ -102,6 +120,23 @@ def insert(connection: sqlite3.Connection, table: str, values: Mapping[str, obje
     return rowid
 
 
+def read_leniently(
+    connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T], *, undo: str = "SELECT 1"
+) -> T:
+    """Call `work`. If it reads a text that is not valid UTF-8, execute `undo` and call it again. From then on, invalid
+    bytes in the texts that this connection reads are replaced. So one damaged text hides no other row, and reading an
+    undamaged file costs nothing more."""
+    try:
+        return work(connection)
+    except (sqlite3.OperationalError, UnicodeDecodeError) as error:
+        if connection.text_factory is not str or "decode" not in str(error):
+            raise
+        logger.warning("the database has a damaged text (%s); replacing its invalid bytes", error)
+        connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+        connection.execute(undo)
+        return work(connection)
+
+
 class FileGone(Exception):
     """The database's path no longer names the open file. Callers of the store never get this error."""
 
@@ -112,13 +147,12 @@ class SqliteConnection:
     aiosqlite runs one statement at a time. Between two statements of one task, another task may use the connection, and
     a cancelled task leaves its transaction open. In this class, a function runs all its statements without
     interruption. A function that has started always finishes, and only then does the next function start.
-
-    `file` identifies the open file, or is None if the file is unknown.
     """
 
     def __init__(self, path: Path, connection: aiosqlite.Connection, file: FileId | None) -> None:
         self.path = path
         self.file = file
+        """Identifies the open file, or None if the file is unknown."""
         self._connection = connection
         self._is_closed = False
 
@@ -237,47 +271,12 @@ async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosql
     return await asyncio.wrap_future(created)
 
 
-def explain(error: Exception, path: Path, waited_s: float) -> Exception:
-    """Return a `StoreUnavailable` that tells the user what to do about `error`, which is one of `FAILURES`. If `error`
-    can only come from a bug in crow, return `error` itself."""
-    code = getattr(error, "sqlite_errorcode", None)
-    elsewhere = "set CROW_HOME to another directory"
-    match None if code is None else code & 0xFF:
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
-            return _locked(path, waited_s)
-        case sqlite3.SQLITE_FULL:
-            words = "cannot grow: the disk is full. Free some space, then try again"
-        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
-            words = f"is not writable ({error}). Make the file and its directory writable, or {elsewhere}"
-        case sqlite3.SQLITE_CANTOPEN:
-            words = f"cannot be opened ({error}). Make the file readable and writable, or {elsewhere}"
-        case sqlite3.SQLITE_NOTADB:
-            words = (
-                f"is not a crow database ({error}). If it was one, quit every crow and run crow doctor --repair."
-                f" Otherwise move it away, or {elsewhere}"
-            )
-        case sqlite3.SQLITE_CORRUPT:
-            words = f"is damaged ({error}). {REPAIR}"
-        case None if not isinstance(error, sqlite3.Error) or "decode to UTF-8" in str(error):
-            words = f"is damaged ({str(error) or type(error).__name__}). {REPAIR}"
-        case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOMEM | sqlite3.SQLITE_TOOBIG | sqlite3.SQLITE_NOLFS:
-            words = f"cannot be read or written ({error}). Check the disk, or {elsewhere}"
-        case _:
-            return error
-    return StoreUnavailable(f"{path} {words.rstrip('.')}.")
-
-
-def _locked(path: Path, waited_s: float) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"{path} is locked by another program (waited {waited_s:g} s). End that program, then try again."
-    )
-
-
 class LockTimeout:
-    """Limits each wait for other processes to `timeout_s`. After `end` is called, all waits are short."""
+    """Limits each wait for other processes. After `end` is called, all waits are short."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
+        """The limit of each wait."""
         self._ends_at = math.inf
 
     def end(self) -> None:
@@ -286,7 +285,7 @@ class LockTimeout:
         self._ends_at = min(self._ends_at, time.monotonic() + _CLOSING_TIMEOUT_S)
 
     def is_over(self, since: float) -> bool:
-        """Whether a wait that began at `since` (a value of `time.monotonic`) must end."""
+        """Return whether a wait that began at `since` (a value of `time.monotonic`) must end."""
         return time.monotonic() > min(since + self.timeout_s, self._ends_at)
 
 
@@ -319,7 +318,7 @@ class FileLock:
             os.close(file)  # releases the lock
 
     def _is_there(self, file: int) -> bool:
-        """Whether the path still names the open lock file. This is also true if the file's directory no longer
+        """Return whether the path still names the open lock file. This is also true if the file's directory no longer
         exists."""
         opened, found = os.fstat(file), file_id(self._path)
         return found == (opened.st_dev, opened.st_ino) or (found is None and not self._path.parent.is_dir())
@@ -329,10 +328,7 @@ class FileLock:
         try:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise StoreUnavailable(
-                f"{self._path} cannot be opened ({error.strerror}). Make its directory writable, or set CROW_HOME to"
-                " another directory."
-            ) from error
+            raise unusable(self._path, "cannot be opened", error) from error
         try:
             self._wait_for(file)
         except BaseException:
@@ -348,7 +344,7 @@ class FileLock:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if self._timeout.is_over(since):
-                    raise _locked(self._database, self._timeout.timeout_s) from None
+                    raise locked(self._database, self._timeout.timeout_s) from None
             except OSError as error:
                 self._is_supported = False
                 logger.warning("%s: file locks do not work here (%s)", self._path, error.strerror)
@@ -360,11 +356,13 @@ class FileLock:
 
 @dataclass(slots=True)
 class WriteJob(Generic[T]):
-    """A function to run in a write transaction. After the function was called, `result` or `error` is set."""
+    """A function to run in a write transaction."""
 
     function: Callable[[sqlite3.Connection], T]
     result: T | None = None
+    """Set after the function returned."""
     error: Exception | None = None
+    """Set after the function failed."""
     is_done: bool = False
 
 
@@ -376,7 +374,7 @@ def run_jobs(connection: sqlite3.Connection, jobs: Sequence[WriteJob[Any]]) -> N
     for job in jobs:
         connection.execute("SAVEPOINT job")
         try:
-            job.result = job.function(connection)
+            job.result = read_leniently(connection, job.function, undo="ROLLBACK TO job")
         except Exception as error:
             job.error = error
             if not connection.in_transaction:

@@ -28,8 +28,6 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from crow.domain.errors import StoreTooNew, StoreUnavailable
 from crow.store.sqlite.connection import (
-    FAILURES,
-    REPAIR,
     FairWakeup,
     FileGone,
     FileId,
@@ -37,12 +35,15 @@ from crow.store.sqlite.connection import (
     LockTimeout,
     SqliteConnection,
     WriteJob,
-    explain,
+    check_not_in_repair,
     file_id,
     make_directory,
     pragma,
+    read_leniently,
+    remove_unfinished_repairs,
     run_jobs,
 )
+from crow.store.sqlite.failures import FAILURES, REPAIR, explain, unusable
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, is_schema_damaged, migrate
 from crow.store.sqlite.rescue import rescue
 
@@ -108,14 +109,11 @@ def _runs_in(
 
 
 class Database:
-    """The file at `path` and the connections to it.
+    """A SQLite file and the connections to it.
 
     If the open file is deleted or replaced, its content is copied to a new file, and the connections continue with the
     new file. Then the next call with `raise_if_moved` raises an error that tells the user what happened. Calls without
     `raise_if_moved` do not raise this error.
-
-    `foreign_version` is a number that changes when another process writes to the file. Each write transaction updates
-    this number. `warning` is a message for the user, or empty if all is well.
     """
 
     _writer: SqliteConnection
@@ -124,7 +122,9 @@ class Database:
         self.path = path
         self.journal_mode = ""
         self.warning = ""
+        """A message for the user, or empty if all is well."""
         self.foreign_version = 0
+        """A number that changes when another process writes to the file. Each write transaction updates it."""
         self.lock_timeout = LockTimeout(busy_timeout_s)
         self._connect = partial(SqliteConnection.open, busy_timeout_s=busy_timeout_s)
         self._wanted_journal_mode = journal_mode
@@ -139,9 +139,12 @@ class Database:
         # `_exchange` is held while the connections are replaced. `_exchanges` counts the replacements.
         self._exchange = anyio.Lock(fast_acquire=True)
         self._exchanges = 0
-        self._notice = ""  # what happened to the file; empty after the user was told
-        self._replaced = ""  # the same, while another file has the path; otherwise empty
-        self._read_only = ""  # why nothing can be stored; empty while writing works
+        self._notice = ""
+        """What happened to the file. It is empty after the user was told."""
+        self._replaced = ""
+        """What happened to the file, while another file has the path. Otherwise empty."""
+        self._read_only = ""
+        """Why nothing can be stored, or empty while writing works."""
         self._read_only_copy: Path | None = None
         self._stays_read_only = False
 
@@ -165,8 +168,7 @@ class Database:
                 await database._open_to_read()
             except StoreUnavailable:
                 raise refused from refused.__cause__
-            database._read_only = f"{refused} Until that is fixed, nothing can be stored; stored sessions can be read."
-            database.warning = database._read_only
+            database._read_only = database.warning = _words_of(refused)
         return database
 
     @classmethod
@@ -184,7 +186,7 @@ class Database:
         database._stays_read_only = True
         database._read_only = f"{path} was opened only for reading."
         try:
-            reader = database._connect(path, mode="mode=ro")
+            reader = database._connect(path, prepare=partial(check_not_in_repair, path), mode="mode=ro")
             await database._set_up_writer(reader, partial(_check_readable, path=path))
         except StoreUnavailable as refused:
             if not _is_unwritable(refused):
@@ -259,6 +261,7 @@ class Database:
     async def compact(self) -> None:
         """Give free pages back to the file system. Move the content of the WAL into the database as far as readers
         permit."""
+        await self._run(self._writer, lambda _: remove_unfinished_repairs(self.path))
         while await self._run(self._writer, self._vacuum):
             pass
         await self._run(self._writer, self._checkpoint)
@@ -337,6 +340,7 @@ class Database:
             try:
                 await self._open_to_write()
             except StoreUnavailable as refused:
+                self._read_only = self.warning = _words_of(refused)  # the reason may have changed
                 raise StoreUnavailable(self._read_only) from refused
             self._read_only = self.warning = ""
             self._exchanges += 1
@@ -513,7 +517,7 @@ class Database:
         with _one_snapshot(connection):
             if self.journal_mode != "wal":  # without a WAL a writer blocks readers
                 self._execute_patiently(connection, "SELECT 1 FROM sqlite_master")
-            return work(connection)
+            return read_leniently(connection, work)
 
     def _writing(self) -> AbstractContextManager[None]:
         return self._lock.held() if _HAS_WAL_RESET_BUG else nullcontext()
@@ -632,6 +636,7 @@ def _prepare(path: Path) -> None:
 
     :raises StoreUnavailable: the directory or the file cannot be created, or the file is not writable.
     """
+    check_not_in_repair(path)
     try:
         make_directory(path.parent)
         with suppress(FileExistsError):
@@ -645,15 +650,16 @@ def _prepare(path: Path) -> None:
         if mode & 0o077 and path.is_file():
             path.chmod(mode & 0o700)
     except OSError as error:
-        raise StoreUnavailable(
-            f"{path} cannot be created ({error.strerror}: {error.filename}). Set CROW_HOME to a directory that you can"
-            " write to."
-        ) from error
+        raise unusable(path, f"cannot be created at {error.filename}", error) from error
+
+
+def _words_of(refused: StoreUnavailable) -> str:
+    return f"{refused} Until that is fixed, nothing can be stored; stored sessions can be read."
 
 
 def _is_unwritable(refused: StoreUnavailable) -> bool:
-    """Whether the error says that the file could not be opened because the file, its directory or its disk is not
-    writable."""
+    """Return whether the error says that the file could not be opened because the file, its directory or its disk is
+    not writable."""
     code = getattr(refused.__cause__, "sqlite_errorcode", 0) & 0xFF
     return isinstance(refused.__cause__, OSError) or code in (
         sqlite3.SQLITE_READONLY,

@@ -214,19 +214,22 @@ class BuiltinServer:
         self._settled = anyio.Event()
         self._stopped = anyio.Event()
         self._client: BuiltinClient | None = None
-        self._failure: ImportError | MemoryError | None = None
+        self._failure: ImportError | MemoryError | OSError | None = None
 
     async def serve(self) -> None:
-        """Wait for `start`, then serve until `stop`."""
-        await self._wanted.wait()
-        if self._stopped.is_set():
-            return
-        try:
-            await anyio.to_thread.run_sync(import_sdk, abandon_on_cancel=True)
-        except (ImportError, MemoryError) as error:
-            self._failure = error
-            self._settled.set()
-            return
+        """Wait for `start`, then serve until `stop`. If the import fails, the next call of a tool tries again."""
+        while True:
+            await self._wanted.wait()
+            if self._stopped.is_set():
+                return
+            try:
+                await anyio.to_thread.run_sync(import_sdk, abandon_on_cancel=True)
+            except (ImportError, MemoryError, OSError) as error:  # for example, too many files are open
+                self._failure = error
+                self._wanted = anyio.Event()
+                self._settled.set()
+            else:
+                break
         from crow.tools.builtin.server import BuiltinClient
 
         async with BuiltinClient.open(self._context, self._ports) as client:
@@ -236,6 +239,8 @@ class BuiltinServer:
 
     def start(self) -> None:
         """Start the server, unless that has happened already."""
+        if self._failure is not None:
+            self._failure, self._settled = None, anyio.Event()
         self._wanted.set()
 
     def stop(self) -> None:
