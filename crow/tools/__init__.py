@@ -10,15 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from crow.domain.entries import Announcement, Attachment, CallRef, PlanItem
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
-from crow.domain.messages import (
-    AssistantMessage,
-    Image,
-    JsonObject,
-    ToolCall,
-    ToolSpec,
-    Usage,
-    UserMessage,
-)
+from crow.domain.messages import AssistantMessage, Image, JsonObject, ToolCall, ToolSpec, Usage, UserMessage
 from crow.tools.process import Process
 from crow.tools.urls import lenient_urls
 
@@ -94,7 +86,6 @@ class UrlRules:
 
     allowed: tuple[str, ...] = ()
     """Regular expressions. A URL may be fetched without asking if one of them matches the whole URL."""
-
     denied: tuple[str, ...] = ()
     """Regular expressions that ignore case. A URL must not be fetched if one of them matches the whole URL, or one of
     the URLs that a lenient server treats alike."""
