@@ -110,6 +110,9 @@ def test_servers_and_their_tools_are_told_in_bounded_lines() -> None:
     assert estimate_tools([find_spec(SPECS), CALL_TOOL]) < 500
 
 
+KNOWN = {one.name: one for one in (spec("s__a"), spec("s__b"), spec("t__b", l={"type": "array"}))}
+
+
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
@@ -119,13 +122,18 @@ def test_servers_and_their_tools_are_told_in_bounded_lines() -> None:
         ({"name": "s__a", "x": 1}, {"name": "s__a", "arguments": {"x": 1}}),
         ({"name": "b", "arguments": {}}, {"name": "b", "arguments": {}}),
         ({"name": 7}, {"name": 7}),
+        ({"name": "t__b", "arguments": {"l": "[1]"}}, {"name": "t__b", "arguments": {"l": [1]}}),
+        (
+            {"name": "t__b", "arguments": {"l": "{}", "x": "[1]"}},
+            {"name": "t__b", "arguments": {"l": "{}", "x": "[1]"}},
+        ),
         ({"name": "s__a", "args": 1, "input": 2}, {"name": "s__a", "arguments": {"args": 1, "input": 2}}),
     ],
 )
 def test_calls_in_other_forms_are_understood(given: dict[str, object], meant: dict[str, object]) -> None:
-    told = understood_inner(call("call_tool", **given), ["s__a", "s__b", "t__b"])
+    told = understood_inner(call("call_tool", **given), KNOWN)
     assert json.loads(told.arguments) == meant
-    assert understood_inner(replace(told, arguments="[1"), ["s__a"]).arguments == "[1"
+    assert understood_inner(replace(told, arguments="[1"), KNOWN).arguments == "[1"
 
 
 async def test_tools_beyond_the_budget_are_found_by_search_and_called_by_name(open_box: OpenBox) -> None:
@@ -230,4 +238,4 @@ async def test_a_tool_that_its_server_changed_after_it_was_found_is_not_called(
 
 def test_a_broken_call_stays_as_it_is() -> None:
     broken = ToolCall(id="c", name="call_tool", arguments="{", fault="The arguments broke off.")
-    assert understood_inner(broken, ["s__a"]) is broken
+    assert understood_inner(broken, KNOWN) is broken

@@ -390,12 +390,12 @@ class McpToolbox:
 
     def understood(self, call: ToolCall) -> ToolCall:
         """See :meth:`crow.tools.Toolbox.understood`."""
-        names = [spec.name for spec in self._external_specs()]
+        specs = {spec.name: spec for spec in self._external_specs()}
         if call.name == CALL_TOOL.name:
-            return understood_inner(call, names)
+            return understood_inner(call, specs)
         own = {spec.name for spec in self.specs()}
         meant = understood(call, own, BUILTIN_SPECS)
-        return meant if meant.name in own else replace(meant, name=full_name(meant.name, names))
+        return meant if meant.name in own else replace(meant, name=full_name(meant.name, specs))
 
     async def plan(self, call: ToolCall) -> tools.PlannedCall:
         """See :meth:`crow.tools.Toolbox.plan`."""

@@ -9,7 +9,8 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -277,9 +278,9 @@ def inner_call(call: ToolCall) -> ToolCall:
     return ToolCall(id=call.id, name=name, arguments=text)
 
 
-def understood_inner(call: ToolCall, names: Sequence[str]) -> ToolCall:
+def understood_inner(call: ToolCall, specs: Mapping[str, ToolSpec]) -> ToolCall:
     """Return a `call_tool` call with the full name of the tool and with its arguments in their place, if what was meant
-    is clear. `names` are the names of all tools of servers."""
+    is clear. `specs` has all tools of servers by name."""
     try:
         values: Any = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
@@ -296,13 +297,30 @@ def understood_inner(call: ToolCall, names: Sequence[str]) -> ToolCall:
         return call
     if given and "arguments" not in own:  # the arguments stand beside the name
         own["arguments"], given = given, {}
-    own["name"] = full_name(own["name"], names)
+    own["name"] = full_name(own["name"], specs)
+    if own["name"] in specs and isinstance(own.get("arguments"), dict):
+        own["arguments"] = _with_decoded_members(own["arguments"], specs[own["name"]].input_schema)
     if {**own, **given} == values:
         return call
     return replace(call, arguments=json.dumps({**own, **given}, ensure_ascii=False))
 
 
-def full_name(name: str, names: Sequence[str]) -> str:
+def _with_decoded_members(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Decode lists and objects that the model wrote as JSON in a string, although the schema wants no string."""
+    properties = schema.get("properties")
+    decoded = dict(arguments)
+    for name, value in arguments.items():
+        wanted = properties.get(name) if isinstance(properties, Mapping) else None
+        kind = {"array": list, "object": dict}.get(str(wanted.get("type"))) if isinstance(wanted, Mapping) else None
+        if kind is None or not isinstance(value, str):
+            continue
+        with suppress(ValueError, RecursionError):
+            if isinstance(meant := json.loads(value), kind):
+                decoded[name] = meant
+    return decoded
+
+
+def full_name(name: str, names: Collection[str]) -> str:
     """Return the name of the only tool that `name` can mean, which may lack the server's prefix. Otherwise return
     `name`."""
     if name in names:
