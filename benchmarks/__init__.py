@@ -12,6 +12,7 @@ benchmarks.write` copies them into BENCHMARKS.md.
 - `store`, `upkeep`: the database with 100,000 entries and 10,000 sessions
 - `tools`: the cost of a tool call beyond the tool
 - `edits`: edits with slips that models make, made right, refused usefully, or made wrong
+- `tokens`: tokens of requests: the first one, a whole task, noisy commands, hundreds of MCP tools
 - `questions`: how often a user is asked about commands, with and without confinement
 - `retention`: facts that survive compaction
 - `prefix`: bytes of requests that a provider's cache saves

@@ -448,7 +448,8 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
     try:
         async with adapters.open_toolbox(lambda: loaded, workspace, ports, servers) as toolbox:
             await toolbox.wait_ready(wait_s)
-            tools, statuses, agents = len(toolbox.specs()), toolbox.servers(), toolbox.agents()
+            offered = {spec.name for spec in (*toolbox.specs(), *toolbox.deferred())} - {"find_tools", "call_tool"}
+            tools, statuses, agents = len(offered), toolbox.servers(), toolbox.agents()
     except errors.CrowError as error:
         report(Finding("tools", "failed", str(error)))
         return

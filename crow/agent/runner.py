@@ -19,9 +19,10 @@ from crow.agent.background import BackgroundTask
 from crow.agent.branch import Branch
 from crow.agent.commands.context import CommandContext
 from crow.agent.commands.handlers import answer
-from crow.agent.compaction.budget import gauge_on
+from crow.agent.compaction.budget import CompactionPolicy, gauge_on, limits_for
 from crow.agent.compaction.checkpoint import READ_TOOL
 from crow.agent.compaction.compactor import Compactor, Helpers, PreparedCheckpoint
+from crow.agent.compaction.window import MIN_ROOM
 from crow.agent.hooks import BranchHooks, Hooks
 from crow.agent.inbox import Inbox
 from crow.agent.mentions import Mention, attach_resources
@@ -38,6 +39,7 @@ from crow.domain.entries import Command, NewEntry, PlanItem, StopReason, TurnEnd
 from crow.domain.errors import ArgumentError, CrowError, StoreError, ToolServerError
 from crow.domain.events import CommandsChanged
 from crow.domain.messages import Part, ToolCall
+from crow.domain.tokens import estimate_tools
 from crow.llm import Model
 from crow.tools import Ports, ServerStatus, Toolbox
 from crow.tools.servers import ServerPrompt
@@ -45,6 +47,9 @@ from crow.tools.servers import ServerPrompt
 logger = logging.getLogger(__name__)
 
 WATCH_S = 0.5
+MAX_TOOL_SHARE = 3
+"""Tools that leave too little room are dropped if they take more than one part in this many of what a context may
+have."""
 """While a summary is written between two turns, crow checks at this interval (in seconds) whether the session has
 changed. If so, crow stops writing. Another process writes a summary only after it has run a turn and then waited for
 `Session.rest_s` seconds, which is much longer than this interval. So two processes never write a summary of one session
@@ -77,6 +82,8 @@ class TurnRunner:
         self._down: set[str] = set()
         self._late: set[int] = set()
         """The indexes of the servers that were still starting when the turn began."""
+        self._told_window = 0
+        """The context window, in tokens, for which the user was told that tools do not fit into it."""
         self._compactor: Compactor | None = None
         self._preparation: BackgroundTask | None = None
         self._prepared: PreparedCheckpoint | None = None
@@ -359,10 +366,32 @@ class TurnRunner:
     async def _offer(self, toolbox: Toolbox) -> Toolbox:
         """Tell the model which tools it has now, and return the toolbox with these tools."""
         if self._kind.tools is not None:
-            toolbox = ToolSubset(toolbox, self._kind.specs(toolbox.specs()))
+            toolbox = ToolSubset(toolbox, self._kind.specs((*toolbox.specs(), *toolbox.deferred())))
+        toolbox = await self._fitting(toolbox)
         specs = with_edit_tool(toolbox.specs(), self._adapters.edit_tool(self._branch.row.model))
         await self._briefing.begin_turn(specs, toolbox.servers(), toolbox.skills())
         return toolbox
+
+    async def _fitting(self, toolbox: Toolbox) -> Toolbox:
+        """Return `toolbox`, or one without tools if they leave too little of the model's window for a conversation. In
+        that case, tell the user."""
+        model = self._branch.row.model
+        info = self._adapters.info(model)
+        tokens, window = estimate_tools(toolbox.specs()), self._session.window.cautious_tokens(info)
+        limits = limits_for(window, info.max_output_tokens, tokens, CompactionPolicy())
+        if not limits.is_tiny or tokens < limits.threshold // MAX_TOOL_SHARE:
+            self._told_window = 0
+            return toolbox
+        if self._told_window != window:
+            self._told_window = window
+            needed = -(-(tokens + MIN_ROOM) * 4 // 3 // 1_000) * 1_000
+            await self._session.report(
+                f"{model} gets no tools: its context window is too small",
+                f"The window has {window:,} tokens, of which the tools would take about {tokens:,}. You can chat, but "
+                f"the model cannot read files or run commands. Tools need a window of about {needed:,} tokens: start "
+                "the model's server with a larger one, raise context_window if you set it, or choose another model.",
+            )
+        return ToolSubset(toolbox, ())
 
     async def _find_late_tools(self) -> Toolbox | None:
         """Offer the tools of servers that were still starting when the turn began, and are ready now."""

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 import anyio
 import anyio.abc
@@ -54,6 +55,12 @@ from crow.tools.limits import FairLimiter
 logger = logging.getLogger(__name__)
 
 ONLY_FOR_THE_SESSION = frozenset({"task", "update_plan", "recall"})
+CALL_TOOL = "call_tool"
+FINDING = frozenset({"find_tools", CALL_TOOL})
+"""The tools that find and call deferred tools."""
+
+NO_TOOLS = "There are no tools in this conversation. Answer without them."
+NAMES_TOLD = 50
 TASKS_PER_TURN = 50
 SLOTS = FairLimiter(32, each=8)
 """Limits how many sub-agents run at the same time: one limit is for the whole process, the other for each session. A
@@ -244,7 +251,11 @@ class SubAgents:
         """Return the tools of a task. If the session is itself a sub-agent with a kind, the limits of that kind apply,
         too."""
         own = Speciality.stored(self.parent.row.config)
-        return ToolSubset(toolbox, allowed_specs(kind.specs(own.specs(toolbox.specs())), task.tools))
+        deferred = toolbox.deferred()
+        allowed = allowed_specs(kind.specs(own.specs((*toolbox.specs(), *deferred))), task.tools)
+        if CALL_TOOL in (*(kind.tools or ()), *(task.tools or ())):  # it stands for all tools that it can call
+            allowed = (*allowed, *own.specs(deferred)) if deferred else allowed
+        return ToolSubset(toolbox, allowed)
 
     async def _open(self, task: Task, client: Client, kind: Speciality) -> Branch:
         """Open the branch of a new task, or of the task to resume.
@@ -345,9 +356,12 @@ class ToolSubset:
     """A toolbox with some of the tools of another toolbox."""
 
     def __init__(self, toolbox: Toolbox, specs: Sequence[ToolSpec]) -> None:
-        self._toolbox = toolbox
-        self._specs = tuple(specs)
-        self._names = frozenset(spec.name for spec in specs)
+        allowed = {spec.name for spec in specs}
+        self._toolbox = toolbox = toolbox.narrowed(allowed)
+        self._specs = tuple(spec for spec in toolbox.specs() if spec.name in allowed or spec.name in FINDING)
+        self._names = frozenset(allowed | {spec.name for spec in self._specs})
+        self.deferred = toolbox.deferred
+        self.narrowed = toolbox.narrowed
         self.servers = toolbox.servers
         self.agents = toolbox.agents
         self.restart = toolbox.restart
@@ -368,7 +382,8 @@ class ToolSubset:
         plan = await self._toolbox.plan(call)
         if call.name in self._names:
             return plan
-        fault = f'This task has no tool "{call.name}". It has: {", ".join(spec.name for spec in self._specs)}.'
+        names = ", ".join(spec.name for spec in self._specs)
+        fault = f'This task has no tool "{call.name}". It has: {names}.' if names else NO_TOOLS
         return PlannedCall(announcement=plan.announcement, access="none", fault=fault)
 
 
@@ -621,5 +636,6 @@ def allowed_specs(specs: Sequence[ToolSpec], names: Sequence[str] | None) -> tup
         return tuple(allowed.values())
     for name in names:
         if name not in allowed:
-            raise ArgumentError(f'task: tools contains "{name}"; a task can only use {", ".join(allowed)}')
+            known = ", ".join(islice(allowed, NAMES_TOLD)) + (", ..." if len(allowed) > NAMES_TOLD else "")
+            raise ArgumentError(f'task: tools contains "{name}"; a task can only use {known}')
     return tuple(spec for name, spec in allowed.items() if name in names)

@@ -391,11 +391,12 @@ class Permissions:
         if outdated is not None and not reason:
             reason, changes = change_of_tool(outdated, plan)
         offers_writes = can_last and plan.access == "execute" and plan.command_access == "write"
+        is_inner = plan.inner_arguments is not None
         answer = await self._client.ask(
             PermissionQuestion(
                 call=ref,
-                name=call.name,
-                arguments=call.arguments,
+                name=(plan.rule_tool if is_inner else None) or call.name,
+                arguments=call.arguments if plan.inner_arguments is None else plan.inner_arguments,
                 plan=plan,
                 always=always if can_last else "",
                 never=never if can_last else "",

@@ -492,8 +492,12 @@ class LimitSettings(Section):
     mcp_call_timeout_s: Seconds = 600.0
     """The time limit for a call of an MCP tool, in seconds."""
     offered_tools: Annotated[int, Field(ge=0), Expected("a whole number, such as 100")] = 100
-    """The maximum number of MCP tools that the model is offered directly. The model can find all other tools with
+    """The maximum number of MCP tools that are sent to the model. If there are more, the model finds them with
     find_tools."""
+    offered_tool_tokens: Annotated[int, Field(ge=0), Expected("a whole number of tokens, such as 2000")] = 2_000
+    """If the MCP tools take more tokens than this together, the model finds them with find_tools."""
+    always_offered: Annotated[Strings, Expected('a list of tools or globs, such as ["github__get_*"]')] = ()
+    """MCP tools that are always sent to the model, up to `offered_tools`. A tool has its server's name in front."""
     first_byte_timeout_s: Seconds = 300.0
     """The time limit for the beginning of an answer, in seconds."""
     idle_timeout_s: Seconds = 120.0

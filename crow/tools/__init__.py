@@ -9,15 +9,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from crow.domain.entries import Announcement, Attachment, CallRef, PlanItem
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
-from crow.domain.messages import (
-    AssistantMessage,
-    Image,
-    JsonObject,
-    ToolCall,
-    ToolSpec,
-    Usage,
-    UserMessage,
-)
+from crow.domain.messages import AssistantMessage, Image, JsonObject, ToolCall, ToolSpec, Usage, UserMessage
 from crow.tools.process import Process
 from crow.tools.urls import NO_URL_RULES, UrlRules
 
@@ -139,6 +131,8 @@ class PlannedCall:
     fingerprint."""
     definition: str = ""
     """The title, description and schema as text, perhaps cut."""
+    inner_arguments: str | None = None
+    """The arguments of `rule_tool`, if the call is one that calls this tool."""
     parts: tuple[PlannedCall, ...] = ()
     """One plan for each file, if the call touches several. What is said about one touched file, and what rules say
     about it, is then in the parts. The call may run only if each part may."""
@@ -235,6 +229,14 @@ class Toolbox(Protocol):
     def specs(self) -> tuple[ToolSpec, ...]:
         """Return the tools that the model can use now, in a stable order: first the built-in tools, then the tools of
         the servers."""
+
+    def deferred(self) -> tuple[ToolSpec, ...]:
+        """Return the tools of servers that `specs` leaves out, because the model finds and calls them with other
+        tools."""
+
+    def narrowed(self, names: Collection[str]) -> Toolbox:
+        """Return this toolbox with only the tools of these names, which may be deferred. Tools that find and call
+        deferred ones are added if they are needed."""
 
     def servers(self) -> tuple[ServerStatus, ...]:
         """Return the session's MCP servers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,12 @@ class Tools:
 
     def specs(self) -> tuple[ToolSpec, ...]:
         return tuple(ToolSpec(name=name, description=name, input_schema={"type": "object"}) for name in self.tools)
+
+    def deferred(self) -> tuple[ToolSpec, ...]:
+        return ()
+
+    def narrowed(self, names: Collection[str]) -> Tools:
+        return self
 
     def servers(self) -> tuple[ServerStatus, ...]:
         return self.statuses

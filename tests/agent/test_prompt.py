@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
-from crow.agent.prompt import MODES, build_prompt, changes, facts_now, facts_told, reason_for_prompt
+from crow.agent.prompt import CHAT, CODING, MODES, build_prompt, changes, facts_now, facts_told, reason_for_prompt
 from crow.domain.entries import Entry, Prompt, Reminder
 from crow.domain.messages import ToolSpec
 from crow.store import SessionRow
 from crow.tools import ServerStatus
+
+ROOT = Path(__file__).parents[2]
 
 
 def entry(number: int, body: Prompt | Reminder) -> Entry:
@@ -32,6 +35,29 @@ async def test_system_message_has_directories_date_and_instructions() -> None:
     system = (await prompt_with(facts(instructions="# /w/AGENTS.md\n\nUse tabs."))).system
     for words in ("/w", "/more", "Monday", "Use tabs.", "Git: not a repository"):
         assert words in system
+
+
+async def test_a_model_without_tools_is_not_told_to_use_them() -> None:
+    prompt = await prompt_with(facts())
+    row = SessionRow(id="s1", conversation=1, leaf=None, cwd="/w", additional_directories=(), model="m", mode="ask")
+    without = await build_prompt(row, (), facts())
+    assert prompt.system.startswith(f"{CODING}\n\n<environment>\n")
+    assert without.system.startswith(f"{CHAT}\n\n<environment>\n")
+
+
+async def test_another_text_in_a_newer_crow_does_not_replace_that_of_a_session() -> None:
+    old = await prompt_with(facts())
+    old = replace(old, system=old.system.replace(CODING, "You are an older Crow."))
+    row = SessionRow(id="s1", conversation=1, leaf=None, cwd="/w", additional_directories=(), model="m", mode="ask")
+    assert reason_for_prompt(old, row, old.tools) == ""
+
+
+def test_the_page_gives_a_reason_for_each_sentence() -> None:
+    page = (ROOT / "docs" / "prompts.md").read_text("utf-8")
+    for text in (CODING, CHAT):
+        sentences = re.split(r"(?<=[.:])\s+(?:- )?(?=[A-Z])", text.replace("\n  ", " "))
+        assert [each for each in sentences if " ".join(each.split()[:4]) not in page] == []
+    assert len(CODING) <= 1_172
 
 
 async def test_mode_and_plan_are_never_in_the_system_message() -> None:

@@ -366,6 +366,7 @@ async def test_only_a_configured_window_refuses_and_says_what_to_change(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     configure(home, 3_000)
+    (place / "AGENTS.md").write_text("Twigs. " * 1_200)
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize()
         session = await agent.new_session(place)

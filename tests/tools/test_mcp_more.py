@@ -10,11 +10,11 @@ import anyio
 import pytest
 from mcp_types import Tool
 
-from crow.domain.entries import Announcement, CallRef
+from crow.domain.entries import CallRef
 from crow.domain.errors import ArgumentError
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, FormQuestion, UrlQuestion
 from crow.domain.messages import ToolCall
-from crow.tools import Outcome, PlannedCall, Ports, ServerStatus
+from crow.tools import Outcome, Ports, ServerStatus
 from crow.tools.mcp.calls import page_to_open, readable_form
 from crow.tools.mcp.client import open_toolbox
 from crow.tools.mcp.listing import ExternalTool, external_tool, schema_fault, tool_fault
@@ -344,46 +344,11 @@ def test_a_schema_that_is_nested_without_end_is_cut() -> None:
     assert len(repr(plain_schema(schema))) < 5_000
 
 
-async def test_tools_too_heavy_for_a_context_are_found_instead_of_offered(
-    open_box: OpenBox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("crow.tools.mcp.client.OFFERED_CHARS", 400)
-    async with open_box(stdio("various.py", "many")) as box:
-        await box.toolbox.wait_ready(120)
-        offered = [spec.name for spec in box.toolbox.specs() if "__" in spec.name or spec.name.endswith("_tools")]
-    assert offered[:2] == ["find_tools", "srv__get_weather"]
-    assert 2 < len(offered) < 10
+def test_a_schema_that_would_fill_the_context_is_refused() -> None:
     giant = {"type": "object", "description": "x" * 100_000}
     assert tool_fault({"name": "a", "inputSchema": giant}) == (
         "its inputSchema has 100,037 characters, more than 50,000, and would fill the model's context"
     )
-
-
-async def test_tools_beyond_the_limit_are_found_by_search_and_called_by_name(open_box: OpenBox) -> None:
-    async with open_box(stdio("various.py", "many"), offered=3) as box:
-        await box.toolbox.wait_ready(120)
-        offered = [spec.name for spec in box.toolbox.specs()][-5:]
-        found = await box.run("find_tools", query="invoice")
-        nothing = await box.run("find_tools", query="zebra")
-        inner = ToolCall(id="c", name="call_tool", arguments='{"name": "srv__get_thing9", "arguments": {"id": 4}}')
-        offer = await box.toolbox.plan(inner)
-        called = await box.toolbox.run(inner, "call_1_0", box.show)
-        own = await box.plan("call_tool", name="shell", arguments={"command": "true"})
-        direct = await box.run("srv__get_thing9", id=5)
-    assert offered == ["find_tools", "call_tool", "srv__get_weather", "srv__get_invoice", "srv__get_thing0"]
-    assert found.text.startswith("srv__get_invoice: Get one invoice.\n{")
-    assert '"required": ["id"]' in found.text
-    assert nothing.text == 'None of 100 tools matches "zebra". They belong to these servers: srv.'
-    assert offer == PlannedCall(
-        announcement=Announcement(title="srv: get_thing9"),
-        access="external",
-        rule_tool="srv__get_thing9",
-        fingerprint=offer.fingerprint,
-        definition=offer.definition,
-    )
-    assert offer.definition.startswith("get_thing9\nGet one thing9.\n")
-    assert (called.text, direct.text) == ('get_thing9 {"id": 4}', 'get_thing9 {"id": 5}')
-    assert own.fault == "call_tool: shell is not a tool of an MCP server; call it directly"
 
 
 def test_the_definition_of_a_tool_can_be_stored_and_tells_every_change() -> None:

@@ -178,9 +178,11 @@ async def describe_surroundings(context: CommandContext) -> list[str]:
 async def add_rule(context: CommandContext, rules: Sequence[PermissionRule], rule: PermissionRule) -> str:
     if rule in rules:
         return f"This rule exists already: {rules.index(rule) + 1}. {verb_and_text(rule)}"
-    names = [spec.name for spec in (await context.toolbox()).specs()]
+    toolbox = await context.toolbox()
+    names = [spec.name for spec in toolbox.specs()]
+    deferred = [spec.name for spec in toolbox.deferred()]
     note = ""
-    if not any(fnmatchcase(name, rule.tool) for name in names):
+    if not any(fnmatchcase(name, rule.tool) for name in (*names, *deferred)):
         # a pattern, or a name such as `server__tool`, may refer to a server that is not running yet
         if not any(sign in rule.tool for sign in ("__", "*", "?")) and rule.tool != "skill":
             raise ArgumentError(f"There is no tool `{rule.tool}`; the tools are {', '.join(f'`{n}`' for n in names)}.")

@@ -8,13 +8,12 @@ the model thinks.
 from __future__ import annotations
 
 import difflib
-import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,17 @@ from crow.tools.builtin.session import task_outcome, task_spec, task_to_run
 from crow.tools.builtin.tool import ToolContext, argument, check, parse, parse_foreign, tool_spec
 from crow.tools.builtin.understand import ignored_note, understood
 from crow.tools.jobs import Jobs
+from crow.tools.mcp.deferred import (
+    CALL_TOOL,
+    FIND_TOOLS,
+    definition,
+    find_spec,
+    find_tools,
+    full_name,
+    inner_call,
+    query_of,
+    understood_inner,
+)
 from crow.tools.mcp.logins import LoginFolder
 from crow.tools.mcp.names import checked_uri, prefixes
 from crow.tools.process import HiddenKeys, KeySource
@@ -45,25 +55,10 @@ if TYPE_CHECKING:
     from crow.tools.mcp.listing import ExternalTool
 
 CLOSE_S = 0.5
-OFFERED_CHARS = 200_000
-MAX_FOUND = 10
-FOUND_SCHEMA_CHARS = 4_000
+FAULT_CHARS = 4_000
 BUILTIN_SPECS = {spec.name: spec for spec in builtin.SPECS}
 BUILTIN_NAMES = frozenset(BUILTIN_SPECS)
 
-FIND_TOOLS = tool_spec(
-    "find_tools",
-    "Search the tools that are not listed, by words of their names and descriptions. Call a found tool with call_tool.",
-    required="query",
-    query=argument("string", "What the tool should do, or its name.", minLength=1, maxLength=300),
-)
-CALL_TOOL = tool_spec(
-    "call_tool",
-    "Call a tool that find_tools has found.",
-    required="name",
-    name=argument("string", "The exact name of the tool."),
-    arguments=argument("object", "Its arguments, as its schema says."),
-)
 LIST_RESOURCES = tool_spec(
     "list_resources",
     "List what MCP servers offer to read, such as documents and records: URIs, and templates of URIs whose variables "
@@ -89,18 +84,23 @@ RESOURCE_TOOLS = {spec.name: spec for spec in (LIST_RESOURCES, READ_RESOURCE)}
 class ToolSettings:
     """The user's settings for tools.
 
-    A server must start within `start_timeout_s`, and a call of one of its tools must end within `call_timeout_s`. If
-    there are more external tools than `offered`, the model finds the rest with `find_tools`. `skill_folders` and
-    `agent_folders` are the user's own folders. A server without a sandbox starts in its own directory below one of the
-    `server_places`, where only the user can write. Processes that tools start do not get the `keys`, and results do not
-    show the keys. Logins to servers are kept in the `login_folder`. Without this folder, crow does not log in.
-    `on_secrets` is called with each token. `asker` asks the user to log in, even if there is a login already. If
-    `asker` is None, the editor asks the user, but only if there is no valid login.
+    A server must start within `start_timeout_s`, and a call of one of its tools must end within `call_timeout_s`.
+    `skill_folders` and `agent_folders` are the user's own folders. A server without a sandbox starts in its own
+    directory below one of the `server_places`, where only the user can write. Processes that tools start do not get the
+    `keys`, and results do not show the keys. Logins to servers are kept in the `login_folder`. Without this folder,
+    crow does not log in. `on_secrets` is called with each token. `asker` asks the user to log in, even if there is a
+    login already. If `asker` is None, the editor asks the user, but only if there is no valid login.
     """
 
     start_timeout_s: float = 10.0
     call_timeout_s: float = 600.0
     offered: int = 100
+    """The maximum number of external tools that are sent to the model."""
+    offered_tokens: int = 2_000
+    """If the external tools take more tokens than this together, or are more than `offered`, the model finds them with
+    `find_tools`."""
+    always_offered: tuple[str, ...] = ()
+    """Globs that match the names of external tools that are sent in any case, up to `offered` tools."""
     skill_folders: tuple[Path, ...] = ()
     agent_folders: tuple[Path, ...] = ()
     server_places: tuple[Path, ...] = ()
@@ -275,6 +275,8 @@ class McpToolbox:
     _own: BuiltinServer
     _connections: Sequence[ServerConnection]
     _settings: ToolSettings
+    _only: frozenset[str] | None = None
+    """The names of the tools that this toolbox is narrowed to."""
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """See :meth:`crow.tools.Toolbox.specs`. Tools of servers that are not ready are left out."""
@@ -282,12 +284,35 @@ class McpToolbox:
         if self._ports.subagents is None:
             absent.add("task")
         own = tuple(self._offered(spec) for spec in builtin.SPECS if spec.name not in absent)
-        external = self._external_tools()
-        weights = accumulate(tool.weight for tool in external[: self._settings.offered])
-        offered = sum(weight <= OFFERED_CHARS for weight in weights)
-        finding = (FIND_TOOLS, CALL_TOOL) if offered < len(external) else ()
         reading = RESOURCE_TOOLS.values() if any(one.offers_resources for one in self._connections) else ()
-        return (*own, *reading, *finding, *(tool.spec for tool in external[:offered]))
+        plain = (spec for spec in (*own, *reading) if self._has(spec.name))
+        sent, deferred = self._split()
+        finding = (find_spec([tool.spec for tool in deferred]), CALL_TOOL) if deferred else ()
+        return (*plain, *finding, *(tool.spec for tool in sent))
+
+    def deferred(self) -> tuple[ToolSpec, ...]:
+        """See :meth:`crow.tools.Toolbox.deferred`."""
+        return tuple(tool.spec for tool in self._split()[1])
+
+    def narrowed(self, names: Collection[str]) -> McpToolbox:
+        """See :meth:`crow.tools.Toolbox.narrowed`."""
+        return replace(self, _only=frozenset(names))
+
+    def _has(self, name: str) -> bool:
+        return self._only is None or name in self._only
+
+    def _split(self) -> tuple[list[ExternalTool], list[ExternalTool]]:
+        """Return the external tools that are sent to the model, and those that it has to find. Either all of them are
+        sent, or only those that are always sent: so the first request stays small however many there are."""
+        always = self._settings.always_offered
+        external = [tool for tool in self._external_tools() if self._has(tool.spec.name)]
+        chosen = [tool for tool in external if any(fnmatchcase(tool.spec.name, glob) for glob in always)]
+        sent = {tool.spec.name for tool in chosen[: self._settings.offered]}
+        rest = [tool for tool in external if tool.spec.name not in sent]
+        fits = sum(tool.tokens for tool in rest) <= self._settings.offered_tokens
+        if fits and len(external) <= self._settings.offered:
+            return external, []
+        return [tool for tool in external if tool.spec.name in sent], rest
 
     def servers(self) -> tuple[tools.ServerStatus, ...]:
         """See :meth:`crow.tools.Toolbox.servers`."""
@@ -365,7 +390,12 @@ class McpToolbox:
 
     def understood(self, call: ToolCall) -> ToolCall:
         """See :meth:`crow.tools.Toolbox.understood`."""
-        return understood(call, {spec.name for spec in self.specs()}, BUILTIN_SPECS)
+        specs = {spec.name: spec for spec in self._external_specs()}
+        if call.name == CALL_TOOL.name:
+            return understood_inner(call, specs)
+        own = {spec.name for spec in self.specs()}
+        meant = understood(call, own, BUILTIN_SPECS)
+        return meant if meant.name in own else replace(meant, name=full_name(meant.name, specs))
 
     async def plan(self, call: ToolCall) -> tools.PlannedCall:
         """See :meth:`crow.tools.Toolbox.plan`."""
@@ -391,7 +421,7 @@ class McpToolbox:
                 return tools.PlannedCall(announcement=announcement, access="none")
             if call.name == CALL_TOOL.name:
                 inner = inner_call(call)
-                return replace(await self._plan(inner), rule_tool=inner.name)
+                return replace(await self._plan(inner), rule_tool=inner.name, inner_arguments=inner.arguments)
             if call.name in RESOURCE_TOOLS and self._connections:
                 return await self._plan_reading(call)
         except ArgumentError as error:
@@ -424,7 +454,8 @@ class McpToolbox:
                 note = ignored_note(call, BUILTIN_SPECS[call.name])
                 return replace(outcome, text=f"{outcome.text}\n{note}") if note else outcome
             if call.name == FIND_TOOLS.name:
-                return tools.Outcome(text=find_tools(query_of(call), [tool.spec for tool in self._external_tools()]))
+                find = partial(find_tools, query_of(call), self.deferred() or self._external_specs())
+                return tools.Outcome(text=await anyio.to_thread.run_sync(find))
             if call.name in RESOURCE_TOOLS and self._connections:
                 return await self._read(call, call_id)
             if call.name == CALL_TOOL.name:
@@ -497,6 +528,9 @@ class McpToolbox:
     def _external_tools(self) -> tuple[ExternalTool, ...]:
         return tuple(tool for connection in self._ready() for tool in connection.tools)
 
+    def _external_specs(self) -> list[ToolSpec]:
+        return [tool.spec for tool in self._external_tools() if self._has(tool.spec.name)]
+
     def _connection_of(self, name: str, separator: str) -> ServerConnection | None:
         """The server that has the tool or prompt with this name."""
         return next((one for one in self._connections if name.startswith(f"{one.prefix}{separator}")), None)
@@ -505,7 +539,7 @@ class McpToolbox:
         """Return the server that offers the tool with this name, and the tool itself; None if there is no such tool.
         Waits for a server that is starting, and restarts a failed server."""
         connection = self._connection_of(name, "__")
-        if connection is None:
+        if connection is None or not self._has(name):
             return None
         await connection.available()
         return next(((connection, tool) for tool in connection.tools if tool.spec.name == name), None)
@@ -520,7 +554,9 @@ class McpToolbox:
         try:
             parse_foreign(call, tool.spec)
         except ArgumentError as error:
-            return str(error)
+            is_deferred = any(each.spec.name == call.name for each in self._split()[1])
+            told = f"\n{definition(tool.spec)}"[:FAULT_CHARS] if is_deferred else ""
+            return f"{error}{told}"
         return None
 
     def _describe_unknown(self, name: str) -> str:
@@ -528,7 +564,7 @@ class McpToolbox:
         if connection is not None and connection.status.state == "failed":
             return f'No tool "{name}": MCP server {connection.name} is not available: {connection.status.detail}'
         names = [spec.name for spec in self.specs()]
-        near = difflib.get_close_matches(name, names, n=1)
+        near = difflib.get_close_matches(name, [*names, *(spec.name for spec in self.deferred())], n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         return f'No tool "{name}".{hint} The tools are: {", ".join(names)}.'
 
@@ -615,33 +651,6 @@ def load_files(
     return find_skills(settings.skill_folders, workspace.cwd, is_open), agents
 
 
-def query_of(call: ToolCall) -> str:
-    """The query of a `find_tools` call. :raises ~crow.domain.errors.ArgumentError: the call has no valid query."""
-    if call.fault is not None:
-        raise ArgumentError(call.fault)
-    query: str = check(call.name, FIND_TOOLS.input_schema, parse(call.name, call.arguments))["query"]
-    return query
-
-
-def find_tools(query: str, specs: Sequence[ToolSpec]) -> str:
-    """Return a text with the tools that match the query best, and their schemas. A match in a tool's name counts three
-    times as much as a match in its description."""
-    words = [word for word in re.split(r"[^a-z0-9]+", query.lower()) if word]
-    scores = [
-        sum(3 * (word in spec.name.lower()) + (word in spec.description.lower()) for word in words) for spec in specs
-    ]
-    best = sorted((place for place, score in enumerate(scores) if score), key=lambda place: (-scores[place], place))
-    if not best:
-        servers = sorted({spec.name.partition("__")[0] for spec in specs})
-        return f'None of {len(specs)} tools matches "{query}". They belong to these servers: {", ".join(servers)}.'
-    blocks = [
-        f"{spec.name}: {spec.description}\n{json.dumps(spec.input_schema, ensure_ascii=False)[:FOUND_SCHEMA_CHARS]}"
-        for spec in (specs[place] for place in best[:MAX_FOUND])
-    ]
-    more = f"\n[{len(best) - MAX_FOUND} more match; narrow the query]" if len(best) > MAX_FOUND else ""
-    return "\n\n".join(blocks) + more
-
-
 def resource_arguments(call: ToolCall) -> dict[str, str]:
     """The arguments of a call that lists or reads resources. :raises ~crow.domain.errors.ArgumentError: the arguments
     are invalid."""
@@ -659,17 +668,3 @@ def resource_arguments(call: ToolCall) -> dict[str, str]:
     if re.search(r"[{}]", arguments.get("uri", "")):
         raise ArgumentError(f"{call.name}: the uri is a template; fill in the variables between the braces")
     return arguments
-
-
-def inner_call(call: ToolCall) -> ToolCall:
-    """The call inside a `call_tool` call. :raises ~crow.domain.errors.ArgumentError: there is no valid call inside."""
-    if call.fault is not None:
-        raise ArgumentError(call.fault)
-    values = parse(call.name, call.arguments)
-    name, arguments = values.get("name"), values.get("arguments") or {}
-    if not isinstance(name, str) or not name:
-        raise ArgumentError("call_tool: name is missing; expected the name of a tool that find_tools has found")
-    if "__" not in name:
-        raise ArgumentError(f"call_tool: {name} is not a tool of an MCP server; call it directly")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(id=call.id, name=name, arguments=text)

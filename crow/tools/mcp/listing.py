@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
+from crow.domain.tokens import estimate_tools
 from crow.tools.mcp.calls import describe_error
 from crow.tools.mcp.names import checked_uri, unique_names
 from crow.tools.mcp.schemas import plain_schema
@@ -63,14 +64,14 @@ class ExternalTool:
     """A tool of a server. `name` is the server's own name for the tool. The model uses `spec.name`, and people see
     `title`.
 
-    `weight` is the approximate size of the tool in a request, in characters. `is_read_only`: the user's settings
-    declare the tool read-only.
+    `is_read_only`: the user's settings declare the tool read-only.
     """
 
     name: str
     title: str
     spec: ToolSpec
-    weight: int
+    tokens: int
+    """The estimated size of the tool in a request."""
     is_read_only: bool = False
     output_schema: Mapping[str, Any] | None = None
     """The schema of the tool's structured results. None if there is none, or it is too long to check."""
@@ -157,11 +158,12 @@ def external_tool(tool: mcp.Tool, name: str, options: ServerOptions) -> External
     # providers require an object schema with properties, even for a tool without arguments
     schema = {"properties": {}, **tool.input_schema, "type": "object"}
     description = (tool.description or tool.title or tool.name)[:DESCRIPTION_CHARS]
+    spec = ToolSpec(name=name, description=description, input_schema=schema)
     return ExternalTool(
         name=tool.name,
         title=tool.title or (tool.annotations.title if tool.annotations else None) or tool.name,
-        spec=ToolSpec(name=name, description=description, input_schema=schema),
-        weight=len(description) + len(json.dumps(schema, ensure_ascii=False)),
+        spec=spec,
+        tokens=estimate_tools([spec]),
         is_read_only=matches(tool.name, options.read_only),
         output_schema=(tool.meta or {}).get(OUTPUT_SCHEMA),
     )
