@@ -100,6 +100,16 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptName:
+    """The name that a client gave to a prompt. A prompt with the same name in the same session is a repeat."""
+
+    id: str
+    """The client's id for the prompt, unique in the session."""
+    digest: str
+    """The sha256 (hex) of the prompt as it was sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class User:
     """A prompt from the user. If `cut` is set, the model sees at most that many characters. Long parts are then
     shortened to their beginning and end."""
@@ -107,6 +117,8 @@ class User:
     parts: tuple[Part, ...]
     message_id: str
     cut: int | None = None
+    name: PromptName | None = None
+    """None if the client gave the prompt no name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,6 +323,8 @@ class Command:
     text: str
     answer: str
     message_id: str
+    name: PromptName | None = None
+    """See `User.name`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,7 @@ from crow.frontend.params import (
     fork_entry,
     new_title,
     open_request_from,
+    prompt_name,
     session_alias,
     session_metadata,
     trace_context,
@@ -489,10 +490,10 @@ class AcpAgent:
         if self._host.is_shared:
             return await self._prompt_shared(params)
         session, metadata = self._sessions.get(params["sessionId"]), session_metadata(params)
-        is_first = session.branch.prompt is None
+        name, is_first = prompt_name(params), session.branch.prompt is None
         # Submit the prompt before the first await, so that a cancellation sent right after it takes effect.
         parts = without_repeated_prompts(parts_from(params["prompt"]), is_first=is_first)
-        prompt = session.submit(parts, metadata)
+        prompt = session.submit(parts, metadata, name)
         self._cancel_by_id[params.request_id] = lambda: session.withdraw(prompt)
         try:
             with self._host.idle.turn():
@@ -504,8 +505,8 @@ class AcpAgent:
     async def _prompt_shared(self, params: RequestParams) -> dict[str, Any]:
         """Runs a prompt in the host, and waits until the prompt's turn ends.
 
-        If a client sends a prompt again after its connection broke, crow does not run the prompt again. The client gets
-        the response to the original prompt.
+        If a client sends a prompt again after its connection broke, or with the same name, crow does not run the prompt
+        again. The client gets the response to the original prompt.
         """
         opened = await self._writable(params["sessionId"])
         key = (self._sessions.requester.connection_id, opened.session.id, params.request_id)
@@ -513,9 +514,11 @@ class AcpAgent:
         if run is None:
             session, metadata = opened.session, session_metadata(params)
             parts = without_repeated_prompts(parts_from(params["prompt"]), is_first=session.branch.prompt is None)
-            run = PromptRun(session, session.submit(parts, metadata), self._connection)
+            prompt = session.submit(parts, metadata, prompt_name(params))
+            run = PromptRun(session, prompt, self._connection)
             self._host.run_prompt(run, key)
         opened.note_sent(run.prompt.message_id)
+        run.prompt.on_joined = lambda known: opened.note_sent(known.message_id)
         self._cancel_by_id[params.request_id] = partial(run.session.withdraw, run.prompt)
         try:
             prompt = await run.wait()
@@ -543,7 +546,7 @@ class AcpAgent:
         """
         opened, message_id = await self._writable(params["sessionId"]), new_message_id()
         opened.note_sent(message_id)
-        if await opened.session.steer(parts_from(params["prompt"]), message_id):
+        if await opened.session.steer(parts_from(params["prompt"]), message_id, prompt_name(params)):
             return {"outcome": "injected"}
         return {"outcome": "promptRequired", "reason": "noRunningTurn"}
 

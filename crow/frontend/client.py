@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import anyio
 
 from crow.agent import PermissionAnswer, PermissionQuestion
-from crow.agent.session import PendingPrompt
+from crow.agent.pending import PendingPrompt
 from crow.domain import events
 from crow.domain.entries import Assistant, CallRef, Command, Entry, Started, ToolResult, TurnEnd, User
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event

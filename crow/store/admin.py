@@ -80,9 +80,9 @@ class SessionExtras:
     `metadata` are JSON texts.
 
     `shares` has the principal, the access and the time of each share. `inbox` has the message id, the parts as JSON,
-    and the time of each queued prompt. `draft` has the turn, message id, text, thought and time of each stored piece of
-    an unfinished answer below the leaf. Times are Unix milliseconds. `is_running` is true if a dead process left a turn
-    open. Permissions are not copied.
+    the time, and the name's id and digest of each queued prompt; without a name, both are None. `draft` has the turn,
+    message id, text, thought and time of each stored piece of an unfinished answer below the leaf. Times are Unix
+    milliseconds. `is_running` is true if a dead process left a turn open. Permissions are not copied.
     """
 
     alias: str | None
@@ -95,7 +95,7 @@ class SessionExtras:
     principal: str | None
     is_running: bool
     shares: tuple[tuple[str, str, int], ...] = ()
-    inbox: tuple[tuple[str, str, int], ...] = ()
+    inbox: tuple[tuple[str, str, int, str | None, str | None], ...] = ()
     draft: tuple[tuple[int, str, str, str, int], ...] = ()
 
 

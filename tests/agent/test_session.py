@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from crow.agent.session import PendingPrompt
+from crow.agent.pending import PendingPrompt
 from crow.domain.entries import Assistant, Command, Note, Prompt, Remark, Reminder, Started, ToolResult, TurnEnd, User
 from crow.domain.errors import AuthError, NetworkError, QuotaExceeded, TurnError
 from crow.domain.events import CallAnnounced, CallEnded, EntryStored, NoticeShown, TextShown, TitleChanged

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.agent import PermissionQuestion
-from crow.agent.session import PendingPrompt, Session
+from crow.agent.pending import PendingPrompt
+from crow.agent.session import Session
 from crow.domain.entries import (
     Announcement,
     Assistant,

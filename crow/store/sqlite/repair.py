@@ -507,6 +507,12 @@ class _Recovery:
         self._new.execute("DELETE FROM blobs WHERE hash NOT IN (SELECT blob FROM blob_refs)")
         for table in ("inbox", "drafts", "moves"):
             self._new.execute(f"DELETE FROM {table} WHERE session NOT IN (SELECT id FROM sessions)")
+        self._new.execute(  # names of prompts that still waited are lost; such a prompt can be sent again
+            "INSERT OR IGNORE INTO prompts (session, name, digest, message_id, turn, entry)"
+            " SELECT session, json_extract(body, '$.name.id'), json_extract(body, '$.name.digest'),"
+            " json_extract(body, '$.message_id'), turn, id FROM entry_bodies WHERE kind IN ('user', 'command')"
+            " AND json_type(body, '$.name.id') = 'text' ORDER BY id"
+        )
         self._new.execute(
             "INSERT OR IGNORE INTO conversations (id, created_ms) SELECT conversation, min(created_ms) FROM"
             " (SELECT conversation, created_ms FROM entries UNION ALL SELECT conversation, created_ms FROM sessions)"
