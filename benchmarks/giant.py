@@ -551,11 +551,13 @@ def main() -> None:
     parser.add_argument("--output-mb", type=int, default=Size.output_bytes // 1_000_000)
     parser.add_argument("--sessions", type=int, default=Size.sessions)
     parser.add_argument("--other-mb", type=int, default=Size.other_bytes // 1_000_000)
+    parser.add_argument("--compactions", type=int, default=Size.compactions, help="0: as an imported session")
     parser.add_argument("--only", nargs="*", choices=("load", "commands", "delete"), default=())
     options = parser.parse_args()
     size = Size(
         entries=options.entries,
         output_bytes=options.output_mb * 1_000_000,
+        compactions=options.compactions,
         sessions=options.sessions,
         other_bytes=options.other_mb * 1_000_000,
     )

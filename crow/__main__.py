@@ -9,10 +9,17 @@ import crow
 def main() -> int:
     """Run the command in `sys.argv` and return the exit code."""
     settle_places(sys.argv[0])
-    if sys.argv[1:] in (["--help"], ["-h"]):
+    if sys.argv[1:] in (["--help"], ["-h"]) and sys.stdout is not None:
         # Building the argument parser would take twice as long as starting Python. `make schemas` writes help.txt.
         with open(os.path.join(os.path.dirname(__file__), "cli", "help.txt"), encoding="utf-8") as text:
-            sys.stdout.write(text.read())
+            words = text.read()
+        try:
+            sys.stdout.write(words)
+            sys.stdout.flush()
+        except OSError as error:
+            from crow.stdio import fail
+
+            return fail(error)
         return 0
 
     if sys.argv[1:2] in ([], ["acp"]):
@@ -23,8 +30,9 @@ def main() -> int:
                 return exit_code
 
     from crow.cli import main as run_command
+    from crow.stdio import run_with_output
 
-    return run_command()
+    return run_with_output(run_command)
 
 
 def settle_places(script: str) -> None:

@@ -18,6 +18,7 @@ from pydantic import SecretStr
 
 from crow.agent.hooks import Hook
 from crow.domain.errors import ArgumentError
+from crow.domain.protected_names import ProtectedNames
 from crow.llm import EndpointMemory, Model
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
@@ -208,10 +209,17 @@ def open_workspace(
         own=(paths.config_file, paths.database, paths.log_file, *server_files(loaded())),
         own_folders=own_folders(paths, cwd),
         own_readable=(config / "skills", config / "agents", config / "commands"),
+        names=protected_names(loaded()),
         confiner=open_confiner(loaded(), cwd, directories, is_bounded=is_bounded),
         is_bounded=is_bounded,
         programs=programs,
     )
+
+
+def protected_names(loaded: Loaded) -> ProtectedNames:
+    """Return the names of protected files: those that crow knows, with the user's changes."""
+    permissions = loaded.settings.permissions
+    return ProtectedNames(permissions.protect, permissions.unprotect)
 
 
 def server_files(loaded: Loaded) -> tuple[Path, ...]:
@@ -243,6 +251,7 @@ def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str], *, is_bo
         own=(*files, *server_files(loaded), *own_folders(paths, cwd)),
         masked=tuple(map(static_part, loaded.settings.serve.roots)) if is_bounded else (),
         caches=paths.cache_dir / "commands",
+        names=protected_names(loaded),
     )
     return KernelConfiner([Path(cwd), *map(Path, directories)], options)
 
@@ -302,7 +311,9 @@ def login_folder(paths: Paths) -> Path:
 
 def hidden_keys(loaded: Loaded) -> HiddenKeys:
     """Return the keys to hide from child processes, and the secrets to hide in the results of tools."""
-    return HiddenKeys(variables=loaded.keys.variables, values=loaded.keys.values, others=loaded.keys.others)
+    keys = loaded.keys
+    passed = loaded.settings.sandbox.pass_env
+    return HiddenKeys(variables=keys.variables, values=keys.values, others=keys.others, passed=passed)
 
 
 def protect_process(loaded: Loaded) -> None:

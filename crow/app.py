@@ -316,6 +316,8 @@ class Wiring:
             permissions, compaction = self._settings.permissions, self._settings.compaction
             self._session_settings = SessionSettings(
                 steps_per_turn=self._settings.limits.steps_per_turn,
+                server_wait_s=self._settings.limits.mcp_wait_s,
+                steps_set_by=self._loaded.sources.get(STEPS, "").partition("flag ")[2] or STEPS,
                 cost_per_turn=self._settings.limits.cost_per_turn,
                 cost_per_session=self._settings.limits.cost_per_session,
                 title_model=self._settings.titles.model or "",
@@ -406,30 +408,38 @@ class Wiring:
         return ""
 
 
+STEPS = "limits.steps_per_turn"
+
+
 class BackgroundImport:
-    """Runs the function `load` once in a thread. While `load` imports packages, the process can serve the protocol."""
+    """Runs the function `load` once in a thread. While `load` imports packages, the process can serve the protocol. If
+    there was not enough memory, the next call of `run` tries again."""
 
     def __init__(self, load: Callable[[], None]) -> None:
         self._load = load
         self._done: Future[None] | None = None
 
     async def run(self) -> None:
-        """Start the import if it has not begun, and wait until it is done. :raises ImportError: a package is broken."""
-        if self._done is None:
-            self._done = Future()
-            self._done.set_running_or_notify_cancel()  # a cancelled waiter must not cancel the import
+        """Start the import if it has not begun, and wait until it is done.
+
+        :raises ImportError: a package is broken. :raises CrowError: there is not enough memory.
+        """
+        done = self._done
+        if done is None:
+            done = self._done = Future()
+            done.set_running_or_notify_cancel()  # a cancelled waiter must not cancel the import
             # A daemon thread, so that an exit soon after the start does not wait for half a second of imports.
-            threading.Thread(target=self._run, args=(self._done,), daemon=True).start()
+            threading.Thread(target=self._run, args=(done,), daemon=True).start()
         # Every prompt calls this method. After the import, `wrap_future` would only cost two rounds of the event loop.
-        if self._done.done():
-            self._done.result()
+        if done.done():
+            done.result()
         else:
-            await asyncio.wrap_future(self._done)
+            await asyncio.wrap_future(done)
 
     async def settle(self) -> None:
         """If the import has begun, wait until it is done."""
         if self._done is not None:
-            with suppress(ImportError):
+            with suppress(Exception):
                 await self.run()
 
     def _run(self, done: Future[None]) -> None:
@@ -437,7 +447,12 @@ class BackgroundImport:
             with importing():
                 self._load()
             keep_little()
-        except ImportError as error:
+        except MemoryError:
+            self._done = None
+            done.set_exception(
+                CrowError("There is not enough memory to load crow's packages. Free some, or raise ulimit -v.")
+            )
+        except Exception as error:  # noqa: BLE001  whatever it is, the waiting prompts must get it
             done.set_exception(error)
         else:
             done.set_result(None)

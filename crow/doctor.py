@@ -34,7 +34,7 @@ from crow.settings import OFFLINE, Loaded, Target, names_offered, target_of
 from crow.settings.load import Paths
 from crow.store import Store
 from crow.store.importers import importable
-from crow.store.sqlite.connection import REPAIR
+from crow.store.sqlite.failures import REPAIR
 from crow.store.sqlite.repair import repair as repair_file
 from crow.tools import CommandAccess, Ports, RecallQuery, SandboxStatus, Workspace
 from crow.tools.servers import McpServer
@@ -103,11 +103,13 @@ async def repair_database(loaded: Loaded, report: Report) -> None:
     if done.copy is not None:
         report(Finding("damage", "warning", _first_of(done.problems)))
         report(Finding("copy", "ok", f"the damaged file was copied to {done.copy}"))
+    for change in done.changes:
+        report(Finding("changed", "warning", change))
     for lost in done.lost:
         report(Finding("lost", "warning", lost))
     outcome = {
-        "whole": "is whole: nothing was changed",
-        "rebuilt": "has new indexes; no row was lost",
+        "whole": "was not changed" if done.lost else "is whole: nothing was changed",
+        "mended": "has new indexes; no row was lost",
         "recovered": "is a new file with everything that could be read",
     }[done.outcome]
     sizes = f"{_count(done.sessions, 'session', 'sessions')}, {_count(done.entries, 'entry', 'entries')}"

@@ -13,7 +13,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
-from crow.domain.rendering import SecretMask
+from crow.domain.rendering import SecretMask, safe_json
 from crow.domain.trace_context import current_trace_context
 
 _MAX_BYTES = 2_000_000
@@ -143,4 +143,4 @@ class _JsonFormatter(_MaskingFormatter):
         if record.exc_info:
             values["traceback"] = self.formatException(record.exc_info)
         masked = {name: self._mask(value) if isinstance(value, str) else value for name, value in values.items()}
-        return json.dumps(masked, ensure_ascii=False, default=str)
+        return safe_json(json.dumps(masked, ensure_ascii=False, default=str))

@@ -6,118 +6,222 @@ command in a terminal to let the user log in. The exit code tells the editor whe
 
 from __future__ import annotations
 
+import asyncio
 import getpass
+import shutil
 import sys
+import textwrap
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from crow.adapters import EndpointModel, open_model
-from crow.domain.errors import ConfigError, CrowError
+from crow.domain.errors import AuthError, CrowError, ModelNotFound
 from crow.domain.messages import SystemMessage, Text, UserMessage
+from crow.domain.rendering import on_one_line
 from crow.llm import Request
 from crow.settings import OFFLINE, Loaded, ModelSettings, Settings, target_of
 from crow.settings.write import save_model_settings
 
 _MODELS_SHOWN = 20
+_DOT_S = 1.0
+"""How often a dot shows that crow still waits."""
 
 
 async def log_in(loaded: Loaded) -> int:
     """Ask the user on stdin and stdout. Return 0 if the answers were saved, otherwise another exit code.
 
-    :raises ConfigError: an answer is not valid for its setting, or the settings file cannot be written.
+    :raises ConfigError: the settings file cannot be written.
     """
     if loaded.problem is not None:
         raise loaded.problem
-    current = loaded.settings.model
-    print("Which endpoint should crow use? Every endpoint with OpenAI's chat completions API works.")
-    base_url = _ask("Endpoint", current.base_url)
-    known_key = ""
-    if base_url.rstrip("/") == current.base_url and current.api_key is not None:
-        known_key = current.api_key.get_secret_value()
-    key = _ask_key(has_default=bool(known_key)) or known_key
-    await _print_models(_settings(base_url=base_url, api_key=key))
-    name = _ask("Model", current.name or "")
-    if not name:
-        print("No model was named; nothing was saved.")
+    settings = await Login(loaded).ask()
+    if settings is None:
+        _say("Nothing was saved.")
         return 1
-    settings = _settings(base_url=base_url, api_key=key, name=name)
-    if not await _try(settings) and not _ask("Save anyway? [y/N]", "").lower().startswith("y"):
-        print("Nothing was saved.")
-        return 1
-    values: dict[str, str | None] = {"name": name, "base_url": settings.base_url, "api_key": key or None}
-    if key == known_key and loaded.sources["model.api_key"].startswith("environment"):
+    key = settings.api_key.get_secret_value() if settings.api_key is not None else None
+    values = {"name": settings.name, "base_url": settings.base_url, "api_key": key}
+    if key == _key_of(loaded) and loaded.sources["model.api_key"].startswith("environment"):
         del values["api_key"]  # do not copy the key from the environment into the file
     save_model_settings(loaded.paths.config_file, values)
-    print(f"Saved to {loaded.paths.config_file}.")
+    _say(f"Saved to {loaded.paths.config_file}.")
     for setting in ("model.base_url", "model.api_key", "model.name"):
         if loaded.sources[setting].startswith("environment"):
-            print(f"The {loaded.sources[setting]} is also set, and crow uses it instead of the value in the file.")
+            _say(f"The {loaded.sources[setting]} is also set, and crow uses it instead of the value in the file.")
     return 0
 
 
-def _ask(question: str, default: str) -> str:
-    try:
-        return input(f"{question} [{default}]: " if default else f"{question}: ").strip() or default
-    except EOFError:
-        print()
-        return default
+class Login:
+    """The questions of `crow login`. The answers so far are the defaults when a question is asked again."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._known = loaded.settings.model
+        self._known_key = _key_of(loaded)
+        self._base_url = self._known.base_url
+        self._key = ""
+        self._name = self._known.name or ""
+
+    async def ask(self) -> ModelSettings | None:
+        """Ask until a model answers, or until the user wants to save the answers anyway. Return None if stdin ends
+        first."""
+        _say("Which endpoint should crow use? Every endpoint with OpenAI's chat completions API works.")
+        question = "endpoint"
+        while True:
+            try:
+                if question == "endpoint":
+                    self._ask_endpoint()
+                if question in ("endpoint", "key"):
+                    self._ask_key()
+                await self._ask_model()
+            except EOFError:
+                return None
+            settings = _settings(base_url=self._base_url, api_key=self._key, name=self._name)
+            problem = await _problem(settings)
+            if problem is None:
+                return settings
+            _say(f"That did not work: {problem}")
+            try:
+                if _ask("Save anyway? [y/N]").lower().startswith("y"):
+                    return settings
+            except EOFError:
+                return None
+            # Only this answer and the ones after it can be wrong.
+            match problem:
+                case AuthError():
+                    question = "key"
+                case ModelNotFound():
+                    question = "model"
+                case _:
+                    question = "endpoint"
+
+    def _ask_endpoint(self) -> None:
+        while True:
+            self._base_url = _ask("Endpoint", self._base_url)
+            try:
+                self._base_url = _settings(base_url=self._base_url).base_url
+            except ValueError:  # the text of this error would show what was typed, which may hold a password
+                self._base_url = self._known.base_url
+                _say(
+                    "This is not an endpoint. An endpoint is an http or https URL without a user name or a query, such "
+                    "as http://localhost:11434/v1."
+                )
+            else:
+                return
+
+    def _ask_key(self) -> None:
+        """Ask for the key. An empty answer keeps the known key if the endpoint is still the configured one."""
+        default = self._key or (self._known_key if self._base_url == self._known.base_url else "")
+        while True:
+            self._key = _ask_secret(f"Key (none for a local server){' [unchanged]' if default else ''}") or default
+            try:
+                _settings(api_key=self._key)
+            except ValueError:  # the text of this error would show the key
+                _say("This is not a key. A key is plain ASCII without spaces.")
+            else:
+                return
+
+    async def _ask_model(self) -> None:
+        """Ask for the model. The default is the model that is in use if the endpoint offers it, or else the first one
+        that it offers."""
+        names = await _offered(_settings(base_url=self._base_url, api_key=self._key))
+        default = self._name if self._name in names or not names else names[0]
+        while True:
+            _say_models(names)
+            typed = _ask("Model (a number or a name)" if names else "Model", default)
+            self._name = names[int(typed) - 1] if typed.isdecimal() and 0 < int(typed) <= len(names) else typed
+            if self._name:
+                return
+            _say("A model is needed: type its name.")
 
 
-def _ask_key(*, has_default: bool) -> str:
-    question = f"Key (none for a local server){' [unchanged]' if has_default else ''}"
-    if not sys.stdin.isatty():
-        return _ask(question, "")
+def _key_of(loaded: Loaded) -> str:
+    key = loaded.settings.model.api_key
+    return "" if key is None else key.get_secret_value()
+
+
+def _say(words: str) -> None:
+    """Print a text from crow or from the endpoint. On a terminal, it is wrapped between words."""
+    line = on_one_line(words)
+    if sys.stdout.isatty():
+        columns = shutil.get_terminal_size().columns - 1
+        line = textwrap.fill(line, columns, break_long_words=False, break_on_hyphens=False)
+    print(line, flush=True)
+
+
+def _say_models(names: Sequence[str]) -> None:
+    for number, name in enumerate(names[:_MODELS_SHOWN], 1):
+        print(f"{number:>4}) {on_one_line(name)}")
+    if len(names) > _MODELS_SHOWN:
+        print(f"      and {len(names) - _MODELS_SHOWN} more, by name: crow models lists all of them")
+
+
+def _ask(question: str, default: str = "") -> str:
+    """Ask a question, and return the answer or the default. :raises EOFError: stdin has ended."""
+    return input(f"{question} [{on_one_line(default)}]: " if default else f"{question}: ").strip() or default
+
+
+def _ask_secret(question: str) -> str:
+    return getpass.getpass(f"{question}: ").strip() if sys.stdin.isatty() else _ask(question)
+
+
+@asynccontextmanager
+async def _waiting(words: str) -> AsyncIterator[None]:
+    """Say what crow waits for. On a terminal, a dot is added each second, so that a long wait is not taken for an
+    end."""
+
+    async def show_dots() -> None:
+        while True:
+            await asyncio.sleep(_DOT_S)
+            print(".", end="", flush=True)
+
+    print(f"{on_one_line(words)} ...", end="", flush=True)
+    dots = asyncio.create_task(show_dots()) if sys.stdout.isatty() else None
     try:
-        return getpass.getpass(f"{question}: ").strip()
-    except EOFError:
+        yield
+    finally:
+        if dots is not None:
+            dots.cancel()
         print()
-        return ""
 
 
 def _settings(**values: str) -> ModelSettings:
-    try:
-        return ModelSettings.model_validate({key: value for key, value in values.items() if value})
-    except ValueError:  # the text of this error would show the key
-        raise ConfigError(
-            "The endpoint or the key is not valid. An endpoint is an http or https URL without a user name or a query, "
-            "such as http://localhost:11434/v1. A key is plain ASCII without spaces."
-        ) from None
+    """Check answers. :raises ValueError: one of them is not valid."""
+    return ModelSettings.model_validate({key: value for key, value in values.items() if value})
 
 
 async def _open(settings: ModelSettings) -> EndpointModel:
     return await open_model(target_of(settings.name or "", Settings(model=settings)), None)
 
 
-async def _print_models(settings: ModelSettings) -> None:
+async def _offered(settings: ModelSettings) -> Sequence[str]:
+    """Return the names of the models that the endpoint lists. If it lists none, say why."""
     try:
-        model = await _open(settings)
-        try:
-            names = [each.name for each in await model.models()]
-        finally:
-            await model.close()
+        async with _waiting("Asking for the models"):
+            model = await _open(settings)
+            try:
+                return [each.name for each in await model.models()]
+            finally:
+                await model.close()
     except CrowError as error:
-        print(f"(The endpoint does not list its models: {error})")
-        return
-    if names:
-        more = f", and {len(names) - _MODELS_SHOWN} more" if len(names) > _MODELS_SHOWN else ""
-        print(f"The endpoint offers {', '.join(names[:_MODELS_SHOWN])}{more}.")
+        _say(f"(The endpoint does not list its models: {error})")
+        return []
 
 
-async def _try(settings: ModelSettings) -> bool:
-    """Send one short prompt, print the outcome, and return whether the model answered."""
+async def _problem(settings: ModelSettings) -> CrowError | None:
+    """Send one short prompt. Return None if the model answers, or else what is wrong."""
     if settings.name == OFFLINE:
-        return True
-    print(f"Trying {settings.name} ...")
+        return None
     question = UserMessage(parts=(Text(text="Reply with the single word OK."),))
     try:
-        model = await _open(settings)
-        try:
-            model.check()
-            async with model.stream(Request(messages=(SystemMessage(text="You are crow."), question))) as stream:
-                async for _ in stream:
-                    pass
-        finally:
-            await model.close()
+        async with _waiting(f"Trying {settings.name}"):
+            model = await _open(settings)
+            try:
+                model.check()
+                async with model.stream(Request(messages=(SystemMessage(text="You are crow."), question))) as stream:
+                    async for _ in stream:
+                        pass
+            finally:
+                await model.close()
     except CrowError as error:
-        print(f"That did not work: {error}")
-        return False
-    print("It answers.")
-    return True
+        return error
+    _say("It answers.")
+    return None

@@ -178,8 +178,8 @@ class Sessions:
                 return tuple(found)
 
     async def get(self, name: str) -> Session:
-        """Return the session with this id or alias. `name` may also be the beginning of an id if no other id begins in
-        the same way.
+        """Return the session with this id or alias. `name` may also be the beginning of an id, or a whole title, if it
+        fits no other session.
 
         :raises ~crow.domain.errors.ArgumentError: `name` matches no session, or several.
         """

@@ -35,7 +35,8 @@ class PermissionQuestion:
     `always` and `never` say what the answers "always allow" and "always reject" would cover. If one of the two texts is
     empty, that answer is not offered. `offers_writes` means that the user may also allow all commands that are confined
     to `write` access. `reason` says why crow asks; it is empty if the mode and the call make that clear. `rule` is a
-    rule that the user could add to the settings to allow the call. It is empty if no rule can allow the call.
+    rule that the user could add to the settings to allow the call. It is empty if no rule can allow the call. `changes`
+    is a diff of a tool that the user allowed before its server changed it.
     """
 
     call: CallRef
@@ -47,6 +48,7 @@ class PermissionQuestion:
     reason: str = ""
     offers_writes: bool = False
     rule: str = ""
+    changes: str = ""
 
 
 PermissionAnswer: TypeAlias = Literal[
@@ -128,7 +130,11 @@ class SessionSettings:
     `cost_per_turn` and `cost_per_session` are limits in USD; None means no limit."""
 
     steps_per_turn: int
+    steps_set_by: str = "limits.steps_per_turn"
+    """Where the user has set `steps_per_turn`: the name of a setting or of an option."""
     compaction: CompactionPolicy
+    server_wait_s: float = 1.0
+    """The time that a turn waits for MCP servers that are still starting, in seconds."""
     rules: tuple[PermissionRule, ...] = ()
     title_model: str = ""
     cost_per_turn: float | None = None

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from difflib import unified_diff
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +25,17 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.domain.rendering import title_line
 from crow.store import SessionRow
-from crow.tools import AGENT_MODES, NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, PlannedCall, Workspace
+from crow.tools import (
+    AGENT_MODES,
+    NO_URL_RULES,
+    NOTHING_EXCLUDED,
+    CommandAccess,
+    ExcludedPaths,
+    PlannedCall,
+    UrlRules,
+    Workspace,
+)
+from crow.tools.urls import covers_url, url_expression
 
 Mode: TypeAlias = Literal["ask", "accept-edits", "plan", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -56,6 +67,9 @@ class PermissionRule:
     `access` limits what an allowed command may do; None means no limit. `cwd` is the only directory in which an allow
     rule of a session applies. `cwd` is None in rules of the user's file, and in rules that an older version of crow
     stored.
+
+    A rule that comes from an answer about an MCP tool has the tool's `fingerprint` and `definition`: it covers the tool
+    only as it was then. `is_typed`: the user typed the rule, so it covers tools by their names alone.
     """
 
     tool: str
@@ -65,11 +79,16 @@ class PermissionRule:
     is_users: bool = False
     access: CommandAccess | None = None
     cwd: str | None = None
+    fingerprint: str = ""
+    definition: str = ""
+    is_typed: bool = False
 
     def as_json(self) -> JsonObject:
         """The rule as it is stored in the session's row."""
         stored: dict[str, object] = {"tool": self.tool, "argument": self.argument, "allow": self.allow}
         optional = {"pattern": self.is_pattern or None, "access": self.access, "cwd": self.cwd}
+        optional |= {"fingerprint": self.fingerprint or None, "definition": self.definition or None}
+        optional |= {"typed": self.is_typed or None}
         return stored | {name: value for name, value in optional.items() if value is not None}
 
     def allows(self, name: str, call: PlannedCall) -> bool:
@@ -79,7 +98,7 @@ class PermissionRule:
         absolute. A command pattern covers a command that consists of exactly the pattern's words. If the pattern ends
         with `*`, the command may have more words after those of the pattern.
         """
-        if not self.allow or not fnmatchcase(name, self.tool) or call.is_protected:
+        if not self.allow or not fnmatchcase(name, self.tool) or call.is_protected or self.is_outdated(call):
             return False
         if call.asks_once:
             if self.is_pattern and name in ASKED_BY_CONTENT:  # a pattern could match files that the user has not seen
@@ -96,7 +115,15 @@ class PermissionRule:
             return self.argument in (call.argument, *call.rule_paths)
         if call.rule_paths:
             return (not call.is_outside or is_absolute(self.argument)) and names_path(self.argument, call.rule_paths)
+        if call.access == "fetch" and call.argument is not None:
+            return covers_url(self.argument, call.argument)
         return call.argument is not None and fnmatchcase(call.argument, self.argument)
+
+    def is_outdated(self, call: PlannedCall) -> bool:
+        """Whether the called MCP tool is not the one that the user's answer was about. An older version of crow stored
+        no fingerprints, so what its rules were about is unknown."""
+        is_by_name = self.is_users or self.is_typed or PLAIN_NAME.fullmatch(self.tool) is None
+        return not is_by_name and self.fingerprint != call.fingerprint
 
     def forbids(self, name: str, call: PlannedCall) -> Certainty:
         """Whether this is a deny rule that covers the call.
@@ -116,6 +143,8 @@ class PermissionRule:
             return runs(call.argument, self.argument)
         if paths:
             return "yes" if names_path(self.argument, paths, ignore_case=True) else "no"
+        if call.access == "fetch":
+            return "yes" if any(covers_url(self.argument, url, ignore_case=True) for url in arguments) else "no"
         return "yes" if any(fnmatchcase(argument, self.argument) for argument in arguments) else "no"
 
 
@@ -231,6 +260,22 @@ def doubt(rule: PermissionRule) -> str:
     return f"The deny rule {title_line(rule_text(rule))} {place} may forbid this call; crow cannot tell."
 
 
+def outdated_rule(name: str, call: PlannedCall, rules: Iterable[PermissionRule]) -> PermissionRule | None:
+    """The rule that allowed this MCP tool before its server changed it, or before crow stored fingerprints."""
+    name = call.rule_tool or name
+    outdated = (rule for rule in rules if rule.allow and rule.tool == name and rule.is_outdated(call))
+    return max(outdated, key=lambda rule: bool(rule.fingerprint), default=None)
+
+
+def change_of_tool(rule: PermissionRule, call: PlannedCall) -> tuple[str, str]:
+    """Explain to the user why crow asks again about an MCP tool. Also return what its server changed, as a diff."""
+    if not rule.fingerprint or not call.fingerprint:
+        return "You allowed this tool before crow noted what it is. From now on, crow asks again if it changes.", ""
+    lines = unified_diff(rule.definition.split("\n"), call.definition.split("\n"), lineterm="", n=2)
+    changes = "\n".join([*lines][2:]) or "The difference is in the part that is not shown."
+    return "You allowed this tool always, but its server has changed it since. The changes:", changes
+
+
 def denial(rule: PermissionRule, name: str) -> str:
     place = "in config.toml under [permissions]" if rule.is_users else "of this session; see /permissions"
     return (
@@ -275,6 +320,22 @@ def excluded_paths(name: str, rules: Sequence[PermissionRule]) -> ExcludedPaths:
     denials = [rule for rule in rules if is_path_rule(rule, *tools)]
     patterns = (path_matcher(rule.argument or "", ignore_case=True).pattern for rule in denials)
     return ExcludedPaths(patterns=tuple(patterns), places=named_places(denials))
+
+
+def url_rules(name: str, mode: str, rules: Sequence[PermissionRule]) -> UrlRules:
+    """Return the rules by which a fetch judges its redirects."""
+    if name != "fetch":
+        return NO_URL_RULES
+    about = [rule for rule in rules if fnmatchcase(name, rule.tool)]
+    allowed = [rule for rule in about if rule.allow and (rule.is_users or mode != "plan")]
+    denied = [rule for rule in about if not rule.allow]
+    return UrlRules(allowed=tuple(map(_expression, allowed)), denied=tuple(map(_expression, denied)))
+
+
+def _expression(rule: PermissionRule) -> str:
+    if rule.argument is None:
+        return ".*"
+    return url_expression(rule.argument) if rule.is_pattern else re.escape(rule.argument)
 
 
 def current_rules(users: Sequence[PermissionRule], row: SessionRow) -> tuple[PermissionRule, ...]:
@@ -411,7 +472,10 @@ def typed_rule(text: str, *, allow: bool, cwd: str) -> PermissionRule:
             "`shell(git status)`, or `shell(make *)` for any words after `make`."
         )
     scope = normal_cwd(cwd) if allow else None
-    return PermissionRule(tool=tool, argument=argument, allow=allow, is_pattern=argument is not None, cwd=scope)
+    is_pattern, is_typed = argument is not None, allow and "__" in tool
+    return PermissionRule(
+        tool=tool, argument=argument, allow=allow, is_pattern=is_pattern, cwd=scope, is_typed=is_typed
+    )
 
 
 def rule_text(rule: PermissionRule) -> str:
@@ -433,6 +497,8 @@ def scope_text(rule: PermissionRule, cwd: str) -> str:
             limits.append("these words and more" if has_star(rule.argument) else "exactly these words")
         limits.append("any access" if rule.access in (None, "full") else f"access {rule.access}")
     if rule.cwd is not None:
+        if rule.fingerprint:
+            limits.append("until its server changes it")
         limits.append(f"in {rule.cwd}" if rule.cwd == normal_cwd(cwd) else f"only in {rule.cwd}, so not here")
     return ", ".join(limits)
 
@@ -449,6 +515,8 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Permissi
         allow=allow,
         access=call.command_access if allow else None,
         cwd=normal_cwd(cwd) if allow else None,
+        fingerprint=call.fingerprint if allow else "",
+        definition=call.definition if allow else "",
     )
     if not call.is_outside or not call.rule_paths:
         return rule
@@ -490,6 +558,13 @@ def rule_words(rule: PermissionRule) -> str:
     return f"{rule.tool} of {shown} {place}" if rule.is_pattern else f"{shown}{limit} {place}"
 
 
+def replaces(rule: PermissionRule, value: JsonObject) -> bool:
+    """Whether a stored rule is an earlier answer about the same MCP tool in the same directory."""
+    other = rule_from(value)
+    is_same = other is not None and (other.tool, other.argument) == (rule.tool, rule.argument)
+    return is_same and other is not None and other.allow and not other.is_typed and other.cwd in (None, rule.cwd)
+
+
 def rules_in(values: Iterable[JsonObject]) -> tuple[PermissionRule, ...]:
     """The valid rules of a session's row, in order."""
     return tuple(rule for value in values if (rule := rule_from(value)) is not None)
@@ -523,6 +598,16 @@ def rule_from(value: JsonObject) -> PermissionRule | None:
         and (access is None or access in ACCESSES)
         and (cwd is None or isinstance(cwd, str))
     ):
-        is_pattern = value.get("pattern") is True
-        return PermissionRule(tool=tool, argument=argument, allow=allow, is_pattern=is_pattern, access=access, cwd=cwd)
+        fingerprint, definition = value.get("fingerprint"), value.get("definition")
+        return PermissionRule(
+            tool=tool,
+            argument=argument,
+            allow=allow,
+            is_pattern=value.get("pattern") is True,
+            access=access,
+            cwd=cwd,
+            fingerprint=fingerprint if isinstance(fingerprint, str) else "",
+            definition=definition if isinstance(definition, str) else "",
+            is_typed=value.get("typed") is True,
+        )
     return None

@@ -45,7 +45,6 @@ from crow.tools.servers import ServerPrompt
 
 logger = logging.getLogger(__name__)
 
-SERVER_GRACE_S = 1.0
 WATCH_S = 0.5
 """While a summary is written between two turns, crow checks at this interval (in seconds) whether the session has
 changed. If so, crow stops writing. Another process writes a summary only after it has run a turn and then waited for
@@ -77,6 +76,8 @@ class TurnRunner:
         self._titled = ""  # the message id of the prompt for which a title was requested
         self._budget = Budget(session.branch, session.adapters.settings, session.report)
         self._down: set[str] = set()
+        self._late: set[int] = set()
+        """The indexes of the servers that were still starting when the turn began."""
         self._compactor: Compactor | None = None
         self._preparation: BackgroundTask | None = None
         self._prepared: PreparedCheckpoint | None = None
@@ -151,7 +152,7 @@ class TurnRunner:
         self._compactor, model = compactor, compactor.model
         settings = self._adapters.settings()
         self._permissions.rules = settings.rules
-        steps, bounded_by = settings.steps_per_turn, "limits.steps_per_turn"
+        steps, bounded_by = settings.steps_per_turn, settings.steps_set_by
         most = self._branch.row.config.get("max_turns")
         if isinstance(most, int) and 0 < most <= steps:
             steps, bounded_by = most, "maxTurns, set by the editor for this session"
@@ -167,6 +168,7 @@ class TurnRunner:
             budget=self._budget,
             standby=self._make_standby(self._branch),
             inbox=self.inbox,
+            find_late_tools=self._find_late_tools,
         )
         self._budget.begin_turn()
         try:
@@ -339,7 +341,8 @@ class TurnRunner:
         about the model's context window."""
         toolbox = await self.tools.toolbox()
         self._permissions.rules = self._adapters.settings().rules
-        await toolbox.wait_ready(SERVER_GRACE_S, beside=partial(self._briefing.read, self._permissions.may_read()))
+        wait_s = self._adapters.settings().server_wait_s
+        await toolbox.wait_ready(wait_s, beside=partial(self._briefing.read, self._permissions.may_read()))
         await self._session.window.look_up(self._adapters.info(self._branch.row.model))
 
     async def _prepare(self) -> tuple[Compactor, Toolbox]:
@@ -351,11 +354,37 @@ class TurnRunner:
         prefetch, self._prefetch = self._prefetch, None
         await (self._look_up() if prefetch is None else prefetch.wait())
         await self.tools.report_failures(toolbox.servers())
-        tools: Toolbox = toolbox
-        if self._kind.tools is not None:
-            tools = ToolSubset(toolbox, self._kind.specs(toolbox.specs()))
-        await self._briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
+        self._late = {index for index, one in enumerate(toolbox.servers()) if one.state == "starting"}
+        tools = await self._offer(toolbox)
         return await self._make_compactor(self._branch, model, self._briefing, self._hooks), tools
+
+    async def _offer(self, toolbox: Toolbox) -> Toolbox:
+        """Tell the model which tools it has now, and return the toolbox with these tools."""
+        if self._kind.tools is not None:
+            toolbox = ToolSubset(toolbox, self._kind.specs(toolbox.specs()))
+        await self._briefing.begin_turn(toolbox.specs(), toolbox.servers(), toolbox.skills())
+        return toolbox
+
+    async def _find_late_tools(self) -> Toolbox | None:
+        """Offer the tools of servers that were still starting when the turn began, and are ready now."""
+        if not self._late:
+            return None
+        toolbox = await self.tools.toolbox()
+        servers = toolbox.servers()
+        settled = {index for index in self._late if servers[index].state != "starting"}
+        if not settled:
+            return None
+        self._late -= settled
+        await self.tools.report_failures(servers)
+        ready = [servers[index] for index in sorted(settled) if servers[index].state == "ready"]
+        if not ready:
+            return None
+        offered = await self._offer(toolbox)
+        for server in ready:
+            count = f"{server.tools} tool{'s' * (server.tools != 1)}"
+            joined = f"The model has {count} of it from now on."
+            await self._session.report(f"MCP server {server.name} is ready", joined, severity="info")
+        return offered
 
     def _make_hooks(self, branch: Branch) -> BranchHooks:
         return BranchHooks(self._adapters.hooks or Hooks(), branch, self._session.workspace, self._session.report)
@@ -417,8 +446,10 @@ class Toolset:
         self._session = session
         self._ports = ports
         self._opened = anyio.Event()
+        self._retry = anyio.Event()
         self._changed = anyio.Event()
         self._scope = anyio.CancelScope()
+        self._is_closed = False
         self._toolbox: WaitableToolbox | None = None
         self._failure: Exception | None = None
         self._reported: dict[int, tuple[bool, int]] = {}
@@ -429,29 +460,38 @@ class Toolset:
         return self._toolbox.prompts() if self._toolbox is not None else ()
 
     async def run(self) -> None:
-        """Open the tools, wait for `close`, then close them. If opening them fails, `toolbox` raises an error."""
+        """Open the tools, wait for `close`, then close them. If opening them fails, `toolbox` raises an error, and its
+        next call tries again: the system may only have been out of file descriptors or disk space."""
         session = self._session
-        try:
-            await session.adapters.load()
-            async with session.adapters.open_toolbox(
-                session.workspace, self._ports, session.servers, on_change=self._on_change
-            ) as self._toolbox:
+        while not self._is_closed:
+            try:
+                await session.adapters.load()
+                async with session.adapters.open_toolbox(
+                    session.workspace, self._ports, session.servers, on_change=self._on_change
+                ) as self._toolbox:
+                    self._opened.set()
+                    with self._scope:
+                        await self._publish_commands()
+            except Exception as error:
+                if self._toolbox is not None:
+                    raise
+                self._failure = error
+            finally:
                 self._opened.set()
-                with self._scope:
-                    await self._publish_commands()
-        except Exception as error:
-            if self._toolbox is not None:
-                raise
-            self._failure = error
-        finally:
-            self._opened.set()
+            await self._retry.wait()
+            self._retry = anyio.Event()
 
     def close(self) -> None:
         """Make `run` close the tools and return."""
+        self._is_closed = True
         self._scope.cancel()
+        self._retry.set()
 
     async def toolbox(self) -> WaitableToolbox:
         """Return the open tools. :raises ~crow.domain.errors.CrowError: they could not be opened."""
+        if self._failure is not None and not self._is_closed:
+            self._failure, self._opened = None, anyio.Event()
+            self._retry.set()
         if not self._opened.is_set():
             self._session.tools_wanted.set()
             await self._opened.wait()

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import anyio
 import anyio.abc
@@ -393,10 +393,10 @@ class Session:
         """Add this notice to the history when the next turn begins. Call this if the editor shows no notices."""
         self._remarks.append(f"{notice.title}. {notice.description}".strip())
 
-    async def report(self, title: str, detail: str = "") -> None:
+    async def report(self, title: str, detail: str = "", *, severity: Literal["info", "warning"] = "warning") -> None:
         """Show the user a notice. If the editor shows no notices, write the notice into the history."""
         if self.client.takes_notices:
-            await self.client.publish(NoticeShown(severity="warning", title=title, description=detail))
+            await self.client.publish(NoticeShown(severity=severity, title=title, description=detail))
         else:
             await self.branch.record([new_remark(f"{title}: {detail}" if detail else title)])
 

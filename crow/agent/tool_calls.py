@@ -24,6 +24,7 @@ from crow.agent.permissions import (
     PermissionRule,
     Refuse,
     allowing_rule,
+    change_of_tool,
     current_rules,
     decide,
     doubt,
@@ -32,9 +33,13 @@ from crow.agent.permissions import (
     may_attach,
     named_places,
     narrower_mode,
+    outdated_rule,
+    replaces,
     rule_for,
     rule_for_writes,
     rule_words,
+    rules_at,
+    url_rules,
 )
 from crow.domain.entries import Assistant, CallRef, NewEntry, Skill, Started, ToolResult
 from crow.domain.errors import StoreError
@@ -103,7 +108,7 @@ class Calls:
         self._branch = branch
         self._hooks = hooks
         self._permissions = permissions
-        self._toolbox = toolbox
+        self.toolbox = toolbox
         self._gauge = gauge
         self._calls_in_step = 1
         self._open: dict[CallRef, OpenCall] = {}
@@ -112,15 +117,15 @@ class Calls:
 
     async def prepare(self) -> None:
         """Let the tools get ready while the model answers."""
-        self._toolbox.prepare()
+        self.toolbox.prepare()
 
     def understood(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
         """Return the calls in terms of the tools on offer."""
-        return tuple(map(self._toolbox.understood, calls))
+        return tuple(map(self.toolbox.understood, calls))
 
     async def plan(self, calls: Sequence[ToolCall]) -> tuple[PlannedCall, ...]:
         """Plan what each call will do. The plans are stored with the model's answer before any call is announced."""
-        return tuple([await self._toolbox.plan(call) for call in calls])
+        return tuple([await self.toolbox.plan(call) for call in calls])
 
     async def run(
         self, entry: int, answer: Assistant, plans: Sequence[PlannedCall]
@@ -176,8 +181,8 @@ class Calls:
         Hooks run before permission is checked, and may change the arguments."""
         plan = opened.plan
         if plan_again:  # an earlier call of this step changed something, so the plan may be out of date
-            plan = await self._toolbox.plan(opened.call)
-        left = await self._hooks.before_tool(opened.ref.call_id, opened.call, plan, self._toolbox.plan)
+            plan = await self.toolbox.plan(opened.call)
+        left = await self._hooks.before_tool(opened.ref.call_id, opened.call, plan, self.toolbox.plan)
         if isinstance(left, Denial):
             await self._answer(opened, Outcome(text=left.words, is_error=True))
             return None
@@ -222,7 +227,7 @@ class Calls:
             begun = time.monotonic()
             async with after_delay(SOON_S, partial(self._store_started, started)):
                 with scope:
-                    outcome = await self._toolbox.run(opened.call, opened.ref.call_id, publish_progress, planned=plan)
+                    outcome = await self.toolbox.run(opened.call, opened.ref.call_id, publish_progress, planned=plan)
                 duration_ms = round((time.monotonic() - begun) * 1000)
             if outcome is None:
                 text = f"{CANCELLED_BY_USER} Its output until then:\n\n{shown}" if shown else CANCELLED_BY_USER
@@ -331,7 +336,7 @@ class Permissions:
 
     async def complete(self, call: ToolCall, plan: PlannedCall) -> PlannedCall:
         """Add to the plan all names of a file with hard links, because a rule may name any of them. Also add the paths
-        that the rules hide from a search or a confined command."""
+        that the rules hide from a search or a confined command, and the rules for redirects."""
         name = plan.rule_tool or call.name
         rules = current_rules(self._whole.rules, self._branch.row)
         if plan.has_hard_links and any(is_path_rule(rule, name, "read_file") for rule in rules):
@@ -342,7 +347,7 @@ class Permissions:
             inside = [str(Path(name).relative_to(root)) for name in names if Path(name).is_relative_to(root)]
             others = (*plan.other_paths, *names, *inside)
             plan = replace(plan, other_paths=others, has_unknown_names=not is_complete)
-        return replace(plan, excluded=excluded_paths(name, rules))
+        return replace(plan, excluded=excluded_paths(name, rules), url_rules=url_rules(name, self._mode, rules))
 
     async def refusal(self, call: ToolCall, plan: PlannedCall) -> str:
         """Return why a deny rule or plan mode forbids a call that the user makes. Return an empty string if the call
@@ -376,7 +381,10 @@ class Permissions:
         can_last = not plan.is_protected and not plan.asks_once and ask.doubtful is None
         cwd = self._branch.row.cwd
         always, never = (rule_words(rule_for(call.name, plan, allow=allow, cwd=cwd)) for allow in (True, False))
-        reason = doubt(ask.doubtful) if ask.doubtful is not None else ""
+        reason, changes = doubt(ask.doubtful) if ask.doubtful is not None else "", ""
+        outdated = outdated_rule(call.name, plan, rules_at(self._branch.row.permissions, cwd))
+        if outdated is not None and not reason:
+            reason, changes = change_of_tool(outdated, plan)
         offers_writes = can_last and plan.access == "execute" and plan.command_access == "write"
         answer = await self._client.ask(
             PermissionQuestion(
@@ -389,6 +397,7 @@ class Permissions:
                 reason=reason,
                 offers_writes=offers_writes,
                 rule="" if reason else allowing_rule(call.name, plan),
+                changes=changes,
             )
         )
         if answer == "cancelled":
@@ -400,6 +409,8 @@ class Permissions:
         elif (can_last and answer in ("allow_always", "reject_always")) or (allows and plan.asks_once):
             rule = rule_for(call.name, plan, allow=allows, cwd=cwd)
         known = self._branch.row.permissions
+        if rule is not None and rule.fingerprint:  # it replaces the answer about the tool as it was before
+            known = tuple(value for value in known if not replaces(rule, value))
         if rule is not None and rule.as_json() not in known:
             await self._branch.change(SessionChanges(permissions=(*known, rule.as_json())))
         if allows:

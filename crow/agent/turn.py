@@ -84,6 +84,11 @@ REPEATED = (
 )
 
 
+FindLateTools: TypeAlias = Callable[[], Awaitable[Toolbox | None]]
+"""A function that is called before each step. If servers have become ready since the turn began, it offers their tools
+to the model and returns the toolbox with these tools. Otherwise it returns None."""
+
+
 class Turn:
     """A running turn. After `steps` requests, or when `budget` is spent, it stops with the reason `max_turn_requests`.
     `bounded_by` is a text that says which setting limits the steps; the message to the user contains this text. If the
@@ -104,6 +109,7 @@ class Turn:
         budget: Budget | None = None,
         standby: Standby | None = None,
         inbox: Inbox | None = None,
+        find_late_tools: FindLateTools | None = None,
     ) -> None:
         self._branch = branch
         self._model = compactor.model
@@ -125,6 +131,7 @@ class Turn:
         self._budget = budget
         self._standby = standby
         self._inbox = inbox
+        self._find_late_tools = find_late_tools
         self._steered: list[User] = []
 
     async def run(self) -> StopReason:
@@ -161,6 +168,8 @@ class Turn:
                 await self._branch.record(self._take_steered())
             if self._inbox is not None:
                 await self._inbox.deliver()
+            if self._find_late_tools is not None and (toolbox := await self._find_late_tools()) is not None:
+                self._calls.toolbox = toolbox
             denial = await self._hooks.before_request(step=self._steps_taken, tokens=self._gauge.used)
             if denial is not None:
                 raise errors.TurnError(denial.words)

@@ -83,8 +83,16 @@ def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceCo
         left_out=tuple(left_out),
         skills=min(MAX_SKILLS, sum(1 for _ in skill_files(folder))),
         agents=min(MAX_AGENTS, sum(1 for _ in agent_files(folder))),
-        ignored=tuple(name for name in IGNORED if os.path.exists(folder / name)),
+        ignored=() if _is_home(folder) else tuple(name for name in IGNORED if os.path.exists(folder / name)),
     )
+
+
+def _is_home(folder: Path) -> bool:
+    """Whether this is the user's home directory, where such files are the user's own settings of other agents."""
+    try:
+        return os.path.samefile(folder, os.path.expanduser("~"))
+    except (OSError, ValueError):
+        return False
 
 
 def skill_files(folder: Path) -> Iterator[Path]:
@@ -126,7 +134,7 @@ def notice_of_workspace(contents: WorkspaceContents) -> NoticeShown:
     if contents.ignored:
         sentences.append(f"Ignored: {and_more([code(name) for name in contents.ignored], 4)}; {WHY_IGNORED}.")
     if sentences:
-        sentences.append("`/permissions` shows more.")
+        sentences.append("Check this before you trust the workspace; `/permissions` shows more.")
     title = f"You have not worked in {code(contents.cwd)} with crow before"
     return NoticeShown(severity="info", title=title, description=" ".join(sentences))
 
@@ -148,6 +156,14 @@ def notice_of_sandbox(status: SandboxStatus) -> NoticeShown | None:
 
 def describe_sandbox(status: SandboxStatus) -> list[str]:
     """Return the part of `/permissions` that says what commands may do, as lines of Markdown."""
+    if not status.withheld:
+        return describe_confinement(status)
+    names = and_more([code(name) for name in status.withheld], 8)
+    words = f"Commands do not get {names}: these variables hold secrets. `pass_env` in `[sandbox]` passes some."
+    return [*describe_confinement(status), words]
+
+
+def describe_confinement(status: SandboxStatus) -> list[str]:
     setting = f'`[sandbox]` in config.toml changes this: `enabled` is "{status.setting}"'
     if not status.name:
         if status.setting == "required":

@@ -154,5 +154,8 @@ def _read_token(file: str) -> str:
 
 
 def _fail(problem: str) -> int:
-    os.write(2, f"crow: {problem}\n".encode(errors="replace"))
+    from crow.domain.rendering import safe  # takes 15 ms, and only a failure needs it
+
+    words = safe(problem).replace("\n", "\n      ")
+    os.write(2, f"crow: {words}\n".encode(errors="replace"))
     return USERS_FAULT

@@ -99,7 +99,7 @@ class Bridge:
         self._connection_id = ""
         self._cookies: dict[str, str] = {}
         self._connections = 0
-        self._is_connecting = False
+        self._is_connecting = self._is_reading_rest = False
         self._outcome: WebSocket | NotConnected | None = None
         self._delay_s = 0.0
         self._next_attempt_at = 0.0
@@ -285,13 +285,15 @@ class Bridge:
         assert self._wire is not None
         try:
             if events & select.POLLOUT:
-                self._wire.flush()
+                self._flush()
+            if self._wire is None or self._exit_code is not None:
+                return
             if events & ~select.POLLOUT and self._may_read_server:
                 data = self._wire.read()
                 if data is not None:
                     self._server_sent(data)
             elif events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
-                self._lost("the connection broke")
+                self._read_rest("the connection broke")
         except OSError as error:
             self._lost(str(error.strerror or error))
 
@@ -413,7 +415,8 @@ class Bridge:
         if self._wire is not None:
             self._wire.close()
         self._wire, self._ask_again_at = None, 0.0
-        self.problem = f"{self._address.text}: {why}"
+        if self._exit_code is None:  # otherwise the reason for the end is already known
+            self.problem = f"{self._address.text}: {why}"
         self._gone_since = self._gone_since or time.monotonic()
         if self._unnoted or self._journal is not None:
             self._load_journal().lost()
@@ -465,7 +468,24 @@ class Bridge:
             try:
                 self._wire.flush()
             except OSError as error:
-                self._lost(str(error.strerror or error))
+                self._read_rest(str(error.strerror or error))
+
+    def _read_rest(self, why: str) -> None:
+        """Read what the server sent before it closed the connection, such as its reason. Then the connection is lost,
+        unless that reason ends the bridge."""
+        if self._is_reading_rest:
+            return
+        self._is_reading_rest = True
+        while self._wire is not None and self._exit_code is None:
+            try:
+                data = self._wire.read()
+            except OSError:
+                data = None
+            if data:
+                self._server_sent(data)
+            else:
+                self._lost(why)
+        self._is_reading_rest = False
 
     # Time.
 

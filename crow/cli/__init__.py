@@ -12,11 +12,12 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import TypeAlias, cast
 
 from crow.cli.arguments import command_parser
-from crow.domain.errors import CrowError, UserError
+from crow.domain.errors import ArgumentError, CrowError, UserError
 from crow.runtime import importing
 
 Command: TypeAlias = Callable[[argparse.Namespace], int | None]
@@ -57,10 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, 2)
     except CrowError as error:
         return _fail(error, 1)
-    except BrokenPipeError:
-        # The reader of our output has exited (`crow sessions | head`). The interpreter must not complain about it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except FileNotFoundError:
+        if _is_in_a_directory():
+            raise
+        return _fail(ArgumentError("The current directory no longer exists. Change to another one: cd ~"), 2)
     except KeyboardInterrupt:
         return 130
 
@@ -74,5 +75,14 @@ def _command(name: str) -> Command:
 def _fail(error: Exception, code: int) -> int:
     from crow.domain.rendering import safe  # takes 15 ms, and only a failure needs it
 
-    print(f"crow: {safe(str(error))}", file=sys.stderr)
+    with suppress(OSError):  # stderr may be closed
+        print("crow: " + safe(str(error)).replace("\n", "\n      "), file=sys.stderr)
     return code
+
+
+def _is_in_a_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from crow.adapters import open_admin, open_store_at
-from crow.cli.output import Column, count, in_terminal, print_json, print_table
+from crow.cli.output import Column, count, in_terminal, print_json, print_table, say
 from crow.cli.sessions import SessionsContext, all_sessions, parse_age, print_sessions
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import on_one_line
+from crow.domain.rendering import safe, safe_json
 from crow.export.redact import Redactor, redactor
 from crow.settings import Loaded
 from crow.store import SessionChanges
@@ -57,11 +57,12 @@ async def export(context: SessionsContext) -> None:
         lines = _markdown(context, ids)
     else:
         if ids is None or len(ids) != 1:
-            raise ArgumentError("--format html writes one session; name one ID.")
+            raise ArgumentError("--format html writes one session; name one SESSION.")
         lines = await _html(context, ids[0])
     if options.output is None:
+        escape = None if not in_terminal() else safe_json if options.format == "jsonl" else safe
         async for line in lines:
-            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.write(line if escape is None else escape(line.decode()).encode())
         sys.stdout.buffer.flush()
         return
     path, size = Path(options.output), 0
@@ -157,7 +158,7 @@ async def _list_tags(context: SessionsContext) -> None:
     if context.options.json:
         return print_json({"tag": tag, "sessions": number} for tag, number in counts.items())
     cells = [(tag, str(number)) for tag, number in counts.items()]
-    empty = 'No session has a tag. "crow sessions tag ID TAG" adds one.'
+    empty = 'No session has a tag. "crow sessions tag SESSION TAG" adds one.'
     print_table((Column("Tag"), Column("Sessions", "number")), cells, empty=empty)
     return None
 
@@ -228,7 +229,7 @@ async def copy(options: argparse.Namespace, loaded: Loaded) -> None:
         if options.json:
             print_json([asdict(one)])
         elif one.words:
-            print(on_one_line(f"{', '.join(one.sessions)}: {one.words}"))
+            say(f"{', '.join(one.sessions)}: {one.words}")
 
     if _place(loaded, options.source) == _place(loaded, options.target):
         raise ArgumentError("--from and --to name the same database; expected two different ones.")
@@ -312,7 +313,7 @@ def _report(context: SessionsContext, values: Iterable[Mapping[str, object]], *l
         print_json(values)
     else:
         for line in lines:
-            print(on_one_line(line))
+            say(line)
 
 
 def _backup_path(path: Path) -> Path:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from crow import __version__
+
+AddCommand: TypeAlias = Callable[..., argparse.ArgumentParser]
+"""Adds a command of `crow sessions`: its name, function and help, and how many sessions it takes, if any."""
 
 EVERY_COMMAND = ("run", "chat", "serve", "sessions", "mcp")
 """The commands whose arguments are added only if the command line names them."""
@@ -33,11 +37,7 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser.set_defaults(command=None)
     parsers = parser.add_subparsers(metavar="COMMAND")
 
-    settings = argparse.ArgumentParser(add_help=False)
-    settings.add_argument("--model", metavar="NAME", help="the model to use")
-    settings.add_argument("--base-url", metavar="URL", help="the OpenAI-compatible endpoint to use")
-    settings.add_argument("--mode", metavar="MODE", help="ask, accept-edits, plan or auto")
-    settings.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error")
+    settings = _settings_arguments()
 
     def add(
         name: str,
@@ -56,24 +56,7 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     chat = add("chat", "talk with crow at the terminal", [settings])
     if "chat" in arguments:
         _add_chat_arguments(chat)
-    acp = add("acp", "serve the Agent Client Protocol on stdin and stdout", [settings])
-    # Editors append this option to the command that starts crow. This command may or may not end with `acp`.
-    acp.add_argument("--setup", action="store_true", default=argparse.SUPPRESS, help="the same as crow login")
-    acp.add_argument(
-        "--experimental-v2",
-        action="store_true",
-        help="also serve the draft of protocol version 2 to clients that ask for it",
-    )
-    acp.add_argument(
-        "--connect",
-        metavar="ADDRESS",
-        help="connect the editor to the crow serve at ADDRESS: a ws:// or wss:// URL, or the path of a Unix socket",
-    )
-    acp.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="the file with the token for --connect, readable only by you (default: the token in CROW_TOKEN)",
-    )
+    _add_acp_arguments(add("acp", "serve the Agent Client Protocol on stdin and stdout", [settings]))
     if arguments[:1] == ["acp"]:
         return parser  # an editor waits, and the parsers of the other commands would take 3 ms
     serving = add("serve", "serve the Agent Client Protocol over WebSocket to several clients", [settings])
@@ -84,22 +67,8 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     sessions = add("sessions", "list, show, search, export, back up and remove sessions", (), ["session"])
     if "sessions" in arguments or "session" in arguments:
         _add_sessions_commands(sessions)
-    doctor = add("doctor", "check the configuration, the database, the model and the tools", [settings])
-    doctor.add_argument(
-        "--mcp", metavar="COMMAND", action="append", default=[], help="also try the MCP server that COMMAND starts"
-    )
-    doctor.add_argument(
-        "--repair", action="store_true", help="rebuild a damaged database; the damaged file is kept as a copy"
-    )
-    _add_json(doctor)
-    models = add("models", "list the models that an endpoint offers", [settings])
-    models.add_argument(
-        "provider", nargs="?", help="the NAME of a table [providers.NAME] in config.toml (default: the endpoint in use)"
-    )
-    models.add_argument(
-        "--refresh", action="store_true", help="also store the context windows and prices of the models in use"
-    )
-    _add_json(models)
+    _add_doctor_arguments(add("doctor", "check the configuration, the database, the model and the tools", [settings]))
+    _add_models_arguments(add("models", "list the models that an endpoint offers", [settings]))
     mcp = add("mcp", "list, add, remove and try MCP servers, and log in to them")
     if "mcp" in arguments:
         _add_mcp_commands(mcp)
@@ -112,6 +81,56 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     completion.add_argument("--sessions", metavar="WORD", help=argparse.SUPPRESS)
     add("man", "print the manual page; to read it: crow man | man -l -")
     return parser
+
+
+def _settings_arguments() -> argparse.ArgumentParser:
+    """Return a parser with the options that change settings. Other parsers take these options from it."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--model", metavar="NAME", help="the model to use")
+    parser.add_argument("--base-url", metavar="URL", help="the OpenAI-compatible endpoint to use")
+    parser.add_argument("--mode", metavar="MODE", help="ask, accept-edits, plan or auto")
+    parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error")
+    return parser
+
+
+def _add_acp_arguments(parser: argparse.ArgumentParser) -> None:
+    # Editors append this option to the command that starts crow. This command may or may not end with `acp`.
+    parser.add_argument("--setup", action="store_true", default=argparse.SUPPRESS, help="the same as crow login")
+    parser.add_argument(
+        "--experimental-v2",
+        action="store_true",
+        help="also serve the draft of protocol version 2 to clients that ask for it",
+    )
+    parser.add_argument(
+        "--connect",
+        metavar="ADDRESS",
+        help="connect the editor to the crow serve at ADDRESS: a ws:// or wss:// URL, or the path of a Unix socket",
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="the file with the token for --connect, readable only by you (default: the token in CROW_TOKEN)",
+    )
+
+
+def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mcp", metavar="COMMAND", action="append", default=[], help="also try the MCP server that COMMAND starts"
+    )
+    parser.add_argument(
+        "--repair", action="store_true", help="rebuild a damaged database; the damaged file is kept as a copy"
+    )
+    _add_json(parser)
+
+
+def _add_models_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "provider", nargs="?", help="the NAME of a table [providers.NAME] in config.toml (default: the endpoint in use)"
+    )
+    parser.add_argument(
+        "--refresh", action="store_true", help="also store the context windows and prices of the models in use"
+    )
+    _add_json(parser)
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -161,61 +180,36 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
-    from crow.cli import admin, sessions
+    from crow.cli import sessions
 
     parser.description = (
-        "List sessions, most recently used first, or run a command on them. ID is the id of a session, its alias, or"
-        " the first characters of its id."
+        "List sessions, most recently used first, or run a command on them. SESSION is the id of a session, the start"
+        " of its id, its alias, or its whole title."
     )
     parser.set_defaults(run=sessions.list_sessions, all=False, archived=False, newest=False, json=False)
     parser.set_defaults(cwd=None, repo=None, model=None, since=None, until=None, title=None, tag=None)
     commands = parser.add_subparsers(metavar="COMMAND")
 
-    def add(
-        name: str, run: sessions.Command | Callable[..., object], words: str, ids: str | None = None
-    ) -> argparse.ArgumentParser:
+    def add(name: str, run: Callable[..., object], words: str, ids: str | None = None) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
         added.set_defaults(run=run)
         if ids is not None:
-            added.add_argument("ids", metavar="ID", nargs=1 if ids == "1" else ids)
+            added.add_argument("ids", metavar="SESSION", nargs=1 if ids == "1" else ids)
         return added
 
-    def add_cwd(command: argparse.ArgumentParser) -> None:
-        words = "only sessions of DIR (default: the current directory)"
-        command.add_argument("--cwd", metavar="DIR", nargs="?", const=".", default=argparse.SUPPRESS, help=words)
+    _add_reading_commands(parser, add)
+    _add_file_commands(add)
+    _add_changing_commands(add)
+    for each in (parser, *commands.choices.values()):
+        _add_json(each, default=argparse.SUPPRESS)
 
-    def add_limits(command: argparse.ArgumentParser) -> None:
-        add_cwd(command)
-        for name, value, words in (
-            ("--model", "NAME", "only models whose name contains NAME"),
-            (
-                "--since",
-                "AGE",
-                "only from this time on: an age such as 12h, 7d, 8w, 6m, 2y, or a date such as 2026-11-01",
-            ),
-            ("--until", "AGE", "only up to this time: an age, or a date (the whole day is included)"),
-        ):
-            command.add_argument(name, metavar=value, default=argparse.SUPPRESS, help=words)
+
+def _add_reading_commands(parser: argparse.ArgumentParser, add: AddCommand) -> None:
+    from crow.cli import sessions
 
     listing = add("list", sessions.list_sessions, "list sessions, most recently used first; the same as crow sessions")
     for each in (parser, listing):
-        # SUPPRESS lets options come before or after `list`: a default would overwrite an option given before `list`.
-        add_limits(each)
-        words = "only sessions in any directory of the Git repository that contains DIR (default: .)"
-        each.add_argument("--repo", metavar="DIR", nargs="?", const=".", default=argparse.SUPPRESS, help=words)
-        each.add_argument("--title", metavar="TEXT", default=argparse.SUPPRESS, help="only titles that contain TEXT")
-        words = "only sessions with this tag; repeat the option to require several tags"
-        each.add_argument("--tag", metavar="TAG", action="append", default=argparse.SUPPRESS, help=words)
-        for flag, name, words in (
-            ("--all", "all", f"every session, not only the newest {sessions.LISTED}"),
-            ("--archived", "archived", "only archived sessions"),
-            (
-                "--continue",
-                "newest",
-                "print the id of the newest session of --cwd (default: .), for crow run --session",
-            ),
-        ):
-            each.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=words)
+        _add_list_options(each)
     show = add("show", sessions.show_session, "show a session as a transcript", "1")
     show.add_argument("--as-model", action="store_true", help="print the messages that the model would get now")
     words = "openai prints the messages of --as-model as the JSON array of a Chat Completions request"
@@ -241,7 +235,52 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         "--disk", action="store_true", help="show what takes up space in the database, instead of tokens and cost"
     )
     for each in (search, stats):
-        add_limits(each)
+        _add_limits(each)
+
+
+def _add_list_options(parser: argparse.ArgumentParser) -> None:
+    from crow.cli.sessions import LISTED
+
+    # SUPPRESS lets options come before or after `list`: a default would overwrite an option given before `list`.
+    _add_limits(parser)
+    words = "only sessions in any directory of the Git repository that contains DIR (default: .)"
+    parser.add_argument("--repo", metavar="DIR", nargs="?", const=".", default=argparse.SUPPRESS, help=words)
+    parser.add_argument("--title", metavar="TEXT", default=argparse.SUPPRESS, help="only titles that contain TEXT")
+    words = "only sessions with this tag; repeat the option to require several tags"
+    parser.add_argument("--tag", metavar="TAG", action="append", default=argparse.SUPPRESS, help=words)
+    for flag, name, words in (
+        ("--all", "all", f"every session, not only the newest {LISTED}"),
+        ("--archived", "archived", "only archived sessions"),
+        (
+            "--continue",
+            "newest",
+            "print the id of the newest session of --cwd (default: .), for crow run --session",
+        ),
+    ):
+        parser.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=words)
+
+
+def _add_cwd(parser: argparse.ArgumentParser) -> None:
+    words = "only sessions of DIR (default: the current directory)"
+    parser.add_argument("--cwd", metavar="DIR", nargs="?", const=".", default=argparse.SUPPRESS, help=words)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    _add_cwd(parser)
+    for name, value, words in (
+        ("--model", "NAME", "only models whose name contains NAME"),
+        (
+            "--since",
+            "AGE",
+            "only from this time on: an age such as 12h, 7d, 8w, 6m, 2y, or a date such as 2026-11-01",
+        ),
+        ("--until", "AGE", "only up to this time: an age, or a date (the whole day is included)"),
+    ):
+        parser.add_argument(name, metavar=value, default=argparse.SUPPRESS, help=words)
+
+
+def _add_file_commands(add: AddCommand) -> None:
+    from crow.cli import admin
 
     export = add("export", admin.export, "write sessions to a file", "*")
     export.add_argument("--all", action="store_true", help="every session")
@@ -279,13 +318,34 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     ):
         copy.add_argument(flag, dest=name, metavar="URL", help=f"{words} (default: the database in use)")
     copy.set_defaults(opens_databases=True)
+
+
+def _add_changing_commands(add: AddCommand) -> None:
+    from crow.cli import admin
+
     add("archive", partial(admin.set_archived, archived=True), "hide sessions from the list; nothing is removed", "+")
     add("unarchive", partial(admin.set_archived, archived=False), "put archived sessions back on the list", "+")
-    rename = add("rename", admin.rename, "set the title of a session", "1")
+    rename = add("rename", admin.rename, "set the title of a session; its id and alias stay the same", "1")
     rename.add_argument("title", metavar="TITLE", nargs="+", help="the new title")
-    tag = add("tag", admin.tag, "add and remove tags; without ID, list the tags of all sessions", "?")
+    tag = add("tag", admin.tag, "add and remove tags; without SESSION, list the tags of all sessions", "?")
     tag.add_argument("tags", metavar="TAG", nargs="*", help="a tag to add: one word")
     tag.add_argument("--remove", metavar="TAG", action="append", default=[], help="a tag to remove")
+    _add_share_commands(add)
+    add("delete", admin.delete, "permanently remove sessions and their sub-agents", "+")
+    prune = add("prune", admin.prune, "permanently remove sessions that were not used for a long time")
+    prune.add_argument(
+        "--older-than", metavar="AGE", required=True, help="an age such as 30d, 12h, 8w, 6m, 2y, or a date"
+    )
+    _add_cwd(prune)
+    prune.add_argument("--dry-run", action="store_true", help="only list these sessions")
+    add("vacuum", admin.vacuum, "free the disk space of removed sessions")
+    backup = add("backup", admin.back_up, "copy the database, even while it is in use, and verify the copy")
+    backup.add_argument("path", metavar="PATH", help="a new file, or the directory in which crow creates one")
+
+
+def _add_share_commands(add: AddCommand) -> None:
+    from crow.cli import admin
+
     share = add("share", admin.share, "let another principal of crow serve see a session and its sub-agents", "1")
     unshare = add("unshare", admin.share, "no longer share a session with another principal", "1")
     for each in (share, unshare):
@@ -298,18 +358,6 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     accesses.add_argument("--read", dest="access", action="store_const", const="read", help=words)
     words = "PRINCIPAL may also send prompts, and change title, model, mode and options"
     accesses.add_argument("--write", dest="access", action="store_const", const="write", help=words)
-    add("delete", admin.delete, "permanently remove sessions and their sub-agents", "+")
-    prune = add("prune", admin.prune, "permanently remove sessions that were not used for a long time")
-    prune.add_argument(
-        "--older-than", metavar="AGE", required=True, help="an age such as 30d, 12h, 8w, 6m, 2y, or a date"
-    )
-    add_cwd(prune)
-    prune.add_argument("--dry-run", action="store_true", help="only list these sessions")
-    add("vacuum", admin.vacuum, "free the disk space of removed sessions")
-    backup = add("backup", admin.back_up, "copy the database, even while it is in use, and verify the copy")
-    backup.add_argument("path", metavar="PATH", help="a new file, or the directory in which crow creates one")
-    for each in (parser, *commands.choices.values()):
-        _add_json(each, default=argparse.SUPPRESS)
 
 
 def _add_mcp_commands(parser: argparse.ArgumentParser) -> None:

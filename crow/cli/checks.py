@@ -15,6 +15,7 @@ from crow.cli.loading import load, load_and_log
 from crow.cli.output import Column, print_json, print_table
 from crow.doctor import Finding, check_everything, list_models, repair_database, store_models
 from crow.domain.errors import ArgumentError
+from crow.domain.rendering import on_one_line
 from crow.settings import Loaded
 from crow.tools.servers import StdioServer
 
@@ -41,9 +42,10 @@ async def _run_doctor(loaded: Loaded, options: argparse.Namespace) -> int:
             print_json([asdict(finding)])
             return
         line = Text(f"{finding.state:<8} ", style=_COLOURS[finding.state])
-        console.print(line.append(f"{finding.check:<15} ", "bold").append(finding.words, ""), soft_wrap=True)
+        line.append(f"{on_one_line(finding.check):<15} ", "bold").append(on_one_line(finding.words), "")
+        console.print(line, soft_wrap=True)
         if finding.advice:
-            console.print(Text(f"{'':<24} {finding.advice}"), soft_wrap=True)
+            console.print(Text(f"{'':<24} {on_one_line(finding.advice)}"), soft_wrap=True)
 
     if options.repair:
         await repair_database(loaded, report)

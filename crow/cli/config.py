@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 
 from crow.cli.loading import load
+from crow.cli.output import say
+from crow.domain.rendering import safe_json
 
 
 def print_settings(options: argparse.Namespace) -> None:
@@ -16,15 +18,17 @@ def print_settings(options: argparse.Namespace) -> None:
     if loaded.problem is not None:
         raise loaded.problem
     paths = loaded.paths
-    print(f"# settings   {paths.config_file}{'' if paths.config_file.exists() else ' (does not exist)'}")
+    say(f"# settings   {paths.config_file}{'' if paths.config_file.exists() else ' (does not exist)'}")
     database = loaded.settings.database.shown()["url"] or paths.database
-    print(f"# sessions   {database}\n# log        {paths.log_file}\n")
+    say(f"# sessions   {database}")
+    say(f"# log        {paths.log_file}")
+    print()
     width = max(map(len, loaded.sources))
     for key, value in loaded.values().items():
         if value is None:
-            print(f"# {key:<{width}}  # unset")
+            say(f"# {key:<{width}}  # unset")
         else:
-            print(f"{f'{key:<{width}} = {_toml(value)}':<{width + 32}}  # {loaded.sources[key]}")
+            say(f"{f'{key:<{width}} = {_toml(value)}':<{width + 32}}  # {loaded.sources[key]}")
 
 
 def _toml(value: object) -> str:
@@ -37,4 +41,4 @@ def _toml(value: object) -> str:
         secret = value.get_secret_value()
         # This shows enough to tell two keys apart.
         value = f"{secret[:3]}…{secret[-4:]}" if len(secret) >= 16 else "…"
-    return json.dumps(value, ensure_ascii=False)
+    return safe_json(json.dumps(value, ensure_ascii=False))

@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from crow.cli.admin import import_defaults, import_file
-from crow.cli.output import count, print_json
+from crow.cli.output import count, print_json, say
 from crow.cli.sessions import SessionsContext
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import on_one_line
 from crow.store import importers
 from crow.store.importers.files import Problems
 
@@ -88,7 +87,7 @@ class ImportRun:
         for name, tool, size in self._new:
             tools[tool] = tools.get(tool, 0) + 1
             if not self._context.options.json and len(self._new) <= _LISTED:
-                print(on_one_line(f"{name}: imported with {count(size, 'entry')}"))
+                say(f"{name}: imported with {count(size, 'entry')}")
         for tool, number in [] if self._context.options.json else tools.items():
             known = self._known.get(tool, 0)
             exist = f", {count(known, 'session')} already there" if known else ""
@@ -96,7 +95,7 @@ class ImportRun:
         if self._empty:
             print(f"left out {count(self._empty, 'session')} without messages", file=sys.stderr)
         for problem in problems.named:
-            print(f"skipped {problem}", file=sys.stderr)
+            say(f"skipped {problem}", file=sys.stderr)
         if problems.lines or problems.files:
             skipped = f"{count(problems.lines, 'line')} and {count(problems.files, 'file')}"
             print(f"{skipped} skipped in all; everything else was imported", file=sys.stderr)

@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from crow import adapters
 from crow.cli.loading import load_and_log
-from crow.cli.output import Column, count, in_terminal, print_json, print_table
+from crow.cli.output import Column, count, in_terminal, print_json, print_table, say
 from crow.domain.errors import ArgumentError, ConfigError, CrowError, ToolServerError
 from crow.domain.rendering import on_one_line
 from crow.settings import Loaded
@@ -103,7 +103,7 @@ def add_server(loaded: Loaded, options: argparse.Namespace) -> None:
             values["sandbox"] = options.sandbox
     check_values(name, values)
     save_server(loaded.paths.config_file, name, values, replace=options.replace)
-    print(f"Added {on_one_line(name)} to {loaded.paths.config_file}. To try it: crow mcp test {on_one_line(name)}")
+    say(f"Added {name} to {loaded.paths.config_file}. To try it: crow mcp test {name}")
 
 
 def pairs(given: Sequence[str], sign: str, option: str, example: str) -> Iterator[tuple[str, str]]:
@@ -129,14 +129,14 @@ def remove(loaded: Loaded, options: argparse.Namespace) -> None:
     """`crow mcp remove`: remove a server from the user's config.toml."""
     server = server_named(loaded, options.name) if options.name in servers_of(loaded) else None
     remove_server(loaded.paths.config_file, options.name)
-    print(f"Removed {on_one_line(options.name)} from {loaded.paths.config_file}.")
+    say(f"Removed {options.name} from {loaded.paths.config_file}.")
     if isinstance(server, HttpServer):
         try:
             login = adapters.read_login(loaded, server)
         except CrowError:
             return
         if login is not None:
-            print(f"Its login is still stored; to revoke and remove it: crow mcp logout {login.account.url}")
+            say(f"Its login is still stored; to revoke and remove it: crow mcp logout {login.account.url}")
 
 
 async def log_in(loaded: Loaded, options: argparse.Namespace) -> int:
@@ -157,9 +157,9 @@ async def log_in(loaded: Loaded, options: argparse.Namespace) -> int:
     if new is None or new == old:
         if report.problem:
             raise ToolServerError(f"{server.name}: {report.problem}")
-        print(f"{server.name} asked for no login; it is ready.")
+        say(f"{server.name} asked for no login; it is ready.")
         return 0
-    print(f"Logged in to {server.name}{f' at {new.issuer}' if new.issuer else ''}.")
+    say(f"Logged in to {server.name}{f' at {new.issuer}' if new.issuer else ''}.")
     if report.problem:
         raise ToolServerError(f"{server.name} still does not work: {report.problem}")
     return 0
@@ -173,21 +173,19 @@ async def log_out(loaded: Loaded, options: argparse.Namespace) -> None:
         login = await anyio.to_thread.run_sync(adapters.read_login, loaded, server)
     except ToolServerError as error:
         await anyio.to_thread.run_sync(adapters.remove_login, loaded, server)
-        print(f"Deleted the login of {server.name}. Its tokens were not revoked: {error}")
+        say(f"Deleted the login of {server.name}. Its tokens were not revoked: {error}")
         return
     if login is None:
-        print(f"Crow is not logged in to {server.name}.")
+        say(f"Crow is not logged in to {server.name}.")
         return
     await anyio.to_thread.run_sync(adapters.remove_login, loaded, server)
     try:
         if await adapters.revoke_login(login):
-            print(f"Logged out of {server.name}: its tokens are revoked and deleted.")
+            say(f"Logged out of {server.name}: its tokens are revoked and deleted.")
         else:
-            print(
-                f"Deleted the login of {server.name}. {login.issuer or 'Its server'} does not offer to revoke tokens."
-            )
+            say(f"Deleted the login of {server.name}. {login.issuer or 'Its server'} does not offer to revoke tokens.")
     except CrowError as error:
-        print(f"Deleted the login of {server.name}. Its tokens were not revoked: {error}")
+        say(f"Deleted the login of {server.name}. Its tokens were not revoked: {error}")
 
 
 async def try_servers(loaded: Loaded, options: argparse.Namespace) -> int:
@@ -206,20 +204,21 @@ async def try_servers(loaded: Loaded, options: argparse.Namespace) -> int:
         if options.json:
             print_json([{"ok": not is_bad, **asdict(report)}])
         else:
-            print("\n".join(lines_of(report)), flush=True)
+            for line in lines_of(report):
+                say(line)
     return 1 if failed else 0
 
 
 def lines_of(report: ServerReport) -> Iterator[str]:
     """Yield the lines of a report for a person to read."""
     if report.problem:
-        yield f"{report.name}: failed after {time_text(report.seconds)}: {on_one_line(report.problem)}"
+        yield f"{report.name}: failed after {time_text(report.seconds)}: {report.problem}"
         return
     what = ", ".join(filter(None, (report.implementation, f"protocol {report.protocol}")))
     yield f"{report.name}: ready after {time_text(report.seconds)} ({what})"
     for each in report.listings:
         if each.problem:
-            yield f"  {each.kind}: not listed: {on_one_line(each.problem)}"
+            yield f"  {each.kind}: not listed: {each.problem}"
         else:
             names = f": {', '.join(each.names)}" if each.names else ""
             yield f"  {count(len(each.names), each.kind[:-1])} in {time_text(each.seconds)}{names}"
@@ -285,8 +284,10 @@ class TerminalAsker:
 
     async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
         """See :class:`crow.tools.servers.LoginAsker`."""
-        print(f"To log in to {question.server} ({question.server_host}), open this page on {question.place}:\n")
-        print(f"  {question.page}\n")
+        say(f"To log in to {question.server} ({question.server_host}), open this page on {question.place}:")
+        print()
+        say(f"  {question.page}")
+        print()
         print("If the browser runs on another machine, it cannot open the last page of the login. In that case, paste")
         print("the address of that page here.", flush=True)
         if self._opens_browser and has_browser():

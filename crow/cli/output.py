@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TextIO
 
 from rich import box
 from rich.console import Console
@@ -19,7 +19,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from crow.domain.rendering import on_one_line, safe
+from crow.domain.rendering import on_one_line, safe, safe_json
 
 _SHORTEST_PREFIX = 8
 
@@ -92,10 +92,16 @@ def _cut(line: str, pattern: re.Pattern[str], room: int) -> Text:
     return Text(f"…{line[start:]}" if start > 0 else line)
 
 
+def say(line: str, *, file: TextIO | None = None) -> None:
+    """Print one line for a person. Hidden characters are escaped, and line ends become spaces."""
+    print(safe(line.replace("\n", " ")), file=file, flush=True)
+
+
 def print_json(values: Iterable[Mapping[str, object]]) -> None:
-    """Print one JSON object per line."""
+    """Print one JSON object per line. Characters that the encoding of stdout may lack are escaped as JSON does it."""
+    is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
     for value in values:
-        print(json.dumps(value, ensure_ascii=False))
+        print(safe_json(json.dumps(value, ensure_ascii=is_ascii)))
 
 
 def print_markdown(text: str) -> None:

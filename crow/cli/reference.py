@@ -24,8 +24,6 @@ _KINDS: Mapping[str, Kind] = {
     "FILE": "files",
     "PATH": "files",
     "DIR": "directories",
-    "ID": "sessions",
-    "NAME|ID": "sessions",
     "SESSION": "sessions",
 }
 """The kind of values that the shell offers for each metavar. It offers nothing for a metavar that is missing here."""
@@ -56,8 +54,8 @@ class Argument:
 
     @property
     def value(self) -> str:
-        """The value as a synopsis shows it, such as `FILE`, `[DIR]` or `[ID ...]`. It is empty if the option takes no
-        value."""
+        """The value as a synopsis shows it, such as `FILE`, `[DIR]` or `[SESSION ...]`. It is empty if the option takes
+        no value."""
         match self.nargs:
             case "?":
                 return f"[{self.metavar}]"

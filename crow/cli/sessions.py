@@ -32,7 +32,7 @@ from crow.cli.output import (
 from crow.domain.conversation import for_model
 from crow.domain.entries import Assistant, CallRef, ToolResult
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import safe, title_line
+from crow.domain.rendering import safe, safe_json, title_line
 from crow.llm.dialect import Dialect
 from crow.llm.encode import Encoder
 from crow.settings import Loaded, load_settings
@@ -169,7 +169,8 @@ async def _show_context(context: SessionsContext, session_id: str) -> None:
         # newest answer.
         endpoint = next((e.body.endpoint for e in reversed(tail.entries) if isinstance(e.body, Assistant)), "")
         sent = Encoder().messages(messages, endpoint=endpoint, dialect=Dialect())
-        sys.stdout.buffer.write(b"[\n" + b",\n".join(sent) + b"\n]\n")
+        text = b"[\n" + b",\n".join(sent) + b"\n]\n"
+        sys.stdout.buffer.write(safe_json(text.decode()).encode() if in_terminal() else text)
         sys.stdout.buffer.flush()
         return
     for message in messages:

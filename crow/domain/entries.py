@@ -239,7 +239,7 @@ class Checkpoint:
     The checkpoint covers the entries from `first_covered` to `last_covered`. These are all entries before `first_kept`,
     or all entries before the checkpoint if `first_kept` is None. Instead of the covered entries, the model sees
     `summary`, `pins`, `skills`, `files_shown` and the lists of files. `tokens_before` and `tokens_after` are estimates
-    for the whole request. `method` says how the summary was made. If `lists_cut` is set, the model sees at most that
+    for the whole request. If `lists_cut` is set, the model sees at most that
     many characters of the plan and the lists of files, newest files first.
     """
 
@@ -252,7 +252,8 @@ class Checkpoint:
     mode: str = ""
     plan: tuple[PlanItem, ...] = ()
     reason: Literal["threshold", "overflow", "command", "model", "early"] = "threshold"
-    method: Literal["prefix", "serialised", "fallback", "hook"] = "fallback"
+    method: Literal["prefix", "serialised", "fallback", "hook", "unread"] = "fallback"
+    """How the summary was made. `unread` is never stored: it stands for entries that are too long to be read."""
     tokens_before: int = 0
     tokens_after: int = 0
     model_calls: int = 0

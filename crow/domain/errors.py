@@ -25,6 +25,7 @@
     │   └── EditorError             the ACP client
     ├── StoreError                  the database
     │   ├── StoreUnavailable        it cannot be opened, read or written
+    │   │   └── StoreUnreachable    its server cannot be reached now; waiting may help
     │   ├── StoreTooNew             a newer crow wrote it
     │   ├── SessionBusy             another living process runs a turn in the session
     │   ├── LeafMoved               another process has added to the session meanwhile
@@ -166,6 +167,10 @@ class StoreError(CrowError):
 
 class StoreUnavailable(StoreError):
     """The database cannot be opened, read or written."""
+
+
+class StoreUnreachable(StoreUnavailable):
+    """The server of the database cannot be reached now. It may be starting, or accept connections again later."""
 
 
 class StoreTooNew(StoreError):

@@ -407,6 +407,16 @@ def safe(text: str) -> str:
     return _SOMETIMES_HIDDEN.sub(_escape_unless_joined, text).translate(_escapes())
 
 
+def safe_json(text: str) -> str:
+    """JSON text with hidden characters escaped, as `safe` does it, but by escapes that JSON knows."""
+    if safe(text) == text:
+        return text
+    return _NOT_PLAIN.sub(lambda found: json.dumps(found[0])[1:-1] if found[0] != "\x7f" else "\\u007f", text)
+
+
+_NOT_PLAIN = re.compile(r"[^\n\x20-\x7e]")
+
+
 def on_one_line(text: str) -> str:
     """`text` without line ends and tabs, and with hidden characters escaped."""
     return safe(" ".join(text.split()))

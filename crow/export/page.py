@@ -248,16 +248,18 @@ class HtmlPage:
         if len(filled) < 2:
             return ""
         most = max(filled)
-        top = max(most, min(self._window or 0, 4 * most))
+        top = max(most, self._window or 0)
         window = f"; the window has {self._window:,}" if self._window else ""
         words = f"Context: {filled[-1]:,} tokens now, {most:,} at most{window}."
         if self._outline.compactions:
             words += " Dashed lines are compactions."
-        figures = [_plot("context", words, points, [point.tokens for point in points], top, self._window)]
+        if self._window:
+            words += " The dotted line is the window."
+        figures = [_plot("context", words, points, [point.tokens for point in points], top, f"{top:,}", self._window)]
         if self._outline.cost:
             words = f"Cost: {_dollars(self._outline.cost)} for this path."
             costs = [point.cost for point in points]
-            figures.append(_plot("cost", words, points, costs, self._outline.cost, None))
+            figures.append(_plot("cost", words, points, costs, self._outline.cost, _dollars(self._outline.cost), None))
         return f'<div class="plots">{"".join(figures)}</div>'
 
     def take_image(self, image: Image) -> str:
@@ -398,7 +400,9 @@ class _EntryRenderer:
     def _result(self, entry: Entry, body: ToolResult) -> str:
         page = self._page
         call = self._calls.pop(body.call, None)
-        diffs = [self._diff(diff) for diff in body.announcement.diffs]
+        shown = [self._diff(diff) for diff in body.announcement.diffs]
+        diffs, added, removed = [one for one, _, _ in shown], sum(one[1] for one in shown), sum(one[2] for one in shown)
+        changes = f"{_counts(added, removed)} " if shown else ""
         state = f"{'failed' if body.is_error else 'done'}, {body.duration_ms / 1000:.1f} s"
         content = [f'<p class="meta"><code>{page.line(body.name)}</code> {_meta(entry)}</p>']
         if call is not None and not diffs:
@@ -414,7 +418,7 @@ class _EntryRenderer:
         sign, kind = ("✗", "failed") if body.is_error else ("✓", "done")
         return (
             f'<details class="entry call {kind}" id="entry-{entry.id}"><summary>'
-            f'<span class="mark" aria-hidden="true">{sign}</span><span class="title">{title}</span> '
+            f'<span class="mark" aria-hidden="true">{sign}</span><span class="title">{title}</span> {changes}'
             f'<span class="state">{state}</span></summary>{"".join(content)}</details>\n'
         )
 
@@ -432,11 +436,12 @@ class _EntryRenderer:
             )
         return f"<h4>Arguments</h4>{self._pre(text, _ARGUMENT_CHARS)}" if text.strip() else ""
 
-    def _diff(self, diff: Diff) -> str:
+    def _diff(self, diff: Diff) -> tuple[str, int, int]:
+        """Return the HTML of a change, and how many lines it adds and removes."""
         lines = diff_lines(self._page.clean(diff.old_text or ""), self._page.clean(diff.new_text))
         added, removed = (sum(line.mark == mark for line in lines) for mark in "+-")
-        counts = f'<span class="counts">+{added:,} −{removed:,}</span>'
-        head = f"<h4>{self._page.line(diff.path)}{' (new)' if diff.old_text is None else ''} {counts}</h4>"
+        new = " (new)" if diff.old_text is None else ""
+        head = f"<h4>{self._page.line(diff.path)}{new} {_counts(added, removed)}</h4>"
         rows, tag = [], {"+": "ins", "-": "del", "@": "b"}
         run: list[str] = []
         before = " "
@@ -450,7 +455,8 @@ class _EntryRenderer:
             before = mark
         more = len(lines) - _DIFF_LINES
         note = f'<p class="note">{more:,} more lines are not shown.</p>' if more > 0 else ""
-        return f'{head}<pre class="diff" tabindex="0">{"".join(rows)}</pre>{note}' if lines else head
+        shown = f'{head}<pre class="diff" tabindex="0">{"".join(rows)}</pre>{note}' if lines else head
+        return shown, added, removed
 
     def _checkpoint(self, entry: Entry, body: Checkpoint) -> str:
         page, outline = self._page, self._outline
@@ -538,15 +544,21 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
+def _counts(added: int, removed: int) -> str:
+    return f'<span class="counts">+{added:,} −{removed:,}</span>'
+
+
 def _plot(
     kind: str,
     words: str,
     points: Sequence[_Point],
     values: Iterable[float | None],
     top: float,
+    scale: str,
     window: int | None,
 ) -> str:
-    """Return the HTML of a plot. The drawing contains no text, so that it can be stretched to any width."""
+    """Return the HTML of a plot from 0 to `top`, which is `scale` as text. The drawing itself contains no text, so that
+    it can be stretched to any width."""
     last = max(1, len(points) - 1)
     drawn = [
         (1000 * index / last, 100 - 96 * value / top) for index, value in enumerate(values) if value is not None and top
@@ -559,14 +571,15 @@ def _plot(
         [1000 * index / last for index, point in enumerate(points) if point.is_compaction] if kind == "context" else []
     )
     marks = "".join(f'<line class="cut" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="100"/>' for x in cuts[:_PLOT_POINTS])
-    if window is not None and window <= top:
+    if window is not None:
         y = 100 - 96 * window / top
         marks += f'<line class="limit" x1="0" x2="1000" y1="{y:.1f}" y2="{y:.1f}"/>'
     area = f"{shown[0][0]:.1f},100 {line} {shown[-1][0]:.1f},100"
     return (
         f'<figure class="plot {kind}"><figcaption>{escape(words)}</figcaption>'
+        f'<div class="drawing"><p class="scale" aria-hidden="true"><span>{escape(scale)}</span><span>0</span></p>'
         f'<svg viewBox="0 0 1000 100" preserveAspectRatio="none" role="img" aria-label="{escape(words)}">'
-        f'<polygon points="{area}"/><polyline points="{line}"/>{marks}</svg>'
+        f'<polygon points="{area}"/><polyline points="{line}"/>{marks}</svg></div>'
         f'<p class="axis" aria-hidden="true"><span>prompt {points[0].prompt}</span>'
         f"<span>prompt {points[-1].prompt}</span></p></figure>"
     )

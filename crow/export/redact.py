@@ -7,26 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from crow.domain.rendering import SecretMask
+from crow.domain.secret_values import TOKENS
 
 Redactor: TypeAlias = Callable[[str], str]
 """Masks the parts of a text that must not be exported, and returns the text."""
 
 HIDDEN = "[hidden]"
 
-_TOKENS = re.compile(
-    r"""
-    (?<![A-Za-z0-9_-])
-    (?: sk-[A-Za-z0-9_-]{8,500}                               # OpenAI, Anthropic and many others
-    | (?:ghp|gho|ghu|ghs|ghr|glpat|hf|npm|pypi|xox[a-z])[_-][A-Za-z0-9_-]{10,500}
-    | github_pat_[A-Za-z0-9_]{10,500}
-    | (?:AKIA|ASIA)[A-Z0-9]{16}\b
-    | AIza[A-Za-z0-9_-]{30,100}
-    | eyJ[A-Za-z0-9_-]{8,5000}+\.[A-Za-z0-9_-]{8,5000}+(?:\.[A-Za-z0-9_-]{0,5000}+)?  # JSON Web Tokens
-    )
-    | (?<=-----\n)[A-Za-z0-9+/=\s]{100,20000}(?=-----END)   # PEM
-    """,
-    re.VERBOSE,
-)
 _BEARER = re.compile(r"(?i)(\b(?:bearer|basic)\s{1,4})[A-Za-z0-9._~+/=-]{12,5000}")
 _ASSIGNED = re.compile(
     r"""(?ix)
@@ -51,7 +38,7 @@ def redactor(secrets: Iterable[str], *, home: str = "", is_strict: bool = False)
     ours = re.compile(rf"{re.escape(home)}(?![\w.-])") if home else None
 
     def redact(text: str) -> str:
-        text = _TOKENS.sub(HIDDEN, mask(text))
+        text = TOKENS.sub(HIDDEN, mask(text))
         text = _BEARER.sub(rf"\1{HIDDEN}", text)
         text = _ASSIGNED.sub(rf"\1{HIDDEN}", text)
         text = _MAIL.sub(HIDDEN, _IN_URL.sub(HIDDEN, text))

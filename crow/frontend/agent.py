@@ -236,7 +236,10 @@ class AcpAgent:
                 await check(method, params, await self._sessions.store())
             return await self._answer(method, params)
         except CrowError as error:
-            raise error_response(error) from error
+            response = error_response(error)
+            if self._sessions.caps.shows_error_objects:
+                response = RequestError(INTERNAL_ERROR, str(response), response.data)
+            raise response from error
         except RequestError:
             raise
         except Exception as error:
@@ -331,7 +334,8 @@ class AcpAgent:
             raise ArgumentError(
                 f'There is no authentication method "{params["methodId"]}"; the only one is "{CONFIGURED}".'
             )
-        self._dependencies.check_model()
+        if not self._sessions.caps.shows_error_objects:  # such a client shows only the error of a prompt as a sentence
+            self._dependencies.check_model()
         self._is_logged_out = False
         return {}
 

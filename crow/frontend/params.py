@@ -29,6 +29,11 @@ _ARCHIVED_FILTERS: Mapping[str, bool | None] = {"exclude": False, "include": Non
 _ELICITATION_KINDS: tuple[ElicitationKind, ...] = ("form", "url")
 
 
+CODE_COMPANION = "CodeCompanion.nvim"
+"""The name under which this client introduces itself. It authenticates at every start, and shows the user the whole
+error object if this fails. No form of `message` and `data` suits it and the clients that show only one of the two."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCapabilities:
     """The capabilities of a client: what it can show, and which requests it can answer.
@@ -51,6 +56,9 @@ class ClientCapabilities:
     subagents: bool = False
     cancelled_calls: bool = False
     cursors: bool = False
+    shows_error_objects: bool = False
+    """Whether the client shows its user the whole error object, with the sentence in `message` and again in `data`, for
+    every error except an internal one."""
     question_kinds: frozenset[ElicitationKind] = frozenset()
 
 
@@ -72,6 +80,7 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
         subagents=isinstance(offered.get("subagents"), dict),
         plans=isinstance(offered.get("plan"), dict),
         cursors=meta.get("acp/cursor") is True,
+        shows_error_objects=_object(params, "clientInfo").get("name") == CODE_COMPANION,
         marked_remarks=_crow_meta(offered).get("remarks") is True,
         boolean_options=isinstance(_object(session, "configOptions").get("boolean"), dict),
         question_kinds=frozenset(kind for kind in _ELICITATION_KINDS if isinstance(elicitation.get(kind), dict)),

@@ -31,7 +31,12 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
     announcement = question.plan.announcement
     call = tool_calls.call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
     content, is_whole = tool_calls.question_contents(
-        question.plan, question.name, question.arguments, has_network=has_network, reason=question.reason
+        question.plan,
+        question.name,
+        question.arguments,
+        has_network=has_network,
+        reason=question.reason,
+        changes=question.changes,
     )
     if content:
         call["content"] = content

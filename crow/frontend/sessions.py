@@ -691,7 +691,7 @@ class OpenSessions:
         await client.tell_subagents()
         await client.catch_up()
         client.open()
-        if opened.contents is not None and client.takes_notices:
+        if opened.contents is not None and opened.contents.concerns_agents and client.takes_notices:
             await client.publish(notice_of_workspace(opened.contents))
         if self.host.is_warm:
             session.warm()

@@ -59,12 +59,20 @@ FULL = CallLimits(text=300_000, repeats_output=False)
 """The limits of a replay for a client that asked for whole results. They add up to less than the limit for a line."""
 
 
+_LONG_RESULT_BYTES = 2_000
+
+
 def short_limits(result_bytes: int) -> CallLimits:
-    """Returns the limits for a replay in which each stored result was shortened to about `result_bytes`."""
+    """Returns the limits for a replay in which each stored result was shortened to about `result_bytes`.
+
+    In the longest histories, the other parts of a call are shortened more than its result. Otherwise, tens of thousands
+    of calls with long arguments or diffs would add up to twice what a replay may send.
+    """
+    others = 2 * result_bytes if result_bytes >= _LONG_RESULT_BYTES else result_bytes * result_bytes // 1_000
     return CallLimits(
-        arguments=max(1_000, 2 * result_bytes),
-        raw_output=max(1_000, result_bytes),
-        diffs=max(2_000, 2 * result_bytes),
+        arguments=others,
+        raw_output=others // 2,
+        diffs=others,
         attachments=result_bytes,
         repeats_output=False,
     )
@@ -238,11 +246,12 @@ ACCESS_WORDS = {
 
 
 def question_contents(
-    plan: PlannedCall, name: str, arguments: str, *, has_network: bool, reason: str = ""
+    plan: PlannedCall, name: str, arguments: str, *, has_network: bool, reason: str = "", changes: str = ""
 ) -> tuple[list[Fields], bool]:
     """Returns the content of a permission request. Also returns whether this content shows the whole call.
 
     `has_network` means that commands with the access `write` may use the network. `reason` says why crow asks.
+    `changes` is a diff that explains the reason.
     """
     contents, hidden_changes = diff_view(plan.announcement.diffs)
     hidden = 0
@@ -269,11 +278,14 @@ def question_contents(
             add(plan.review_text)
         case _ if title_line(plan.announcement.title, _TITLE_CHARS) != plan.announcement.title:
             add(plan.announcement.title)
+    if changes:
+        blocks.append(safe(reason))
+        add(changes, "diff")
     if hidden:
         blocks.append(f"{hidden:,} characters are not shown.")
     if plan.command_access is not None:
         blocks.append(ACCESS_WORDS[_access_key(plan, has_network=has_network)])
-    if reason:
+    if reason and not changes:
         blocks.append(safe(reason))
     if blocks:
         contents.append(text_content("\n\n".join(blocks)))

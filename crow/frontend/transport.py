@@ -66,10 +66,12 @@ def claim_stdio() -> Iterator[tuple[int, int]]:
 
     :raises EditorError: stdin or stdout is closed.
     """
+    problem = "stdin or stdout is closed. An editor must start `crow acp` with a pipe for each of them."
+    if sys.__stdin__ is None or sys.__stdout__ is None:  # other files may have these descriptors now
+        raise EditorError(problem)
     try:
         source, sink = os.dup(0), os.dup(1)
     except OSError as error:
-        problem = "stdin or stdout is closed. An editor must start `crow acp` with a pipe for each of them."
         raise EditorError(problem) from error
     try:
         null = os.open(os.devnull, os.O_RDWR)

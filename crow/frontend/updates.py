@@ -41,7 +41,7 @@ NOTICE_CHARS = 500
 STEP_CHARS = 1_000
 """At most this many characters of each step of the plan are shown."""
 
-REPLAY_RESULTS_BYTES = 6_000_000
+REPLAY_RESULTS_BYTES = 4_600_000
 """A replay sends about this many bytes of tool results in total."""
 
 REPLAY_RESULT_BYTES = 400

@@ -75,8 +75,8 @@ class Endpoint(ModelLimits):
         """See :meth:`crow.llm.Model.check`."""
         if not self.model:
             raise ConfigError(
-                "No model is set. Choose one in the editor's menu or with /model NAME. You can also run `crow login`, "
-                "or set CROW_MODEL or model.name in config.toml."
+                "No model is set. Run `crow login`, or set CROW_MODEL or model.name in config.toml. In an editor, you "
+                "can also choose one in its menu or with /model NAME."
             )
         try:
             parts = urlsplit(self.base_url)

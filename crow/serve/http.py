@@ -6,7 +6,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -19,16 +19,18 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
+from uvicorn.protocols.utils import ClientDisconnected
 from websockets.frames import CloseCode
 
 from crow import __version__
 from crow.domain.errors import StoreError
+from crow.domain.rendering import on_one_line
 from crow.frontend.agent import OPENING
 from crow.frontend.client import Handler, request_error
 from crow.frontend.connection import EditorConnection
 from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.frames import INTERNAL_ERROR
-from crow.serve.listen import is_known_host
+from crow.serve.listen import is_known_host, is_known_origin
 from crow.serve.metrics import CONTENT_TYPE, MetricFamily, Metrics, gauge, process_metrics
 from crow.serve.tokens import Authenticator, BadToken, Grant, TooManyFailures
 from crow.serve.websocket import (
@@ -39,6 +41,7 @@ from crow.serve.websocket import (
     WebSocketTransport,
 )
 from crow.store import Store
+from crow.tools.limits import FairLimiter
 
 CONNECTION_ID = "acp-connection-id"
 CURSORS = "crow-cursors"
@@ -50,6 +53,7 @@ REMEMBERED_S = 300.0
 
 MAX_REMEMBERED = 10_000
 RETRY_AFTER_S = 5
+SHOWN_CHARS = 200
 
 MIN_HANDSHAKES = 64
 """The smallest limit for the number of connections that have not sent a complete HTTP request. If a quarter of
@@ -58,6 +62,13 @@ MIN_HANDSHAKES = 64
 PROMPTING = frozenset({"session/prompt", "_session/steering"})
 START_WORK = OPENING | PROMPTING
 """Methods that start new work. While the server shuts down, it refuses these methods."""
+
+TAKES_TURNS = OPENING | {"session/list", "session/delete"}
+"""Methods that keep the server and its store busy. Their requests wait for a slot, so a client that sends thousands of
+them delays no other client. None of these methods waits for a person."""
+
+MAX_REQUESTS, MAX_REQUESTS_EACH = 64, 8
+"""At most this many requests for `TAKES_TURNS` run at once, in all and for each principal."""
 
 UPGRADE_REQUIRED = (
     "This server speaks the Agent Client Protocol over WebSocket only. Connect to this URL with a WebSocket client. "
@@ -146,12 +157,17 @@ class TokenAccess:
 
 
 class ServedConnection(EditorConnection):
-    """The connection of one client. While the server shuts down, the connection refuses requests that start new
-    work."""
+    """The connection of one client. While the server shuts down, the connection refuses requests that start new work.
 
-    def __init__(self, transport: WebSocketTransport, service: AcpService, *, wants_cursors: bool = False) -> None:
+    `holder` is whose slots the requests take: the principal or, without tokens, the connection.
+    """
+
+    def __init__(
+        self, transport: WebSocketTransport, service: AcpService, *, holder: object = None, wants_cursors: bool = False
+    ) -> None:
         super().__init__(transport, ends_on_signals=False)
         self._service = service
+        self._holder = holder
         self._wants_cursors = wants_cursors
 
     async def run(self, handle: Handler) -> None:
@@ -168,6 +184,9 @@ class ServedConnection(EditorConnection):
         if service.is_draining and method in START_WORK:
             problem = "This server is shutting down. Connect again in a moment and repeat this request."
             raise request_error(INTERNAL_ERROR, problem, reason="draining")
+        if method in TAKES_TURNS:
+            async with service.slots.slot(self._holder):
+                return await handle(method, params, is_notification)
         if method not in PROMPTING:
             return await handle(method, params, is_notification)
         service.prompts += 1
@@ -246,6 +265,7 @@ class AcpService:
         self.traffic = Traffic()
         self.handshakes = PendingHandshakes(places=max(MIN_HANDSHAKES, max_connections // 4), limits=limits)
         self.clients: dict[str, ConnectedClient] = {}
+        self.slots = FairLimiter(MAX_REQUESTS, each=MAX_REQUESTS_EACH)
         self.prompts = 0
         """The number of prompt requests that have no response yet."""
         self.is_draining = False
@@ -269,10 +289,11 @@ class AcpService:
     async def _check_host(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request to any endpoint if its Host header does not name this server."""
         if scope["type"] in {"http", "websocket"}:
-            host = Headers(scope=scope).get("host")
-            if not is_known_host(host, self._hosts):
-                name = (host or "")[:100]
-                problem = f'"{name}" is not a name of this server. The operator can add the name to serve.hosts.'
+            hosts = Headers(scope=scope).getlist("host")
+            if not is_known_host(hosts, self._hosts):
+                problem = (
+                    f'"{_shown(hosts)}" is not a name of this server. The operator can add the name to serve.hosts.'
+                )
                 refused = Refused(403, problem, "host")
                 self._note_refused(refused, _address(HTTPConnection(scope)))
                 if scope["type"] == "websocket":
@@ -297,16 +318,20 @@ class AcpService:
         transport = WebSocketTransport(websocket, self._limits, self.traffic)
         client = ConnectedClient(id_, address, principal, transport, time.monotonic())
         self.clients[id_] = client
+        details: dict[str, object] = {"connection": id_, "address": address, "principal": principal}
+        self.metrics.connections.add()
         try:
             await websocket.accept(headers=headers)
-            self.metrics.connections.add()
-            details: dict[str, object] = {"connection": id_, "address": address, "principal": principal}
             logger.info("A client has connected", extra=details)
             with self._access.connected(
                 grant, lambda why: transport.drop(ConnectionEnd(CloseCode.POLICY_VIOLATION, why, "revoked"))
             ):
                 wants_cursors = websocket.headers.get(CURSORS) is not None
-                await self._serve(ServedConnection(transport, self, wants_cursors=wants_cursors), id_, grant)
+                holder = principal or id_
+                connection = ServedConnection(transport, self, holder=holder, wants_cursors=wants_cursors)
+                await self._serve(connection, id_, grant)
+        except ClientDisconnected:
+            transport.lose()
         finally:
             if self.clients.get(id_) is client:
                 del self.clients[id_]
@@ -318,10 +343,10 @@ class AcpService:
 
     async def _admit(self, websocket: WebSocket, address: str) -> Grant | None:
         """:raises Refused: the client may not connect now."""
-        origin = websocket.headers.get("origin")
-        if origin is not None and origin.rstrip("/").lower() not in self._origins:
+        origins = websocket.headers.getlist("origin")
+        if not is_known_origin(origins, self._origins):
             problem = (
-                f'Web pages of "{origin[:200]}" may not connect. The operator of this server can add the origin to '
+                f'Web pages of "{_shown(origins)}" may not connect. The operator of this server can add the origin to '
                 "serve.origins."
             )
             raise Refused(403, problem, "origin")
@@ -418,6 +443,38 @@ class AcpService:
         logger.info("A connection was refused", extra=details)
 
 
+class WaitingService:
+    """Answers in place of `AcpService` as long as the server's database cannot be reached."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.handshakes = PendingHandshakes(places=MIN_HANDSHAKES, limits=limits)
+
+    def app(self) -> ASGIApp:
+        """Return the ASGI application."""
+        routes = [
+            WebSocketRoute("/acp", self._refuse_client),
+            Route("/healthz", _healthz),
+            Route("/readyz", self._readyz),
+            Route("/{path:path}", self._refuse),
+        ]
+        return Starlette(routes=routes)
+
+    async def _refuse_client(self, websocket: WebSocket) -> None:
+        await websocket.send_denial_response(_no_database().response())
+
+    async def _refuse(self, _request: Request) -> Response:
+        return _no_database().response()
+
+    async def _readyz(self, _request: Request) -> Response:
+        problem = "the database cannot be reached; see the log"
+        return JSONResponse({"status": "not ready", "problem": problem}, status_code=503)
+
+
+def _no_database() -> Refused:
+    problem = "The server waits for its database. Try again in a moment."
+    return Refused(503, problem, "store", retry_after_s=RETRY_AFTER_S)
+
+
 SHUTDOWN = ConnectionEnd(CloseCode.GOING_AWAY, "This server is shutting down. Connect again in a moment.", "shutdown")
 
 
@@ -427,6 +484,11 @@ async def _refuse_http(_request: Request) -> Response:
 
 async def _healthz(_request: Request) -> Response:
     return PlainTextResponse("ok\n")
+
+
+def _shown(values: Sequence[str]) -> str:
+    """Return the values of a header that is refused, as the response and terminals can show them."""
+    return on_one_line(", ".join(values)[:SHOWN_CHARS])
 
 
 def _bearer_token(headers: Headers) -> str | None:

@@ -6,10 +6,11 @@ import errno
 import fcntl
 import ipaddress
 import os
+import re
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,18 +85,36 @@ def describe(opened: socket.socket, *, is_tls: bool) -> str:
     return f"{'wss' if is_tls else 'ws'}://{host}:{name[1]}/acp"
 
 
-def is_known_host(header: str | None, names: frozenset[str]) -> bool:
-    """Whether the Host header names this server. The header does so if its host is an IP address, localhost, or one of
-    `names`.
+_HOST_HEADER = re.compile(r"(?:\[([0-9A-Fa-f:.]+)(?:%[A-Za-z0-9._~-]+)?\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?")
+
+
+def is_known_host(headers: Sequence[str], names: frozenset[str]) -> bool:
+    """Whether the Host header names this server. The header does so if it is there once, and its host is an IP address,
+    localhost, or one of `names`.
 
     This check stops DNS rebinding. An attacker's web page can make a browser connect to this server, but the browser
     then sends the attacker's host name in the Host header.
     """
-    if header is None:
+    found = _HOST_HEADER.fullmatch(headers[0]) if len(headers) == 1 else None
+    if found is None or int(found[3] or 0) > 65_535:
         return False
-    host = header[: header.find("]") + 1] if header.startswith("[") else header.rpartition(":")[0] or header
-    host = host.strip("[]").rstrip(".").lower()
-    return host == "localhost" or host in names or _is_address(host)
+    if found[1] is not None:
+        return _is_version(6, found[1])
+    host = found[2].removesuffix(".").lower()
+    return host == "localhost" or host in names or _is_version(4, host)
+
+
+def is_known_origin(headers: Sequence[str], origins: frozenset[str]) -> bool:
+    """Whether the Origin header, if there is one, is one of `origins`, which are in lower case."""
+    return not headers or (len(headers) == 1 and headers[0].lower() in origins)
+
+
+def _is_version(version: int, host: str) -> bool:
+    """Whether a host is an address of this version of IP."""
+    try:
+        return ipaddress.ip_address(host).version == version
+    except ValueError:
+        return False
 
 
 def tls_context(cert: Path, key: Path) -> Callable[..., ssl.SSLContext]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -26,10 +27,11 @@ from crow.frontend.sessions import Requester
 from crow.frontend.v2 import NegotiatingAgent
 from crow.log import log_as_json
 from crow.serve import listen
-from crow.serve.http import SHUTDOWN, AccessControl, AcpService, ServedConnection, TokenAccess
+from crow.serve.http import SHUTDOWN, AccessControl, AcpService, ServedConnection, TokenAccess, WaitingService
 from crow.serve.metrics import MetricFamily, Metrics, gauge, metered
 from crow.serve.policy import ServePolicy, check_server
 from crow.serve.tokens import Authenticator, Grant, is_valid
+from crow.serve.waiting import open_when_reachable
 from crow.serve.websocket import ConnectionLimits, HttpProtocol, SocketProtocol
 from crow.settings import Loaded
 from crow.settings.values import ServeSettings
@@ -101,27 +103,38 @@ async def _serve(
 ) -> None:
     settings = loaded.settings.serve
     tls = {} if is_resident else tls_options(settings, loaded.paths.config_file.parent)
-    with listen.listening(listen.parse_address(settings.listen)) as sockets:
+    with listen.listening(listen.parse_address(settings.listen)) as sockets, ended_by_signals() as signals:
         raise_file_limit()
         adapters.protect_process(loaded)
         wiring = Wiring(loaded, reload=reload)
-        is_private = listen.is_private(sockets)
-        async with (
-            adapters.orphans_ended(),
-            open_server(
-                wiring, settings, limits, is_private=is_private, is_resident=is_resident, offers_v2=offers_v2
-            ) as server,
-            anyio.create_task_group() as tasks,
-        ):
-            http = uvicorn_server(server.service, settings, limits, tls, is_resident=is_resident)
-            tasks.start_soon(http.serve, sockets)
-            with ended_by_signals() as signals:
+        open_store = wiring.dependencies().open_store
+        store: Store | None
+        if is_resident:  # the client that starts this server reports the error
+            store = await open_store()
+        else:
+            store = await open_when_reachable(
+                open_store, partial(waiting_room, sockets, settings, limits, tls), signals
+            )
+        if store is not None:
+            is_private = listen.is_private(sockets)
+            async with (
+                adapters.orphans_ended(),
+                open_server(
+                    *(wiring, store, settings, limits),
+                    is_private=is_private,
+                    is_resident=is_resident,
+                    offers_v2=offers_v2,
+                ) as server,
+                anyio.create_task_group() as tasks,
+            ):
+                http = uvicorn_server(server.service, settings, limits, tls, is_resident=is_resident)
+                tasks.start_soon(http.serve, sockets)
                 await http.has_started()
                 for each in sockets:
                     address = listen.describe(each, is_tls=bool(tls))
                     logger.info("The server listens", extra={"address": address, "version": __version__})
                     tell(address)
-                listen.notify_systemd("READY=1")
+                listen.notify_systemd("READY=1\nSTATUS=")
                 tasks.start_soon(server.warm)
                 tasks.start_soon(keep_running, server.authenticator.run)
                 if is_resident and settings.idle_timeout_s:
@@ -134,6 +147,31 @@ async def _serve(
                 tasks.cancel_scope.cancel()
         await wiring.close()
         await wiring.finish_imports()
+
+
+@asynccontextmanager
+async def waiting_room(
+    sockets: Sequence[socket.socket], settings: ServeSettings, limits: ConnectionLimits, tls: dict[str, Any]
+) -> AsyncIterator[None]:
+    """Answer that the server is not ready yet. The sockets stay open at the end, so that no client is refused
+    between."""
+    http = uvicorn_server(WaitingService(limits), settings, limits, tls)
+    copies = [each.dup() for each in sockets]  # uvicorn closes them
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(http.serve, copies)
+        await http.has_started()
+        for each in sockets:
+            logger.info(
+                "The server listens and is not ready", extra={"address": listen.describe(each, is_tls=bool(tls))}
+            )
+        # The service would otherwise count as failed, although starting it again would not help.
+        listen.notify_systemd("READY=1\nSTATUS=Waiting for the database")
+        try:
+            yield
+        finally:
+            http.should_exit = True
+    for each in copies:
+        each.close()
 
 
 def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -279,6 +317,7 @@ class Server:
 @asynccontextmanager
 async def open_server(
     wiring: Wiring,
+    opened: Store,
     settings: ServeSettings,
     limits: ConnectionLimits,
     *,
@@ -286,7 +325,7 @@ async def open_server(
     is_resident: bool,
     offers_v2: bool,
 ) -> AsyncIterator[Server]:
-    """Open the store and the session host, and close both at the end.
+    """Open the session host with an open store, and close both at the end.
 
     `is_private` means that only programs on this machine can connect. If `is_private` is false, every client needs a
     token. If `is_resident` is true, the server serves one user, who sees every session of the store, just as with `crow
@@ -297,13 +336,12 @@ async def open_server(
     """
     metrics = Metrics()
     dependencies = wiring.dependencies()
-    open_store = dependencies.open_store
 
     async def open_metered() -> Store:
-        return metered(await open_store(), metrics)
+        return metered(opened, metrics)
 
     async with share_host(replace(dependencies, open_store=open_metered), session_view=session_view) as host:
-        store = await host.store()
+        store = await host.store()  # the host closes it
         if not is_private:
             now_ms = time.time_ns() // 1_000_000
             if not any(is_valid(token, now_ms) for token in await store.tokens()):
@@ -362,7 +400,7 @@ class UvicornServer(uvicorn.Server):
 
 
 def uvicorn_server(
-    service: AcpService,
+    service: AcpService | WaitingService,
     settings: ServeSettings,
     limits: ConnectionLimits,
     tls: dict[str, Any],

@@ -21,6 +21,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from crow.domain.errors import ConfigError
+from crow.domain.secret_values import holds_secret, secrets_in
 from crow.settings.endpoints import PRESETS, dotted_key, fallback_of, fallback_problem, names_offered
 from crow.settings.values import (
     VARIABLE,
@@ -457,6 +458,12 @@ def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> Endpoi
     others += [secret for table in servers for secret in _secrets_in(table, "env", _SECRET_VARIABLE, env)]
     clients = [{"secret": {"secret": table.get("oauth_client_secret")}} for table in servers]
     others += [secret for table in clients for secret in _secrets_in(table, "secret", _SECRET_VARIABLE, env)]
+    others += [
+        secret
+        for name, value in env.items()
+        if name not in variables and holds_secret(name, value, os.path.lexists)
+        for secret in secrets_in(value)
+    ]
     database = _configured_database(tree, env)
     variables.add(_FROM_ENVIRONMENT["database.url"])
     if database.url is not None and not database_passwords(database.url.get_secret_value()):

@@ -15,6 +15,8 @@ from urllib.parse import unquote, urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
+from crow.domain.protected_names import REMOVABLE
+
 OFFLINE = "offline"
 """The name of the built-in model, which needs no endpoint."""
 
@@ -87,6 +89,23 @@ Rules = Annotated[
         'a list of rules, each a tool or a tool and an argument, such as ["shell(git status)", "edit_file(docs/**)"]'
     ),
 ]
+
+
+def _protected_name(name: str) -> str:
+    parts = name.strip("/").split("/")
+    if name.startswith(("/", "~")) or any(part in ("", ".", "..") or not part.strip("*?") for part in parts):
+        raise ValueError
+    return name
+
+
+def _removable_name(name: str) -> str:
+    if name.casefold() not in REMOVABLE:
+        raise ValueError
+    return name
+
+
+ProtectedName = Annotated[str, AfterValidator(_protected_name)]
+RemovableName = Annotated[str, AfterValidator(_removable_name)]
 
 
 class Section(BaseModel):
@@ -396,6 +415,22 @@ class PermissionSettings(Section):
     "shell(git status)"."""
     deny: Rules = ()
     """Rules for calls that never run, in any mode. They take precedence over allow."""
+    protect: Annotated[
+        tuple[ProtectedName, ...],
+        Field(strict=False),
+        Expected('a list of names, globs or relative paths, such as ["package.json", "deploy/*.sh"]'),
+    ] = ()
+    """More names of files and folders that are protected in any folder: each change asks."""
+    unprotect: Annotated[
+        tuple[RemovableName, ...],
+        Field(strict=False),
+        Expected(
+            'a list of names that docs/permissions.md lists as removable, such as [".gitattributes"]; .git, HEAD, '
+            ".crow and places of keys, such as .ssh, always stay protected"
+        ),
+    ] = ()
+    """Protected names that are not protected any more. Git's own files, crow's files and places of keys stay
+    protected."""
     fetch_private: Switch = False
     """Whether fetch may read private addresses, such as those of this machine."""
 
@@ -412,6 +447,13 @@ class SandboxSettings(Section):
     """More directories that confined commands can read."""
     writable: Annotated[Strings, Expected('a list of paths, such as ["~/.cache/ccache"]')] = ()
     """More directories that commands with the access `write` can write to."""
+    pass_env: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[A-Za-z_*?][A-Za-z0-9_*?]*$")], ...],
+        Field(strict=False),
+        Expected('a list of names or globs of environment variables, such as ["GH_TOKEN"]'),
+    ] = ()
+    """Environment variables that commands get although their names or values say that they hold a secret. Results still
+    show a mask in place of their values. Keys of endpoints are never passed."""
     sockets: Annotated[Strings, Expected('a list of paths, such as ["/run/postgresql"]')] = ()
     """Unix sockets that confined commands can use, or directories with such sockets. This needs bubblewrap. Without
     this setting, confined commands have no Unix sockets."""
@@ -430,6 +472,9 @@ class LimitSettings(Section):
     request. Another prompt continues the work."""
     mcp_start_timeout_s: Seconds = 10.0
     """The time limit for the start of an MCP server, in seconds."""
+    mcp_wait_s: Annotated[float, Field(ge=0), Expected("seconds, such as 1.0")] = 1.0
+    """The time that a turn waits for MCP servers that are still starting, in seconds. The tools of a server that comes
+    later join the running turn. `crow run` waits until each server is ready or its time limit is over."""
     mcp_call_timeout_s: Seconds = 600.0
     """The time limit for a call of an MCP tool, in seconds."""
     offered_tools: Annotated[int, Field(ge=0), Expected("a whole number, such as 100")] = 100

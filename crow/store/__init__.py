@@ -145,7 +145,8 @@ class Tail:
     """A session and the part of its path that `crow.domain.conversation.for_model` needs, oldest first.
 
     That part is the newest valid checkpoint, all entries from its `first_kept` on, and the newest prompt entry. Without
-    a checkpoint it is the whole path.
+    a checkpoint it is the whole path. Of a part that is longer than any model can see, only the end is there. Then the
+    first entry is a checkpoint that is not stored and whose `method` is "unread".
 
     `waiting` has the texts in the inbox that tell the model about background work that has ended. Only `open_session`
     sets `waiting`.

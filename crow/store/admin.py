@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from crow.domain.errors import ArgumentError
+from crow.domain.rendering import title_line
 from crow.store import Group, Scope, SessionRow, UsageTotal
 from crow.store.codec import tags_of
 
@@ -169,17 +170,32 @@ class Damage:
     entries: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionMatch:
+    """A session that the user may mean."""
+
+    id: str
+    title: str | None
+
+    def __str__(self) -> str:
+        return f'{self.id} ("{title_line(self.title, 40)}")' if self.title else self.id
+
+
 class Admin(Protocol):
     """Administers the sessions of an open store. Every method may raise
     :class:`~crow.domain.errors.StoreUnavailable`."""
 
+    async def matches(self, name: str) -> tuple[SessionMatch, ...]:
+        """Return the sessions that `name` may mean, most recently used first: the session with this id. If there is
+        none, the session with this alias. If there is none, all sessions whose id begins with `name` or whose title is
+        `name`. Aliases of principals do not count, because several principals may use the same alias."""
+
     async def find(self, name: str) -> str:
-        """Return the id of the session with this id or alias. If there is no such session, return the id of the only
-        session whose id begins with `name`. Aliases of principals do not count, because several principals may use the
-        same alias.
+        """Return the id of the only session that `name` may mean; see `matches`.
 
         :raises ~crow.domain.errors.ArgumentError: no session matches, or several do.
         """
+        return only_match(name, await self.matches(name)).id
 
     async def ids(self) -> tuple[str, ...]:
         """Return the ids of all sessions and sub-agents, sorted."""
@@ -260,19 +276,22 @@ class Admin(Protocol):
         """
 
 
-def only_match(name: str, found: Sequence[str], *, is_exact: bool) -> str | None:
-    """Return the id of the session that the user called `name`. `found` are the ids that a search for `name` found.
-    After an exact search, return the first of them, or None if there are none. After a search by the beginning of an
-    id, `found` must have exactly one id.
+def only_match(name: str, found: Sequence[SessionMatch]) -> SessionMatch:
+    """Return the only one of the sessions that `name` may mean.
 
-    :raises ~crow.domain.errors.ArgumentError: a search by the beginning of an id found no id, or several.
+    :raises ~crow.domain.errors.ArgumentError: there is no such session, or there are several.
     """
-    if is_exact:
-        return found[0] if found else None
-    if len(found) > 1:
-        some = ", ".join(found[:_NAMED_IN_ERROR])
-        more = ", ..." if len(found) > _NAMED_IN_ERROR else ""
-        raise ArgumentError(f'{len(found)} session ids begin with "{name}": {some}{more}. Give more of the id.')
     if not found:
         raise ArgumentError(f'No session "{name}". Run "crow sessions" to list them.')
+    if len(found) > 1:
+        some = ", ".join(str(one) for one in found[:_NAMED_IN_ERROR])
+        more = ", ..." if len(found) > _NAMED_IN_ERROR else ""
+        raise ArgumentError(f'"{name}" may mean {len(found)} sessions: {some}{more}. Give more of the id.')
     return found[0]
+
+
+def best_matches(found: Sequence[tuple[int, SessionMatch]]) -> tuple[SessionMatch, ...]:
+    """Return the sessions of the lowest rank. Each session comes with its rank: 0 if the name is its id, 1 if it is its
+    alias, 2 otherwise."""
+    best = min((rank for rank, _ in found), default=0)
+    return tuple(one for rank, one in found if rank == best)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
-from crow.domain.entries import Checkpoint, Entry, File, Prompt, Restore, ToolResult
+from crow.domain.entries import Checkpoint, Entry, File, Pin, Prompt, Restore, ToolResult, User
+from crow.domain.messages import Text
 from crow.domain.rendering import short_output
 from crow.store import BranchPoint, BranchTip, Outline
 
@@ -17,20 +18,43 @@ _POINT_KINDS: Mapping[str, _PointKind] = {"user": "prompt", "note": "label", "ch
 _MESSAGE_KINDS = ("user", "assistant", "tool", "skill")
 
 
+TAIL_BYTES = 6 * 1024 * 1024
+"""At most so many bytes of texts are read for a tail. That is more than a model with a window of a million tokens can
+see."""
+
+RESULT_BYTES = 64 * 1024
+"""Of a tool result that is longer than the rest of `TAIL_BYTES`, about so many bytes are read."""
+
+_PIN_CHARS = 20_000
+_UNREAD = (
+    "[Entry {last} and everything before it was left out, because this conversation is too long to be read at once. It"
+    " has not been summarised. The tool recall finds what was said and done there.]"
+)
+
+
 class TailPath:
     """The entries of a session's tail, added newest first."""
 
     def __init__(self) -> None:
+        self.room = TAIL_BYTES
+        """How many bytes of texts may still be read."""
+        self.cut: Entry | None = None
+        """The entry that did not fit any more. It and all entries before it are left out."""
         self._newest_first: list[Entry] = []
         self._restored: set[int] = set()
         self._first_kept: int | None = None
         self._has_prompt = False
 
-    def add(self, entry: Entry) -> bool:
-        """Add `entry`, the parent of the entry that was added last. If the newest valid checkpoint does not keep
-        `entry`, return false and do not add it."""
+    def add(self, entry: Entry, size: int = 0) -> bool:
+        """Add `entry`, the parent of the entry that was added last. `size` is the number of bytes of its texts. If the
+        newest valid checkpoint does not keep `entry`, or if it does not fit, return false and do not add it."""
         if self._first_kept is not None and entry.id < self._first_kept:
             return False
+        # What a checkpoint keeps is short for the model, so all of it is read.
+        if size > self.room and self._newest_first and self._first_kept is None:
+            self.cut = entry
+            return False
+        self.room -= size
         self._newest_first.append(entry)
         match entry.body:
             case Prompt():
@@ -42,6 +66,16 @@ class TailPath:
                 # from damage.
                 self._first_kept = entry.id if kept is None else min(kept, entry.id)
         return True
+
+    @property
+    def restored(self) -> Collection[int]:
+        """The checkpoints and masks that no longer count."""
+        return self._restored
+
+    @property
+    def lacks_user(self) -> bool:
+        """Whether there is no prompt of the user among the entries."""
+        return not any(isinstance(entry.body, User) for entry in self._newest_first)
 
     @property
     def lacks_prompt(self) -> bool:
@@ -56,6 +90,38 @@ class TailPath:
     def entries(self) -> tuple[Entry, ...]:
         """Return the entries, oldest first."""
         return tuple(reversed(self._newest_first))
+
+    def entries_after_cut(self, root: int, checkpoint: Entry | None, user: Entry | None) -> tuple[Entry, ...]:
+        """Return the entries after those that were left out. The first one is a checkpoint that is not stored. It says
+        what is left out. It has the summary of `checkpoint` and the text of the prompt `user`, which are the newest in
+        there. `root` is the first entry of the path."""
+        assert self.cut is not None
+        words = _UNREAD.format(last=self.cut.id)
+        body = Checkpoint(compaction_id=f"unread-{self.cut.id}", summary=words, first_kept=None, method="unread")
+        if checkpoint is not None and isinstance(checkpoint.body, Checkpoint):
+            summary = f"{checkpoint.body.summary}\n\n{words}"
+            body = replace(checkpoint.body, summary=summary, first_kept=None, method="unread")
+        pins = body.pins
+        if user is not None and isinstance(user.body, User):
+            text = "\n".join(part.text for part in user.body.parts if isinstance(part, Text))
+            pins = (*pins, Pin(entry=user.id, text=text[:_PIN_CHARS]))
+        body = replace(body, pins=pins, first_covered=root, last_covered=self.cut.id)
+        unread = replace(self.cut, body=body, usage=None, cost=None, estimate=None)
+        return (unread, *self.entries())
+
+
+def newest_checkpoint(
+    path: Iterable[int], checkpoints: Collection[int], restores: Mapping[int, int], restored: Collection[int]
+) -> int | None:
+    """Return the first of `checkpoints` that still counts on a `path`, which is sorted newest first. `restores` maps
+    entries to the checkpoints that they revoke, and `restored` are revoked already."""
+    revoked = set(restored)
+    for entry_id in path:
+        if entry_id in restores:
+            revoked.add(restores[entry_id])
+        if entry_id in checkpoints and entry_id not in revoked:
+            return entry_id
+    return None
 
 
 def with_excerpt(entry: Entry, most_bytes: int) -> Entry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
@@ -27,6 +27,27 @@ SESSION_COLUMNS = ", ".join(_SESSION_FIELDS)
 
 JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "metadata"})
 """Columns of `sessions` that hold JSON."""
+
+_NUMBERS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("conversation", "leaf", "entries", "tokens_in", "tokens_out", "tokens_cached"), (int,)),
+    **dict.fromkeys(("newest_entry", "created_ms", "updated_ms"), (int,)),
+    **dict.fromkeys(("title_by_user", "has_prompt", "archived"), (int,)),
+    **dict.fromkeys(("calibration", "cost"), (float, int)),
+}
+
+_SESSION_TYPES: Mapping[str, tuple[type, ...]] = {name: _NUMBERS.get(name, (str,)) for name in _SESSION_FIELDS}
+"""Maps the columns of `sessions` to the types that their values may have, apart from NULL."""
+
+_NOT_SET: Mapping[str, object] = {
+    **{name: 0 for name in _NUMBERS if name != "leaf"},
+    "calibration": 1.0,
+    "id": "(damaged)",
+    "cwd": "/",
+    "model": "",
+    "mode": "ask",
+    "owner": "",
+}
+"""What `session_of` reads in place of a value of the wrong type. For columns that are not here, that is None."""
 
 TOKEN_FIELDS = tuple(one.name for one in fields(Token))
 TOKEN_COLUMNS = ", ".join(TOKEN_FIELDS)
@@ -67,8 +88,17 @@ SUM_COLUMNS = ", ".join(f"{expression} AS {name}" for name, expression in _SUMS.
 
 
 def session_of(row: Sequence[Any]) -> SessionRow:
-    """Return the session in a row of `SESSION_COLUMNS`. A damaged JSON column is read as empty."""
-    values = dict(zip(_SESSION_FIELDS, row, strict=True))
+    """Return the session in a row of `SESSION_COLUMNS`.
+
+    In a damaged SQLite file, a value can have any type. A value of the wrong type is read as if it were not set, and a
+    damaged JSON column as empty. So one damaged row does not keep the other sessions from being listed.
+    """
+    values: dict[str, Any] = {
+        name: value if isinstance(value, _SESSION_TYPES[name]) else _NOT_SET.get(name)
+        for name, value in zip(_SESSION_FIELDS, row, strict=True)
+    }
+    if values["state"] != "running":
+        values["state"] = "idle"
     for name in ("title_by_user", "has_prompt", "archived"):
         values[name] = bool(values[name])
     for name, kind in (("additional_directories", str), ("permissions", dict)):

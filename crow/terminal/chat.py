@@ -35,6 +35,7 @@ from crow.terminal.connection import (
     session_ids,
 )
 from crow.terminal.form import FormField, fields_of
+from crow.terminal.help import HELP, OWN_COMMANDS, PLAIN_HELP
 from crow.terminal.keyboard import (
     Choices,
     Interrupted,
@@ -45,12 +46,11 @@ from crow.terminal.keyboard import (
     open_history,
 )
 from crow.terminal.prompt import IMAGE_TYPES, image_block, text_block
+from crow.terminal.question import keys_of, plain_title, question_of
 from crow.terminal.render import (
     DIFF_LINES,
-    Look,
     MarkdownStream,
     diff_of,
-    inline,
     look_of,
     output_of,
     plan_of,
@@ -59,16 +59,13 @@ from crow.terminal.render import (
     wrapped,
 )
 from crow.terminal.screen import Screen, interrupts, quoted
+from crow.terminal.typed import ENTERS, TypedText
 
 CAPABILITIES: Mapping[str, Any] = {
     "session": {"notices": {}, "compaction": {}},
     "elicitation": {"form": {}, "url": {}},
     "_meta": {"crow": {"remarks": True}},
 }
-
-QUESTION_LINES = 1_000
-"""The maximum number of lines that a permission question shows. If a call has more lines, the question offers only the
-options for this one call."""
 
 REPLAYED_TURNS = 2
 REPLAYED_LINES = 16
@@ -82,36 +79,6 @@ HISTORY_UPDATES = frozenset(
     }
 )
 """The kinds of updates that are part of a replayed history."""
-
-OWN_COMMANDS = {
-    "exit": "Leave; the session is kept",
-    "session": "Show this session, or go to another one: its name, its id, or a new name",
-}
-
-HELP = """\
-**Keys**
-
-- `Enter` sends; `Alt-Enter`, `Ctrl-J`, or `\\` at the end of the line breaks the line
-- `Tab` completes `/commands`, their arguments and `@files`; `Ctrl-R` searches earlier prompts
-- `Ctrl-C` cancels the turn, and clears an unfinished prompt; `Ctrl-D` leaves
-
-**Commands of the terminal**
-
-- `/session [NAME]` shows this session, or goes to another one
-- `/exit` leaves; the session is kept
-"""
-
-PLAIN_HELP = """\
-**Keys**
-
-- Enter sends. A line that ends with `\\` continues on the next line.
-- Ctrl-C cancels the turn. Ctrl-D leaves.
-
-**Commands of the terminal**
-
-- `/session [NAME]` shows this session, or goes to another one
-- `/exit` leaves; the session is kept
-"""
 
 STOPS = {
     "cancelled": "Cancelled.",
@@ -197,6 +164,7 @@ class Chat:
         self._session = OpenedSession("", "", {}, is_new=True)
         self._interrupts = 0
         self._is_prompting = False
+        self._typed = TypedText()
         self._writing = asyncio.Lock()
         self._replayed: deque[deque[Params]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -261,6 +229,8 @@ class Chat:
         self._mode = options.mode or self._mode  # the response was sent before --mode was set
         name = f" · session {options.session}" if options.session else ""
         await self._say(f"crow · {self._status()} · {opened.cwd}{name}")
+        if opened.notice:
+            await self._say(opened.notice)
         if opened.is_new:
             keys = "Alt-Enter breaks the line" if self._look.has_styles else "Ctrl-D leaves"
             await self._say(f"Enter sends, {keys}, /help lists the commands.")
@@ -283,12 +253,11 @@ class Chat:
 
     async def _talk(self) -> None:
         """Read prompts and send them, until the user leaves."""
-        message = "\nYou: " if self._look.has_words else "\n> "
         while True:
             await self._refresh_sessions()
             self._block = ""
             try:
-                text = await self._keyboard.prompt(message)
+                text = await self._next_text()
             except EOFError:
                 return
             self._block = ""
@@ -308,18 +277,28 @@ class Chat:
             if alias is not None:  # `/new` has given this name to the new session
                 await self._go_to(alias)
 
+    async def _next_text(self) -> str:
+        """Return the oldest text that was queued during the last turn, or else what the user types now.
+
+        :raises EOFError: the user pressed Ctrl-D.
+        """
+        sign = "You: " if self._look.has_words else "> "
+        if self._typed.queue:
+            text = self._typed.queue.pop(0)
+            await self._write(f"\n{sign}{safe(text)}\n")
+            return text
+        return await self._keyboard.prompt(f"\n{sign}", default=self._typed.take_all())
+
     async def _prompt(self, text: str) -> None:
         assert self._connection is not None, "the chat has begun"
-        cwd = self._choices.cwd
-        try:
-            blocks = [text_block(text), *(_file_block(path) for path in mentioned_files(text, cwd))]
-        except ArgumentError as error:
-            await self._show_problem(str(error))
+        params = await self._prompt_params(text)
+        if params is None:
             return
         self._is_prompting, self._interrupts, self._screen.label = True, 0, ""
-        params = {"sessionId": self._session.id, "prompt": blocks}
+        stop = ""
         try:
-            with self._keyboard.quiet(), self._screen.spinning():
+            with self._screen.spinning(), self._keyboard.collect(self._typed, self._typed_changed):
+                self._show_typed()
                 stop = (await self._connection.call("session/prompt", params))["stopReason"]
         except RequestError as error:
             await self._end_message()
@@ -329,12 +308,78 @@ class Chat:
             if stop in STOPS:
                 await self._say(STOPS[stop])
         finally:
-            self._is_prompting = False
+            self._is_prompting, self._screen.below = False, ()
+        if stop != "end_turn":
+            await self._keep_queue()
         if not self._look.has_styles:
             await self._say(self._status())
 
+    async def _prompt_params(self, text: str) -> Params | None:
+        """Return the parameters of a prompt. If a file that it mentions cannot be used, say so and return None."""
+        try:
+            files = [_file_block(path) for path in mentioned_files(text, self._choices.cwd)]
+        except ArgumentError as error:
+            await self._show_problem(str(error))
+            return None
+        return {"sessionId": self._session.id, "prompt": [text_block(text), *files]}
+
+    # What is typed during a turn.
+
+    def _typed_changed(self, steering: tuple[str, ...]) -> None:
+        self._show_typed()
+        if not self._look.has_styles:
+            self._start(self._say_queue(steering))
+        for text in steering:
+            self._start(self._steer(text))
+
+    def _show_typed(self) -> None:
+        if self._look.has_styles:
+            self._screen.below = self._typed.shown(shutil.get_terminal_size().columns - 1)
+            self._screen.refresh()
+
+    async def _say_queue(self, steering: tuple[str, ...]) -> None:
+        """Say what happens with a line, without any drawing."""
+        if not steering:
+            async with self._writing:
+                queued = self._typed.queue
+                how = "An empty line sends it into this turn; Esc and Enter takes it back."
+                await self._say(f"Queued for after this turn: {queued[-1]}\n{how}" if queued else "Nothing is queued.")
+
+    async def _steer(self, text: str) -> None:
+        """Send a text into the running turn. If the turn has ended meanwhile, the text becomes the next prompt."""
+        assert self._connection is not None, "the chat has begun"
+        async with self._writing:
+            if (params := await self._prompt_params(text)) is None:
+                return
+        try:
+            answer = await self._connection.call("_session/steering", params)
+        except (RequestError, ConnectionError) as error:
+            answer = {"outcome": str(error)}
+        async with self._writing:
+            if answer["outcome"] == "injected":
+                await self._say(f"Sent into this turn: {text}")
+                return
+            self._typed.queue.insert(0, text)
+            self._show_typed()
+
+    async def _finish_typing(self) -> None:
+        """Make sure that no key that was meant for another line answers the question that is about to be shown."""
+        if self._typed.line and self._look.has_styles:
+            await self._write(f"  {self._look.paint('dim', 'You were typing. Enter: answer this question')}\n")
+            await self._keyboard.key(ENTERS)
+        self._keyboard.discard()
+
+    async def _keep_queue(self) -> None:
+        """After a turn that did not end by itself, put the queued texts into the next prompt and send nothing."""
+        if not self._typed.queue:
+            return
+        if self._look.has_styles:
+            self._typed.line = self._typed.take_all()
+        else:
+            await self._say(f"Not sent, because the turn did not end by itself: {self._typed.take_all()}")
+
     async def _go_to(self, name: str) -> None:
-        """Run `/session`: show this session, or open the session called `name`."""
+        """Run `/session`: show this session, or open the session that `name` means."""
         assert self._connection is not None, "the chat has begun"
         before = self._session.id
         if not name:
@@ -396,11 +441,11 @@ class Chat:
                 call = self._calls.setdefault(params["toolCall"]["toolCallId"], {})
                 call["is_shown"] = True
                 await self._begin_block("question", text)
-                keys = _keys_of(options)
+                keys = keys_of(options)
                 for key, option in keys.items():
                     await self._write(f"  {self._look.paint('bold', key)}  {safe(option['name'])}\n")
                 escape = "Esc" if self._look.has_styles else "any other line"
-                self._keyboard.discard()
+                await self._finish_typing()
                 await self._write(f"  {self._look.paint('bold', escape)}  stop the turn\n")
                 typed = await self._keyboard.key(keys.keys())
                 self._block = "tool"
@@ -467,7 +512,7 @@ class Chat:
         for key, words in keys.items():
             await self._write(f"  {self._look.paint('bold', key)}  {words}\n")
         escape = "Esc" if self._look.has_styles else "any other line"
-        self._keyboard.discard()
+        await self._finish_typing()
         await self._write(f"  {self._look.paint('bold', escape)}  dismiss\n")
         return await self._keyboard.key(keys.keys())
 
@@ -542,7 +587,7 @@ class Chat:
         call_id, is_new = update["toolCallId"], update["toolCallId"] not in self._calls
         call = self._calls.setdefault(call_id, {})
         call |= update
-        status, title = call.get("status", "pending"), _plain_title(call.get("title", "Tool call"))
+        status, title = call.get("status", "pending"), plain_title(call.get("title", "Tool call"))
         if status in ("completed", "failed"):
             del self._calls[call_id]
             self._screen.label = ""
@@ -635,63 +680,6 @@ class Chat:
 def how_to_return(row: SessionRow) -> str:
     """Return a sentence that says how to come back to this session."""
     return f"Come back with: crow chat --session {quoted(row.alias) if row.alias else row.id}"
-
-
-def question_of(look: Look, params: Params) -> tuple[str, list[Mapping[str, Any]]]:
-    """Return the text to show for a permission request, and the options to offer."""
-    call, options = params["toolCall"], list(params["options"])
-    left = QUESTION_LINES
-    shown = [look.paint("bold", f"Allow this? {_plain_title(call['title'])}") + "\n"]
-    hidden = 0
-    for part in call.get("content") or ():
-        match part:
-            case {"type": "content", "content": {"type": "text", "text": str(text)}}:
-                lines = _question_lines(look, text)
-                shown += lines[:left]
-                hidden += max(0, len(lines) - left)
-                left -= min(left, len(lines))
-            case {"type": "diff"}:
-                diff, more = diff_of(look, part, most=left)
-                shown.append(diff)
-                hidden += more
-                left -= min(left, diff.count("\n"))
-    if hidden:
-        shown.append(look.paint("bold", f"{hidden} lines are not shown.") + "\n")
-        options = [option for option in options if option["kind"].endswith("_once")]
-    return "".join(shown), options
-
-
-def _question_lines(look: Look, text: str) -> list[str]:
-    """Return the lines to show for a text in a permission question. A bar before each line of code replaces the fences,
-    so that no line of code looks like an option."""
-    fence, lines = "", []
-    bar = look.paint("dim", "" if look.has_words else "│ " if look.has_styles else "| ")
-    for line in text.splitlines():
-        ticks = len(line) - len(line.lstrip("`"))
-        if not fence and ticks >= 3:
-            fence = "`" * ticks
-        elif fence and line == fence:
-            fence = ""
-        elif fence:
-            lines.append(f"  {bar}{look.paint('code', line)}\n")
-        elif line:
-            lines.append(f"  {look.paint('dim', line)}\n")
-    return lines
-
-
-def _keys_of(options: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Map each key that the user can press to the option that it selects."""
-    letters = {"allow_once": "y", "allow_always": "aw", "reject_once": "n", "reject_always": "dr"}
-    keys: dict[str, Mapping[str, Any]] = {}
-    for number, option in enumerate(options, 1):
-        free = [key for key in letters.get(option["kind"], "") if key not in keys]
-        keys[free[0] if free else str(number)] = option
-    return keys
-
-
-def _plain_title(title: str) -> str:
-    """Return the title of a call without Markdown."""
-    return "".join(text for _, text in inline(title)[0])
 
 
 def _file_block(path: str) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import argparse
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -27,13 +28,21 @@ from crow.frontend.frames import INVALID_PARAMS, METHOD_NOT_FOUND, RequestError
 from crow.frontend.transport import Observer
 from crow.settings import Loaded
 from crow.store import SessionRow, Store
+from crow.store.admin import SessionMatch, only_match
 
 logger = logging.getLogger(__name__)
 
 Params = Mapping[str, Any]
 
-ID_PREFIX = "crow-"
-"""The prefix of session ids."""
+_LOOKS_LIKE_ID = re.compile(
+    r"crow-.*"
+    r"|task-[0-9a-f]{3,16}"
+    r"|(claude-code|codex|pi|opencode|goose|openai-json)-(ses_.*|[0-9a-f_-]*[0-9][0-9a-f_-]*)"
+    r"|[0-9a-f]{8}-[0-9a-f-]{4,27}|[0-9a-f]{12,}",
+    re.DOTALL,
+)
+"""An id of a session, of a sub-agent, of an imported session, or of a session in its tool, or the start of one. A new
+session does not get such a text as its alias, because the user meant a stored session."""
 
 
 class TerminalClient(Protocol):
@@ -126,7 +135,7 @@ class TerminalConnection:
         message = frames.parse(frames.encode({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}))
         assert isinstance(message, dict), "a client in this process sends valid messages"
         if self._handle is None or self._stopped.is_set():
-            raise ConnectionError("The connection is closed.") from self._failure
+            raise self._failure or ConnectionError("The connection is closed.")
         self._record("in", message)
         response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._answer(method, RequestParams(message["params"], request_id), response))
@@ -261,28 +270,34 @@ class TerminalConnection:
 
 
 async def find_session(loaded: Loaded, name: str) -> SessionRow | None:
-    """Return the session whose alias is `name`, or whose id begins with `name`. A name that does not start with
-    `ID_PREFIX` can only be an alias. Return None if no session has this alias.
+    """Return the session that `name` means, as for every command: see :meth:`crow.store.admin.Admin.matches`. Return
+    None if there is no such session, so that `name` can become the alias of a new one.
 
-    :raises ~crow.domain.errors.ArgumentError: `name` starts with `ID_PREFIX` but is not an alias, and no id or more
-        than one id begins with `name`.
+    :raises ~crow.domain.errors.ArgumentError: `name` may mean several sessions, or it looks like an id that no session
+        has.
     """
-    if adapters.is_empty(loaded) and not name.startswith(ID_PREFIX):
-        return None
-    store = await adapters.open_store(loaded)
-    try:
-        if (row := await store.session_by_alias(name)) is not None or not name.startswith(ID_PREFIX):
-            return row
-        return await store.session(await adapters.open_admin(store).find(name))
-    finally:
-        await store.close()
+    found: Sequence[SessionMatch] = ()
+    if not adapters.is_empty(loaded):
+        store = await adapters.open_store(loaded)
+        try:
+            found = await adapters.open_admin(store).matches(name)
+            if found:
+                return await store.session(only_match(name, found).id)
+        finally:
+            await store.close()
+    if _LOOKS_LIKE_ID.fullmatch(name):
+        only_match(name, found)
+    return None
 
 
 def add_session_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that choose the session and its workspace."""
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--session", metavar="NAME|ID", help="continue this session, or start a session called NAME if there is none"
+        "--session",
+        metavar="SESSION",
+        help="continue this session, named by its id, the start of its id, its alias or its title; if there is none,"
+        " start a session with this alias",
     )
     which.add_argument("--continue", dest="newest", action="store_true", help="continue the newest session of --cwd")
     parser.add_argument(
@@ -294,6 +309,8 @@ def check_session_options(options: argparse.Namespace) -> str | None:
     """Check --mode and --cwd, and return the directory of --cwd. :raises ArgumentError: one of them cannot be used."""
     if options.mode is not None and options.mode not in MODES:
         raise ArgumentError(f'--mode is "{options.mode}"; expected one of {", ".join(MODES)}.')
+    if options.session is not None and not options.session.strip():
+        raise ArgumentError("--session is empty; expected the id, alias or title of a session.")
     if options.cwd is None:
         return None
     if not os.path.isdir(options.cwd):
@@ -303,13 +320,21 @@ def check_session_options(options: argparse.Namespace) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """An open session. `response` is the response to the request that opened the session. `is_new` says that the
-    session has no messages yet."""
+    """An open session."""
 
     id: str
     cwd: str
     response: Params
+    """The response to the request that opened the session."""
     is_new: bool
+    """Whether the session has just been created, so that it has no messages yet."""
+    alias: str = ""
+    """The alias that the user gave to a new session with `--session`. Empty for other sessions."""
+
+    @property
+    def notice(self) -> str:
+        """A sentence for the user about a new session with an alias, or an empty text."""
+        return f'No session "{self.alias}" exists, so a new one with this alias begins.' if self.alias else ""
 
 
 async def open_session(
@@ -344,7 +369,7 @@ async def open_session(
     params: dict[str, Any] = {"cwd": here, "mcpServers": []}
     if known is None:
         opened = await connection.call("session/new", params | ({"_meta": meta} if meta else {}))
-        return OpenedSession(opened["sessionId"], here, opened, is_new=True)
+        return OpenedSession(opened["sessionId"], here, opened, is_new=True, alias=options.session or "")
     meta = {"_meta": {"model": options.model}} if options.model else {}
     method = "session/fork" if is_fork else "session/load" if is_replayed else "session/resume"
     opened = await connection.call(method, params | meta | {"sessionId": known})

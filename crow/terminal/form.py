@@ -12,6 +12,7 @@ _CHECKED = (
     *("type", "enum", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems", "items"),
     *("oneOf", "anyOf", "const"),
 )
+_MAX_DEPTH = 8
 """The keywords of JSON Schema that crow checks. The server has to check all other keywords, because checking some of
 them (such as `pattern`) may take long."""
 
@@ -57,7 +58,7 @@ class FormField:
                 raise ValueError("This field is required.")
             return None
         value = self._convert(text)
-        problem = AnswerSchema({key: self.schema[key] for key in _CHECKED if key in self.schema}).problem(value)
+        problem = AnswerSchema(_checked_part(self.schema)).problem(value)
         if problem is not None:
             raise ValueError(problem.partition(": ")[2])
         return value
@@ -113,6 +114,19 @@ def fields_of(schema: Mapping[str, Any]) -> list[FormField]:
         one = FormField(name, title, description, kind, name in names, default, choices, field)
         found.append(one if one.takes(one.default_text) else replace(one, default=None))
     return found
+
+
+def _checked_part(schema: Any, depth: int = 0) -> Any:
+    """Return the part of a schema that crow checks, at every depth."""
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+        return schema if isinstance(schema, bool) else {}
+    part = {key: schema[key] for key in _CHECKED if key in schema}
+    for key in ("items", "oneOf", "anyOf"):
+        if isinstance(inner := part.get(key), list):
+            part[key] = [_checked_part(one, depth + 1) for one in inner]
+        elif inner is not None:
+            part[key] = _checked_part(inner, depth + 1)
+    return part
 
 
 def _choices(field: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

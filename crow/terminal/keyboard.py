@@ -24,6 +24,7 @@ from prompt_toolkit.styles import Style
 
 from crow.domain.rendering import on_one_line, safe
 from crow.terminal.screen import discard_input, next_input, write
+from crow.terminal.typed import ENTERS, TypedText
 
 HISTORY_BYTES = 1_000_000
 """The size above which crow shortens the history file at its start. The newest `HISTORY_BYTES // 2` bytes remain."""
@@ -58,8 +59,9 @@ class Keyboard(Protocol):
     """The user's keyboard. `set_aside` and `interrupt` may be called while another method runs. The other methods run
     one at a time."""
 
-    async def prompt(self, message: str) -> str:
-        """Read a prompt. :raises EOFError: the user pressed Ctrl-D."""
+    async def prompt(self, message: str, *, default: str = "") -> str:
+        """Read a prompt, which begins with `default` if the keyboard can edit it. :raises EOFError: the user pressed
+        Ctrl-D."""
         ...
 
     async def line(self, message: str, *, default: str = "") -> str:
@@ -81,9 +83,9 @@ class Keyboard(Protocol):
         written."""
         ...
 
-    def quiet(self) -> Any:
-        """Return a context manager. During its block, the terminal does not show typed keys. The next prompt reads
-        them."""
+    def collect(self, typed: TypedText, changed: Callable[[tuple[str, ...]], object]) -> Any:
+        """Return a context manager. During its block, what the user types goes to `typed`. After each key, `changed` is
+        called with the texts to send into the running turn. Other methods that read keys come first meanwhile."""
         ...
 
     def interrupt(self) -> bool:
@@ -206,19 +208,22 @@ class LineEditor:
             reserve_space_for_menu=6,
         )
         self._is_aside = False
+        self._collector = KeyCollector()
 
-    async def prompt(self, message: str) -> str:
+    async def prompt(self, message: str, *, default: str = "") -> str:
         """See `Keyboard`."""
-        return await self._session.prompt_async(message, handle_sigint=False)
+        return await self._session.prompt_async(message, default=default, handle_sigint=False)
 
     async def line(self, message: str, *, default: str = "") -> str:
         """See `Keyboard`."""
         session: PromptSession[str] = PromptSession(interrupt_exception=Interrupted)
-        return await session.prompt_async(message, default=default, handle_sigint=False)
+        with self._collector.suspended():
+            return await session.prompt_async(message, default=default, handle_sigint=False)
 
     async def key(self, keys: Collection[str]) -> str:
         """See `Keyboard`."""
-        return await _read_key(sys.stdin.fileno(), keys)
+        with self._collector.suspended():
+            return await _read_key(sys.stdin.fileno(), keys)
 
     def discard(self) -> None:
         """See `Keyboard`."""
@@ -238,9 +243,9 @@ class LineEditor:
                 self._is_aside = False
 
     @contextmanager
-    def quiet(self) -> Iterator[None]:
+    def collect(self, typed: TypedText, changed: Callable[[tuple[str, ...]], object]) -> Iterator[None]:
         """See `Keyboard`."""
-        with _without_echo(sys.stdin.fileno()):
+        with _without_echo(sys.stdin.fileno()), self._collector.running(lambda data: changed(typed.feed(data))):
             yield
 
     def interrupt(self) -> bool:
@@ -259,8 +264,9 @@ class PlainKeyboard:
     def __init__(self) -> None:
         self._interrupted: asyncio.Future[bytes] | None = None
         self._message = ""
+        self._collector = KeyCollector()
 
-    async def prompt(self, message: str) -> str:
+    async def prompt(self, message: str, *, default: str = "") -> str:  # noqa: ARG002  the terminal edits the line
         """See `Keyboard`."""
         while True:
             try:
@@ -297,9 +303,10 @@ class PlainKeyboard:
             await write(sys.stdout, self._message)
 
     @contextmanager
-    def quiet(self) -> Iterator[None]:
+    def collect(self, typed: TypedText, changed: Callable[[tuple[str, ...]], object]) -> Iterator[None]:
         """See `Keyboard`."""
-        yield
+        with self._collector.running(lambda data: changed(typed.feed_lines(data))):
+            yield
 
     def interrupt(self) -> bool:
         """See `Keyboard`."""
@@ -312,10 +319,11 @@ class PlainKeyboard:
     async def _read(self, message: str) -> str:
         self._message = message
         await write(sys.stdout, message)
-        lines = [await self._read_line()]
-        while lines[-1].endswith("\\") or select.select([sys.stdin], [], [], 0)[0]:
-            lines[-1] = lines[-1].removesuffix("\\")
-            lines.append(await self._read_line())
+        with self._collector.suspended():
+            lines = [await self._read_line()]
+            while lines[-1].endswith("\\") or select.select([sys.stdin], [], [], 0)[0]:
+                lines[-1] = lines[-1].removesuffix("\\")
+                lines.append(await self._read_line())
         return "\n".join(lines)
 
     async def _read_line(self) -> str:
@@ -327,6 +335,49 @@ class PlainKeyboard:
         if not line:
             raise EOFError
         return line.decode("utf-8", "replace").removesuffix("\n")
+
+
+class KeyCollector:
+    """Passes typed bytes to a function, except while something else reads them."""
+
+    def __init__(self) -> None:
+        self._take: Callable[[bytes], object] | None = None
+
+    @contextmanager
+    def running(self, take: Callable[[bytes], object]) -> Iterator[None]:
+        """Pass what is typed during the block to `take`."""
+        self._take = take
+        self._listen()
+        try:
+            yield
+        finally:
+            self._take = None
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Leave what is typed during the block to others."""
+        if self._take is None:
+            yield
+            return
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        try:
+            yield
+        finally:
+            self._listen()
+
+    def _listen(self) -> None:
+        if self._take is not None:
+            asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._read)
+
+    def _read(self) -> None:
+        data = b""
+        with suppress(OSError):  # the terminal is gone; SIGHUP ends the chat
+            data = os.read(sys.stdin.fileno(), 10_000)
+        if not data:
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        elif self._take is not None:
+            self._take(data)
 
 
 def _prompt_keys() -> KeyBindings:
@@ -374,6 +425,8 @@ async def _read_key(fd: int, keys: Collection[str]) -> str:
             key = typed.decode("utf-8", "replace").lower()
             if key in keys:
                 return key
+            if key.endswith(ENTERS) and key[-1] in keys:  # Enter ends whatever was typed before it
+                return key[-1]
 
 
 @contextmanager

@@ -324,6 +324,7 @@ class MarkdownStream:
         self._is_in_line = False
         self._last = ""
         self._fence = ""
+        self._is_drawing = False
         self._table: list[str] = []
         self._has_text = False
         self._blank = False
@@ -399,8 +400,12 @@ class MarkdownStream:
 
     def _show_code(self, line: str, *, is_fence: bool) -> None:
         tone: Tone = self._tone or ("dim" if is_fence else "code")
+        language = line.strip("`~ \t")
+        if is_fence and self._fence:
+            self._is_drawing = language == "text"
+        if is_fence and self._is_drawing and self._look.has_styles:
+            return  # a drawing needs no marks around it, as code does that may be copied
         if is_fence and self._look.has_words:
-            language = line.strip("`~ \t")
             line = f"Code{f', {language}' if language else ''}:" if self._fence else "End of code."
         self._text.put_unbroken(tone, line)
         self._text.end_line()

@@ -88,9 +88,16 @@ def with_options(loaded: Loaded, options: argparse.Namespace) -> Loaded:
     run only."""
     settings = loaded.settings
     allow = (*settings.permissions.allow, *options.allow)
-    changes: dict[str, object] = {"permissions": settings.permissions.model_copy(update={"allow": allow})}
+    starts = [server.start_timeout_s or 0.0 for server in settings.mcp_servers.values()]
+    # One prompt has no later turn that could use the tools of a slow server.
+    limits: dict[str, object] = {"mcp_wait_s": max(settings.limits.mcp_start_timeout_s, *starts, 0.0)}
     if options.max_steps is not None:
-        changes["limits"] = settings.limits.model_copy(update={"steps_per_turn": options.max_steps})
+        limits["steps_per_turn"] = options.max_steps
+        loaded = replace(loaded, sources={**loaded.sources, "limits.steps_per_turn": "flag --max-steps"})
+    changes: dict[str, object] = {
+        "permissions": settings.permissions.model_copy(update={"allow": allow}),
+        "limits": settings.limits.model_copy(update=limits),
+    }
     return replace(loaded, settings=settings.model_copy(update=changes))
 
 
@@ -115,7 +122,7 @@ def run_prompt(load: Callable[[], Loaded], options: argparse.Namespace) -> int:
 def check_options(options: argparse.Namespace) -> str | None:
     """Check the options, and return the directory of --cwd. :raises ArgumentError: an option cannot be used."""
     if options.fork and not (options.session or options.newest):
-        raise ArgumentError("--fork needs a session to copy: add --continue or --session ID.")
+        raise ArgumentError("--fork needs a session to copy: add --continue or --session SESSION.")
     if options.max_steps is not None and options.max_steps < 1:
         raise ArgumentError(f"--max-steps is {options.max_steps}; expected 1 or more.")
     if options.max_cost is not None and not options.max_cost > 0:
@@ -180,6 +187,8 @@ class RunClient:
                     try:
                         opened = await open_session(connection, self._loaded, self._options, cwd)
                         self._session_id = opened.id
+                        if opened.notice:
+                            await self._screen.say(f"crow: {opened.notice}")
                     except RequestError as error:
                         raise error_of(error) from None
                     return await self._prompt(connection, prompt)

@@ -17,8 +17,9 @@ from typing import Any, TextIO
 import anyio.to_thread
 
 from crow.domain.diff import diff_text
-from crow.domain.rendering import on_one_line, safe
+from crow.domain.rendering import on_one_line, safe, safe_json
 from crow.frontend import frames
+from crow.stdio import write_all
 from crow.terminal.connection import Params
 
 QUESTION_LINES = 60
@@ -27,21 +28,27 @@ options for this one call."""
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 SPINNER_S = 0.1
+_DOWN, _UP, _SAVE, _RESTORE = "\x1bD", "\x1bM", "\x1b7", "\x1b8"
+"""Move the cursor one line down or up in the same column, and scroll at the edge; save and restore its position."""
 
 
 class Screen:
     """Writes the answer to stdout, and everything else to stderr. Hidden characters are escaped in text for a terminal.
     If stdout is a pipe, the answer is written unchanged.
 
-    Without `is_animated`, no spinner is shown. `label` is shown beside the spinner.
+    Without `is_animated`, no spinner is shown. `label` is shown beside the spinner, and the lines `below` under it,
+    also in the middle of a line of the answer. None of these lines may be wider than the terminal.
     """
 
     def __init__(self, *, is_animated: bool = True) -> None:
         self.label = ""
+        self.below: Sequence[str] = ()
         self._escapes = sys.stdout.isatty()
         self._can_spin = is_animated and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._is_spinning = False
+        self._has_below = False
         self._is_paused = False
+        self._step = 0
         self._at_line_start = True
         self._newlines = 2  # newlines at the end of the messages so far, counted up to 2
 
@@ -60,6 +67,8 @@ class Screen:
             self.clear()
             await write(sys.stdout, text)
             self._at_line_start = text.endswith("\n")
+            if self.below:
+                self.refresh()
 
     async def print_message(self, text: str, *, is_new: bool) -> None:
         """Write a part of one of the model's messages. Before a new message, write an empty line."""
@@ -71,7 +80,8 @@ class Screen:
     async def print_line(self, value: Mapping[str, Any]) -> None:
         """Write a JSON line to stdout."""
         self.clear()
-        await write(sys.stdout, frames.encode(dict(value)).decode())
+        line = frames.encode(dict(value)).decode()
+        await write(sys.stdout, safe_json(line) if self._escapes else line)
 
     async def say(self, line: str) -> None:
         """Write a line to stderr."""
@@ -79,7 +89,8 @@ class Screen:
         lead = "" if self._at_line_start else "\n"
         self._at_line_start = True
         with suppress(OSError):
-            await write(sys.stderr, f"{lead}{safe(line)}\n")
+            shown = safe(line).replace("\n", "\n  ")  # no line of others begins like one of crow
+            await write(sys.stderr, f"{lead}{shown}\n")
 
     async def end_line(self) -> None:
         """End the last line of the messages if it has not ended yet."""
@@ -88,12 +99,12 @@ class Screen:
             await self.print_answer("\n")
 
     def clear(self) -> None:
-        """Remove the spinner."""
+        """Remove the spinner and the lines below it."""
         if self._is_spinning:
             self._is_spinning = False
-            with suppress(OSError):
-                sys.stderr.write("\r\x1b[K")
-                sys.stderr.flush()
+            # In the middle of a line, the spinner is on the next line: go down, erase, and come back.
+            where = "\r{}" if self._at_line_start else f"{_SAVE}{_DOWN}\r{{}}{_RESTORE}"
+            self._show(where.format("\x1b[J" if self._has_below else "\x1b[K"))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -117,16 +128,34 @@ class Screen:
             self.clear()
 
     async def _spin(self) -> None:
-        at = 0
         while True:
             await asyncio.sleep(SPINNER_S)
-            if self._at_line_start and not self._is_paused:
-                at += 1
-                self._is_spinning = True
-                columns = shutil.get_terminal_size().columns - 4
-                label = on_one_line(self.label)[: columns // 2]  # a character takes up to two columns
-                sys.stderr.write(f"\r\x1b[K{SPINNER[at % len(SPINNER)]} {label}")
-                sys.stderr.flush()
+            self._step += 1
+            if self._at_line_start or self.below:
+                self.refresh()
+
+    def refresh(self) -> None:
+        """Draw the spinner and the lines below it. The cursor stays at the end of the answer."""
+        if self._is_paused or not self._can_spin:
+            return
+        self.clear()
+        columns = shutil.get_terminal_size().columns
+        label = on_one_line(self.label)[: columns // 2 - 2]  # a character takes up to two columns
+        lines = [f"{SPINNER[self._step % len(SPINNER)]} {label}", *self.below]
+        self._is_spinning, self._has_below = True, bool(self.below)
+        if not self.below:
+            self._show(f"\r\x1b[K{lines[0]}")
+            return
+        # First make room below, so that the terminal does not scroll between saving and restoring the cursor.
+        downs = len(lines) - self._at_line_start
+        start = "" if self._at_line_start else _DOWN
+        drawn = f"{_DOWN}".join(f"\r\x1b[K{line}" for line in lines)
+        self._show(f"{_DOWN * downs}{_UP * downs}{_SAVE}{start}{drawn}{_RESTORE}")
+
+    def _show(self, text: str) -> None:
+        with suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 async def write(file: TextIO, text: str) -> None:
@@ -134,16 +163,10 @@ async def write(file: TextIO, text: str) -> None:
     data = text.encode("utf-8", "replace")
     can_wait = len(data) > select.PIPE_BUF or not select.select([], [file], [], 0)[1]
 
-    def write_all() -> None:
-        file.flush()
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(file.fileno(), rest) :]
-
     if can_wait:
-        await anyio.to_thread.run_sync(write_all, abandon_on_cancel=True)
+        await anyio.to_thread.run_sync(write_all, file, data, abandon_on_cancel=True)
     else:
-        write_all()
+        write_all(file, data)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from crow.domain.messages import (
     UserMessage,
 )
 from crow.tools.process import Process
+from crow.tools.urls import lenient_urls
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
 """What a call may affect. With `none`, the call affects nothing outside the session. For example, it changes the plan.
@@ -37,7 +39,8 @@ class SandboxStatus:
     and `problem` is a sentence that tells the user why. `setting` is the value of `sandbox.enabled`. If `has_overlay`
     is set, a command with the access `read` can write into the workspace, but its changes are thrown away. Otherwise
     its writes fail. If `has_network` is set, commands with the access `write` can use the network. `readable` and
-    `writable` are the additional directories from the user's settings.
+    `writable` are the additional directories from the user's settings. `withheld` are the names of variables that no
+    command gets, because they hold secrets; those with keys of endpoints are left out.
     """
 
     name: str = ""
@@ -47,6 +50,7 @@ class SandboxStatus:
     has_network: bool = False
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
 
 
 Protection: TypeAlias = Literal["none", "ask", "never"]
@@ -85,6 +89,28 @@ NOTHING_EXCLUDED = ExcludedPaths()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UrlRules:
+    """The user's rules about the URLs of a fetch, to judge the redirects that it meets."""
+
+    allowed: tuple[str, ...] = ()
+    """Regular expressions. A URL may be fetched without asking if one of them matches the whole URL."""
+
+    denied: tuple[str, ...] = ()
+    """Regular expressions that ignore case. A URL must not be fetched if one of them matches the whole URL, or one of
+    the URLs that a lenient server treats alike."""
+
+    def judge(self, url: str) -> Literal["allow", "ask", "deny"]:
+        """Judge a URL in normal form."""
+        forms = (url, *lenient_urls(url))
+        if any(re.fullmatch(rule, form, re.IGNORECASE | re.DOTALL) for rule in self.denied for form in forms):
+            return "deny"
+        return "allow" if any(re.fullmatch(rule, url, re.DOTALL) for rule in self.allowed) else "ask"
+
+
+NO_URL_RULES = UrlRules()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCall:
     """The plan of a tool call: what the call would do if it ran.
 
@@ -104,6 +130,8 @@ class PlannedCall:
         session. `narrower_arguments`: a deny rule about one of these also covers the call. `review_text`: the text that
         the user should read before they answer. `command_access`: what the kernel will let a command do; `full` if
         nothing confines commands, None for other calls. `requested_access`: the access that the model asked for.
+        `fingerprint`: a hash of the called MCP tool's title, description and schema; an answer "always" holds only for
+        this fingerprint. `definition`: the same as text, perhaps cut.
 
     How the call runs:
         `fault`: the error message for the model; a call with a fault must not run. `is_barrier`: the call writes files,
@@ -120,6 +148,8 @@ class PlannedCall:
     has_hard_links: bool = False
     has_unknown_names: bool = False
     excluded: ExcludedPaths = NOTHING_EXCLUDED
+    url_rules: UrlRules = NO_URL_RULES
+    """The rules for the redirects of a fetch; the agent sets this value."""
     fault: str | None = None
     is_protected: bool = False
     is_barrier: bool = False
@@ -130,6 +160,8 @@ class PlannedCall:
     review_text: str = ""
     command_access: CommandAccess | None = None
     requested_access: CommandAccess | None = None
+    fingerprint: str = ""
+    definition: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,6 +312,9 @@ class BackgroundCommand(Protocol):
     async def wait(self) -> None:
         """Wait until the command has ended and its output was read."""
 
+    async def check(self) -> None:
+        """Restore protected files that the command changed some seconds ago. Call this every few seconds."""
+
     async def end(self, grace_s: float) -> None:
         """Send SIGTERM to the process group, and SIGKILL after `grace_s`. Returns at most 0.3 s after `grace_s`."""
 
@@ -399,7 +434,8 @@ class Workspace(Protocol):
 
     async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
         """Run a program that the user configured, such as a hook, in cwd and with `data` as its input. The program is
-        not confined, and its environment contains no endpoint keys. If `argv` names the program without a directory,
+        not confined. Its environment contains no endpoint keys, but the user's other secrets. Its output is returned
+        with all of these masked. If `argv` names the program without a directory,
         the program is looked up on PATH, but not in the workspace.
 
         At most `max_bytes` of the program's output and `max_bytes` of its errors are kept. Processes that the program

@@ -9,6 +9,7 @@ import anyio
 from crow.domain.errors import ArgumentError
 from crow.tools import NOTHING_EXCLUDED, BackgroundCommand, CommandAccess, ExcludedPaths, Workspace
 from crow.tools.process import HiddenKeys, KeySource
+from crow.tools.sandbox import CHECK_S
 from crow.tools.truncate import OutputBuffer
 
 MAX_RUNNING = 16
@@ -79,6 +80,8 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._started = 0
         self._starting = 0
+        self._has_started = anyio.Event()
+        self._watching = anyio.CancelScope()
 
     async def start(self, line: str, access: CommandAccess, excluded: ExcludedPaths = NOTHING_EXCLUDED) -> Job:
         """Run a command line in the background. If the command is confined, it cannot read the `excluded` files.
@@ -98,7 +101,20 @@ class Jobs:
             self._starting -= 1
         job = Job(id=job_id, line=line, access=access, command=command, unread=unread, keys=self._keys)
         self._jobs[job_id] = job
+        self._has_started.set()
         return self._jobs[job_id]
+
+    async def watch(self) -> None:
+        """Restore protected files that running jobs change, until `close`."""
+        with self._watching:
+            while True:
+                await self._has_started.wait()
+                await anyio.sleep(CHECK_S)
+                running = [job for job in self._jobs.values() if job.is_running]
+                if not running:
+                    self._has_started = anyio.Event()
+                for job in running:
+                    await job.command.check()
 
     def find(self, job_id: str) -> Job:
         """The job with this id. :raises ~crow.domain.errors.ArgumentError: there is no such job."""
@@ -108,6 +124,7 @@ class Jobs:
 
     async def close(self) -> None:
         """End all jobs, in less than a second."""
+        self._watching.cancel()
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 for job in self._jobs.values():

@@ -18,6 +18,7 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, TypeAlias
@@ -26,6 +27,7 @@ import anyio
 import anyio.to_thread
 
 from crow.domain.rendering import RESULT_MASK, SecretMask
+from crow.domain.secret_values import holds_secret
 from crow.runtime import adopt_orphans
 
 logger = logging.getLogger(__name__)
@@ -64,12 +66,21 @@ class HiddenKeys:
 
     `variables` are the names of environment variables that hold a key; `values` are the keys themselves. A variable
     whose value contains a key is hidden too, whatever its name. `others` are further secrets, such as tokens of MCP
-    servers. The results of tools do not show them, but child processes may get them.
+    servers. The results of tools do not show them, but child processes may get them. Commands do not get variables that
+    hold other secrets, except those whose names match one of the globs `passed`.
     """
 
     variables: frozenset[str] = frozenset({"OPENAI_API_KEY"})
     values: tuple[str, ...] = field(default=(), repr=False)
     others: tuple[str, ...] = field(default=(), repr=False)
+    passed: tuple[str, ...] = ()
+
+    def withholds(self, name: str, value: str) -> bool:
+        """Whether a variable must not reach a command."""
+        if self.hides(name, value):
+            return True
+        is_passed = any(fnmatchcase(name, pattern) for pattern in self.passed)
+        return not is_passed and holds_secret(name, value, os.path.lexists)
 
     def hides(self, name: str, value: str) -> bool:
         """Whether a variable must not reach a child."""
@@ -81,8 +92,12 @@ class HiddenKeys:
         return result_mask((*self.values, *self.others))
 
     def names(self) -> tuple[str, ...]:
-        """The names of the variables to hide from processes that other programs, such as the editor, start for crow."""
-        return tuple(sorted(self.variables | {name for name, value in os.environ.items() if self.hides(name, value)}))
+        """The names of the variables to hide from commands that other programs, such as the editor, start for crow."""
+        return tuple(sorted(self.variables | self.withheld()))
+
+    def withheld(self) -> frozenset[str]:
+        """The names of this process's own variables that commands do not get."""
+        return frozenset(name for name, value in os.environ.items() if self.withholds(name, value))
 
 
 @lru_cache(maxsize=8)
@@ -109,6 +124,13 @@ def child_environment(
     passed = os.environ if only is None else {name: os.environ[name] for name in only if name in os.environ}
     allowed = {name: value for name, value in passed.items() if not keys.hides(name, value)}
     return allowed | dict(more or {})
+
+
+def command_environment(keys: HiddenKeys, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment for a command: this process's own, without variables that hold secrets of any kind. The
+    variables in `more` are added."""
+    withheld = keys.withheld()
+    return child_environment(keys, only=[name for name in os.environ if name not in withheld], more=more)
 
 
 async def start(

@@ -1,9 +1,9 @@
 """Gets documents from the web, but only from hosts that were allowed.
 
 Each host is resolved once, all its addresses are checked, and the connection goes to a checked address. So a name
-server cannot lead the connection into a private network by giving a different answer to a second query. A redirect to
-another host is returned instead of followed, because the user has to be asked again. Size, time and the number of
-redirects are limited. No proxy, cookies or credentials are used.
+server cannot lead the connection into a private network by giving a different answer to a second query. A redirect is
+followed only to where the user's rules allow, or to the same document. Any other redirect is returned, because the user
+has to be asked again. Size, time and the number of redirects are limited. No proxy, cookies or credentials are used.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from __future__ import annotations
 import ipaddress
 import socket
 from dataclasses import dataclass
-from urllib.parse import urljoin, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 import anyio.to_thread
 import httpx2
 
 from crow.domain.errors import ArgumentError
+from crow.tools import NO_URL_RULES, UrlRules
+from crow.tools.urls import PORTS, is_address, join_url, normalize_url
 
-URL_CHARS = 8_192
 MAX_BYTES = 5_000_000
 TIMEOUT_S = 30.0
 MAX_REDIRECTS = 5
-PORTS = {"http": 80, "https": 443}
 HEADERS = {"User-Agent": "crow", "Accept": "text/html, text/*, application/json;q=0.9, */*;q=0.5"}
 IPV4_IN_IPV6 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("::/96"))
 LOCAL = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("64:ff9b:1::/48"))
@@ -44,8 +44,11 @@ class Document:
     moved_to: str | None = None
 
 
-async def get(url: str, *, allow_private: bool) -> Document:
-    """Get a document. :raises ~crow.domain.errors.ArgumentError: the request failed; the message is for the model."""
+async def get(url: str, *, allow_private: bool, rules: UrlRules = NO_URL_RULES) -> Document:
+    """Get a document. `rules` decide which redirects are followed.
+
+    :raises ~crow.domain.errors.ArgumentError: the request failed. The message is for the model.
+    """
     url = normalize_url(url)
     try:
         with anyio.fail_after(TIMEOUT_S):
@@ -53,8 +56,8 @@ async def get(url: str, *, allow_private: bool) -> Document:
                 document = await get_once(url, allow_private=allow_private)
                 if document.moved_to is None:
                     return document
-                target = normalize_url(urljoin(url, document.moved_to))
-                if not is_same_place(url, target):
+                target = join_url(url, document.moved_to)
+                if not may_follow(url, target, rules):
                     return Document(url=url, status=document.status, moved_to=target)
                 url = target
     except TimeoutError:
@@ -64,42 +67,21 @@ async def get(url: str, *, allow_private: bool) -> Document:
     raise ArgumentError(f"{url} was redirected more than {MAX_REDIRECTS} times")
 
 
-def normalize_url(text: str) -> str:
-    """Return `text` as a URL with scheme, host, path and query, but without a fragment.
+def may_follow(url: str, target: str, rules: UrlRules) -> bool:
+    """Whether a redirect may be followed without asking again. Both URLs are in normal form.
 
-    :raises ~crow.domain.errors.ArgumentError: `text` is not an http or https URL, or contains credentials.
+    It must stay on the same host and must not go from https to http. The port may change only from http to https. The
+    target must be the same document, apart from a slash at the end of the path, or a rule must allow it.
     """
-    if len(text) > URL_CHARS:
-        raise ArgumentError(f"url has {len(text):,} characters; expected at most {URL_CHARS:,}")
-    try:
-        parts = urlsplit(text.strip())
-        port, host = parts.port, parts.hostname or ""
-        host = host if is_address(host) else host.encode("idna").decode("ascii")
-    except (ValueError, UnicodeError):
-        raise ArgumentError(f"url is {text!r}; expected an http or https URL") from None
-    if parts.scheme not in PORTS or not host or parts.username is not None or parts.password is not None:
-        raise ArgumentError(f"url is {text!r}; expected an http or https URL without user name and password")
-    place = f"[{host}]" if ":" in host else host
-    if port is not None and port != PORTS[parts.scheme]:
-        place += f":{port}"
-    return urlunsplit((parts.scheme, place, parts.path or "/", parts.query, ""))
-
-
-def is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def is_same_place(url: str, target: str) -> bool:
-    """Whether a redirect stays on the same host and does not go from https to http. The port may change only in a
-    redirect from http to https."""
     before, after = urlsplit(url), urlsplit(target)
+    is_upgrade = (before.scheme, after.scheme) == ("http", "https")
     if before.hostname != after.hostname or (before.scheme, after.scheme) == ("https", "http"):
         return False
-    return before.port == after.port or (before.scheme, after.scheme) == ("http", "https")
+    if before.port != after.port and not is_upgrade:
+        return False
+    judgement = rules.judge(target)
+    is_same = (before.path.rstrip("/"), before.query) == (after.path.rstrip("/"), after.query)
+    return judgement == "allow" or (judgement == "ask" and is_same)
 
 
 async def get_once(url: str, *, allow_private: bool) -> Document:

@@ -16,15 +16,16 @@ import stat as modes
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
-from unicodedata import category, normalize
 
 import anyio
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError
+from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames
+from crow.domain.rendering import SecretMask
 from crow.programs import SYSTEM_PROGRAMS, Programs, named_program, own_trees, trusted_path
 from crow.tools import (
     NOTHING_EXCLUDED,
@@ -37,8 +38,9 @@ from crow.tools import (
     Protection,
     SandboxStatus,
 )
-from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, start
-from crow.tools.sandbox import Confiner
+from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, command_environment, start
+from crow.tools.protection import ProtectedPaths, is_secret, secret_places
+from crow.tools.sandbox import CHECK_S, Confiner
 from crow.tools.truncate import OutputBuffer
 
 PATH_CHARS = 16_384
@@ -48,6 +50,7 @@ resolving a path reads every directory on the way."""
 RETAINED_CHARS = 10_000_000
 SHOWN_CHARS = 65_536
 SHOWN_EVERY_S = 0.1
+MAX_NAMED = 3
 TERM_S = 2.0
 PROGRAM_TERM_S = 0.3
 """Seconds between SIGTERM and SIGKILL for a program that the user configured, if it took too long."""
@@ -57,54 +60,6 @@ LEFT_RUNNING = "\n[background processes that the command left running were ended
 QUIET = dict.fromkeys(("GIT_PAGER", "MANPAGER", "PAGER"), "cat")
 QUIET |= {"GIT_TERMINAL_PROMPT": "0", "PIP_NO_INPUT": "1", "DEBIAN_FRONTEND": "noninteractive"}
 QUIET |= {"NO_COLOR": "1", "TERM": "dumb"}
-PROTECTED = frozenset(
-    (
-        *(".git", "git~1", ".gitconfig", ".git-credentials", ".husky"),
-        *(".vscode", ".idea", ".zed", ".cursor", ".devcontainer", ".devcontainer.json", ".envrc", ".mcp.json"),
-        *(".crow", ".agents", ".claude", ".codex", ".gemini"),
-        *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile", ".login", ".logout"),
-        *(".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".cshrc", ".tcshrc", "config.fish"),
-        *(".inputrc", ".xinitrc", ".xprofile", ".xsession", ".xsessionrc"),
-        *(".ssh", ".gnupg", ".aws", ".netrc", ".pypirc"),
-    )
-)
-"""Names of files and folders that make programs run commands, instruct agents, or hold credentials."""
-
-PROTECTED_FILES = frozenset({"agents.md", "claude.md", "claude.local.md", "gemini.md", "head"})
-"""Names that are protected like those in `PROTECTED`, but only as the last part of a path. HEAD is one of them, because
-a file with this name can turn its folder into a repository."""
-
-REPOSITORY_PARTS = frozenset(
-    ("config", "config.worktree", "commondir", "gitdir", "hooks", "info", "modules", "objects", "refs", "worktrees")
-)
-"""Names that are protected if they are beside the HEAD of a git repository, whatever the repository's folder is
-called."""
-
-SECRET_PLACES = (
-    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".netrc", "_netrc", ".git-credentials", ".pgpass", ".my.cnf"),
-    *(".pypirc", ".vault-token", ".password-store", ".authinfo", ".authinfo.gpg", ".docker/config.json"),
-    *(".config/gh", ".config/hub", ".config/glab-cli", ".config/gcloud", ".config/git/credentials", ".config/op"),
-    *(".config/rclone", ".config/sops", ".config/age", ".config/containers/auth.json", ".config/github-copilot"),
-    *(".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".terraform.d/credentials.tfrc.json"),
-    *(".codex/auth.json", ".claude/.credentials.json", ".local/share/keyrings", "Library/Keychains"),
-    *(".mozilla", ".thunderbird", ".config/google-chrome", ".config/chromium"),
-    *("etc/shadow", "etc/shadow-", "etc/gshadow", "etc/gshadow-", "etc/sudoers", "etc/sudoers.d", "etc/ssl/private"),
-    *("etc/NetworkManager/system-connections", "etc/krb5.keytab"),
-    *(f"etc/ssh/ssh_host_{kind}_key" for kind in ("rsa", "dsa", "ecdsa", "ed25519")),
-)
-"""Files and folders with keys and passwords, wherever they are found. Most are in a home directory."""
-
-HOME_SECRET_PLACES = (
-    *(".docker", ".terraform.d", ".npmrc", ".yarnrc", ".yarnrc.yml", ".config/doctl", ".m2/settings.xml"),
-    *(".m2/settings-security.xml", ".gradle/gradle.properties", ".nuget/NuGet", ".config/NuGet", ".s3cfg", ".boto"),
-    *(".local/share/kwalletd", ".claude.json", ".codex", ".gemini"),
-    *(".bash_history", ".zsh_history", ".python_history"),
-)
-"""More files and folders with secrets, but only in the user's own home directory. In projects, files with some of these
-names are harmless."""
-
-FOLDED_SECRET_PLACES = tuple(place.casefold() for place in SECRET_PLACES)
-PROC_SECRETS = frozenset({"environ", "mem", "auxv"})
 MAX_LINK_ENTRIES = 100_000
 MAX_SECRET_ENTRIES = 2_000
 MAX_TRIES = 3
@@ -122,7 +77,8 @@ class DiskWorkspace:
     with one of these paths are crow's too, such as the log files beside a database. `own_folders` are crow's folders.
     `own_readable` are folders of crow that tools can read. Tools can read no other files of crow. Without a `confiner`,
     all commands have full access. If `is_bounded` is set, tools can never read or change anything outside the
-    workspace, even if a user or a rule allows it. `programs` finds the programs that crow starts for itself.
+    workspace, even if a user or a rule allows it. `names` are the names of protected files. `programs` finds the
+    programs that crow starts for itself.
     """
 
     def __init__(
@@ -134,6 +90,7 @@ class DiskWorkspace:
         own: Sequence[Path] = (),
         own_folders: Sequence[Path] = (),
         own_readable: Sequence[Path] = (),
+        names: ProtectedNames = DEFAULT_NAMES,
         confiner: Confiner | None = None,
         is_bounded: bool = False,
         programs: Programs = SYSTEM_PROGRAMS,
@@ -145,6 +102,7 @@ class DiskWorkspace:
         self.directories = (self.cwd, *map(Path, additional_directories))
         """See :meth:`crow.tools.Workspace.directories`."""
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
+        self._protected = ProtectedPaths(roots=tuple(map(str, self._roots)), names=names)
         self._keys = keys
         self._confiner = confiner
         self._own = (*folded_places(own), *folded_places([*own_folders, *own_readable], is_folder=True))
@@ -175,7 +133,7 @@ class DiskWorkspace:
         if f"{path}/".casefold().startswith(self._own) or self._is_out_of_bounds(path):
             return "never"
         is_program = any(map(path.is_relative_to, self._own_trees))
-        return "ask" if is_program or is_protected(path) else "none"
+        return "ask" if is_program or self._protected.covers(path) else "none"
 
     def read_protection(self, path: Path) -> Protection:
         """See :meth:`crow.tools.Workspace.read_protection`."""
@@ -229,7 +187,7 @@ class DiskWorkspace:
             path.unlink()
         else:
             replace_file(path, content)
-        if self._confiner is not None and is_protected(path):
+        if self._confiner is not None and self._protected.covers(path):
             self._confiner.accept(path)
 
     @property
@@ -239,11 +197,23 @@ class DiskWorkspace:
 
     async def sandbox_status(self) -> SandboxStatus:
         """See :meth:`crow.tools.Workspace.sandbox_status`."""
-        return OFF if self._confiner is None else await self._confiner.status()
+        status = OFF if self._confiner is None else await self._confiner.status()
+        keys = self._keys()
+        withheld = sorted(name for name in keys.withheld() if not keys.hides(name, os.environ[name]))
+        return replace(status, withheld=tuple(withheld))
 
     def explain_failure(self, access: CommandAccess, output: str, *, has_failed: bool = True) -> str:
         """See :meth:`crow.tools.Workspace.explain_failure`."""
-        return "" if self._confiner is None else self._confiner.explain(access, output, has_failed=has_failed)
+        explained = "" if self._confiner is None else self._confiner.explain(access, output, has_failed=has_failed)
+        if explained or not has_failed:
+            return explained
+        missed = [name for name in sorted(self._keys().withheld()) if name in output]
+        if not missed:
+            return ""
+        return (
+            f"[Commands do not get the environment variable {', '.join(missed[:MAX_NAMED])}, because it holds a "
+            "secret. If the command needs it, tell the user: `pass_env` in [sandbox] of config.toml passes it.]"
+        )
 
     async def run(
         self,
@@ -265,11 +235,16 @@ class DiskWorkspace:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         process = await self._start(command, access, lambda data: retained.feed(decoder.decode(data)), excluded)
         try:
+            sentences: list[str] = []
+
+            async def check() -> None:
+                sentences.extend(await self._check(process))
+
             with anyio.move_on_after(timeout_s) as timeout:
-                await show_output(process, retained, on_output)
+                await show_output(process, retained, on_output, check)
             if timeout.cancelled_caught:
                 await process.end(TERM_S)
-            sentences = await self._finish(process)
+            sentences += await self._finish(process)
         except BaseException:
             self._leave(process)
             raise
@@ -300,7 +275,7 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.spawn`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         process = await self._start(command, access, lambda data: on_output(decoder.decode(data)), excluded)
-        return SpawnedCommand(process, self._finish, on_output)
+        return SpawnedCommand(process, self._check, self._finish, on_output)
 
     async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
         """See :meth:`crow.tools.Workspace.run_program`."""
@@ -335,7 +310,8 @@ class DiskWorkspace:
         else:
             process.close()
         code = None if timeout.cancelled_caught else process.returncode
-        return ProgramResult(code=code, output=output.kept(), errors=errors.kept(), is_cut=output.is_cut)
+        mask = self._keys().mask
+        return ProgramResult(code=code, output=output.masked(mask), errors=errors.masked(mask), is_cut=output.is_cut)
 
     async def start_confined(
         self,
@@ -371,13 +347,16 @@ class DiskWorkspace:
     async def _start(
         self, command: str, access: CommandAccess, on_output: Callable[[bytes], None], excluded: ExcludedPaths
     ) -> Process:
-        env = child_environment(self._keys(), more={**QUIET, "PWD": str(self.cwd)})
+        env = command_environment(self._keys(), {**QUIET, "PWD": str(self.cwd)})
         argv = [*self._shell, command]
         if access == "full":
             return await start(argv, cwd=self.cwd, env=env, on_output=on_output)
         if self._confiner is None:
             raise PermissionError(errno.EPERM, OFF.problem)
         return await self._confiner.start(argv, access, cwd=self.cwd, env=env, on_output=on_output, excluded=excluded)
+
+    async def _check(self, process: Process) -> tuple[str, ...]:
+        return () if self._confiner is None else await self._confiner.check(process)
 
     async def _finish(self, process: Process) -> tuple[str, ...]:
         return () if self._confiner is None else await self._confiner.finish(process)
@@ -420,21 +399,24 @@ class LimitedBytes:
             self._pieces.append(data[: self._left])
             self._left -= len(self._pieces[-1])
 
-    def kept(self) -> bytes:
-        return b"".join(self._pieces)
+    def masked(self, mask: SecretMask) -> bytes:
+        """The kept bytes, with secrets masked."""
+        return mask(b"".join(self._pieces).decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 class SpawnedCommand:
     """The :class:`crow.tools.BackgroundCommand` of a process. `finish` is called after the end of the process, perhaps
-    more than once."""
+    more than once. `check` is called while the process runs."""
 
     def __init__(
         self,
         process: Process,
+        check: Callable[[Process], Awaitable[tuple[str, ...]]],
         finish: Callable[[Process], Awaitable[tuple[str, ...]]],
         on_output: Callable[[str], None],
     ) -> None:
         self._process = process
+        self._check = check
         self._finish = finish
         self._on_output = on_output
 
@@ -448,6 +430,11 @@ class SpawnedCommand:
         await self._process.wait()
         await self._settle()
 
+    async def check(self) -> None:
+        """See :class:`crow.tools.BackgroundCommand`."""
+        for sentence in await self._check(self._process):
+            self._on_output(f"\n[{sentence}]\n")
+
     async def end(self, grace_s: float) -> None:
         """See :class:`crow.tools.BackgroundCommand`."""
         await self._process.end(grace_s)
@@ -460,60 +447,23 @@ class SpawnedCommand:
             self._on_output(f"\n[{sentence}]\n")
 
 
-async def show_output(process: Process, retained: OutputBuffer, on_output: OnOutput) -> None:
-    """Show the output while it grows, at most ten times a second. Return when the process and its output have ended. If
-    another process keeps the pipe open, return 0.2 s after the end of `process`."""
-    shown = 0
+async def show_output(
+    process: Process, retained: OutputBuffer, on_output: OnOutput, check: Callable[[], Awaitable[None]]
+) -> None:
+    """Show the output while it grows, at most ten times a second, and call `check` every `CHECK_S`. Return when the
+    process and its output have ended. If another process keeps the pipe open, return 0.2 s after the end of
+    `process`."""
+    shown, checked_at = 0, anyio.current_time()
     while not process.exited.is_set():
         with anyio.move_on_after(SHOWN_EVERY_S):
             await process.exited.wait()
         if retained.total_chars > shown and not process.exited.is_set():
             shown = retained.total_chars
             await on_output(retained.newest(SHOWN_CHARS))
+        if anyio.current_time() > checked_at + CHECK_S and not process.exited.is_set():
+            await check()
+            checked_at = anyio.current_time()
     await process.drain()
-
-
-def is_protected(path: Path) -> bool:
-    """Whether the file at a resolved path may hold secrets, instruct agents, or make programs run commands.
-
-    Examples are the files in `.git`, the settings of editors and agents, the start-up files of shells, and files with
-    credentials. If at least one file system treats two names as the same, this function does so too.
-    """
-    names = [fold_name(part) for part in path.parts]
-    if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES or is_secret(path):
-        return True
-    folders = [*reversed(path.parents)]
-    return any(
-        name in REPOSITORY_PARTS and os.path.lexists(folder / "HEAD")
-        for folder, name in zip(folders, names[1:], strict=True)
-    )
-
-
-def is_secret(path: Path) -> bool:
-    """Whether a resolved path is a place for keys or passwords, or is inside such a place. Some files of processes in
-    /proc count as such places."""
-    names = [fold_name(part) for part in path.parts]
-    place = f"/{'/'.join(names[1:])}/"
-    if any(f"/{secret}/" in place for secret in FOLDED_SECRET_PLACES):
-        return True
-    if f"{str(path).casefold()}/".startswith(folded_home_secrets(os.path.expanduser("~"))):
-        return True
-    return names[1:2] == ["proc"] and names[-1] in PROC_SECRETS
-
-
-def secret_places() -> list[str]:
-    """Return the secret places of this machine and of its user. Not all of these places exist."""
-    home = os.path.expanduser("~")
-    tops = [os.sep, home] if os.path.isabs(home) else [os.sep]
-    more = [os.path.join(home, place) for place in HOME_SECRET_PLACES] if os.path.isabs(home) else []
-    return [*(os.path.join(top, place) for top in tops for place in SECRET_PLACES), *more]
-
-
-@lru_cache(maxsize=4)
-def folded_home_secrets(home: str) -> tuple[str, ...]:
-    """The places in `HOME_SECRET_PLACES` as path prefixes, case-folded for comparison."""
-    places = (os.path.join(os.path.realpath(home), place) for place in HOME_SECRET_PLACES)
-    return tuple(f"{place.casefold()}/" for place in places) if os.path.isabs(home) else ()
 
 
 def folded_places(paths: Sequence[Path], *, is_folder: bool = False) -> tuple[str, ...]:
@@ -586,13 +536,6 @@ def names_in(
         except OSError:
             continue
     return found
-
-
-def fold_name(name: str) -> str:
-    """The name in lower case, without characters that some file systems ignore: dots and spaces at the end, invisible
-    characters, and anything after a colon."""
-    visible = "".join(char for char in normalize("NFKC", name) if category(char) != "Cf")
-    return visible.partition(":")[0].rstrip(" .").casefold()
 
 
 def file_stat(path: Path, head: int = 0) -> FileStat:

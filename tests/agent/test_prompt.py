@@ -28,9 +28,9 @@ async def prompt_with(told: dict[str, str], cwd: str = "/w") -> Prompt:
     return await build_prompt(row, (ToolSpec(name="read_file", description="", input_schema={}),), told)
 
 
-async def test_system_message_has_directories_date_tools_and_instructions() -> None:
+async def test_system_message_has_directories_date_and_instructions() -> None:
     system = (await prompt_with(facts(instructions="# /w/AGENTS.md\n\nUse tabs."))).system
-    for words in ("/w", "/more", "Monday", "read_file", "Use tabs.", "Git: not a repository"):
+    for words in ("/w", "/more", "Monday", "Use tabs.", "Git: not a repository"):
         assert words in system
 
 

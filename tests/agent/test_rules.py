@@ -10,6 +10,7 @@ import pytest
 from crow.agent.permissions import MODES, Allow, Ask, PermissionRule, Refuse, decide, rule_for, user_rules
 from crow.domain.entries import Announcement
 from crow.tools import Access, CommandAccess, PlannedCall
+from crow.tools.urls import lenient_urls, normalize_url
 
 SHOWN = Announcement(title="t")
 
@@ -254,3 +255,60 @@ def test_a_tool_called_through_another_tool_is_judged_by_its_own_name() -> None:
 def test_plan_mode_asks_for_external_tools_that_the_users_file_marks_read_only() -> None:
     assert decide("db__get", PlannedCall(announcement=SHOWN, access="external", is_read_only=True), "plan", ()) == Ask()
     assert isinstance(decide("db__get", PlannedCall(announcement=SHOWN, access="external"), "plan", ()), Refuse)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        *("http://h.example/secret", "http://h.example/docs/../secret", "http://h.example/x/../secret"),
+        *("http://h.example/./secret", "http://h.example/x/%2e%2e/secret", "http://h.example/x/.%2E/secret/a"),
+        *(
+            "http://h.example/%73ecret",
+            "HTTP://H.Example:80/secret",
+            "http://h.example./secret",
+            "http:\\\\h.example\\secret",
+        ),
+        *(
+            "http://h.example/sec\nret",
+            "http://h%2eexample/secret",
+            "http://h.example/SECRET",
+            "http://h.example//secret",
+        ),
+        *(
+            "http://ｈ.example/secret",
+            "http://h。example/secret",
+            "http://h.example/%2573ecret",
+            "http://h.example/%2fsecret",
+        ),
+    ],
+)
+def test_no_spelling_of_a_url_gets_past_a_deny_rule_or_into_an_allow_rule(spelling: str) -> None:
+    url = normalize_url(spelling)
+    call = PlannedCall(announcement=SHOWN, access="fetch", argument=url, narrower_arguments=lenient_urls(url))
+    denying = user_rules(["fetch"], ["fetch(http://h.example/secret*)"])
+    allowing = user_rules(["fetch(http://h.example/docs/*)"], [])
+    assert isinstance(decide("fetch", call, "ask", denying), Refuse)
+    assert decide("fetch", call, "ask", allowing) == Ask()
+
+
+@pytest.mark.parametrize(
+    ("rule", "url", "is_covered"),
+    [
+        ("https://*.a.example/*", "https://www.a.example/x", True),
+        ("https://*.a.example/*", "https://evil.example/.a.example/", False),
+        ("https://a.example/*", "https://a.example:8443/", False),
+        ("https://a.example", "https://a.example/", True),
+        ("https://a.example", "https://a.example/x", False),
+        ("https://a.example*", "https://a.example/x/y", True),
+        ("HTTPS://Bücher.example:443/a b/%7E*", "https://xn--bcher-kva.example/a%20b/~x/y?z", True),
+        ("http://[::1]:8080/*", "http://[::1]:8080/x", True),
+        ("http://[0:0::1]/*", "http://[::1]/x", True),
+        ("http://127.1/*", "http://127.0.0.1/x", True),
+        ("http*://a.example/x?y=*", "https://a.example/x?y=1", True),
+        ("*a.example*", "https://a.example/x", True),
+    ],
+)
+def test_a_rule_for_urls_is_read_like_a_url(rule: str, url: str, is_covered: bool) -> None:
+    call = PlannedCall(announcement=SHOWN, access="fetch", argument=normalize_url(url))
+    assert isinstance(decide("fetch", call, "ask", user_rules([f"fetch({rule})"], [])), Allow) is is_covered
+    assert isinstance(decide("fetch", call, "ask", user_rules([], [f"fetch({rule})"])), Refuse) is is_covered

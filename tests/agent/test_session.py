@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from importlib.abc import MetaPathFinder
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from crow.agent.pending import PendingPrompt
-from crow.domain.entries import Assistant, Command, Note, Prompt, Remark, Reminder, Started, ToolResult, TurnEnd, User
-from crow.domain.errors import AuthError, NetworkError, QuotaExceeded, TurnError
+from crow.domain.entries import (
+    Assistant,
+    Checkpoint,
+    Command,
+    Note,
+    Prompt,
+    Remark,
+    Reminder,
+    Started,
+    ToolResult,
+    TurnEnd,
+    User,
+)
+from crow.domain.errors import AuthError, CrowError, NetworkError, QuotaExceeded, TurnError
 from crow.domain.events import CallAnnounced, CallEnded, EntryStored, NoticeShown, TextShown, TitleChanged
 from crow.domain.messages import AssistantMessage, ToolMessage, Usage, UserMessage
+from crow.domain.tokens import estimate_message
+from crow.store import paths
+from crow.store.sqlite.store import SqliteStore
 from crow.tools import ServerStatus
+from crow.tools.mcp.client import open_toolbox
 from tests.agent.harness import NoteTaker, Tool, opened, text
+from tests.store.scenes import add, begin, converse, new_session, result, said
 from tests.support.disks import without_shared_memory
 from tests.support.scripted_model import Say, ScriptedModel, call
 
@@ -591,3 +615,78 @@ async def test_a_call_is_stored_as_started_before_it_runs_or_if_it_reads_only_wh
         step = ["Assistant", "Started", "ToolResult"]
         assert (await run.kinds())[-11:] == [*step, *step, *step, "Assistant", "TurnEnd"]
     assert stored == {"quick": "Assistant", "slow": "Started", "change": "Started"}
+
+
+async def test_tools_that_could_not_be_opened_are_opened_by_the_next_prompt(tmp_path: Path) -> None:
+    model, failures = ScriptedModel(Say(text=["Now."])), [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+
+    @asynccontextmanager
+    async def open_tools(*given: Any, **more: Any) -> AsyncIterator[Any]:
+        if failures:
+            raise failures.pop()
+        async with open_toolbox(*given, **more) as toolbox:
+            yield toolbox
+
+    async with opened(tmp_path, model, open_tools=open_tools) as run:
+        with pytest.raises(CrowError, match=r"The tools of this session could not be opened: .*Too many open files"):
+            await run.session.prompt(text("Hi"))
+        assert await run.session.prompt(text("Hi again")) == "end_turn"
+
+
+@pytest.mark.parametrize("missing", [ImportError, OSError])
+async def test_a_failed_import_fails_one_call_and_not_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: type[Exception]
+) -> None:
+    class Finder(MetaPathFinder):
+        """Fails to read a module, as a process without file descriptors does."""
+
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "crow.tools.builtin.server":
+                raise missing("Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+        patch.delitem(sys.modules, "crow.tools.builtin.server", raising=False)
+        model = ScriptedModel(
+            Say(calls=(call("list_files", path="."),)),
+            Say(text=["It failed."]),
+            Say(calls=(call("list_files", path="."),)),
+            Say(text=["It works."]),
+        )
+        (tmp_path / "nest.txt").touch()
+        async with opened(tmp_path, model, open_tools=open_toolbox) as run:
+            assert await run.session.prompt(text("List")) == "end_turn"
+            patch.undo()
+            assert await run.session.prompt(text("List again")) == "end_turn"
+            failed, listed = run.client.stored(ToolResult)
+    assert "cannot import the SDK of MCP: Too many open files" in failed.text
+    assert "nest.txt" in listed.text
+
+
+async def test_the_first_prompt_of_a_long_session_that_was_never_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "TAIL_BYTES", 1_000_000)
+    store = await SqliteStore.open(tmp_path / "crow.db")
+    await store.create_session(new_session(cwd=str(tmp_path)))
+    first, *_ = await converse(store, "s1", "the oldest prompt")
+    prompt = await begin(store, "s1", "look at everything")
+    for number in range(40):
+        (answer,) = await add(store, "s1", said(f"look {number}", calls=1), turn=prompt.turn)
+        await add(store, "s1", result(answer.id, f"{number} twigs ".ljust(50_000, "x")), turn=prompt.turn)
+    await add(store, "s1", said("all seen"), TurnEnd(stop="end_turn"), turn=prompt.turn, release=True)
+    await store.close()
+    model = ScriptedModel(Say(text=["The nest is fine."]), Say(text=["## Goal\nLook at all twigs."]))
+    async with opened(tmp_path, model, session_id="s1") as run:
+        assert await run.session.prompt(text("And now?")) == "end_turn"
+        request = model.requests[0]
+        assert sum(map(estimate_message, request.messages)) < 128_000
+        assert "and everything before it was left out" in str(request.messages[1])
+        assert "look at everything" in str(request.messages[1])  # the prompt of the turn that was left out
+        assert await run.session.prompt(text("/compact")) == "end_turn"
+        (checkpoint,) = [entry.body for entry in await run.log() if isinstance(entry.body, Checkpoint)]
+        assert checkpoint.first_covered == first.id
+        assert checkpoint.method != "unread"
+        assert not any(
+            isinstance(entry.body, Checkpoint) and entry.body.method == "unread" for entry in await run.log()
+        )

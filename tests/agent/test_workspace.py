@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ from crow.tools import AgentKind, SandboxStatus, SkillInfo
 
 MISSING = "bubblewrap is not installed."
 SETTINGS = '`[sandbox]` in config.toml changes this: `enabled` is "auto"'
+
+CHECK = "Check this before you trust the workspace; `/permissions` shows more."
 
 
 def readable(_path: Path) -> bool:
@@ -88,7 +91,7 @@ def test_instructions_that_the_model_does_not_get_are_named_with_the_reason(tmp_
     nothing = WorkspaceContents(cwd="/w", left_out=(("/w/AGENTS.md", "it belongs to another user, with the id 7"),))
     assert nothing.concerns_agents
     assert notice_of_workspace(nothing).description == (
-        "The model does not get `/w/AGENTS.md` (it belongs to another user, with the id 7). `/permissions` shows more."
+        f"The model does not get `/w/AGENTS.md` (it belongs to another user, with the id 7). {CHECK}"
     )
 
 
@@ -102,7 +105,7 @@ def test_a_new_workspace_is_named_with_what_counts_in_it() -> None:
         description="The model gets `/w/AGENTS.md` (1,234 bytes) as text. "
         "There are 2 skills; crow asks before the model may load them. Ignored: `.mcp.json`, `.claude/commands`; "
         "a workspace cannot set servers, commands, endpoints, keys or permissions. "
-        "`/permissions` shows more.",
+        f"{CHECK}",
     )
     assert notice_of_workspace(WorkspaceContents(cwd="/w")).description == ""
     skills = (
@@ -128,7 +131,7 @@ def test_kinds_of_sub_agents_of_a_workspace_are_named(tmp_path: Path) -> None:
     contents = inspect_workspace(str(tmp_path), readable)
     assert contents == WorkspaceContents(cwd=str(tmp_path), agents=2)
     assert contents.concerns_agents
-    words = "There are 2 kinds of sub-agents; crow asks before the model may use them. `/permissions` shows more."
+    words = f"There are 2 kinds of sub-agents; crow asks before the model may use them. {CHECK}"
     assert notice_of_workspace(contents).description == words
     agents = (
         AgentKind(name="mine", source="/home/mine.md"),
@@ -197,3 +200,20 @@ def test_permissions_say_what_each_access_means() -> None:
         f"Nothing can confine commands: {MISSING}",
         "Commands with the access `read` or `write` fail; commands with `full` need your permission.",
     ]
+
+
+def test_variables_that_commands_do_not_get_are_named() -> None:
+    plain = SandboxStatus(name="bubblewrap 1", setting="auto")
+    lines = describe_sandbox(replace(plain, withheld=("GITHUB_TOKEN", "PGPASSWORD")))
+    words = "Commands do not get `GITHUB_TOKEN`, `PGPASSWORD`: these variables hold secrets."
+    assert lines == [*describe_sandbox(plain), f"{words} `pass_env` in `[sandbox]` passes some."]
+
+
+def test_in_the_home_directory_the_users_own_settings_of_other_agents_are_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".codex").mkdir()
+    (tmp_path / ".codex" / "config.toml").write_text("")
+    assert inspect_workspace(str(tmp_path), lambda _: True).ignored == (".codex/config.toml",)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert inspect_workspace(str(tmp_path), lambda _: True).ignored == ()

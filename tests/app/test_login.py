@@ -14,7 +14,7 @@ import pytest
 
 from crow.domain.errors import ConfigError
 from crow.settings.write import save_model_settings, set_model_keys
-from tests.support.fake_endpoint import FakeEndpoint, failing, text
+from tests.support.fake_endpoint import FakeEndpoint, Reply, failing, text
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +46,7 @@ def test_settings_that_work_are_saved_readable_by_the_user_only(
     endpoint.models = ["small", "large"]
     code, out, err = login(tmp_path, endpoint.base_url, "sk-test-0123456789", "large", command=command)
     assert (code, err) == (0, "")
-    assert "The endpoint offers small, large." in out
+    assert "   1) small\n   2) large\n" in out
     assert "sk-test" not in out
     file = tmp_path / "config.toml"
     wanted = {"name": "large", "base_url": endpoint.base_url, "api_key": "sk-test-0123456789"}
@@ -75,9 +75,59 @@ def test_a_key_in_the_environment_is_not_saved(tmp_path: Path, endpoint: FakeEnd
     assert "api_key" not in tomllib.loads((tmp_path / "config.toml").read_text())["model"]
 
 
-def test_an_invalid_endpoint_is_refused_without_showing_it(tmp_path: Path) -> None:
-    code, _, err = login(tmp_path, "http://me:secret@localhost/v1", "", "")
-    assert (code, "secret" in err) == (2, False)
+@pytest.mark.parametrize("bad", ["http://me:secret@localhost/v1", "localhost:11434", "secret"])
+def test_each_invalid_answer_is_asked_for_again_before_the_next_question(
+    tmp_path: Path, endpoint: FakeEndpoint, bad: str
+) -> None:
+    endpoint.models = ["small"]
+    code, out, err = login(tmp_path, bad, endpoint.base_url, "secret key", "sk-good-0123", "small")
+    assert (code, err) == (0, "")
+    assert "secret" not in out
+    parts = ["This is not an endpoint.", "Key (none", "This is not a key.", "1) small"]
+    assert [part for part in parts if part in out] == parts
+    assert sorted(map(out.index, parts)) == list(map(out.index, parts))
+    assert tomllib.loads((tmp_path / "config.toml").read_text())["model"]["api_key"] == "sk-good-0123"
+
+
+@pytest.mark.parametrize(
+    ("typed", "chosen"), [("", "first"), ("2", "2"), ("3", "third"), ("second", "second"), ("4", "4"), ("0", "0")]
+)
+def test_models_have_numbers_and_a_default(tmp_path: Path, endpoint: FakeEndpoint, typed: str, chosen: str) -> None:
+    endpoint.models = ["first", "2", "third"]
+    code, out, _ = login(tmp_path, endpoint.base_url, "", typed)
+    assert (code, "Model (a number or a name) [first]: " in out) == (0, True)
+    assert tomllib.loads((tmp_path / "config.toml").read_text())["model"]["name"] == chosen
+    code, out, _ = login(tmp_path, "", "", "third")
+    assert f"[{chosen if chosen in endpoint.models else 'first'}]: " in out
+
+
+@pytest.mark.parametrize(
+    ("refusal", "asked_again"),
+    [
+        (failing(401, "wrong key"), ["Key", "Model"]),
+        (failing(404, "The model `m1` does not exist", code="model_not_found"), ["Model"]),
+        (failing(418, "teapot"), ["Endpoint", "Key", "Model"]),
+    ],
+)
+def test_after_a_failure_only_what_can_be_wrong_is_asked_again(
+    tmp_path: Path, endpoint: FakeEndpoint, refusal: Reply, asked_again: list[str]
+) -> None:
+    endpoint.models = ["m1", "m2"]
+    endpoint.script(refusal)
+    code, out, _ = login(tmp_path, endpoint.base_url, "sk-0123456789", "m1", "n", *[""] * (len(asked_again) - 1), "m2")
+    assert code == 0
+    again = out.partition("Save anyway?")[2]
+    assert [
+        name for name in ("Endpoint", "Key", "Model") if f"{name} [" in again or f"{name} (" in again
+    ] == asked_again
+    saved = tomllib.loads((tmp_path / "config.toml").read_text())["model"]
+    assert saved == {"name": "m2", "base_url": endpoint.base_url, "api_key": "sk-0123456789"}
+
+
+def test_the_end_of_the_input_saves_nothing(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    for answers in ((), (endpoint.base_url,), (endpoint.base_url, ""), ("nonsense",)):
+        code, out, err = login(tmp_path, *answers, CROW_MODEL="offline")
+        assert (code, out.splitlines()[-1].endswith("Nothing was saved."), err) == (1, True, "")
     assert not (tmp_path / "config.toml").exists()
 
 

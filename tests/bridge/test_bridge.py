@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from crow.bridge.journal import Journal
+from crow.bridge.loop import MAX_UNSENT_BYTES
 from tests.support.bridged import BridgedEditor, QuickTimes
 from tests.support.fake_server import FakeServer
 
@@ -298,6 +299,22 @@ async def test_a_broken_or_final_server_ends_the_bridge_with_words(server: FakeS
         answer = await editor.start_prompt(session, "1 twig")
         server.last.raw(sent)
         assert words in (await answer)["error"]["message"]
+        assert await editor.ended() == 1
+        assert len(server.connections) == 1
+
+
+async def test_the_reason_of_the_server_is_read_before_a_failed_write_is_reported(server: FakeServer) -> None:
+    async with BridgedEditor(server.path) as editor:
+        session = await editor.new_session()
+        editor.pause()
+        server.last.send({"method": "_x", "params": {"text": "x" * (MAX_UNSENT_BYTES + 1_000_000)}})
+        while editor.bridge._may_read_server:  # noqa: ASYNC110  until it holds too many bytes for the editor
+            await asyncio.sleep(0.001)
+        server.last.raw(b"\x88\x09\x03\xf0revoked")
+        server.last.stop_reading()
+        answer = await editor.start_prompt(session, "1 twig")
+        editor.resume()
+        assert "revoked" in (await answer)["error"]["message"]
         assert await editor.ended() == 1
         assert len(server.connections) == 1
 

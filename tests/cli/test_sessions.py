@@ -487,7 +487,9 @@ def test_a_session_is_exported_as_one_html_file_and_opened_in_the_browser(
     assert html.startswith("<!doctype html>")
     assert "look for the [hidden] in /one" in html
     assert "<p>Found.</p>" in html
-    assert refused(capfd, "export", "--all", "--format", "html") == "--format html writes one session; name one ID."
+    assert (
+        refused(capfd, "export", "--all", "--format", "html") == "--format html writes one session; name one SESSION."
+    )
     assert "jsonl is always complete" in refused(capfd, "export", "aaaa1", "--redact")
 
     browser = tmp_path / "browser"
@@ -518,7 +520,8 @@ def test_delete_and_prune_remove_the_named_sessions_only(
 ) -> None:
     assert refused(capfd, "delete", "a1b2") == 'No session "a1b2". Run "crow sessions" to list them.'
     assert refused(capfd, "delete", "aaaa") == (
-        '2 session ids begin with "aaaa": aaaa2222-two, aaaa1111-one. Give more of the id.'
+        '"aaaa" may mean 2 sessions: aaaa2222-two ("\\x1b]0;owned\\x07 title with `ticks`"), aaaa1111-one ("First").'
+        " Give more of the id."
     )
     assert crow(capfd, "delete", "aaaa1") == 'aaaa1111-one "First": deleted\n'
     assert crow(capfd, "prune", "--older-than", "30d", "--dry-run") == ""

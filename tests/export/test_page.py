@@ -67,9 +67,11 @@ class Page(HTMLParser):
         return [value for _, attribute, value in self.attributes if attribute == name]
 
 
-async def page_of(store: SqliteStore, session_id: str = "s1", *secrets: str, is_strict: bool = False) -> str:
+async def page_of(
+    store: SqliteStore, session_id: str = "s1", *secrets: str, is_strict: bool = False, window: int | None = None
+) -> str:
     redact = redactor(secrets, home="/home/ann", is_strict=is_strict)
-    return b"".join([piece async for piece in session_page(store, session_id, redact)]).decode()
+    return b"".join([piece async for piece in session_page(store, session_id, redact, window=window)]).decode()
 
 
 async def hostile_session(store: SqliteStore) -> None:
@@ -174,11 +176,18 @@ async def test_the_plots_show_context_and_cost_up_to_the_last_compaction(tmp_pat
             store, "s1", Checkpoint(compaction_id="k", summary="S", first_kept=1, tokens_before=9000, tokens_after=2000)
         )
         html = await page_of(store)
+        with_window = await page_of(store, window=128_000)
     finally:
         await store.close()
     assert "Context: 2,000 tokens now, 9,100 at most. Dashed lines are compactions." in html
     assert "Cost: $1.50 for this path." in html
     assert '<polyline points="0.0,88.4 500.0,4.0 1000.0,78.9"/><line class="cut" x1="1000.0"' in html
+    assert '<p class="scale" aria-hidden="true"><span>9,100</span><span>0</span></p>' in html
+    assert '<p class="scale" aria-hidden="true"><span>$1.50</span><span>0</span></p>' in html
+    assert 'class="limit"' not in html
+    assert "<span>128,000</span><span>0</span></p>" in with_window
+    assert '<line class="limit" x1="0" x2="1000" y1="4.0" y2="4.0"/>' in with_window
+    assert "The dotted line is the window." in with_window
     assert "9,000 → 2,000 tokens" in html
 
 
@@ -261,3 +270,24 @@ def test_any_markdown_gives_balanced_html_with_safe_attributes(pieces: list[str]
         "start",
     }
     assert all(link.startswith(("http://", "https://", "mailto:")) for link in page.values("href"))
+
+
+async def test_a_folded_call_says_how_much_it_changed(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "crow.db")
+    try:
+        await store.create_session(new_session())
+        await begin(store, "s1", "go")
+        (asked,) = await add(
+            store, "s1", Assistant(text="x", message_id="a", calls=(ToolCall(id="c", name="f", arguments="{}"),))
+        )
+        diffs = (
+            Diff(path="/a", old_text="1\n2\n3\n", new_text="1\ntwo\n3\n4\n"),
+            Diff(path="/b", old_text=None, new_text="new\n"),
+        )
+        call = CallRef(assistant=asked.id, index=0)
+        announced = Announcement(title="Edit", diffs=diffs)
+        await add(store, "s1", ToolResult(call=call, name="f", text="done", announcement=announced))
+        html = await page_of(store)
+    finally:
+        await store.close()
+    assert '<span class="title">Edit</span> <span class="counts">+3 −1</span> <span class="state">done' in html

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from crow.domain.conversation import Projection
 from crow.domain.entries import Assistant
 from crow.domain.events import Event
 from crow.domain.replay import Replay
@@ -16,9 +17,11 @@ from crow.frontend.updates import LiveUpdates, ReplayUpdates
 from crow.llm.parser import StreamParser
 from crow.llm.sse import SseDecoder
 from crow.store.codec import encode
+from crow.store.paths import TAIL_BYTES
 from crow.store.sqlite.store import SqliteStore
 from tests.guards.long import SESSION, grow
 from tests.guards.test_updates import END, Shown, followed
+from tests.store.scenes import add, begin, new_session, result, said
 from tests.support.fake_endpoint import chunk, sse
 
 CHUNKS = 20_000
@@ -118,3 +121,29 @@ def test_a_stream_keeps_nothing_but_its_text() -> None:
         pieces = memory.held
         assert parser.partial().text == text
     assert pieces <= CHUNKS * 80  # a short string and its place in a list
+
+
+async def opened(path: Path, steps: int) -> tuple[int, int]:
+    """The peak in bytes while a session that was never compacted is opened, and the number of entries in its tail."""
+    store = await SqliteStore.open(path)
+    try:
+        await store.create_session(new_session())
+        await begin(store, "s1", "go")
+        for number in range(steps):
+            (answer,) = await add(store, "s1", said(f"look {number}", calls=1))
+            await add(store, "s1", result(answer.id, f"{number} twigs ".ljust(100_000, "x")))
+        with watched() as memory:
+            tail = await store.open_session("s1")
+            Projection(tail.entries).context()
+            return memory.peak, len(tail.entries)
+    finally:
+        await store.close()
+
+
+async def test_a_session_that_was_never_compacted_opens_in_bounded_memory(tmp_path: Path) -> None:
+    long, kept = await opened(tmp_path / "long.db", 150)
+    longer, kept_of_longer = await opened(tmp_path / "longer.db", 300)
+    assert kept_of_longer == kept
+    assert kept < 200
+    assert long <= 2.5 * TAIL_BYTES
+    assert abs(longer - long) <= 256 * 1024

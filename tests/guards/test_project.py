@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import crow
+from crow.domain.protected_names import ROWS
 from crow.settings.load import setting_keys
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +85,13 @@ def test_every_dependency_is_explained_in_the_architecture() -> None:
 def test_generated_files_are_up_to_date() -> None:
     generated = runpy.run_path(str(ROOT / "schemas" / "generate.py"))["generate"]()
     assert {name: read(name) for name in generated} == generated
+
+
+def test_the_documentation_has_the_table_of_protected_names() -> None:
+    page = read("docs/permissions.md")
+    for row in ROWS:
+        names = ", ".join(f"`{name}`" for name in row.names)
+        assert f"| {names} | {row.reason} | {'no' if row.is_fixed else 'yes'} |" in page
 
 
 def test_every_setting_is_in_the_schema_and_in_the_documentation() -> None:

@@ -44,11 +44,19 @@ def place(tmp_path: Path) -> Path:
 
 
 class Everybody:
-    """Lets everybody connect."""
+    """Lets everybody connect. A token is the name of the principal."""
+
+    def __init__(self) -> None:
+        self.asked: list[str | None] = []
+        self.is_open = asyncio.Event()
+        """While this event is not set, everybody waits."""
+        self.is_open.set()
 
     async def admit(self, token: str | None, address: str) -> Grant | None:
         """See `AccessControl`."""
-        return None
+        self.asked.append(token)
+        await self.is_open.wait()
+        return Grant(principal=token, token_id=token) if token else None
 
     def connected(self, grant: Grant | None, close: Callable[[str], None]) -> AbstractContextManager[object]:
         """See `AccessControl`."""
@@ -56,14 +64,19 @@ class Everybody:
 
 
 class Service:
-    """A service in this process. It answers `echo` with its parameters, and `flood` with that many notifications."""
+    """A service in this process. It answers `echo` with its parameters, and `flood` with that many notifications. It
+    answers `session/new` when `may_open` is set."""
 
     def __init__(self, limits: ConnectionLimits, *, max_connections: int = 50) -> None:
         self.limits = limits
         self.methods: list[str] = []
+        self.access = Everybody()
+        self.opening: list[str] = []
+        """The `cwd` of each `session/new` that has begun."""
+        self.may_open = asyncio.Event()
         self.acp = AcpService(
             self._serve,
-            access=Everybody(),
+            access=self.access,
             limits=limits,
             max_connections=max_connections,
             max_connections_each=max_connections,
@@ -95,6 +108,9 @@ class Service:
 
         async def handle(method: str, params: Any, is_notification: bool) -> Any:
             self.methods.append(method)
+            if method == "session/new":
+                self.opening.append(params["cwd"])
+                await self.may_open.wait()
             if method == "flood":
                 for _ in range(params["count"]):
                     if params["waits"]:

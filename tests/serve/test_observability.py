@@ -16,7 +16,7 @@ from crow.domain.errors import StoreError
 from crow.domain.messages import Usage
 from crow.domain.trace_context import use_trace_context
 from crow.log import log_as_json, mask_in_log, start_logging
-from crow.serve.listen import is_known_host
+from crow.serve.listen import is_known_host, is_known_origin
 from crow.serve.metrics import Histogram, MetricFamily, Metrics, gauge, metered
 from crow.store.sqlite.store import SqliteStore
 from tests.support.server import ServerProcess, server_environment
@@ -128,17 +128,65 @@ def test_the_log_is_json_without_secrets_and_stays_so(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("header", ["localhost", "localhost:1", "LOCALHOST.", "127.0.0.1:7431", "[::1]:7431", "[::1]"])
-def test_addresses_and_localhost_are_known(header: str) -> None:
-    assert is_known_host(header, frozenset())
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("localhost", "localhost:1", "LOCALHOST.", "127.0.0.1:7431", "[::1]:7431", "[::1]", "[::ffff:127.0.0.1]:1"),
+        *("[fe80::1%25eth0]:7431", "Crow.Example:7431", "crow.example."),
+    ],
+)
+def test_addresses_localhost_and_listed_names_are_known_hosts(header: str) -> None:
+    assert is_known_host([header], frozenset({"crow.example"}))
 
 
 @pytest.mark.parametrize(
-    "header", [None, "", ":", "[]", "[", "evil", "evil:7431", "127.0.0.1.evil:1", "1:2:3", "a]:1", "::1"]
+    "headers",
+    [
+        *([], ["localhost", "localhost"], ["localhost", "evil.example"], [""], [":"], [":1"], ["."], ["[]"], ["["]),
+        *(["evil"], ["evil:7431"], ["127.0.0.1.evil:1"], ["1:2:3"], ["a]:1"], ["::1"], ["::1]"], ["[::1"], ["[::1]]"]),
+        *(["[::1].evil.example"], ["[::1].evil.example:1"], ["[::1]evil"], ["[::1]:1:2"], ["[::1]:x"], ["[::1] "]),
+        *(["[localhost]"], ["[127.0.0.1]"], ["[crow.example]"], ["[::1%]"], ["[::1%@evil]"], ["[v1.x]"]),
+        *(["localhost:"], ["localhost:65536"], ["localhost:1x"], ["localhost:+1"], ["localhost:1 "], [" localhost"]),
+        *(["localhost.."], ["localhost.evil.example"], ["evil.example/localhost"], ["evil.example@localhost"]),
+        *(["localhost@evil.example"], ["localhost#"], ["localhost?"], ["localhost\\evil"], ["localhost,evil.example"]),
+        *(
+            ["localhost\t"],
+            ["local\u017fost"],
+            ["ｌocalhost"],
+            ["127.1"],
+            ["2130706433"],
+            ["0x7f.0.0.1"],
+            ["0177.0.0.1"],
+        ),
+        *(
+            ["0177.0.0.1"],
+            ["127.0.0.1%00.evil"],
+            ["127.0.0.1%eth0"],
+            ["１27.0.0.1"],
+            ["crow.example.evil"],
+            ["xcrow.example"],
+        ),
+    ],
 )
-def test_other_names_are_known_only_if_they_are_listed(header: str | None) -> None:
-    assert not is_known_host(header, frozenset({"crow.example"}))
-    assert is_known_host("Crow.Example:7431", frozenset({"crow.example"}))
+def test_all_other_hosts_are_unknown(headers: list[str]) -> None:
+    assert not is_known_host(headers, frozenset({"crow.example"}))
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_known"),
+    [
+        ([], True),
+        (["https://chat.example"], True),
+        (["HTTPS://Chat.Example"], True),
+        (["https://chat.example", "https://chat.example"], False),
+        (["https://chat.example", "https://evil.example"], False),
+        *(([each], False) for each in ("", "null", "https://chat.example/", "https://chat.example.evil.example")),
+        *(([each], False) for each in ("http://chat.example", "https://chat.example:8443", "https://x.chat.example")),
+        *(([each], False) for each in ("https://chat.example https://evil.example", "https://evil@chat.example")),
+    ],
+)
+def test_an_origin_is_known_only_as_it_is_listed(headers: list[str], is_known: bool) -> None:
+    assert is_known_origin(headers, frozenset({"https://chat.example"})) is is_known
 
 
 def test_a_family_without_samples_is_still_explained() -> None:

@@ -124,6 +124,7 @@ async def test_names_that_could_be_rebound_are_refused(server: ServerProcess, na
         in bytes(refused.value.response.body).decode().lower()
     )
     assert (await server.get("/metrics", Host=name)).status_code == 403
+    assert (await server.get("/metrics", Host=f"[::1].{name}")).status_code == 403
     assert (await server.get("/metrics", Host="LocalHost.:1")).status_code == 200
 
 

@@ -18,6 +18,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
+from crow.serve.http import MAX_REQUESTS_EACH
 from crow.serve.websocket import MAX_PONG_BYTES, ConnectionLimits
 from tests.serve.conftest import Service
 
@@ -310,3 +311,51 @@ async def test_a_client_that_closes_and_never_reads_is_forgotten() -> None:
         rude.writer.write(CLOSE_FRAME)
         await service.wait_until(lambda: not service.acp.clients)
         assert not await rude.sees(b"the answer")
+
+
+async def test_a_client_that_leaves_during_the_upgrade_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    service = Service(ConnectionLimits())
+    async with service.running() as port:
+        service.access.is_open.clear()
+        async with peer(port) as leaving:
+            leaving.upgrade()
+            await service.wait_until(lambda: len(service.access.asked) == 1)
+        async with peer(port) as other:
+            other.writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert await other.sees(b"ok\n")
+        service.access.is_open.set()
+        await service.wait_until(lambda: service.acp.metrics.ended.samples[(("reason", "client"),)] == 1)
+        assert service.acp.clients == {}
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_sessions_that_one_client_opens_by_the_hundred_delay_no_other_client() -> None:
+    service = Service(ConnectionLimits())
+
+    def count(cwd: str) -> int:
+        return service.opening.count(cwd)
+
+    async def ask(opened: ClientConnection, cwd: str, times: int) -> None:
+        for number in range(times):
+            params = {"cwd": cwd, "mcpServers": []}
+            request = {"jsonrpc": "2.0", "id": number, "method": "session/new", "params": params}
+            await opened.send(json.dumps(request))
+
+    def token(name: str) -> dict[str, dict[str, str]]:
+        return {"additional_headers": {"Authorization": f"Bearer {name}"}}
+
+    async with (
+        service.running() as port,
+        client(port, **token("ada")) as first,
+        client(port, **token("ada")) as second,
+        client(port, **token("bob")) as other,
+    ):
+        await ask(first, "/many", 300)
+        await service.wait_until(lambda: count("/many") == MAX_REQUESTS_EACH)
+        await ask(second, "/too", 1)
+        await ask(other, "/one", 1)
+        await service.wait_until(lambda: count("/one") == 1)
+        assert (await call(second, "echo", a=1))["result"] == {"a": 1}
+        assert (count("/many"), count("/too")) == (MAX_REQUESTS_EACH, 0), "one principal has one share"
+        service.may_open.set()
+        await service.wait_until(lambda: (count("/many"), count("/too")) == (300, 1))

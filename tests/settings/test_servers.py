@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from crow.adapters import configured_servers, hidden_keys, mcp_server
+from crow.adapters import configured_servers, hidden_keys, mcp_server, protected_names
 from crow.cli import main
+from crow.domain.protected_names import ProtectedNames
 from crow.settings import Loaded, load_settings
 from crow.settings.values import McpServerSettings, expand_variables
 from crow.tools.servers import HttpServer, OAuthOptions, ServerOptions, StdioServer
@@ -209,11 +210,35 @@ def test_relative_commands_start_at_the_directory_of_the_file(tmp_path: Path, mo
         ('[permissions]\nallow = "shell"', 'permissions.allow is "shell"; expected a list of rules'),
         ('[permissions]\ndeny = ["shell(", 3]', 'permissions.deny is ["shell(", 3]; expected a list of rules'),
         ('[permissions]\nallow = ["rm -rf"]', 'permissions.allow is ["rm -rf"]; expected a list of rules'),
+        ('[permissions]\nprotect = ["/etc"]', 'permissions.protect is ["/etc"]; expected a list of names'),
+        ('[permissions]\nprotect = ["a/../b"]', 'permissions.protect is ["a/../b"]; expected a list of names'),
+        ('[permissions]\nprotect = ["**"]', 'permissions.protect is ["**"]; expected a list of names'),
+        ('[sandbox]\npass_env = ["A B"]', 'sandbox.pass_env is ["A B"]; expected a list of names or globs'),
     ],
 )
 def test_an_invalid_server_or_rule_is_named(tmp_path: Path, toml: str, words: str) -> None:
     problem = str(load(tmp_path, toml).problem)
     assert problem.startswith(f"{tmp_path / 'config.toml'}: {words}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".git", ".GIT", "HEAD", ".gitconfig", ".crow", ".ssh", ".gnupg", ".aws", ".netrc", "hooks", "*", "", ".git/*"],
+)
+def test_names_that_must_stay_protected_cannot_be_removed(tmp_path: Path, name: str) -> None:
+    problem = str(load(tmp_path, f'[permissions]\nunprotect = ["{name}"]').problem)
+    assert f'permissions.unprotect is ["{name}"]; expected a list of names' in problem
+    names = ProtectedNames(removed=[name, "head", ".git"])
+    assert all(names.covers(["w", part]) for part in (".git", "head", ".ssh", ".crow", ".aws"))
+
+
+def test_protected_names_are_added_and_removed(tmp_path: Path) -> None:
+    added, removed = '["package.json", "Deploy/*.sh", "infra/"]', '[".gitattributes", "CLAUDE.md"]'
+    toml = f"[permissions]\nprotect = {added}\nunprotect = {removed}"
+    names = protected_names(load(tmp_path, toml))
+    asks = ("package.json", "deploy/a.sh", "x/infra/a", ".gitmodules")
+    free = (".gitattributes", "claude.md", "deploy/a.txt")
+    assert [path for path in (*asks, *free) if names.covers(["w", *path.split("/")])] == [*asks]
 
 
 def test_errors_about_servers_show_no_secret(tmp_path: Path) -> None:

@@ -130,23 +130,86 @@ async def test_commands_and_servers_get_no_endpoint_keys(
     ]
     endpoint.script(fake.calls(*steps), fake.calls(("shell_output", {"job": "job1", "wait_s": 30})), fake.text("ok"))
     endpoint.script(fake.calls(("shell", {"command": "env"})), fake.text("ok"))
-    late = {"LATE_KEY": "sk-late-0123456789"}
-    async with crow(endpoint=endpoint, env={**keys, **late, "NO_KEY": "is passed on"}) as agent:
+    late = {"LATE": "late-late-0123456789"}
+    async with crow(endpoint=endpoint, env={**keys, **late, "KEYBOARD": "is passed on"}) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
         await agent.prompt(session, "go")
         said = [text for _, text in ended(agent.updates(session))]
-        configured(home, f'{toml}[providers.late]\nbase_url = "http://127.0.0.1:1/v1"\napi_key_env = "LATE_KEY"\n')
+        configured(home, f'{toml}[providers.late]\nbase_url = "http://127.0.0.1:1/v1"\napi_key_env = "LATE"\n')
         await agent.new_session(place)  # crow reads the settings again
         since = len(agent.log)
         await agent.prompt(session, "go on")
-        assert "LATE_KEY" in "".join(said)
-        assert "LATE_KEY" not in "".join(text for _, text in ended(agent.updates(session, since=since)))
+        assert "LATE=" in "".join(said)
+        assert "LATE=" not in "".join(text for _, text in ended(agent.updates(session, since=since)))
     told = "\n".join(said)
-    assert told.count("NO_KEY=is passed on") == 2
+    assert told.count("KEYBOARD=is passed on") == 2
     assert [key for key in keys if f"{key}=" in told] == []
-    assert told.count("sk-") == 2, "a variable that no setting names yet"
+    assert "sk-" not in told
+    assert told.count("late-late-") == 2, "a variable that no setting names yet"
     assert said.count(RESULT_MASK) == 1, "the file gives this one to the server"
+
+
+TOKENS = {
+    "GITHUB_TOKEN": "of-github-0123456789",
+    "AWS_SECRET_ACCESS_KEY": "of/amazon+0123456789",
+    "NPM_CONFIG__AUTH": "of-npm-0123456789",
+    "PGPASSWORD": "of-postgres-0123456789",
+    "DATABASE_URL": "postgres://me:of-database-0123456789@db.example/x",
+    "PASSED_TOKEN": "of-a-friend-0123456789",
+}
+
+
+async def test_commands_and_results_show_no_tokens_of_others(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    hook = "import json, os, sys; json.load(sys.stdin); print(json.dumps({'context': os.environ['GITHUB_TOKEN']}))"
+    configured(
+        home,
+        f"""
+        [permissions]
+        mode = "auto"
+        allow = ["shell"]
+        [sandbox]
+        pass_env = ["PASSED_*"]
+        [[hooks]]
+        name = "h"
+        event = "before_prompt"
+        command = {json.dumps([sys.executable, "-I", "-S", "-c", hook])}
+        [mcp_servers.srv]
+        {server("tiny.py", "")}
+        """,
+    )
+    (place / "notes").write_text(f"copied: {TOKENS['AWS_SECRET_ACCESS_KEY']}\n")
+    child = fake.calls(("shell", {"command": "env", "access": "full"}))
+    names = " ".join(TOKENS)
+    given = f'for name in {names}; do eval "test -n \\"\\$$name\\"" && echo "has $name"; done; echo $PASSED_TOKEN'
+    endpoint.script(
+        fake.calls(
+            *(("shell", {"command": given, "access": access}) for access in ("read", "write", "full")),
+            ("shell", {"command": given, "background": True, "access": "full"}),
+            ("read_file", {"path": "notes"}),
+            *(("srv__env", {"text": name}) for name in TOKENS),
+            ("shell", {"command": "echo GITHUB_TOKEN is not set; exit 4", "access": "full"}),
+        ),
+        fake.calls(("shell_output", {"job": "job1", "wait_s": 30}), ("task", {"description": "x", "prompt": "child"})),
+        child,
+        fake.text("done"),
+        fake.text("ok"),
+    )
+    async with crow(endpoint=endpoint, env=TOKENS) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        said = [text for _, text in ended(agent.updates(session))]
+    sent = json.dumps([request.body for request in endpoint.requests])
+    assert [name for name, value in TOKENS.items() if value.rpartition(":")[2] in sent] == []
+    assert [text.count("has PASSED_TOKEN") for text in said[:3]] == [1, 1, 1]
+    assert [name for name in TOKENS if name != "PASSED_TOKEN" and f"has {name}" in sent] == []
+    assert all(RESULT_MASK in text for text in said[:3]), "a value that is passed is masked all the same"
+    assert f"copied: {RESULT_MASK}" in sent
+    assert f'<context from=\\"h\\">\\n{RESULT_MASK}' in sent
+    assert "pass_env" in next(text for text in said if "GITHUB_TOKEN is not set" in text)
 
 
 async def test_commands_in_editor_terminals_get_no_endpoint_keys(
@@ -166,28 +229,42 @@ async def test_commands_in_editor_terminals_get_no_endpoint_keys(
         "terminal/release": lambda _: {},
     }
     env = {"NEST_KEY": "sk-nest-0123456789", "A_COPY": "Bearer sk-nest-0123456789", "OTHER": "is not ours"}
+    env |= {"GITHUB_TOKEN": "of-another-0123"}
     endpoint.script(fake.calls(("shell", {"command": "env"})), fake.text("ok"))
     async with crow(endpoint=endpoint, answers=answers, env=env) as agent:
         await agent.initialize(terminal=True)
         session = await agent.new_session(place)
         await agent.prompt(session, "go")
-    hidden = ("NEST_KEY", "A_COPY", "OPENAI_API_KEY", "OPENROUTER_API_KEY")
+    hidden = ("NEST_KEY", "A_COPY", "OPENAI_API_KEY", "OPENROUTER_API_KEY", "GITHUB_TOKEN")
     assert {name: variables.get(name) for name in (*hidden, "OTHER")} == {**dict.fromkeys(hidden, ""), "OTHER": None}
 
 
 PROTECTED = (
     *(".git/hooks/pre-commit", ".git/config", ".GIT/config", "sub/.git/hooks/x.md", "tree/.git", "docs/hooks/x.md"),
     *("AGENTS.md", ".vscode/tasks.json", ".envrc", "HEAD", "store/config"),
+    *(".npmrc", ".github/workflows/a.yml", ".pre-commit-config.yaml", "x.code-workspace", ".cargo/config.toml"),
+    *(".gitattributes", "opencode.json", "deploy/now.sh", "tools/hooks/pre-commit", "tools/clean.py", "shared.inc"),
+    *(".git/rebase-merge/git-rebase-todo", "scripts/check.sh"),
 )
+GIT_SETTINGS = """\
+[core]
+hooksPath = tools/hooks
+[filter "x"]
+clean = python3 tools/clean.py
+[include]
+path = ../shared.inc
+"""
 
 
 @pytest.mark.parametrize("mode", ["ask", "accept-edits", "auto"])
 async def test_writes_to_protected_paths_ask_in_every_mode_and_despite_rules(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, mode: str
 ) -> None:
-    configured(home, '[permissions]\nallow = ["write_file(*.md)", "write_file(.git/**)", "edit_file"]\n')
+    rules = 'allow = ["write_file(*.md)", "write_file(.git/**)", "edit_file"]'
+    configured(home, f'[permissions]\n{rules}\nprotect = ["deploy/*.sh"]\nunprotect = [".tool-versions"]\n')
     (place / ".git" / "hooks").mkdir(parents=True)
-    (place / ".git" / "config").write_text("[core]\n")
+    (place / ".git" / "config").write_text(GIT_SETTINGS)
+    (place / ".git" / "hooks" / "pre-push").symlink_to("../../scripts/check.sh")
     (place / "docs").symlink_to(".git")
     (place / "store").mkdir()
     (place / "store" / "HEAD").write_text("ref: refs/heads/main\n")
@@ -206,7 +283,7 @@ async def test_writes_to_protected_paths_ask_in_every_mode_and_despite_rules(
     endpoint.script(
         fake.calls(("write_file", {"path": "a.txt", "content": "a"}), writes[0]),
         fake.text("ok"),
-        fake.calls(("write_file", {"path": "b.txt", "content": "b"}), *writes, edit),
+        fake.calls(("write_file", {"path": ".tool-versions", "content": "b"}), *writes, edit),
         fake.text("ok"),
     )
     async with crow(endpoint=endpoint, answers={"session/request_permission": always}) as agent:
@@ -220,9 +297,9 @@ async def test_writes_to_protected_paths_ask_in_every_mode_and_despite_rules(
         await agent.prompt(session, "go on")
     once = ["allow_once", "reject_once"]
     assert asked == [(path, once) for path in (PROTECTED[0], *PROTECTED, ".git/config")]
-    assert ((place / "a.txt").read_text(), (place / "b.txt").read_text()) == ("a", "b")
-    assert list((place / ".git" / "hooks").iterdir()) == []
-    assert (place / ".git" / "config").read_text() == "[core]\n"
+    assert ((place / "a.txt").read_text(), (place / ".tool-versions").read_text()) == ("a", "b")
+    assert os.listdir(place / ".git" / "hooks") == ["pre-push"]
+    assert (place / ".git" / "config").read_text() == GIT_SETTINGS
     assert not (place / "AGENTS.md").exists()
 
 
@@ -973,3 +1050,18 @@ async def test_values_that_nest_without_end_are_answered_and_harm_nothing(
     assert len(said) == 6
     assert sum("recursion limit exceeded" in text for text in said) == 2
     assert sum("nested too deeply" in text for text in said) == 4
+
+
+async def test_no_schema_of_a_server_keeps_crow_busy(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configured(home, f'[mcp_servers.srv]\n{server("various.py", "slow schemas")}[permissions]\nallow = ["srv__*"]\n')
+    names = ["pattern", "names", "property_names", "nested", "doubling", "cycle", "unevaluated", "format", "giant"]
+    endpoint.script(fake.calls(*((f"srv__{name}", {}) for name in names)), fake.text("Still here."))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        assert (await agent.prompt(session, "go"))["stopReason"] == "end_turn"
+        assert agent.text(session) == "Still here."
+        said = [(status, text.partition("\n")[0]) for status, text in ended(agent.updates(session))]
+    assert said == [("completed", "{")] * len(names)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -437,3 +438,23 @@ async def test_sessions_can_be_listed_loaded_and_shown_on_a_full_disk(
     async with crow(env=home) as agent:
         await reloaded(agent, session, place)
         assert agent.text(session) == "helloagain"
+
+
+async def test_a_process_without_descriptors_recovers_when_they_are_back(crow: StartCrow, place: Path) -> None:
+    async with crow() as agent:
+        session = await opened(agent, place)
+        assert await agent.prompt(session, "say hello") == {"stopReason": "end_turn"}
+        has_failed = set()
+        limit = resource.prlimit(agent.pid, resource.RLIMIT_NOFILE)
+        for spare in range(6):  # with a few descriptors, the tools cannot be loaded
+            used = len(os.listdir(f"/proc/{agent.pid}/fd"))
+            resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (used + spare, limit[1]))
+            try:
+                await agent.prompt(session, "run echo first")
+            except RpcError as error:
+                has_failed.add(error.message)
+        resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, limit)
+        assert any("Too many files are open. Close sessions or other programs" in words for words in has_failed)
+        assert not any("Make its directory writable" in words for words in has_failed)
+        assert await agent.prompt(session, "run echo then-again") == {"stopReason": "end_turn"}
+        assert "then-again" in str(agent.updates(session)[-12:])

@@ -127,7 +127,7 @@ async def test_without_a_model_the_endpoints_models_are_offered_and_none_is_pres
         session = await opened(agent, place)
         await model_told(agent, "none")
         code, words = await failed(agent.prompt(session, "hello"))
-        assert (code, words.startswith("No model is set. Choose one in the editor's menu")) == (-32603, True)
+        assert (code, words.startswith("No model is set. Run `crow login`")) == (-32603, True)
         params = {"sessionId": session, "configId": "model", "value": "second"}
         answer = await agent.request("session/set_config_option", params)
         assert model_option(answer["configOptions"]) == ("second", ["first", "second"])
@@ -184,3 +184,26 @@ async def test_a_key_added_later_is_masked_in_the_recording(
     recorded = trace.read_text()
     assert "my key is …" in recorded
     assert "zz-key-0123456789" not in recorded
+
+
+@pytest.mark.parametrize(("client", "code"), [("CodeCompanion.nvim", -32603), ("zed", -32000), ("", -32000)])
+async def test_the_sentence_of_the_first_run_is_whole_in_message_and_details(
+    crow: StartCrow, place: Path, client: str, code: int
+) -> None:
+    """Toad and acpx show only the details, Zed and the chat of CodeCompanion only the message. For every error but an
+    internal one, CodeCompanion also shows the object with both. It shows no sentence if it cannot authenticate."""
+    async with crow(env=NOTHING) as agent:
+        info = {"clientInfo": {"name": client, "version": "1.0.0"}} if client else {}
+        files = {"fs": {"readTextFile": True, "writeTextFile": True}}
+        await agent.request("initialize", {"protocolVersion": 1, "clientCapabilities": files, **info})
+        if client == "CodeCompanion.nvim":
+            assert await agent.request("authenticate", {"methodId": "configured"}) == {}
+        session = await agent.new_session(place)
+        with pytest.raises(RpcError) as raised:
+            await agent.prompt(session, "hello")
+        error = raised.value
+        assert (error.code, "Crow has no model to ask" in error.message) == (code, True)
+        assert error.data == {"details": error.message, "authRequired": True}
+        with pytest.raises(RpcError) as raised:
+            await agent.load_session("crow-none", place)
+        assert raised.value.code == (code if client == "CodeCompanion.nvim" else -32002)

@@ -49,8 +49,17 @@ async def test_a_workspace_is_new_until_the_first_prompt_in_it(
         await agent.initialize(**NOTICES)
         for cwd in (place, link):
             assert await titles(agent, await agent.new_session(cwd)) == []
+        (tmp_path / "AGENTS.md").write_text("Use spaces.")
         await agent.load_session(session, tmp_path)
         assert await titles(agent, session) == [NEW.format(tmp_path)]
+
+
+async def test_a_new_workspace_without_anything_for_an_agent_is_not_worth_a_notice(
+    crow: StartCrow, place: Path
+) -> None:
+    async with crow() as agent:
+        await agent.initialize(**NOTICES)
+        assert await titles(agent, await agent.new_session(place)) == []
 
 
 async def test_an_editor_without_notices_gets_one_remark_before_the_first_answer(
@@ -77,6 +86,7 @@ async def test_an_editor_without_notices_gets_one_remark_before_the_first_answer
 async def test_an_imported_session_does_not_make_its_workspace_known(
     crow: StartCrow, home: Path, place: Path, tmp_path: Path
 ) -> None:
+    (place / "AGENTS.md").write_text("Use tabs.")
     async with crow() as agent:
         await agent.initialize()
         session = await agent.new_session(place)
@@ -112,6 +122,7 @@ async def test_the_user_is_told_once_per_process_that_editor_terminals_are_not_c
 
 
 async def test_confinement_that_the_user_turned_off_is_told_by_permissions_only(crow: StartCrow, place: Path) -> None:
+    (place / "AGENTS.md").write_text("Use tabs.")
     async with crow() as agent:
         await agent.initialize(**NOTICES)
         session = await agent.new_session(place)

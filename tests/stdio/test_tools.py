@@ -257,3 +257,40 @@ async def test_a_server_learns_of_directories_that_are_added_when_a_session_is_o
         told = [json.loads(text) for _, text in ended(agent.updates(session))]
     roots = [[root["uri"] for root in each["roots"]] for each in told]
     assert roots == [[place.as_uri()], [place.as_uri(), added.as_uri()]]
+
+
+async def test_the_tools_of_a_late_server_join_the_running_turn(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    configured(
+        home,
+        f"[limits]\nmcp_wait_s = 0\n[mcp_servers.nest]\n{server('slow.py', str(gate))}"
+        f"[mcp_servers.gone]\ncommand = {json.dumps(str(tmp_path / 'no-such-program'))}\n"
+        '[permissions]\nallow = ["nest__*"]\n',
+    )
+    tools: list[list[str]] = []
+
+    def answer(request: fake.Recorded) -> fake.Reply:
+        gate.touch()
+        tools.append([tool["function"]["name"] for tool in request.body["tools"]])
+        if "nest__ping" not in tools[-1]:
+            return fake.calls(("list_files", {"pattern": f"*{len(tools)}"}))
+        return fake.text("Done.") if len(tools) > 1 and "nest__ping" in tools[-2] else fake.calls(("nest__ping", {}))
+
+    endpoint.answer_with(answer)
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize(session={"notices": {}})
+        session = await agent.new_session(place)
+        assert (await agent.prompt(session, "go"))["stopReason"] == "end_turn"
+        ready = [one for one in agent.updates(session, "notice") if "is ready" in one["title"]]
+        assert [(one["severity"], one["title"], one["description"]) for one in ready] == [
+            ("info", "MCP server nest is ready", "The model has 1 tool of it from now on.")
+        ]
+        assert ended(agent.updates(session))[-1] == ("completed", "pong")
+        await agent.prompt(session, "/context")
+        assert "the tools changed (new: nest__ping)" in agent.text(session)
+        await agent.prompt(session, "again")
+    assert "nest__ping" not in tools[0]
+    joined = ["nest__ping" in names for names in tools]
+    assert joined == sorted(joined), "they stay"

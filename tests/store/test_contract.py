@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from crow.adapters import open_admin
 from crow.domain.entries import Assistant, Checkpoint, Note, Prompt, Remark, Restore, TurnEnd, User
 from crow.domain.entries import NewEntry as New
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
@@ -692,3 +693,31 @@ async def test_everything_is_there_after_closing_and_opening(stores: AnyStores) 
     again = await stores.open()
     assert await again.open_session("s1") == before
     assert before.entries[2:] == entries
+
+
+async def test_a_name_finds_a_session_by_its_id_alias_start_of_the_id_or_title(store: Store) -> None:
+    for name, title, alias in (
+        ("work", "Retry policy", None),
+        ("codex-01aa", "work", "review"),
+        ("codex-01bb", "Retry policy", "wo"),
+        ("review-2", "100% _done_", None),
+    ):
+        await store.create_session(new_session(name, alias=alias, title=title))
+    admin = open_admin(store)
+    for name, found in (
+        ("work", ["work"]),  # an id comes before the title of another session
+        ("wo", ["codex-01bb"]),  # an alias comes before the start of an id
+        ("review", ["codex-01aa"]),
+        ("rev", ["review-2"]),
+        ("100% _done_", ["review-2"]),
+        ("codex-01", ["codex-01aa", "codex-01bb"]),
+        ("Retry policy", ["codex-01bb", "work"]),
+        ("%", []),
+        ("_", []),
+        ("", []),
+        ("\ud800", []),
+    ):
+        assert sorted(one.id for one in await admin.matches(name)) == found
+    assert await admin.find("rev") == "review-2"
+    with pytest.raises(ArgumentError, match='"codex-01" may mean 2 sessions: '):
+        await admin.find("codex-01")

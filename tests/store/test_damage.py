@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-import re
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 
 import anyio
@@ -19,23 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.domain.conversation import for_model
-from crow.domain.entries import Body, Entry, NewEntry, Prompt, Remark, Started, ToolResult, TurnEnd
+from crow.domain.entries import Body, Entry, NewEntry, Remark, Started, ToolResult
 from crow.domain.errors import ArgumentError, StoreError
-from crow.domain.messages import ToolMessage, ToolSpec
-from crow.store import SessionRow
+from crow.domain.messages import ToolMessage
 from crow.store.admin import ImportDefaults
-from crow.store.codec import encode
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.migrations import VERSION
 from crow.store.sqlite.repair import problems as problems_of
 from crow.store.sqlite.repair import repair
 from crow.store.sqlite.store import SqliteStore
+from tests.store.damaged_files import PAGE_BYTES, TOKEN, Whole, build_whole, token_of
 from tests.store.scenes import (
     ANNOUNCED,
     add,
     begin,
     bodies,
-    compress_all,
     converse,
     history,
     ids,
@@ -190,107 +185,15 @@ async def test_a_path_ends_at_an_impossible_parent(sqlite_store: SqliteStore, pa
 
 # damaged pages
 
-PAGE_BYTES = 4096
 HOW = ("zeros", "ones", "noise", "a sector", "a byte")
-TOKEN = re.compile(r"<\d{5}>")
 NAMED = ("is damaged", "is not a crow database", "could not be read", "is missing from the database")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Whole:
-    """A database before it is damaged, and what is in it."""
-
-    content: bytes
-    rows: Mapping[str, SessionRow]
-    histories: Mapping[str, tuple[Entry, ...]]
-    entries: Mapping[int, Entry]
-
-    @property
-    def pages(self) -> int:
-        return len(self.content) // PAGE_BYTES
-
-    def page(self, number: int) -> bytes:
-        return self.content[(number - 1) * PAGE_BYTES : number * PAGE_BYTES]
-
-    def entries_on(self, number: int) -> set[int]:
-        """The entries of which a part is on this page, or the name of a blob that holds some of them."""
-        page = self.page(number).decode("latin-1")
-        tokens = set(TOKEN.findall(page))
-        return {
-            entry.id
-            for entry in self.entries.values()
-            if token_of(entry) in tokens or any(name in page for name in encode(entry.body).blobs)
-        }
-
-    def sessions_on(self, number: int) -> set[str]:
-        """The sessions whose row is on this page."""
-        return {row.id for row in self.rows.values() if f"Title of {row.id}".encode() in self.page(number)}
-
-
-def words(number: int, size: int) -> str:
-    """A text of which every piece says whose it is."""
-    return f"<{number:05}> of twigs, " * (size // 18 + 1)
-
-
-def token_of(entry: Entry) -> str:
-    found = TOKEN.search(str(entry.body))
-    assert found is not None
-    return found[0]
-
-
-async def build(path: Path) -> None:
-    """Sessions with small and large results, old ones compressed, an undone turn, forks, a session that was deleted."""
-    store = await SqliteStore.open(path)
-    await store.learn("http://127.0.0.1:1/v1", "m1", {"context_window": 4_000})
-    numbers = count(1)
-    for name in ("s1", "s2", "gone", "s3", "quiet"):
-        await store.create_session(new_session(name, title=f"Title of {name}", cwd=f"/home/{name}"))
-    for turn in range(8):
-        for name in ("s1", "s2", "gone", "s3"):
-            user = await begin(store, name, words(next(numbers), 60))
-            if turn == 0:
-                system = words(next(numbers), 200)
-                tools = (ToolSpec(name=system[:7], description=system, input_schema={}),)
-                await add(store, name, Prompt(system=system, tools=tools, cwd=system, model="m1"), turn=user.turn)
-            for size in (200, 3_000, 6_000, 45_000 if turn % 4 == 0 else 400):
-                (answer,) = await add(store, name, said(words(next(numbers), 100), calls=1), turn=user.turn)
-                number = next(numbers)
-                done = replace(result(answer.id, words(number, size)), raw_output={"end": f"<{number:05}>"})
-                await add(store, name, done, turn=user.turn)
-            end = TurnEnd(stop="end_turn", detail=words(next(numbers), 1))
-            await add(store, name, end, turn=user.turn, release=True)
-        if turn == 3:
-            await compress_all(store)
-    source, middle = await store.session("s1"), (await history(store, "s1"))[30]
-    for name, leaf in (("f1", middle.id), ("f2", source.leaf)):
-        await store.create_session(
-            new_session(name, conversation=source.conversation, leaf=leaf, title=f"Title of {name}", forked_from="s1")
-        )
-    user = await begin(store, "f1", words(next(numbers), 90))
-    end = TurnEnd(stop="end_turn", detail=words(next(numbers), 1))
-    await add(store, "f1", said(words(next(numbers), 90)), end, turn=user.turn, release=True)
-    row, before = await store.session("s2"), (await history(store, "s2"))[-15]
-    await store.move_leaf("s2", leaf=row.leaf, to=before.id, reason="undo")
-    await store.delete_session("gone")
-    await store.tidy()
-    await store.close()
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     path = tmp_path_factory.mktemp("whole") / "crow.db"
 
-    async def make() -> Whole:
-        await build(path)
-        content = path.read_bytes()
-        store = await SqliteStore.open(path)
-        rows = {name: await store.session(name) for name in ("s1", "s2", "s3", "quiet", "f1", "f2")}
-        histories = {name: await history(store, name) for name in rows}
-        found = {entry.id: entry for entries in histories.values() for entry in entries}
-        await store.close()
-        return Whole(content=content, rows=rows, histories=histories, entries=found)
-
-    return anyio.run(make)
+    return anyio.run(build_whole, path)
 
 
 def damaged(content: bytes, number: int, how: str, noise: random.Random) -> bytes:
@@ -483,7 +386,7 @@ async def test_an_index_that_lacks_rows_is_rebuilt(tmp_path: Path, whole: Whole)
         connection.execute(partial)
         connection.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'entries_by_session'", (defined,))
     done = repair(path)
-    assert (done.outcome, done.lost) == ("rebuilt", ())
+    assert (done.outcome, done.lost) == ("mended", ())
     assert any("missing from index entries_by_session" in line for line in done.problems)
     store = await SqliteStore.open(path)
     assert len(await store.search(token_of(whole.histories["s1"][0]))) == 1

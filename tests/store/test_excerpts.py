@@ -15,7 +15,7 @@ from crow.domain.entries import Attachment, CallRef, Diff, Entry, ToolResult
 from crow.domain.messages import Image
 from crow.store import Store
 from crow.store.codec import encode
-from crow.store.sqlite.excerpts import excerpt_of_result
+from crow.store.excerpts import excerpt_of_result
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, ids, new_session, result, said
 from tests.store.scenes import history as whole_history

@@ -7,7 +7,7 @@ import json
 import os
 import sqlite3
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -608,6 +608,45 @@ def test_importable_counts_sessions_at_the_usual_places(tmp_path: Path, monkeypa
         ("opencode", ".local/share/opencode", 1),
         ("goose", ".local/share/goose/sessions", 1),
     ]
+
+
+def test_sessions_that_are_only_in_a_write_ahead_log_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / ".local/share/opencode/opencode.db"
+    path.parent.mkdir(parents=True)
+    with closing(sqlite3.connect(path)) as database:  # as opencode, which is still running
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA wal_autocheckpoint = 0")
+        with database:
+            database.executescript(foreign.OPENCODE_TABLES)
+            foreign.opencode_rows(database, {"id": foreign.OPENCODE_SESSION}, foreign.opencode_messages())
+        assert path.stat().st_size == 4096
+        before = snapshot(tmp_path)
+        assert [(one.tool, one.sessions) for one in importable()] == [("opencode", 1)]
+        assert snapshot(tmp_path) == before
+        with database:
+            foreign.opencode_rows(database, {"id": "ses_another"}, [])
+        assert [(one.tool, one.sessions) for one in importable()] == [("opencode", 2)]
+
+
+@pytest.mark.parametrize(
+    ("given", "created", "updated"),
+    [
+        ({"created_at": 1_700_000_000, "updated_at": 1_700_000_900}, 1_700_000_000_000, 1_700_000_900_000),
+        ({"created": 1_700_000_000, "updated": "2023-11-14T22:30:00Z"}, 1_700_000_000_000, 1_700_001_000_000),
+        ({"updated_at": 1_700_000_900}, 1_700_000_900_000, 1_700_000_900_000),
+    ],
+)
+async def test_openai_json_keeps_the_time_of_the_last_change(
+    sqlite_store: SqliteStore, tmp_path: Path, given: Mapping[str, object], created: int, updated: int
+) -> None:
+    foreign.write_json(tmp_path / "chat.json", {"messages": [{"role": "user", "content": "one"}], **given})
+    await bring(sqlite_store, tmp_path)
+    row = await only(sqlite_store)
+    assert (row.created_ms, row.updated_ms) == (created, updated)
 
 
 def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:

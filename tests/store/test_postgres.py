@@ -28,6 +28,7 @@ from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionB
 from crow.domain.messages import Image, Text, Usage
 from crow.store import Scope, SessionChanges, Store
 from crow.store.owner import Owner
+from crow.store.paths import with_excerpt
 from crow.store.postgres import database, presence
 from crow.store.postgres.database import database_name
 from crow.store.postgres.migrations import VERSION
@@ -636,6 +637,23 @@ async def test_a_scan_receives_long_results_one_after_the_other(url: str) -> Non
         assert [hit.snippet[:18] for hit in scanned.hits] == ["read_file needle 7"]
         assert wire.received - received < 6_000_000
         await store.close()
+
+
+async def test_a_replay_receives_only_the_ends_of_long_results(url: str) -> None:
+    async with Wire.open(url) as wire:
+        store = await PostgresStore.open(wire.url)
+        await store.create_session(new_session())
+        for number in range(40):
+            (answer,) = await add(store, "s1", said(f"look {number}", calls=1))
+            await add(store, "s1", result(answer.id, f"first {number} {'twig ' * 60_000} last {number}"))
+        received = wire.received
+        batches = [batch async for batch in store.history("s1", result_bytes=lambda _: 500)]
+        assert wire.received - received < 40 * 12_000
+        whole = [batch async for batch in store.history("s1")]
+        await store.close()
+    shown = [entry for batch in batches for entry in batch]
+    stored = [entry for batch in whole for entry in batch]
+    assert shown == [with_excerpt(entry, 500) for entry in stored]
 
 
 LETTERS = st.sampled_from(

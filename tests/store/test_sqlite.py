@@ -295,7 +295,7 @@ async def test_an_unusable_path_is_named_in_the_error(tmp_path: Path, name: str)
 
 
 async def test_an_unwritable_directory_is_named_in_the_error() -> None:
-    with pytest.raises(StoreUnavailable, match=r"/proc/crow/crow.db cannot be created .*CROW_HOME"):
+    with pytest.raises(StoreUnavailable, match=r"/proc/crow/crow.db cannot be created at /proc/crow .*CROW_HOME"):
         await SqliteStore.open(Path("/proc/crow/crow.db"))
 
 

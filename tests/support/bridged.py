@@ -73,6 +73,14 @@ class BridgedEditor:
         await self._reading
         self._transport.close()
 
+    def pause(self) -> None:
+        """Read no more output of the bridge, until `resume`."""
+        self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read the output again."""
+        self._transport.resume_reading()
+
     def close_stdin(self) -> None:
         """End the input of the bridge."""
         if self._stdin >= 0:

@@ -7,6 +7,8 @@ import base64
 import hashlib
 import itertools
 import json
+import os
+import socket
 import struct
 from collections import Counter
 from collections.abc import Callable
@@ -92,6 +94,11 @@ class Connection:
     def raw(self, data: bytes) -> None:
         """Send bytes as they are."""
         self._writer.write(data)
+
+    def stop_reading(self) -> None:
+        """From now on, every write of the bridge fails. What was sent to the bridge can still be read."""
+        with socket.socket(fileno=os.dup(self._writer.get_extra_info("socket").fileno())) as copy:
+            copy.shutdown(socket.SHUT_RD)
 
     def close(self, code: int, reason: str = "") -> None:
         """Send a close frame."""

@@ -52,6 +52,8 @@ class ServerProcess:
         self.logged: list[dict[str, Any]] = []
         """The log, one object for each line."""
         self.is_checked = True
+        self.is_started = True
+        """Whether entering the context waits until the server serves clients."""
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -66,7 +68,8 @@ class ServerProcess:
                 *argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=dict(self._env), cwd=self._cwd, limit=1 << 24
             )
         self._reader = asyncio.create_task(self._read_log())
-        self.address = str((await self.wait_for_log("The server listens"))["address"])
+        if self.is_started:
+            self.address = str((await self.wait_for_log("The server listens"))["address"])
         return self
 
     async def __aexit__(

@@ -15,14 +15,14 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
 from crow.cli import main
-from crow.terminal.chat import QUESTION_LINES, _keys_of, question_of
 from crow.terminal.form import fields_of
 from crow.terminal.keyboard import HISTORY_BYTES, Choices, ChoicesCompleter, find_files, mentioned_files, open_history
+from crow.terminal.question import QUESTION_LINES, keys_of, question_of
 from crow.terminal.render import Look
-from tests.support.fake_endpoint import HANG, Reply, calls, chunk, sse, text
+from tests.support.fake_endpoint import HANG, Gate, Reply, calls, chunk, sse, text, usage
 from tests.support.terminal import Shell
 
-ENTER, CTRL_C, CTRL_D, ALT_ENTER = "\r", "\x03", "\x04", "\x1b\r"
+ENTER, CTRL_C, CTRL_D, ALT_ENTER, ESCAPE = "\r", "\x03", "\x04", "\x1b\r", "\x1b"
 READY = "\x1b[?2004h"
 """The line editor asks for marked pastes when it begins to read keys."""
 
@@ -88,6 +88,125 @@ def test_sigterm_during_a_turn_leaves_and_says_how_to_come_back(shell: Shell) ->
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.wait() == 130
     assert "crow chat --session crow-" in terminal.shown
+
+
+def held(*pieces: str) -> tuple[Reply, Gate]:
+    """An answer whose last piece waits until the gate is open."""
+    gate, *first = Gate(), *(sse(chunk({"role": "assistant", "content": piece}), done=False) for piece in pieces[:-1])
+    return Reply(steps=(*first, gate, sse(chunk({"content": pieces[-1]}), chunk(finish="stop"), usage()))), gate
+
+
+def test_text_typed_during_a_turn_is_shown_queued_taken_back_and_sent_afterwards(shell: Shell) -> None:
+    slow, gate = held("half of it ", "and the rest.")
+    shell.endpoint.script(slow, text("Second."), text("Third."))
+    with shell.in_terminal("chat") as terminal:
+        terminal.wait_for(READY)
+        terminal.type(f"begin{ENTER}")
+        terminal.wait_for("half of it")
+        terminal.type("and then")
+        terminal.wait_for("> and then▏")
+        terminal.wait_for("Enter queues this for after the turn")
+        terminal.type(ENTER)
+        terminal.wait_for("queued: and then")
+        terminal.type(ESCAPE)
+        terminal.wait_for("> and then▏")
+        terminal.type(f" go on{ENTER}")
+        terminal.wait_for("queued: and then go on")
+        terminal.type("left over")
+        terminal.wait_for("> left over▏")
+        gate.open()
+        terminal.wait_for("> and then go on\r\n")
+        terminal.wait_for("Second.")
+        terminal.wait_for(READY)
+        terminal.wait_for("left over")
+        terminal.type(ENTER)
+        terminal.wait_for("Third.")
+    assert [request.body["messages"][-1]["content"] for request in shell.endpoint.asked] == [
+        "begin",
+        "and then go on",
+        "left over",
+    ]
+
+
+def test_a_second_enter_sends_the_text_into_the_running_turn(shell: Shell) -> None:
+    slow, gate = held("I think ", "about it.")
+    shell.endpoint.script(slow, text("I saw it."))
+    with shell.in_terminal("chat") as terminal:
+        terminal.wait_for(READY)
+        terminal.type(f"begin{ENTER}")
+        terminal.wait_for("I think")
+        terminal.type("use tabs")
+        terminal.type(ENTER)
+        terminal.wait_for("Enter sends it into this turn")
+        terminal.type(ENTER)
+        terminal.wait_for("Sent into this turn: use tabs")
+        gate.open()
+        terminal.wait_for("I saw it.")
+        terminal.wait_for(READY)
+    assert len(shell.endpoint.asked) == 2
+    assert "use tabs" in shell.asked(1)
+
+
+def test_a_cancelled_turn_puts_queued_text_into_the_next_prompt(shell: Shell) -> None:
+    slow, _ = held("half of it \n", "never")
+    shell.endpoint.script(slow, text("More."))
+    with shell.in_terminal("chat") as terminal:
+        terminal.wait_for(READY)
+        terminal.type(f"begin{ENTER}")
+        terminal.wait_for("half of it")
+        terminal.type(f"next one{ENTER}")
+        terminal.wait_for("queued: next one")
+        terminal.type(CTRL_C)
+        terminal.wait_for("Cancelled.")
+        terminal.wait_for(READY)
+        terminal.wait_for("next one")
+        assert len(shell.endpoint.asked) == 1
+        terminal.type(ENTER)
+        terminal.wait_for("More.")
+    assert "next one" in shell.asked(1)
+
+
+def test_keys_of_an_unfinished_line_do_not_answer_a_question(shell: Shell) -> None:
+    slow, gate = held("I write it. ", "")
+    write = calls(("write_file", {"path": "a.txt", "content": "hello\n"}))
+    shell.endpoint.script(Reply(steps=(*tuple(slow.steps)[:-1], *write.steps)), text("Done."))
+    with shell.in_terminal("chat") as terminal:
+        terminal.wait_for(READY)
+        terminal.type(f"begin{ENTER}")
+        terminal.wait_for("I write it.")
+        terminal.type("ma")
+        terminal.wait_for("> ma▏")
+        gate.open()
+        terminal.wait_for("You were typing. Enter: answer this question")
+        terminal.type("yyy")
+        terminal.type(ENTER)
+        terminal.wait_for("stop the turn")
+        assert not (shell.place / "a.txt").exists()
+        terminal.type("y")
+        terminal.wait_for("Done.")
+        terminal.wait_for(READY)
+        terminal.wait_for("ma")
+    assert (shell.place / "a.txt").exists()
+
+
+def test_in_plain_mode_whole_lines_are_queued_and_sent_into_the_turn(shell: Shell) -> None:
+    slow, gate = held("half of it\n\n", "rest.")
+    shell.endpoint.script(slow, text("I saw it."), text("Last."))
+    with shell.in_terminal("chat", "--plain") as terminal:
+        terminal.wait_for("You: ")
+        terminal.type("begin\n")
+        terminal.wait_for("half of it")
+        for line in ("one\n", "two\n"):
+            terminal.type(line)
+            terminal.wait_for(f"Queued for after this turn: {line.strip()}")
+        terminal.type("\n")
+        terminal.wait_for("Sent into this turn: one")
+        gate.open()
+        terminal.wait_for("I saw it.")
+        terminal.wait_for("You: two")
+        terminal.wait_for("Last.")
+    assert "one" in shell.asked(1)
+    assert shell.endpoint.asked[2].body["messages"][-1]["content"] == "two"
 
 
 def test_escape_at_a_question_stops_the_turn(shell: Shell) -> None:
@@ -165,7 +284,7 @@ def test_new_goes_on_in_the_session_that_has_the_name_now(shell: Shell) -> None:
         terminal.wait_for("Hello there.")
         terminal.wait_for(READY)
         terminal.type(f"/new{ENTER}")
-        terminal.wait_for("is now the name of a new session")
+        terminal.wait_for("is now the alias of a new session")
         terminal.wait_for(READY)
         terminal.type(f"/session crow-ffff{ENTER}")
         terminal.wait_for('No session "crow-ffff".')
@@ -242,13 +361,30 @@ def permission_request(lines: int) -> dict[str, Any]:
 def test_a_question_shows_the_whole_command_with_a_key_for_each_option() -> None:
     words, options = question_of(PLAIN, permission_request(3))
     assert words.splitlines() == ["Allow this? echo", "  | echo 0", "  | echo 1", "  | echo 2", "  It is confined."]
-    assert list(_keys_of(options)) == ["y", "a", "w", "n", "d"]
+    assert list(keys_of(options)) == ["y", "a", "w", "n", "d"]
 
 
 def test_a_question_that_is_not_shown_whole_can_only_be_answered_once() -> None:
     words, options = question_of(PLAIN, permission_request(QUESTION_LINES + 1))
     assert words.endswith("2 lines are not shown.\n")
-    assert list(_keys_of(options)) == ["y", "n"]
+    assert list(keys_of(options)) == ["y", "n"]
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        {"anyOf": [{"pattern": "^(a+)+$"}]},
+        {"oneOf": [{"anyOf": [{"pattern": "^(a+)+$"}]}]},
+        {"items": {"pattern": "^(a+)+$", "oneOf": [{"pattern": "^(a+)+$"}]}},
+    ],
+)
+def test_no_pattern_of_a_server_is_evaluated_for_a_form(hidden: dict[str, Any]) -> None:
+    kind = "array" if "items" in hidden else "string"
+    typed = "a" * 60 + "!"
+    default = [typed] if kind == "array" else typed
+    (field,) = fields_of({"properties": {"a": {"type": kind, "default": default, **hidden}}})
+    assert field.default_text == typed
+    assert field.value_of(typed) == default
 
 
 def test_the_fields_of_a_form_take_what_their_schema_takes() -> None:

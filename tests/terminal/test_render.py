@@ -147,3 +147,11 @@ def test_a_long_output_shows_its_last_lines_and_a_long_diff_says_what_is_missing
 def test_usage_names_the_window_and_the_cost() -> None:
     assert usage_of(6_400, 128_000, 0.01234) == "context 5% of 128k · $0.0123"
     assert usage_of(0, 0, None) == ""
+
+
+def test_the_marks_around_a_drawing_are_not_shown_but_those_around_code_are() -> None:
+    look = Look(has_styles=True, has_colors=False)
+    stream = MarkdownStream(look)
+    text = stream.feed("```text\n██░░\n```\n\n```sh\nls\n```\n") + stream.end()
+    assert ("```text" in text, text.count("```")) == (False, 2)
+    assert "██░░" in text

@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+from pathlib import Path
 
+import anyio
 import pytest
 
 from acp_check.recording import read_recording
 from acp_check.report import check
 from acp_check.schema import SchemaChecker
 from crow.cli import main
+from crow.domain.entries import NewEntry, TurnEnd
+from crow.store import NewSession
+from crow.store.importers import TOOLS
+from crow.store.importers.parts import stable_id
+from crow.store.sqlite.store import SqliteStore
 from crow.terminal.answer import json_in
+from crow.terminal.connection import _LOOKS_LIKE_ID
 from crow.terminal.screen import QUESTION_LINES, question_of
+from tests.store.scenes import begin
 from tests.support.fake_endpoint import HANG, Reply, calls, chunk, failing, sse, text
 from tests.support.terminal import Shell
 
@@ -80,6 +90,98 @@ def test_a_schema_asks_again_until_it_accepts_the_answer(shell: Shell) -> None:
     code, out, err = shell.crow("run", "--schema", "schema.json", "what is a?")
     assert (code, out, len(shell.endpoint.asked)) == (1, "", 7)
     assert "the answer contains no JSON" in err
+
+
+def stored(shell: Shell, *ids_and_titles: tuple[str, str]) -> None:
+    """Store sessions with one answered prompt each."""
+
+    async def store_them() -> None:
+        store = await SqliteStore.open(shell.home / "crow.db")
+        try:
+            for name, title in ids_and_titles:
+                new = NewSession(id=name, cwd=str(shell.place), model="fake-model", mode="ask", title=title)
+                await store.create_session(new)
+                user = await begin(store, name, f"asked in {name}")
+                await store.append(
+                    name, leaf=user.id, turn=1, entries=[NewEntry(body=TurnEnd(stop="end_turn"))], release=True
+                )
+        finally:
+            await store.close()
+
+    anyio.run(store_them)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "codex-0198aa11-22bb-7cc3-8dd4-5566778899aa",
+        "codex-0198aa",
+        "task-00ff11ee22dd33cc",
+        "task-00f",
+        "old-editor-id",
+        "old-ed",
+        "Imported once",
+    ],
+)
+def test_every_id_start_of_an_id_and_title_opens_its_session(shell: Shell, argument: str) -> None:
+    stored(
+        shell,
+        ("codex-0198aa11-22bb-7cc3-8dd4-5566778899aa", "Imported once"),
+        ("task-00ff11ee22dd33cc", "A task"),
+        ("old-editor-id", "From an editor"),
+    )
+    whole = {
+        "codex": "codex-0198aa11-22bb-7cc3-8dd4-5566778899aa",
+        "Impor": "codex-0198aa11-22bb-7cc3-8dd4-5566778899aa",
+    }
+    whole |= {"task-": "task-00ff11ee22dd33cc", "old-e": "old-editor-id"}
+    code, _, err = shell.crow("run", "--session", argument, "and now?")
+    assert (code, f"asked in {whole[argument[:5]]}" in shell.asked()) == (0, True)
+    assert "begins" not in err
+    assert len(shell.crow("sessions")[1].splitlines()) == 3
+
+
+@pytest.mark.parametrize("argument", ["task-0123", "codex-0198ffff", "opencode-ses_zz", "0198aa11-22bb-7cc3", "crow-f"])
+def test_what_looks_like_an_id_never_starts_a_session(shell: Shell, argument: str) -> None:
+    stored(shell, ("codex-0198aa11-22bb-7cc3-8dd4-5566778899aa", "Imported once"))
+    code, _, err = shell.crow("run", "--session", argument, "hi")
+    assert (code, err) == (2, f'crow: No session "{argument}". Run "crow sessions" to list them.\n')
+    assert len(shell.crow("sessions")[1].splitlines()) == 1
+
+
+def test_an_ambiguous_session_is_refused_with_the_candidates(shell: Shell) -> None:
+    stored(shell, ("codex-01aa", "Retry policy"), ("codex-01bb", "Something"), ("other-1", "Retry policy"))
+    code, _, err = shell.crow("run", "--session", "codex-01", "hi")
+    assert code == 2
+    assert err == (
+        'crow: "codex-01" may mean 2 sessions: codex-01bb ("Something"), codex-01aa ("Retry policy").'
+        " Give more of the id.\n"
+    )
+    for arguments in (["run", "--session", "Retry policy", "hi"], ["sessions", "show", "Retry policy"]):
+        code, _, err = shell.crow(*arguments)
+        assert (code, "codex-01aa" in err, "other-1" in err) == (2, True, True)
+    assert shell.endpoint.asked == []
+
+
+def test_a_new_alias_says_that_a_new_session_begins_and_an_empty_one_is_refused(shell: Shell) -> None:
+    for name in ("task-list", "pi-hole", "release-2026-11"):
+        code, out, err = shell.crow("run", "--session", name, "hi")
+        assert (code, out) == (0, "Hello there.\n")
+        assert f'crow: No session "{name}" exists, so a new one with this alias begins.\n' in err
+        assert "begins" not in shell.crow("run", "--session", name, "hi")[2]
+    code, _, err = shell.crow("run", "--session", "", "hi")
+    assert (code, err) == (2, "crow: --session is empty; expected the id, alias or title of a session.\n")
+
+
+def test_a_limit_of_the_command_line_is_named_as_such(shell: Shell) -> None:
+    shell.endpoint.script(calls(("read_file", {"path": "a"})), calls(("read_file", {"path": "b"})))
+    code, out, err = shell.crow("run", "--max-steps", "1", "hi")
+    assert (code, "(--max-steps)" in out + err, "limits.steps_per_turn" in out + err) == (3, True, False)
+
+
+def test_ids_of_every_imported_tool_look_like_ids() -> None:
+    for tool in TOOLS:
+        assert _LOOKS_LIKE_ID.fullmatch(stable_id(tool, "one", "two\n"))
 
 
 def test_a_session_is_continued_by_name_by_id_and_as_the_newest(shell: Shell) -> None:
@@ -241,3 +343,21 @@ def test_a_question_shows_a_diff_with_its_path() -> None:
     assert lines[0] == "Allow this? Edit a.txt"
     assert lines[1] == "/repo/a.txt"
     assert {"-two", "+2"} <= set(lines)
+
+
+def test_a_run_waits_for_slow_servers_and_names_those_that_do_not_come(shell: Shell) -> None:
+    program = str(Path(__file__).parents[1] / "tools" / "servers" / "slow.py")
+    tables = [
+        f"[mcp_servers.{name}]\ncommand = {json.dumps(sys.executable)}\n"
+        f"args = {json.dumps(['-I', '-S', program, when])}\nstart_timeout_s = {seconds}\n"
+        for name, when, seconds in (("slow", "2", 300), ("never", str(shell.place / "no-such-file"), 0.5))
+    ]
+    (shell.home / "config.toml").write_text('[permissions]\nallow = ["slow__*"]\n' + "".join(tables))
+    shell.endpoint.script(calls(("slow__ping", {})), text("It answered."))
+    code, out, err = shell.crow("run", "ping it")
+    assert (code, out) == (0, "It answered.\n")
+    offered = [[tool["function"]["name"] for tool in request.body["tools"]] for request in shell.endpoint.asked]
+    assert all("slow__ping" in names for names in offered)
+    assert "pong" in shell.asked(1)
+    assert "MCP server never is not available" in err
+    assert "MCP server slow" not in err

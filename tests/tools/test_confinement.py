@@ -408,6 +408,75 @@ async def test_a_job_in_the_background_is_confined_and_ends(tmp_path: Path) -> N
     assert os.listdir(root) == ["in"]
 
 
+UNTIL_GONE = "echo x >.envrc; mkdir .vscode; until ! [ -e .envrc ] && ! [ -e .vscode ]; do sleep 0.05; done; echo gone"
+
+
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "landlock"])
+def test_protected_files_go_while_the_command_that_created_them_still_runs(
+    sandbox: str, request: pytest.FixtureRequest
+) -> None:
+    """The commands wait for the files to go, so they would never end."""
+    if sandbox == "landlock":
+        request.getfixturevalue("no_bubblewrap")
+
+    async def scenario(place: Place) -> Any:
+        workspace = place.open()
+        name = (await workspace.sandbox_status()).name
+        (place.root / "AGENTS.md").write_text("rules\n")
+        foreground = await run(workspace, "write", f"{UNTIL_GONE}; echo evil >>AGENTS.md", timeout_s=300)
+        async with open_toolbox(workspace, Ports(log=RecordingLog(), plan=FixedPlan()), ()) as toolbox:
+
+            async def use(tool: str, /, **arguments: object) -> str:
+                return (await toolbox.run(call(tool, **arguments), "c", ignore)).text
+
+            changed = 'echo evil >AGENTS.md; until [ "$(cat AGENTS.md)" = rules ]; do sleep 0.05; done; echo back'
+            await use("shell", command=f"{UNTIL_GONE}; {changed}; cat", background=True, access="write")
+            output = ""
+            while "back" not in output:
+                output += await use("shell_output", job="job1", wait_s=30)
+        await workspace.close()
+        return name, foreground, output, (place.root / "AGENTS.md").read_text(), sorted(os.listdir(place.root))
+
+    name, (code, foreground), output, rules, left = as_user(USERS[0], scenario)
+    assert name.lower().startswith(sandbox)
+    assert (code == 0, foreground.startswith("gone\n")) == (sandbox == "landlock", True)
+    for said in (foreground, output):
+        assert "[the command created .envrc; it was moved to" in said
+    assert (rules, left) == ("rules\n", ["AGENTS.md"])
+
+
+GIT_RUNS = {
+    "hooks in another folder": ("core.hooksPath", "tools", "tools/pre-commit"),
+    "a filter": ("filter.x.clean", "python3 tools/clean.py", "tools/clean.py"),
+    "an included file": ("include.path", "../shared.inc", "shared.inc"),
+}
+
+
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "landlock"])
+@pytest.mark.parametrize("what", GIT_RUNS)
+def test_what_git_would_run_stays_as_it_is(sandbox: str, what: str, request: pytest.FixtureRequest) -> None:
+    if sandbox == "landlock":
+        request.getfixturevalue("no_bubblewrap")
+    key, value, file = GIT_RUNS[what]
+
+    async def scenario(place: Place) -> Any:
+        workspace = place.open()
+        name = (await workspace.sandbox_status()).name
+        (place.root / "tools").mkdir()
+        (place.root / file).write_text("good\n")
+        await run(workspace, "full", f"{GIT} init -q; git config {key} '{value}'")
+        attack = (
+            f"echo evil >{file}; echo evil >x; mv x {file}; rm {file}; mv tools t; echo evil >{file}; echo new >new"
+        )
+        _, output = await run(workspace, "write", attack)
+        await workspace.close()
+        return name, output, (place.root / file).read_text(), (place.root / "new").read_text()
+
+    name, output, content, new = as_user(USERS[0], scenario)
+    assert name.lower().startswith(sandbox)
+    assert (content, new) == ("good\n", "new\n"), output
+
+
 def real_path(path: Path) -> str:
     return os.path.realpath(path)
 

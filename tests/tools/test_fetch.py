@@ -8,19 +8,22 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from crow.agent.permissions import typed_rule, url_rules, user_rules
 from crow.domain.entries import Announcement
 from crow.domain.messages import Image
-from crow.tools import Outcome, PlannedCall
+from crow.tools import Outcome, PlannedCall, UrlRules
 from crow.tools.html import CODECS, codec_of, page_text
-from crow.tools.web import MAX_BYTES, is_public, is_same_place, normalize_url
-from tests.tools.conftest import OpenBox
+from crow.tools.urls import normalize_url
+from crow.tools.web import MAX_BYTES, is_public, may_follow
+from tests.tools.conftest import OpenBox, call
 
 PICTURE = b"\x89PNG\r\n\x1a\n"
 PAGE = "<!doctype html><title>Nests</title><p>Twigs &amp; <b>string</b>.</p>"
@@ -73,6 +76,18 @@ class Web(BaseHTTPRequestHandler):
                 self._move("http://169.254.169.254/latest/meta-data/")
             case "/round":
                 self._move("/round")
+            case "/folder":
+                self._move("/folder/")
+            case "/folder/":
+                self._give(200, "text/plain", b"a folder")
+            case "/docs/away":
+                self._move("/docs/../secret")
+            case "/docs/on":
+                self._move("/docs/page")
+            case "/docs/page" | "/secret":
+                self._give(200, "text/plain", self.path.encode())
+            case _ if self.path.startswith("/echo/"):
+                self._give(200, "text/plain", self.requestline.encode())
 
     def _give(self, status: int, media: str, data: bytes) -> None:
         self.send_response(status)
@@ -122,12 +137,12 @@ async def test_documents_become_text_images_or_an_error_message(open_box: OpenBo
             "fetch: URL/program is application/octet-stream (3 bytes); only text and images can be read",
             True,
         ),
-        "near": ("Nests\n\nTwigs & string.", False),
+        "near": ("URL/near redirects to URL/page. To follow it, fetch that URL.", False),
         "round": ("fetch: URL/round was redirected more than 5 times", True),
         "host": (url.removeprefix("http://"), False),
     }
     assert said["picture"].images == (Image(data=base64.b64encode(PICTURE).decode(), mime_type="image/png"),)
-    assert said["near"].raw_output == {"url": f"{url}/page", "status": 200, "media_type": "text/html"}
+    assert said["page"].raw_output == {"url": f"{url}/page", "status": 200, "media_type": "text/html"}
     assert large.text.endswith(f"x\n[only the first {MAX_BYTES:,} bytes]")
 
 
@@ -283,7 +298,7 @@ async def test_a_redirect_to_another_host_is_not_followed(open_box: OpenBox) -> 
         async with open_box(fetches_private=True) as box:
             far = await box.run("fetch", url=f"{url}/far")
             inside = await box.run("fetch", url=f"{url}/inside")
-    assert far.text.endswith("redirects to another host: http://other.example/page. To follow it, fetch that URL.")
+    assert far.text.endswith("redirects to http://other.example/page. To follow it, fetch that URL.")
     assert "http://169.254.169.254/latest/meta-data/" in inside.text
 
 
@@ -349,12 +364,70 @@ def test_an_address_inside_another_one_is_checked_too(address: str, public: bool
     assert is_public(address) is public
 
 
+def rules(*allow: str, deny: Sequence[str] = ()) -> UrlRules:
+    return url_rules(
+        "fetch", "ask", user_rules([f"fetch({each})" for each in allow], [f"fetch({each})" for each in deny])
+    )
+
+
 def test_a_redirect_is_followed_on_the_same_host_or_to_https() -> None:
     here = normalize_url("http://a.example/x")
-    assert is_same_place(here, normalize_url("https://a.example/y"))
-    assert not is_same_place(here, normalize_url("http://a.example:8080/"))
-    assert not is_same_place(normalize_url("https://a.example"), here)
-    assert not is_same_place(here, normalize_url("http://b.example/x"))
+    everything = rules("*")
+    assert may_follow(here, normalize_url("https://a.example/y"), everything)
+    assert not may_follow(here, normalize_url("http://a.example:8080/"), everything)
+    assert not may_follow(normalize_url("https://a.example"), here, everything)
+    assert not may_follow(here, normalize_url("http://b.example/x"), everything)
+
+
+def test_a_redirect_is_judged_by_the_rules_like_a_fetch_of_its_target() -> None:
+    here, secure, slash = "http://a.example/x", "https://a.example/x", "http://a.example/x/"
+    elsewhere = "http://a.example/secret"
+    assert [may_follow(here, target, rules()) for target in (secure, slash, elsewhere)] == [True, True, False]
+    denied = rules("*", deny=["http*://a.example/SECRET*", "https://a.example/*"])
+    assert [may_follow(here, target, denied) for target in (secure, slash, elsewhere)] == [False, True, False]
+    assert not may_follow(here, "http://a.example//%73ecret".replace("%73", "%2573"), denied)
+    session = typed_rule("fetch(*)", allow=True, cwd="/w")
+    assert may_follow(here, elsewhere, url_rules("fetch", "ask", [session]))
+    assert not may_follow(here, elsewhere, url_rules("fetch", "plan", [session]))
+
+
+async def test_a_redirect_below_an_allowed_path_does_not_lead_out_of_it(open_box: OpenBox) -> None:
+    with web() as url:
+        async with open_box(fetches_private=True) as box:
+            texts = []
+            for path in ("docs/on", "docs/away", "folder"):
+                plan = replace(await box.plan("fetch", url=f"{url}/{path}"), url_rules=rules(f"{url}/docs/*"))
+                fetch = call("fetch", url=f"{url}/{path}")
+                texts.append((await box.toolbox.run(fetch, "call_7_0", box.show, planned=plan)).text)
+    assert texts == [
+        "/docs/page",
+        f"{url}/docs/away redirects to {url}/secret. To follow it, fetch that URL.",
+        "a folder",
+    ]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "/echo/a b",
+            "/echo/%7euser",
+            "/echo/x/../y",
+            "/echo/x/%2e%2E/y",
+            "/echo\\x\\..\\y",
+            '/echo/%zz%41?q=%20 "<ü>',
+        ),
+        *("/echo/a%2fb", "/echo/ü", "/echo//x", "/echo/[x]|^`{}", "/echo/a?b=../c#d", "/./echo/a\tb\nc"),
+    ],
+)
+async def test_what_is_sent_is_what_rules_and_titles_see(open_box: OpenBox, path: str) -> None:
+    with web() as url:
+        async with open_box(fetches_private=True) as box:
+            plan = await box.plan("fetch", url=url + path)
+            sent = await box.run("fetch", url=url + path)
+    assert plan.argument is not None
+    assert sent.text == f"GET {plan.argument.removeprefix(url)} HTTP/1.1"
+    assert plan.argument in plan.announcement.title
 
 
 def test_a_page_becomes_the_text_that_a_reader_sees() -> None:

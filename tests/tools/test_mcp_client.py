@@ -98,7 +98,8 @@ async def test_results_become_text_pictures_and_errors(open_box: OpenBox) -> Non
         ),
     }
     assert liar.is_error
-    assert liar.text.startswith("MCP server srv returned an unusable result for liar: Invalid structured content")
+    reason = "its structured content does not fit its schema: n is not of type integer"
+    assert liar.text == f"MCP server srv returned an unusable result for liar: {reason}"
 
 
 async def test_progress_is_shown_while_a_call_runs(open_box: OpenBox) -> None:
@@ -138,7 +139,13 @@ async def test_a_server_cannot_fill_the_log(open_box: OpenBox, caplog: pytest.Lo
 async def test_an_external_call_is_announced_by_server_and_title(open_box: OpenBox) -> None:
     async with open_box(stdio("tiny.py")) as box:
         offer = await box.plan("srv__table")  # waits for the server to have started
-        assert offer == PlannedCall(announcement=Announcement(title="srv: Give a table"), access="external")
+        assert offer == PlannedCall(
+            announcement=Announcement(title="srv: Give a table"),
+            access="external",
+            fingerprint=offer.fingerprint,
+            definition=offer.definition,
+        )
+        assert (len(offer.fingerprint), offer.definition.partition("\n")[0]) == (64, "Give a table")
 
 
 async def test_cancelling_a_call_tells_the_server(open_box: OpenBox, tmp_path: Path) -> None:
@@ -569,3 +576,25 @@ async def test_an_http_server_that_does_not_answer_the_probe_gets_the_old_handsh
             done.set()
             assert box.toolbox.servers() == (ServerStatus(name="web", state="ready", tools=1),)
             assert await box.run("web__whoami") == Outcome(text="you are None")
+
+
+async def test_a_tool_that_changes_after_it_was_planned_is_not_called(open_box: OpenBox, tmp_path: Path) -> None:
+    file = tmp_path / "tools.json"
+
+    def listed(description: str) -> None:
+        file.write_text(json.dumps([{"name": "say", "description": description, "inputSchema": {"type": "object"}}]))
+
+    listed("Says it.")
+    async with open_box(stdio("various.py", "shifts", str(file))) as box:
+        await box.toolbox.wait_ready(120)
+        planned = await box.toolbox.plan(call("srv__say"))
+        assert (await box.toolbox.run(call("srv__say"), "c", box.show, planned=planned)).text == "say {}"
+        listed("Sends it away.")
+        await box.toolbox.restart("srv")
+        late = await box.toolbox.run(call("srv__say"), "c", box.show, planned=planned)
+        again = await box.toolbox.plan(call("srv__say"))
+        assert (await box.toolbox.run(call("srv__say"), "c", box.show, planned=again)).text == "say {}"
+    text = "srv__say was not called: its server changed the tool after the call was planned. Call it again."
+    assert late == Outcome(text=text, is_error=True)
+    assert planned.fingerprint != again.fingerprint
+    assert again.definition.startswith("say\nSends it away.\n")

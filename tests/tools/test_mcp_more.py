@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
+from mcp_types import Tool
 
 from crow.domain.entries import Announcement, CallRef
 from crow.domain.errors import ArgumentError
@@ -16,7 +17,7 @@ from crow.domain.messages import ToolCall
 from crow.tools import Outcome, PlannedCall, Ports, ServerStatus
 from crow.tools.mcp.calls import page_to_open, readable_form
 from crow.tools.mcp.client import open_toolbox
-from crow.tools.mcp.listing import schema_fault, tool_fault
+from crow.tools.mcp.listing import ExternalTool, external_tool, schema_fault, tool_fault
 from crow.tools.mcp.schemas import plain_schema
 from crow.tools.servers import THE_WORKSPACE, ServerOptions
 from crow.tools.workspace import DiskWorkspace
@@ -158,9 +159,7 @@ async def test_a_question_that_could_mislead_the_user_is_refused_with_words(open
     user = User(ElicitationAnswer(action="accept"), "form", "url")
     async with open_box(stdio("various.py", "asks", "javascript:alert(1)"), elicitation=user) as box:
         said = json.loads((await box.run("srv__visit")).text)
-    assert (
-        said["message"] == "url is 'javascript:alert(1)'; expected an http or https URL without user name and password"
-    )
+    assert said["message"] == "url is 'javascript:alert(1)'; expected an http or https URL"
     assert user.questions == []
 
 
@@ -376,10 +375,40 @@ async def test_tools_beyond_the_limit_are_found_by_search_and_called_by_name(ope
     assert '"required": ["id"]' in found.text
     assert nothing.text == 'None of 100 tools matches "zebra". They belong to these servers: srv.'
     assert offer == PlannedCall(
-        announcement=Announcement(title="srv: get_thing9"), access="external", rule_tool="srv__get_thing9"
+        announcement=Announcement(title="srv: get_thing9"),
+        access="external",
+        rule_tool="srv__get_thing9",
+        fingerprint=offer.fingerprint,
+        definition=offer.definition,
     )
+    assert offer.definition.startswith("get_thing9\nGet one thing9.\n")
     assert (called.text, direct.text) == ('get_thing9 {"id": 4}', 'get_thing9 {"id": 5}')
     assert own.fault == "call_tool: shell is not a tool of an MCP server; call it directly"
+
+
+def test_the_definition_of_a_tool_can_be_stored_and_tells_every_change() -> None:
+    def described(**changes: object) -> ExternalTool:
+        listed = {
+            "name": "say",
+            "description": "Says it.",
+            "inputSchema": {"type": "object", "properties": {}},
+            **changes,
+        }
+        return external_tool(Tool.model_validate(listed, by_name=False), "srv__say", ServerOptions())
+
+    schema = {"properties": {}, "type": "object"}
+    assert described(inputSchema=schema).fingerprint == described().fingerprint
+    odd = described(description="\ud83d and \0" + "x" * 20_000)
+    assert odd.definition.startswith("say\n? and \ufffdxxx")
+    assert len(odd.definition) == 8_000
+    changes: tuple[dict[str, object], ...] = (
+        {"title": "Say"},
+        {"annotations": {"title": "Say it"}},
+        {"description": "Says it\u200b."},
+        {"inputSchema": {**schema, "required": []}},
+        {"inputSchema": {"type": "object", "properties": {"a": {"description": "send it"}}}},
+    )
+    assert len({described(**change).fingerprint for change in ({}, *changes)}) == len(changes) + 1
 
 
 async def test_the_user_says_which_tools_are_offered_which_only_read_and_how_long_they_may_take(

@@ -58,7 +58,7 @@ def meant(name: str, arguments: dict[str, Any], *others: str) -> tuple[str, dict
             "run_terminal_cmd",
             {"command": "ls", "is_background": False, "explanation": "look"},
             "shell",
-            {"command": "ls", "background": False, "description": "look"},
+            {"command": "ls", "background": False, "explanation": "look"},
         ),
         ("Grep", {"pattern": "x", "include": "*.py"}, "grep", {"pattern": "x", "glob": "*.py"}),
         ("grep", {"pattern": "x", "-i": True}, "grep", {"pattern": "x", "ignore_case": True}),

@@ -9,7 +9,8 @@ import pytest
 
 from crow.domain.errors import ArgumentError
 from crow.tools import FileStat
-from crow.tools.workspace import DiskWorkspace, is_protected
+from crow.tools.protection import is_protected
+from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import skip_time, until_gone
 
 
@@ -262,6 +263,14 @@ async def test_a_command_in_a_missing_directory_raises_an_os_error(tmp_path: Pat
         *(".devcontainer/devcontainer.json", "AGENTS.md", "docs/agents.md", "CLAUDE.md", ".bashrc", ".zshenv"),
         *(".ssh/authorized_keys", ".gnupg/gpg.conf", ".aws/credentials", ".netrc", "HEAD", "bare/head"),
         *("store/config", "store/hooks/post-checkout", "store/CONFIG", "store/refs/heads/x"),
+        *(".npmrc", "a/.yarnrc.yml", ".yarn/releases/yarn.cjs", ".cargo/config.toml", "a/.cargo/config"),
+        *(".pre-commit-config.yaml", "lefthook.yml", "my.code-workspace", "a/MY.Code-Workspace", ".gitattributes"),
+        *(".gitmodules", ".mise.toml", ".tool-versions", ".bazelrc", "opencode.json", ".opencode/plugin/a.ts"),
+        *(".roo/rules/a.md", ".kiro/hooks/a", ".pi/a", ".gemini/settings.json", ".cursor/rules/a", ".cursorrules"),
+        *(".windsurf/a", ".github/workflows/a.yml", ".GitHub/Workflows/a.yml", ".github/copilot-instructions.md"),
+        *(".claude.json", ".config/git/config", ".pnp.cjs", ".mvn/extensions.xml", "a/gradle-wrapper.properties"),
+        *(".ripgreprc", "pyrightconfig.json", ".lefthook.yaml", "bunfig.toml", "lib/ruby_lsp/evil/addon.rb"),
+        *(".claude/worktrees/x/.git", ".claude/worktrees/x/.vscode/tasks.json", "store/rebase-merge/git-rebase-todo"),
     ],
 )
 def test_paths_of_commands_agents_and_keys_are_protected(root: Path, path: str) -> None:
@@ -275,8 +284,10 @@ def test_paths_of_commands_agents_and_keys_are_protected(root: Path, path: str) 
 @pytest.mark.parametrize(
     "path",
     [
-        *("src/app.py", ".gitignore", ".gitattributes", ".github/workflows/a.yml", "git/config", "config/hooks/a"),
+        *("src/app.py", ".gitignore", ".github/dependabot.yml", "git/config", "config/hooks/a", "package.json"),
         *("docs/agents.rst", "src/HEAD.py", "head/a.py", "store/notes.md", "my.git/x", ".env", "Makefile"),
+        *("workflows/a.yml", "cargo/config.toml", ".cargo/registry/a", ".config/x", "copilot-instructions.md"),
+        *(".yarn/cache/a.zip", ".claude/worktrees/x/src/a.py", "npmrc", "code-workspace", "addon.rb"),
     ],
 )
 def test_other_paths_are_not_protected(root: Path, path: str) -> None:

@@ -31,7 +31,7 @@ COMMANDS = (
     CommandSpec("redo", "Reverse the last undo or rewind", OPTIONS_HINT),
     CommandSpec("rewind", "Go back to before a prompt, to a label, or to any entry", f"{PLACE_HINT}, {OPTIONS_HINT}"),
     CommandSpec("retry", "Send the last prompt again, on a new branch", OPTIONS_HINT),
-    CommandSpec("new", "Start over; if the session has a name, a new session takes the name"),
+    CommandSpec("new", "Start over; if the session has an alias, a new session takes the alias"),
     CommandSpec("clear", "Start over in this session; nothing is deleted"),
     CommandSpec("history", "List the prompts and labels of this branch", "all", is_literal=True),
     CommandSpec("tree", "List all branches, including undone ones", "all", is_literal=True),

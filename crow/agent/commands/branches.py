@@ -131,7 +131,7 @@ async def new(context: CommandContext, _: str) -> str:
     await context.store.move_alias(row.id, made.id)
     await context.branch.change(SessionChanges())  # reload the row, which no longer has an alias
     return (
-        f"{quoted(row.alias)} is now the name of a new session, `{made.id}`; open it by that name. This session, "
+        f"{quoted(row.alias)} is now the alias of a new session, `{made.id}`; open it by that alias. This session, "
         f"`{row.id}`, keeps its history and stays in the list. To continue it, send a prompt here. (To start over "
         "within a session, use `/clear`.)"
     )

@@ -43,7 +43,7 @@ KIND_OF: Mapping[type[Message], Kind] = {
     ToolMessage: "tool output",
 }
 
-CELLS = 40
+CELLS = 30
 FULL, HALF, EMPTY, MARK = "█", "▌", "░", "│"
 MAX_HITS = 20
 SHOWN_CHARS = 400_000

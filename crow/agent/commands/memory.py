@@ -106,7 +106,7 @@ async def find_session(context: CommandContext, name: str) -> SessionRow:
     """
     name = name.strip()
     if not name:
-        raise ArgumentError("`/bring` needs a session: its id, name or title. `/search WORDS` finds sessions.")
+        raise ArgumentError("`/bring` needs a session: its id, alias or title. `/search WORDS` finds sessions.")
     try:
         row = await context.store.session(name)
     except NoSuchSession:
@@ -129,7 +129,7 @@ async def store_summary(context: CommandContext, row: SessionRow, projection: Pr
     compactor = await context.compactor()
     info = compactor.model.info
     checkpoint = projection.checkpoint_body
-    if checkpoint is not None:
+    if checkpoint is not None and checkpoint.method != "unread":
         how = "checkpoint"
         text = with_newest(checkpoint.summary, projection.entries, budget_of(compactor))
         summary = Summary(text=text, method="fallback")

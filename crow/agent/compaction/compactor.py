@@ -471,6 +471,8 @@ class Compactor:
         entry, body = self._branch.projection.checkpoint, self._branch.projection.checkpoint_body
         if entry is None or body is None:
             return "There is no compaction to undo."
+        if body.method == "unread":
+            return "Not undone: the conversation before it is too long to be read at once."
         limits, before = self.gauge.limits(), self.gauge.used()
         tokens = body.tokens_before + max(0, before - body.tokens_after)
         if tokens >= limits.threshold:

@@ -86,14 +86,18 @@ def _read(value: Mapping[str, Any], path: Path, new: NewConversation, problems: 
     to.set_title(value.get("title"))
     to.set_cwd(value.get("cwd"))
     to.set_model(value.get("model"))
-    created = next((time_ms(value[key]) for key in ("created_at", "created") if key in value), None)
-    to.at(created or modified_ms(path) or None)
+    created, updated = (
+        next((time_ms(value[key]) for key in keys if key in value), None)
+        for keys in (("created_at", "created"), ("updated_at", "updated"))
+    )
+    to.at(created or updated or modified_ms(path) or None)
     for number, message in _numbered(messages, path, problems):
         to.at(time_ms(message.get("created_at", message.get("timestamp"))))
         try:
             _add(to, message, number, path, problems)
         except RecursionError:
             problems.skip_line(path, number, "a message that is nested too deeply")
+    to.at(updated)
 
 
 def _numbered(messages: Any, path: Path, problems: Problems) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -26,8 +26,9 @@ from crow.store.admin import (
     Imported,
     ListedSession,
     SessionFilter,
+    SessionMatch,
     UnusedSession,
-    only_match,
+    best_matches,
 )
 from crow.store.codec import from_json, tags_of
 from crow.store.owner import readable
@@ -101,6 +102,13 @@ _GROUP_COLUMNS = {
     "model": "e.model",
     "day": f"e.created_ms / {_QUARTER_MS}",
 }
+_MATCHES = """
+    SELECT id, title, CASE WHEN id = $1 THEN 0 WHEN alias = $1 AND principal IS NULL THEN 1 ELSE 2 END AS rank
+    FROM crow.sessions
+    WHERE deleted_ms IS NULL AND $1 <> ''
+    AND (starts_with(id, $1) OR (alias = $1 AND principal IS NULL) OR title = $1)
+    ORDER BY rank, newest_entry DESC, id
+"""
 _USED = """
     SELECT s.conversation, s.id FROM crow.sessions s WHERE s.deleted_ms IS NULL AND (
         s.has_prompt OR s.parent_id IS NOT NULL OR s.leaf IS NOT NULL OR s.newest_entry > 0 OR s.alias IS NOT NULL
@@ -122,19 +130,9 @@ class PostgresAdmin(UsesDatabase, Admin):
         self._store = store
 
     @snapshot
-    async def find(self, sql: Sql, name: str) -> str:
-        query = (
-            "SELECT id FROM crow.sessions WHERE deleted_ms IS NULL"
-            " AND (id = $1 OR (alias = $1 AND principal IS NULL)) ORDER BY id <> $1"
-        )
-        found = only_match(name, [row[0] for row in await sql.fetch(query, plain(name))], is_exact=True)
-        if found is None:
-            query = (
-                "SELECT id FROM crow.sessions WHERE deleted_ms IS NULL AND starts_with(id, $1) AND $1 <> ''"
-                " ORDER BY newest_entry DESC, id"
-            )
-            found = only_match(name, [row[0] for row in await sql.fetch(query, plain(name))], is_exact=False)
-        return found or ""
+    async def matches(self, sql: Sql, name: str) -> tuple[SessionMatch, ...]:
+        rows = await sql.fetch(_MATCHES, plain(name))
+        return best_matches([(rank, SessionMatch(id=id_, title=title)) for id_, title, rank in rows])
 
     @snapshot
     async def ids(self, sql: Sql) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -16,7 +17,7 @@ import anyio
 import asyncpg
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from crow.domain.errors import ArgumentError, CrowError, StoreUnavailable
+from crow.domain.errors import ArgumentError, CrowError, StoreUnavailable, StoreUnreachable
 from crow.store.codec import mend
 from crow.store.postgres.migrations import check_readable, migrate
 from crow.store.postgres.presence import CLOSING_TIMEOUT_S, CONNECT_TIMEOUT_S, FAILURES, KEEPALIVES, LOST, Presence
@@ -39,6 +40,10 @@ _RESTART_S = 10.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _MOST_COMMITS = 2
 _MOST_SHARING = 128
+_NOT_NOW = (
+    *(asyncpg.CannotConnectNowError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError),
+    asyncpg.TooManyConnectionsError,
+)
 _AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 
@@ -324,7 +329,15 @@ class _Failures:
                     "No such file: either the server's socket, or a file that the URL names as sslrootcert, sslcert or"
                     " sslkey."
                 )
-            raise StoreUnavailable(f"The {self._database.name} cannot be used: {words}") from error
+            kind = StoreUnreachable if _may_pass(error) else StoreUnavailable
+            raise kind(f"The {self._database.name} cannot be used: {words}") from error
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether an error is about reaching the server, so that it may pass without a change of the settings."""
+    if isinstance(error, (ssl.SSLError, asyncpg.ProtocolViolationError)):
+        return False
+    return isinstance(error, (OSError, TimeoutError, asyncpg.PostgresConnectionError, *_NOT_NOW))
 
 
 class UsesDatabase:

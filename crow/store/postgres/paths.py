@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from crow.domain.entries import CallRef, Entry
+from crow.domain.entries import CallRef, Entry, ToolResult
 from crow.domain.errors import NoSuchSession
 from crow.store import Move, Outline, SessionRow, Tail
-from crow.store.paths import TailPath, outline_of, recorded_here, with_excerpt
+from crow.store.codec import Load, Unreadable
+from crow.store.excerpts import SHARED_TEXT, BlobEnds, excerpt_of_result, excerpt_of_text
+from crow.store.paths import RESULT_BYTES, TailPath, newest_checkpoint, outline_of, recorded_here, with_excerpt
 from crow.store.postgres.database import Sql, UsesDatabase, snapshot
-from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, session_of
+from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, entry_with, session_of
 from crow.store.watching import News, Piece, SessionRead, follow
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
@@ -35,6 +37,9 @@ _ENTRY_COLUMNS = columns_of(_StoredRow, body=_BODY, has_blobs=_HAS_BLOBS)
 _ENTRY_SOURCE = "crow.entries e LEFT JOIN crow.blobs b ON b.hash = e.body_blob"
 
 _LARGEST_ID = 2**63 - 1
+_ENDS_BYTES = 4 * 1024
+"""Of a long blob, so many bytes are read at each end, besides those of the excerpt."""
+
 _PATH_BATCH = 256
 _PATH_BATCH_BYTES = 4 * 1024 * 1024
 _HISTORY_BATCH = 1_024
@@ -66,6 +71,18 @@ _LEFT_BEHIND = """
 Each step replaces the newer of the two entries with its parent, until both are the same entry."""
 
 
+_TEXT_SIZES = """
+    SELECT e.id, coalesce(octet_length(e.body), 0) + CASE
+        WHEN e.kind = 'tool' THEN coalesce((
+            SELECT sum(b.size) FROM crow.blob_refs r JOIN crow.blobs b ON b.hash = r.blob WHERE r.entry = e.id
+        ), 0)
+        ELSE coalesce((SELECT b.size FROM crow.blobs b WHERE b.hash = e.body_blob), 0)
+    END
+    FROM crow.entries e WHERE e.id = ANY ($1::bigint[])
+"""
+"""Selects the sizes of entries in bytes. Images and files before a change count only in tool results."""
+
+
 class PathMethods(UsesDatabase):
     """Methods of the store that read paths and branches."""
 
@@ -90,9 +107,13 @@ class PathMethods(UsesDatabase):
         most_bytes = None if result_bytes is None else result_bytes(len(newest_first))
         done = 0
         while done < len(newest_first):
-            entries = await self._entries_batch(list(newest_first[done : done + _PATH_BATCH]))
+            ids = list(newest_first[done : done + _PATH_BATCH])
+            if most_bytes is None:
+                entries = await self._entries_batch(ids)
+            else:
+                entries = await self._excerpts_batch(ids, most_bytes)
             done += len(entries)
-            yield entries if most_bytes is None else [with_excerpt(entry, most_bytes) for entry in entries]
+            yield entries
 
     @snapshot
     async def _path_batch(self, sql: Sql, start: int) -> tuple[list[int], int | None]:
@@ -101,6 +122,10 @@ class PathMethods(UsesDatabase):
     @snapshot
     async def _entries_batch(self, sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
         return await first_entries(sql, ids)
+
+    @snapshot
+    async def _excerpts_batch(self, sql: Sql, ids: Sequence[int], most_bytes: int) -> tuple[Entry, ...]:
+        return await select_excerpts(sql, ids, most_bytes)
 
     @snapshot
     async def entry(self, sql: Sql, entry_id: int, *, session_id: str | None = None) -> Entry | None:
@@ -267,11 +292,62 @@ async def load_tail(sql: Sql, session_id: str) -> Tail:
     start = row.leaf
     while start is not None:
         ids, start = await _path_batch(sql, start, _PATH_BATCH)
-        if not all(map(path.add, reversed(await select_entries(sql, ids)))):
+        if not await _add_to_tail(sql, path, ids):
             break
+    if path.cut is not None:
+        checkpoint = await _newest_checkpoint(sql, path.cut, path.restored)
+        user = await newest_of_kind(sql, path.cut.id, "user") if path.lacks_user else None
+        query = "SELECT min(id) FROM crow.entries WHERE conversation = $1 AND parent IS NULL"
+        root = await sql.fetchval(query, row.conversation) or path.cut.id
+        named = {entry.id: entry for entry in await select_entries(sql, [one for one in (checkpoint, user) if one])}
+        entries = path.entries_after_cut(root, *(named.get(one or 0) for one in (checkpoint, user)))
+        return Tail(row=row, entries=entries)
     newest_prompt = await newest_of_kind(sql, path.before, "prompt") if path.lacks_prompt else None
     prompt = () if newest_prompt is None else await select_entries(sql, [newest_prompt])
     return Tail(row=row, entries=(*prompt, *path.entries()))
+
+
+async def _add_to_tail(sql: Sql, path: TailPath, ids: Sequence[int]) -> bool:
+    """Add the entries with these ids, which are sorted newest first. Return false if an entry was not added. A tool
+    result with more bytes than may still be read is shortened."""
+    sizes = {entry_id: int(size) for entry_id, size in await sql.fetch(_TEXT_SIZES, ids)}
+    done = 0
+    while done < len(ids):
+        chosen, total = list[int](), 0
+        for entry_id in ids[done:]:
+            chosen.append(entry_id)
+            total += sizes.get(entry_id, 0)
+            if total > min(_PATH_BATCH_BYTES, path.room):
+                break
+        done += len(chosen)
+        for entry in await select_entries(sql, chosen, newest_first=True):
+            size = sizes.get(entry.id, 0)
+            if isinstance(entry.body, ToolResult) and size > path.room:
+                is_added = path.add(with_excerpt(entry, RESULT_BYTES), RESULT_BYTES)
+            else:
+                is_added = path.add(entry, size)
+            if not is_added:
+                return False
+    return True
+
+
+async def _newest_checkpoint(sql: Sql, before: Entry, restored: Collection[int]) -> int | None:
+    """Return the id of the newest valid checkpoint on the path that ends at `before`."""
+    rows = await sql.fetch(
+        "SELECT id FROM crow.entries WHERE kind = 'checkpoint' AND id < $1"
+        " AND session IN (SELECT id FROM crow.sessions WHERE conversation = $2)",
+        before.id,
+        before.conversation,
+    )
+    found = {row[0] for row in rows}
+    if not found:  # usually; so the path is not read
+        return None
+    restores = await sql.fetch(
+        "SELECT id, (body::json ->> 'entry')::bigint FROM crow.entries WHERE conversation = $1 AND kind = 'restore'",
+        before.conversation,
+    )
+    ids = await path_ids(sql, before.id)
+    return newest_checkpoint(ids, found, {row[0]: row[1] for row in restores}, restored)
 
 
 async def _path_batch(sql: Sql, start: int, limit: int) -> tuple[list[int], int | None]:
@@ -324,6 +400,72 @@ async def select_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = F
         )
         data = {name: bytes(content) for name, content in await sql.fetch(query, with_blobs)}
     return tuple(entry_of(row, partial(body_of, row, row.body, data.get)) for row in rows)
+
+
+async def select_excerpts(sql: Sql, ids: Sequence[int], most_bytes: int) -> tuple[Entry, ...]:
+    """Return the entries with these ids, oldest first. The texts of tool results have at most about `most_bytes` bytes.
+    Of longer texts, only the ends are read."""
+    is_long = f"e.kind = 'tool' AND b.size > {most_bytes + 2 * _ENDS_BYTES}"
+    columns = columns_of(_StoredRow, body=f"CASE WHEN {is_long} THEN NULL ELSE {_BODY} END", has_blobs=_HAS_BLOBS)
+    rows = await sql.fetch(f"SELECT {columns} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id", ids)
+    stored = [_StoredRow(*row) for row in rows]
+    texts = {row.id: name for row in stored if (name := _name_of_text(row)) is not None}
+    ends = await _ends_of(sql, list(texts.values()), most_bytes)
+    data = {
+        name: bytes(content)
+        for name, content in await sql.fetch(
+            "SELECT DISTINCT b.hash, b.data FROM crow.blob_refs r JOIN crow.blobs b ON b.hash = r.blob"
+            " WHERE r.entry = ANY ($1::bigint[]) AND b.hash <> ALL ($2::text[])",
+            [row.id for row in stored if row.has_blobs],
+            list(ends),
+        )
+    }
+    found: list[Entry] = []
+    for row in stored:
+        blob = ends.get(texts.get(row.id, ""))
+        entry = entry_of(row, partial(body_of, row, row.body, data.get)) if blob is None else None
+        if blob is not None:
+            entry = _entry_with_ends(row, blob, texts[row.id], most_bytes, data.get)
+        if entry is None:  # its JSON does not have the usual form
+            (entry,) = await select_entries(sql, [row.id])
+        found.append(with_excerpt(entry, most_bytes))
+    return tuple(found)
+
+
+def _name_of_text(row: _StoredRow) -> str | None:
+    """Return the hash of the blob that holds the text of a tool result, or the whole result."""
+    if row.kind != "tool":
+        return None
+    if row.body is None:
+        return row.body_blob
+    shared = SHARED_TEXT.search(row.body)
+    return shared[1].decode() if shared else None
+
+
+async def _ends_of(sql: Sql, names: Sequence[str], most_bytes: int) -> dict[str, BlobEnds]:
+    """Map the names of long blobs to their ends."""
+    rows = await sql.fetch(
+        "SELECT hash, size, substring(data FROM 1 FOR $2), substring(data FROM (size - $2 + 1)::int)"
+        " FROM crow.blobs WHERE hash = ANY ($1::text[]) AND size > $3",
+        names,
+        most_bytes + _ENDS_BYTES,
+        most_bytes + 2 * _ENDS_BYTES,
+    )
+    return {name: BlobEnds(size, bytes(head), bytes(tail)) for name, size, head, tail in rows}
+
+
+def _entry_with_ends(row: _StoredRow, blob: BlobEnds, name: str, most_bytes: int, load: Load) -> Entry | None:
+    """Return the entry of a tool result of whose text only the ends were read. Return None if that is impossible."""
+    try:
+        if row.body is None:
+            body = excerpt_of_result(blob, most_bytes, load)
+            return None if body is None else entry_with(row, body)
+        text = excerpt_of_text(blob, most_bytes, f"call_{row.call_entry}_{row.call_index}")
+    except Unreadable:
+        return None
+    if text is None:
+        return None
+    return entry_of(row, partial(body_of, row, row.body, lambda wanted: text if wanted == name else load(wanted)))
 
 
 async def first_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = False) -> tuple[Entry, ...]:

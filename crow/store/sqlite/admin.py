@@ -32,15 +32,17 @@ from crow.store.admin import (
     Imported,
     ListedSession,
     SessionFilter,
+    SessionMatch,
     UnusedSession,
-    only_match,
+    best_matches,
 )
 from crow.store.codec import from_json, tags_of
 from crow.store.owner import is_alive, readable
 from crow.store.portable import FORMAT, ExportFile, Header, InvalidExport
 from crow.store.rows import SESSION_COLUMNS, session_of
-from crow.store.sqlite.connection import REPAIR, pragma
+from crow.store.sqlite.connection import pragma
 from crow.store.sqlite.database import now_ms, snapshot, transaction
+from crow.store.sqlite.failures import REPAIR
 from crow.store.sqlite.repair import damaged_entries, problems
 from crow.store.sqlite.search import UsageMethods
 from crow.store.sqlite.sessions import hide_session
@@ -85,6 +87,14 @@ _SUBAGENTS = f"""
 """  # noqa: S608  constants
 
 
+_MATCHES = """
+    SELECT id, title, iif(id = :name, 0, iif(alias = :name AND principal IS NULL, 1, 2)) AS rank
+      FROM sessions
+     WHERE deleted_ms IS NULL AND :name <> ''
+       AND (substr(id, 1, length(:name)) = :name OR (alias = :name AND principal IS NULL) OR title = :name)
+     ORDER BY rank, newest_entry DESC, id
+"""
+
 _Rows: TypeAlias = list[tuple[SessionRow, int]]
 """Sessions, each with the time of its last use."""
 
@@ -97,19 +107,9 @@ class SessionAdmin(UsageMethods, Admin):
         self._store = store
 
     @snapshot()
-    def find(self, sql: Connection, name: str) -> str:
-        query = (
-            "SELECT id FROM sessions WHERE deleted_ms IS NULL"
-            " AND (id = :name OR (alias = :name AND principal IS NULL)) ORDER BY id <> :name"
-        )
-        found = only_match(name, [row[0] for row in sql.execute(query, {"name": name})], is_exact=True)
-        if found is None:
-            query = (
-                "SELECT id FROM sessions WHERE deleted_ms IS NULL AND substr(id, 1, length(:name)) = :name"
-                " AND :name <> '' ORDER BY newest_entry DESC, id"
-            )
-            found = only_match(name, [row[0] for row in sql.execute(query, {"name": name})], is_exact=False)
-        return found or ""
+    def matches(self, sql: Connection, name: str) -> tuple[SessionMatch, ...]:
+        rows = sql.execute(_MATCHES, {"name": name})
+        return best_matches([(rank, SessionMatch(id=id_, title=title)) for id_, title, rank in rows])
 
     @snapshot()
     def ids(self, sql: Connection) -> tuple[str, ...]:

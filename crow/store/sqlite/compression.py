@@ -17,11 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from sqlite3 import Blob, Connection
-from typing import Any, Protocol
+from typing import Any
 
 import anyio.to_thread
 
 from crow.store.codec import Unreadable, check_blob, to_json
+from crow.store.excerpts import BlobReader
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transaction
 
 _LEVEL = 6
@@ -45,16 +46,6 @@ _LEAST_SAVED = 8
 _BATCH_ROWS = 256
 _BATCH_BYTES = 1024 * 1024
 _DAY_MS = 86_400_000
-
-
-class BlobReader(Protocol):
-    """Reads a blob in parts. `sqlite3.Blob` has these methods."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, length: int = -1, /) -> bytes: ...
-
-    def seek(self, offset: int, origin: int = 0, /) -> None: ...
 
 
 def compress(data: bytes) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 import importlib
 import logging
 import math
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -24,16 +26,11 @@ import anyio
 
 from crow.domain.errors import StoreUnavailable
 from crow.store.codec import mend
+from crow.store.sqlite.failures import FAILURES, explain, locked, unusable
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
-"""The exceptions that SQLite's functions raise. Invalid names or sizes in a damaged file cause the last two."""
-
-REPAIR = "Quit every crow, then run crow doctor --repair: it keeps a copy and rebuilds as much as possible."
-"""Advice for a damaged database."""
 
 _ATTEMPTS = 5
 
@@ -89,6 +86,27 @@ def remove_files(path: Path, *, suffixes: Sequence[str] = ("", "-wal", "-shm", "
             os.unlink(f"{path}{suffix}")
 
 
+def repaired_name(path: Path) -> Path:
+    """Return the path of the complete result of a repair, until it replaces the database at `path`."""
+    return path.with_name(f"{path.name}.repaired")
+
+
+def check_not_in_repair(path: Path) -> None:
+    """:raises StoreUnavailable: a repair of the database was killed while it put its result in place."""
+    if repaired_name(path).exists():
+        raise StoreUnavailable(
+            f"A repair of {path} was interrupted. Run crow doctor --repair: it puts the repaired file in place."
+        )
+
+
+def remove_unfinished_repairs(path: Path) -> None:
+    """Remove the files of repairs that were killed before their result was complete. Call this while the database is
+    open or locked, so that no repair runs."""
+    if fcntl is not None:
+        for file in path.parent.glob(f"{glob.escape(path.name)}.repair-*"):
+            file.unlink(missing_ok=True)
+
+
 def pragma(connection: sqlite3.Connection, statement: str) -> Any:
     """Run a pragma and return the first value of its result."""
     return connection.execute(f"PRAGMA {statement}").fetchone()[0]
@@ -100,6 +118,23 @@ def insert(connection: sqlite3.Connection, table: str, values: Mapping[str, obje
     rowid = connection.execute(statement, values).lastrowid
     assert rowid is not None
     return rowid
+
+
+def read_leniently(
+    connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T], *, undo: str = "SELECT 1"
+) -> T:
+    """Call `work`. If it reads a text that is not valid UTF-8, execute `undo` and call it again. From then on, invalid
+    bytes in the texts that this connection reads are replaced. So one damaged text hides no other row, and reading an
+    undamaged file costs nothing more."""
+    try:
+        return work(connection)
+    except (sqlite3.OperationalError, UnicodeDecodeError) as error:
+        if connection.text_factory is not str or "decode" not in str(error):
+            raise
+        logger.warning("the database has a damaged text (%s); replacing its invalid bytes", error)
+        connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+        connection.execute(undo)
+        return work(connection)
 
 
 class FileGone(Exception):
@@ -237,42 +272,6 @@ async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosql
     return await asyncio.wrap_future(created)
 
 
-def explain(error: Exception, path: Path, waited_s: float) -> Exception:
-    """Return a `StoreUnavailable` that tells the user what to do about `error`, which is one of `FAILURES`. If `error`
-    can only come from a bug in crow, return `error` itself."""
-    code = getattr(error, "sqlite_errorcode", None)
-    elsewhere = "set CROW_HOME to another directory"
-    match None if code is None else code & 0xFF:
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
-            return _locked(path, waited_s)
-        case sqlite3.SQLITE_FULL:
-            words = "cannot grow: the disk is full. Free some space, then try again"
-        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
-            words = f"is not writable ({error}). Make the file and its directory writable, or {elsewhere}"
-        case sqlite3.SQLITE_CANTOPEN:
-            words = f"cannot be opened ({error}). Make the file readable and writable, or {elsewhere}"
-        case sqlite3.SQLITE_NOTADB:
-            words = (
-                f"is not a crow database ({error}). If it was one, quit every crow and run crow doctor --repair."
-                f" Otherwise move it away, or {elsewhere}"
-            )
-        case sqlite3.SQLITE_CORRUPT:
-            words = f"is damaged ({error}). {REPAIR}"
-        case None if not isinstance(error, sqlite3.Error) or "decode to UTF-8" in str(error):
-            words = f"is damaged ({str(error) or type(error).__name__}). {REPAIR}"
-        case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOMEM | sqlite3.SQLITE_TOOBIG | sqlite3.SQLITE_NOLFS:
-            words = f"cannot be read or written ({error}). Check the disk, or {elsewhere}"
-        case _:
-            return error
-    return StoreUnavailable(f"{path} {words.rstrip('.')}.")
-
-
-def _locked(path: Path, waited_s: float) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"{path} is locked by another program (waited {waited_s:g} s). End that program, then try again."
-    )
-
-
 class LockTimeout:
     """Limits each wait for other processes to `timeout_s`. After `end` is called, all waits are short."""
 
@@ -329,10 +328,7 @@ class FileLock:
         try:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise StoreUnavailable(
-                f"{self._path} cannot be opened ({error.strerror}). Make its directory writable, or set CROW_HOME to"
-                " another directory."
-            ) from error
+            raise unusable(self._path, "cannot be opened", error) from error
         try:
             self._wait_for(file)
         except BaseException:
@@ -348,7 +344,7 @@ class FileLock:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if self._timeout.is_over(since):
-                    raise _locked(self._database, self._timeout.timeout_s) from None
+                    raise locked(self._database, self._timeout.timeout_s) from None
             except OSError as error:
                 self._is_supported = False
                 logger.warning("%s: file locks do not work here (%s)", self._path, error.strerror)
@@ -376,7 +372,7 @@ def run_jobs(connection: sqlite3.Connection, jobs: Sequence[WriteJob[Any]]) -> N
     for job in jobs:
         connection.execute("SAVEPOINT job")
         try:
-            job.result = job.function(connection)
+            job.result = read_leniently(connection, job.function, undo="ROLLBACK TO job")
         except Exception as error:
             job.error = error
             if not connection.in_transaction:

@@ -28,8 +28,6 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from crow.domain.errors import StoreTooNew, StoreUnavailable
 from crow.store.sqlite.connection import (
-    FAILURES,
-    REPAIR,
     FairWakeup,
     FileGone,
     FileId,
@@ -37,12 +35,15 @@ from crow.store.sqlite.connection import (
     LockTimeout,
     SqliteConnection,
     WriteJob,
-    explain,
+    check_not_in_repair,
     file_id,
     make_directory,
     pragma,
+    read_leniently,
+    remove_unfinished_repairs,
     run_jobs,
 )
+from crow.store.sqlite.failures import FAILURES, REPAIR, explain, unusable
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, is_schema_damaged, migrate
 from crow.store.sqlite.rescue import rescue
 
@@ -165,8 +166,7 @@ class Database:
                 await database._open_to_read()
             except StoreUnavailable:
                 raise refused from refused.__cause__
-            database._read_only = f"{refused} Until that is fixed, nothing can be stored; stored sessions can be read."
-            database.warning = database._read_only
+            database._read_only = database.warning = _words_of(refused)
         return database
 
     @classmethod
@@ -184,7 +184,7 @@ class Database:
         database._stays_read_only = True
         database._read_only = f"{path} was opened only for reading."
         try:
-            reader = database._connect(path, mode="mode=ro")
+            reader = database._connect(path, prepare=partial(check_not_in_repair, path), mode="mode=ro")
             await database._set_up_writer(reader, partial(_check_readable, path=path))
         except StoreUnavailable as refused:
             if not _is_unwritable(refused):
@@ -259,6 +259,7 @@ class Database:
     async def compact(self) -> None:
         """Give free pages back to the file system. Move the content of the WAL into the database as far as readers
         permit."""
+        await self._run(self._writer, lambda _: remove_unfinished_repairs(self.path))
         while await self._run(self._writer, self._vacuum):
             pass
         await self._run(self._writer, self._checkpoint)
@@ -337,6 +338,7 @@ class Database:
             try:
                 await self._open_to_write()
             except StoreUnavailable as refused:
+                self._read_only = self.warning = _words_of(refused)  # the reason may have changed
                 raise StoreUnavailable(self._read_only) from refused
             self._read_only = self.warning = ""
             self._exchanges += 1
@@ -513,7 +515,7 @@ class Database:
         with _one_snapshot(connection):
             if self.journal_mode != "wal":  # without a WAL a writer blocks readers
                 self._execute_patiently(connection, "SELECT 1 FROM sqlite_master")
-            return work(connection)
+            return read_leniently(connection, work)
 
     def _writing(self) -> AbstractContextManager[None]:
         return self._lock.held() if _HAS_WAL_RESET_BUG else nullcontext()
@@ -632,6 +634,7 @@ def _prepare(path: Path) -> None:
 
     :raises StoreUnavailable: the directory or the file cannot be created, or the file is not writable.
     """
+    check_not_in_repair(path)
     try:
         make_directory(path.parent)
         with suppress(FileExistsError):
@@ -645,10 +648,11 @@ def _prepare(path: Path) -> None:
         if mode & 0o077 and path.is_file():
             path.chmod(mode & 0o700)
     except OSError as error:
-        raise StoreUnavailable(
-            f"{path} cannot be created ({error.strerror}: {error.filename}). Set CROW_HOME to a directory that you can"
-            " write to."
-        ) from error
+        raise unusable(path, f"cannot be created at {error.filename}", error) from error
+
+
+def _words_of(refused: StoreUnavailable) -> str:
+    return f"{refused} Until that is fixed, nothing can be stored; stored sessions can be read."
 
 
 def _is_unwritable(refused: StoreUnavailable) -> bool:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from crow.domain.errors import ArgumentError
-from crow.store.sqlite.connection import FAILURES, copy_files
+from crow.store.sqlite.connection import copy_files
+from crow.store.sqlite.failures import FAILURES
 
 MAGIC = b"SQLite format 3\0"
 """The first bytes of every SQLite file."""
 
+_MOST_COPIED_BYTES = 64 * 1024 * 1024
 _ATTEMPTS = 3
 _FETCH = 20
 _MAX_VALUE = 64 * 1024 * 1024
@@ -102,8 +104,27 @@ def opened_copy(path: Path) -> Iterator[ForeignDatabase]:
 
 
 def count_rows(path: Path, table: str) -> int:
-    """Count the rows of a table without copying the database. Return 0 if the table cannot be read. Rows that are only
-    in the write-ahead log are not counted."""
+    """Count the rows of a table. Return 0 if the table cannot be read.
+
+    A database with a write-ahead log is copied, because the log may have most of the rows. If the database is large
+    and has rows of its own, only those are counted.
+    """
+    found = _count_in_file(path, table)
+    try:
+        sizes = [Path(f"{path}{suffix}").stat().st_size for suffix in ("", "-wal")]
+    except OSError:
+        return found
+    if sizes[1] == 0 or (found and sum(sizes) > _MOST_COPIED_BYTES):
+        return found
+    try:
+        with opened_copy(path) as database:
+            (row,) = database.rows(f'SELECT count(*) AS number FROM "{table}"')  # noqa: S608  a constant
+            return int(row["number"])
+    except (ArgumentError, ValueError, TypeError):
+        return found
+
+
+def _count_in_file(path: Path, table: str) -> int:
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             (number,) = connection.execute(f'SELECT count(*) FROM "{table}"').fetchone()  # noqa: S608  a constant

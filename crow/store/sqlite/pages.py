@@ -19,8 +19,32 @@ Value: TypeAlias = int | float | str | bytes | None
 _MAGIC = b"SQLite format 3\0"
 _DEFAULT_PAGE_BYTES = 4096
 _TABLE_LEAF, _TABLE_INTERIOR, _INDEX_LEAF, _INDEX_INTERIOR = 0x0D, 0x05, 0x0A, 0x02
+_KINDS = frozenset({_TABLE_LEAF, _TABLE_INTERIOR, _INDEX_LEAF, _INDEX_INTERIOR})
+_LIKELY_KINDS = {kind ^ 1 << bit: kind for kind in (_INDEX_LEAF, _TABLE_LEAF) for bit in range(1, 8)}
+"""Maps damaged types of pages to the type that differs in one bit. Zero, with which unused and overflow pages begin, is
+not among them."""
+
+_MOST_CUT_OFF = 1000
+"""The header's number of pages is damaged if the file is shorter than that by more than this factor."""
+
 _MAX_COLUMNS = 200
 _MAX_ROW_BYTES = 1_000_000_000
+
+
+class Undecodable(str):
+    """A text with bytes that are not UTF-8. They are replaced in the text. `raw` has all bytes."""
+
+    raw: bytes
+
+
+def text_of(data: bytes) -> str:
+    """Return the text that is stored as these bytes."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        text = Undecodable(data.decode("utf-8", "replace"))
+        text.raw = data
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +83,43 @@ class Pages:
 
     @cached_property
     def roots(self) -> Mapping[str, int]:
-        """Maps the names of tables and indexes to their root pages. Names that cannot be read are left out."""
-        return {
-            row.values[1]: row.values[3]
-            for row in self.tree(1)
-            if len(row.values) == 5 and isinstance(row.values[1], str) and isinstance(row.values[3], int)
-        }
+        """Maps the names of tables and indexes to their root pages. Names that cannot be read are left out.
+
+        If the schema's own root is damaged, the rows of the schema are searched in all pages.
+        """
+        found = dict(map(_root, filter(_is_of_schema, self.tree(1))))
+        return found if found else dict(map(_root, filter(_is_of_schema, self.rows())))
 
     @cached_property
     def page_bytes(self) -> int:
         """The size of a page in bytes."""
         (size,) = struct.unpack(">H", self._header[16:18]) if self._header else (0,)
         size = 65536 if size == 1 else size
-        return int(size) if size >= 512 and size & (size - 1) == 0 else _DEFAULT_PAGE_BYTES
+        if size < 512 or size & (size - 1):
+            return _DEFAULT_PAGE_BYTES
+        (pages,) = struct.unpack(">I", self._header[28:32])
+        # If only the default size fits the size of the file, the number in the header is damaged.
+        fits_default = pages * _DEFAULT_PAGE_BYTES == len(self.file) != pages * size
+        return _DEFAULT_PAGE_BYTES if fits_default else int(size)
 
     @cached_property
     def count(self) -> int:
-        """The number of pages."""
-        in_file = len(self.file) // self.page_bytes
+        """The number of pages. The last one may be cut off."""
+        in_file = -(-len(self.file) // self.page_bytes)
         if self._header and self._header[24:28] == self._header[92:96]:
             (in_header,) = struct.unpack(">I", self._header[28:32])
-            return min(in_header or in_file, in_file)
+            # A number that is much too small is damaged. A few pages after the last one are left over from a vacuum.
+            return in_header if in_file // 2 < in_header < in_file else in_file
         return in_file
+
+    @property
+    def cut_off(self) -> int:
+        """The number of pages that are missing at the end of the file."""
+        if self._header and self._header[24:28] == self._header[92:96]:
+            (in_header,) = struct.unpack(">I", self._header[28:32])
+            missing = int(in_header) - len(self.file) // self.page_bytes
+            return missing if 0 < missing < _MOST_CUT_OFF * self.count else 0
+        return 0
 
     @cached_property
     def free(self) -> frozenset[int]:
@@ -135,7 +174,7 @@ class Pages:
         page, start = self._page(number), 100 if number == 1 else 0
         if len(page) < start + 12:
             return 0, page, ()
-        kind = page[start]
+        kind = page[start] if page[start] in _KINDS else _LIKELY_KINDS.get(page[start], 0)
         (cells,) = struct.unpack(">H", page[start + 3 : start + 5])
         at = start + (8 if kind in (_TABLE_LEAF, _INDEX_LEAF) else 12)
         if at + 2 * cells > self._usable:
@@ -180,7 +219,7 @@ class Pages:
         least = (self._usable - 12) * 32 // 255 - 23
         local = size if size <= most else least + (size - least) % (self._usable - 4)
         local = least if local > most else local
-        if at + local + (4 if local < size else 0) > self._usable:
+        if at + local + (4 if local < size else 0) > min(self._usable, len(page)):
             raise ValueError(at)
         parts, missing, link = [page[at : at + local]], size - local, page[at + local : at + local + 4]
         visited: set[int] = set()
@@ -191,9 +230,26 @@ class Pages:
                 break
             visited.add(number)
             parts.append(overflow[4 : min(self._usable, 4 + missing)])
+            if len(overflow) < self.page_bytes:  # the file ends here
+                break
             missing -= len(parts[-1])
             link = overflow[:4]
         return b"".join(parts)
+
+
+def _is_of_schema(row: PageRow) -> bool:
+    """Whether this is the row of a table or an index in the schema."""
+    match row.values:
+        case ("table" | "index", str(), str(), int() as root, str() | None) if root > 0:
+            return row.rowid is not None
+    return False
+
+
+def _root(row: PageRow) -> tuple[str, int]:
+    name, root = row.values[1], row.values[3]
+    assert isinstance(name, str)
+    assert isinstance(root, int)
+    return name, root
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -251,6 +307,6 @@ def _value(kind: int, data: bytes) -> Value:
         case 8 | 9:
             return kind - 8
         case _ if kind >= 12:
-            return data.decode("utf-8", "replace") if kind % 2 else data
+            return text_of(data) if kind % 2 else data
         case _:
             return int.from_bytes(data, "big", signed=True)

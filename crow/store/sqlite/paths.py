@@ -25,12 +25,12 @@ from crow.domain.entries import Body, CallRef, Entry, Remark, ToolResult
 from crow.domain.errors import NoSuchSession
 from crow.store import Move, Outline, SessionRow, Tail
 from crow.store.codec import Load, Unreadable
-from crow.store.paths import TailPath, outline_of, recorded_here, with_excerpt
+from crow.store.excerpts import SHARED_TEXT, excerpt_of_result, excerpt_of_text
+from crow.store.paths import RESULT_BYTES, TailPath, newest_checkpoint, outline_of, recorded_here, with_excerpt
 from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, entry_with, session_of
 from crow.store.sqlite.compression import content_of, decompressed, open_blob
-from crow.store.sqlite.connection import REPAIR
 from crow.store.sqlite.database import UsesDatabase, snapshot
-from crow.store.sqlite.excerpts import SHARED_TEXT, excerpt_of_result, excerpt_of_text
+from crow.store.sqlite.failures import REPAIR
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
@@ -218,20 +218,28 @@ def session_values(sql: Connection, session_id: str, columns: str) -> Sequence[A
 
     :raises NoSuchSession: the session does not exist, or is deleted.
     """
-    query = f"SELECT {columns} FROM sessions WHERE id = ? AND deleted_ms IS NULL"
-    row: Sequence[Any] | None = sql.execute(query, (session_id,)).fetchone()
-    if row is None:
-        raise NoSuchSession(session_id)
-    return row
+    for source in ("sessions", "sessions NOT INDEXED"):  # the index may be damaged
+        query = f"SELECT {columns} FROM {source} WHERE id = ? AND deleted_ms IS NULL"
+        row: Sequence[Any] | None = sql.execute(query, (session_id,)).fetchone()
+        if row is not None:
+            return row
+    raise NoSuchSession(session_id)
 
 
 def load_tail(sql: Connection, session_id: str) -> Tail:
     """Return the session's row, and its path from the first entry that the newest valid checkpoint keeps."""
     row = session_row(sql, session_id)
     path = TailPath()
-    for entry in _path_entries(sql, row):
-        if not path.add(entry):
+    for read in _path_readers(sql, row):
+        if not path.add(*read(path.room)):
             break
+    if path.cut is not None:
+        checkpoint = _newest_checkpoint(sql, path.cut, path.restored)
+        user = _newest_of_kind(sql, path.cut.id, "user") if path.lacks_user else None
+        query = "SELECT min(id) FROM entries WHERE conversation = ? AND parent IS NULL"
+        (root,) = sql.execute(query, (row.conversation,)).fetchone()
+        named = [None if one is None else _select_one(sql, one) for one in (checkpoint, user)]
+        return Tail(row=row, entries=path.entries_after_cut(root or path.cut.id, *named))
     newest_prompt = _newest_of_kind(sql, path.before, "prompt") if path.lacks_prompt else None
     prompt = () if newest_prompt is None else _select_entries(sql, "e.id = ?", (newest_prompt,))
     return Tail(row=row, entries=(*prompt, *path.entries()))
@@ -465,13 +473,66 @@ def _path_batches(
         yield rows, missing
 
 
-def _path_entries(sql: Connection, row: SessionRow) -> Iterator[Entry]:
-    """Return the entries of the session's path, newest first."""
+_Reader = Callable[[int], tuple[Entry, int]]
+"""Reads an entry. The argument is the number of bytes that may be read. The results are the entry, and the number of
+bytes of its texts."""
+
+
+def _path_readers(sql: Connection, row: SessionRow) -> Iterator[_Reader]:
+    """Yield a reader for each entry of the session's path, newest first."""
+    load = loader(sql)
     for rows, missing in _path_batches(sql, row.leaf, row.conversation):
         ids = json.dumps([entry_id for entry_id, _, _ in rows])
-        yield from _select_entries(sql, "e.id IN (SELECT value FROM json_each(?))", (ids,), order="DESC")
+        found = sql.execute(
+            f"SELECT {_ENTRY_COLUMNS_WITHOUT_LONG} FROM {_ENTRY_SOURCE}"
+            " WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id DESC",
+            (ids,),
+        )
+        for values in found:
+            yield partial(_read_within, sql, StoredRow(*values), load)
         if missing is not None:
-            yield missing_entry(missing, row.conversation, row.id)
+            yield partial(_read_missing, missing_entry(missing, row.conversation, row.id))
+
+
+def _read_missing(entry: Entry, _: int) -> tuple[Entry, int]:
+    return entry, 0
+
+
+def _read_within(sql: Connection, row: StoredRow, load: Load, room: int) -> tuple[Entry, int]:
+    """Return the entry in a row of `_ENTRY_COLUMNS_WITHOUT_LONG`, and the number of bytes of its texts. A tool result
+    with more than `room` bytes is shortened."""
+    size = len(row.body or b"")
+    if row.long_body is not None:
+        size = row.size if isinstance(row.size, int) else 0
+    elif row.kind == "tool" and (shared := SHARED_TEXT.search(row.body or b"")) is not None:
+        stored = sql.execute("SELECT size FROM blobs WHERE hash = ?", (shared[1].decode(),)).fetchone()
+        size += stored[0] if stored and isinstance(stored[0], int) else 0
+    if row.kind == "tool" and size > room:
+        return _entry_with_excerpt(sql, row, load, RESULT_BYTES), RESULT_BYTES
+    if row.long_body is not None:
+        (row.body,) = sql.execute("SELECT data FROM blobs WHERE rowid = ?", (row.long_body,)).fetchone()
+    return entry_of(row, partial(_body_of, row, load)), size
+
+
+def _newest_checkpoint(sql: Connection, before: Entry, restored: Collection[int]) -> int | None:
+    """Return the id of the newest valid checkpoint on the path that ends at `before`."""
+    rows = sql.execute(
+        "SELECT id FROM entries WHERE kind = 'checkpoint' AND id < ?"
+        " AND session IN (SELECT id FROM sessions WHERE conversation = ?) AND kind IN ('checkpoint', 'mask')",
+        (before.id, before.conversation),
+    )
+    found = {entry_id for (entry_id,) in rows}
+    if not found:  # usually; so the path is not read
+        return None
+    restores = sql.execute(
+        "SELECT id, json_extract(body, '$.entry') FROM entries WHERE conversation = ? AND kind = 'restore'",
+        (before.conversation,),
+    )
+    return newest_checkpoint(path_ids(sql, before.id), found, dict(restores.fetchall()), restored)
+
+
+def _select_one(sql: Connection, entry_id: int) -> Entry | None:
+    return next(_select_entries(sql, "e.id = ?", (entry_id,)), None)
 
 
 def _newest_of_kind(sql: Connection, start: int | None, kind: str) -> int | None:

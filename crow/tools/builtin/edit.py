@@ -133,12 +133,11 @@ def _checked(context: ToolContext, target: PathTarget, file: TextFile, edit: Rep
 
 EDIT_FILE_SPEC = tool_spec(
     "edit_file",
-    "Replace text in a file. Copy old_text exactly from the file, without line numbers. It must occur once: "
-    "include enough lines around the change, or set all=true to replace every occurrence.",
+    "Replace text in a file. Copy old_text exactly, without line numbers, with just enough lines that it occurs once.",
     required="path old_text new_text",
     path=PATH,
-    old_text=argument("string", "The text to replace."),
-    new_text=argument("string", "The text that replaces old_text. If it is empty, old_text is deleted."),
+    old_text={"type": "string"},
+    new_text={"type": "string"},
     all=argument("boolean", "Replace every occurrence. Default false."),
 )
 EDIT_FILE = Builtin(EDIT_FILE_SPEC, "edit", "write", plan_edit, run_edit)

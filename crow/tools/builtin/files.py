@@ -486,22 +486,20 @@ def sound_picture_type(data: str) -> str | None:
 
 READ_FILE_SPEC = tool_spec(
     "read_file",
-    "Read a text file or look at an image. Each line starts with its number and a tab, which are not part of the "
-    f"file. Reads at most {WINDOW_LINES:,} lines or {WINDOW_CHARS:,} characters; the last line of the output says "
-    "how to continue.",
+    "Read a text file, with the number of each line and a tab in front of it, or look at an image. If there is more, "
+    "the last line says how to continue.",
     required="path",
     path=PATH,
-    line=argument("integer", "First line to read, counted from 1.", minimum=1),
-    limit=argument("integer", "Number of lines to read.", minimum=1),
+    line=argument("integer", "First line, counted from 1.", minimum=1),
+    limit=argument("integer", "Number of lines.", minimum=1),
 )
 READ_FILE = Builtin(READ_FILE_SPEC, "read", "read", plan_read, run_read)
 
 WRITE_FILE_SPEC = tool_spec(
     "write_file",
-    "Create a file or replace its whole content. Missing directories are created. To change part of a file, use "
-    "edit_file.",
+    "Create a file, with missing directories, or replace its whole content. To change a part, use edit_file.",
     required="path content",
     path=PATH,
-    content=argument("string", "The complete new content of the file."),
+    content=argument("string", "The whole new content."),
 )
 WRITE_FILE = Builtin(WRITE_FILE_SPEC, "edit", "write", plan_write, run_write)

@@ -27,7 +27,7 @@ from crow.tools.builtin import scan
 from crow.tools.builtin.files import stat_kind
 from crow.tools.builtin.tool import Arguments, Builtin, PathTarget, ToolContext, ToolInvocation, argument, tool_spec
 from crow.tools.limits import SEARCHES
-from crow.tools.workspace import SECRET_PLACES
+from crow.tools.protection import SECRET_PLACES
 
 MAX_LISTED = 500
 MAX_MATCHES = 200
@@ -194,20 +194,19 @@ def clean(text: str) -> str:
 
 LIST_FILES_SPEC = tool_spec(
     "list_files",
-    "List the files in a directory and below, except those that git ignores. A large tree is summarized by directory.",
+    "List the files below a directory, except those that git ignores. A large tree is summarized.",
     path=argument("string", "The directory. Default: the working directory."),
-    pattern=argument("string", "A glob: *.py matches file names in any directory, src/**/*.py matches relative paths."),
+    pattern=argument("string", "A glob: *.py matches names in any directory, src/**/*.py paths."),
 )
 LIST_FILES = Builtin(LIST_FILES_SPEC, "search", "read", plan_list, run_list, SEARCHES)
 
 GREP_SPEC = tool_spec(
     "grep",
-    "Search files for lines that match a Python regular expression. Binary files and files that git ignores are "
-    f"not searched. Returns path:line: text for at most {MAX_MATCHES} matches.",
+    "Search files for lines that match a Python regular expression, except binary files and those that git ignores.",
     required="pattern",
     pattern=argument("string", "The regular expression.", minLength=1),
     path=argument("string", "A directory or file. Default: the working directory."),
-    glob=argument("string", "Search only files that match this pattern, such as *.py."),
+    glob=argument("string", "Only files that match, such as *.py."),
     ignore_case=argument("boolean", "Default false."),
 )
 GREP = Builtin(GREP_SPEC, "search", "read", plan_grep, run_grep, SEARCHES)

@@ -20,7 +20,7 @@ from mcp.shared.exceptions import MCPError
 from crow.domain.entries import Announcement, Diff, Location, PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image
-from crow.tools import NOTHING_EXCLUDED, ExcludedPaths, OnOutput, Outcome, PlannedCall, Ports
+from crow.tools import NO_URL_RULES, NOTHING_EXCLUDED, ExcludedPaths, OnOutput, Outcome, PlannedCall, Ports, UrlRules
 from crow.tools.builtin import TOOLS, with_name
 from crow.tools.builtin.tool import ToolContext, ToolInvocation, describe_error
 
@@ -29,6 +29,7 @@ CALL_ID = "crow/call_id"
 PATH = "crow/path"
 ARGUMENT = "crow/argument"
 EXCLUDED = "crow/excluded"
+URL_RULES = "crow/url_rules"
 
 # The listing omits descriptions and schemas: the toolbox takes them from SPECS, and crow validates the arguments.
 LISTING = mcp.ListToolsResult(tools=[mcp.Tool(name=name, input_schema={"type": "object"}) for name in TOOLS])
@@ -72,12 +73,14 @@ class BuiltinClient:
 
 
 def meta_for(call_id: str, planned: PlannedCall | None = None) -> mcp.RequestParamsMeta:
-    """Return the `_meta` of a request. It contains the call's id, and the path, argument and exclusions of the planned
-    call that was allowed."""
+    """Return the `_meta` of a request. It contains the call's id, and the path, argument, exclusions and URL rules of
+    the planned call that was allowed."""
     path = planned.rule_paths[0] if planned is not None and planned.rule_paths else None
     argument = planned.argument if planned is not None else None
     excluded = asdict(planned.excluded if planned is not None else NOTHING_EXCLUDED)
-    return cast(mcp.RequestParamsMeta, {CALL_ID: call_id, PATH: path, ARGUMENT: argument, EXCLUDED: excluded})
+    url_rules = asdict(planned.url_rules if planned is not None else NO_URL_RULES)
+    meta = {CALL_ID: call_id, PATH: path, ARGUMENT: argument, EXCLUDED: excluded, URL_RULES: url_rules}
+    return cast(mcp.RequestParamsMeta, meta)
 
 
 def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
@@ -101,6 +104,7 @@ def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
             allowed_path=meta.get(PATH),
             allowed_argument=meta.get(ARGUMENT),
             excluded=ExcludedPaths(**{name: tuple(paths) for name, paths in meta.get(EXCLUDED, {}).items()}),
+            url_rules=UrlRules(**{name: tuple(rules) for name, rules in meta.get(URL_RULES, {}).items()}),
         )
         try:
             outcome = await TOOLS[params.name].run(invocation, params.arguments or {})

@@ -230,8 +230,7 @@ STEP = {
 }
 UPDATE_PLAN_SPEC = tool_spec(
     "update_plan",
-    "Show the user a plan for work of several steps, and keep it up to date. Send the whole plan each time, with "
-    "at most one step in progress.",
+    "Show the user a plan of several steps and keep it up to date. Send all steps each time, at most one in progress.",
     required="items",
     items={"type": "array", "maxItems": MAX_ITEMS, "items": STEP},
 )
@@ -239,40 +238,37 @@ UPDATE_PLAN = Builtin(UPDATE_PLAN_SPEC, "think", "none", plan_update_plan, run_u
 
 RECALL_SPEC = tool_spec(
     "recall",
-    "Search the whole history of this conversation, including compacted and hidden parts, or read one entry by its "
-    "number. With scope workspace or all, search the user's other sessions too; the user is asked once.",
-    query=argument("string", "Words to search for; all must occur.", maxLength=QUERY_CHARS),
+    "Search the whole history of this conversation, also compacted and hidden parts, or read one entry. Scope "
+    "workspace or all searches the user's other sessions too, after asking.",
+    query=argument("string", "Words that must all occur.", maxLength=QUERY_CHARS),
     entry=argument("integer", "The number of an entry.", minimum=1),
-    scope={"type": "string", "enum": list(get_args(RecallScope)), "description": "Default: this conversation."},
-    session=argument(
-        "string", "Search only the session with this id. Needs scope workspace or all.", maxLength=QUERY_CHARS
-    ),
-    since=argument("string", "From this day or time on, such as 2026-11-01.", maxLength=TIME_CHARS),
-    until=argument("string", "Up to this time, or to the end of this day.", maxLength=TIME_CHARS),
+    scope={"type": "string", "enum": list(get_args(RecallScope))},
+    session=argument("string", "Only the session with this id.", maxLength=QUERY_CHARS),
+    since=argument("string", "From this time, such as 2026-11-01.", maxLength=TIME_CHARS),
+    until=argument("string", "Up to this time or day.", maxLength=TIME_CHARS),
 )
 RECALL = Builtin(RECALL_SPEC, "think", "none", plan_recall, run_recall)
 
 _TASK_ARGUMENTS = {
     "description": argument("string", "The task in a few words.", minLength=1),
-    "prompt": argument("string", "Everything the sub-agent needs to know.", minLength=1),
+    "prompt": argument("string", "All that it needs to know.", minLength=1),
     "tools": argument(
         "array",
-        "Names of the tools it may use. Default: all except task and update_plan.",
+        "Names of the tools it may use. Default: all but task and update_plan.",
         maxItems=100,
         items={"type": "string"},
     ),
-    "resume": argument("string", "The id of an earlier task, to continue it."),
+    "resume": argument("string", "The id of an earlier task to continue."),
     "background": argument(
         "boolean",
-        "Return at once and let the sub-agent go on, even after your answer. You are told when it ends: in this turn "
-        "or with the user's next prompt. Use it only for work whose result you do not need now.",
+        "Return at once; you are told when it ends. Only for work whose result you do not need now.",
     ),
 }
 _AGENT_ARGUMENT = argument("string", "The kind of sub-agent, by name. Default: a plain one.", maxLength=64)
 PLAIN_TASK_SPEC = tool_spec(
     "task",
-    "Give part of the work to a sub-agent, which works in its own conversation and answers with one text. It knows "
-    "only its prompt. Tasks that you start in the same answer run in parallel.",
+    "Give part of the work to a sub-agent. It knows only its prompt and answers with one text. Tasks of one answer "
+    "run in parallel.",
     required="description prompt",
     **_TASK_ARGUMENTS,
 )

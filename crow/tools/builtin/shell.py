@@ -128,28 +128,26 @@ async def job_outcome(context: ToolContext, job: Job, status: str) -> Outcome:
 
 SHELL_SPEC = tool_spec(
     "shell",
-    "Run a command line with bash in the working directory. It has no terminal and no input. Each call starts "
-    "a new shell. When the command ends, the processes that it left running are ended. For a server or a watcher, set "
-    "background. Returns standard output and standard error in order, and the exit code if it is not 0.",
+    "Run a command line with bash in the working directory, in a new shell without terminal or input. Processes that "
+    "it leaves running are ended: set background for a server or a watcher. Returns all output, and the exit code if "
+    "it is not 0.",
     required="command",
     command=argument("string", "The command line.", minLength=1),
     access=argument(
         "string",
-        f"What the command may do. {DEFAULT_ACCESS}: look, compute, run tests and linters; changes outside $TMPDIR are "
-        "discarded or refused; no network. write: change files in the working directory; no network. full: everything, "
-        "such as installing packages, pushing, or writing elsewhere; the user is asked. "
-        f"Default {DEFAULT_ACCESS}; choose the least that works.",
+        f"What it may do; choose the least that works. {DEFAULT_ACCESS} (default): look and test; changes outside "
+        "$TMPDIR are discarded. write: also change the working directory. full: also the network and everything else, "
+        "after the user was asked.",
         enum=["read", "write", "full"],
     ),
     timeout_s=argument(
-        "integer", f"Seconds until the command is ended. Default {DEFAULT_TIMEOUT_S}.", minimum=1, maximum=MAX_TIMEOUT_S
+        "integer", f"Seconds until it is ended. Default {DEFAULT_TIMEOUT_S}.", minimum=1, maximum=MAX_TIMEOUT_S
     ),
     background=argument(
         "boolean",
-        "Start the command and return; read its output with shell_output, end it with shell_kill. It has no timeout. "
-        "You are told when it ends.",
+        "Return at once. shell_output reads its output, shell_kill ends it; it has no timeout. You are told when it "
+        "ends.",
     ),
-    description=argument("string", "The purpose in a few words."),
 )
 SHELL = Builtin(SHELL_SPEC, "execute", "execute", plan_shell, run_shell, COMMANDS)
 
@@ -157,12 +155,10 @@ JOB = argument("string", "The job's id, such as job1.", minLength=1)
 
 SHELL_OUTPUT_SPEC = tool_spec(
     "shell_output",
-    "Get what a background command has printed since the last call, and whether it is still running.",
+    "Get what a background command has printed since the last call, and whether it still runs.",
     required="job",
     job=JOB,
-    wait_s=argument(
-        "integer", "Wait up to this many seconds for the command to end. Default 0.", minimum=0, maximum=MAX_WAIT_S
-    ),
+    wait_s=argument("integer", "Wait up to so many seconds for its end. Default 0.", minimum=0, maximum=MAX_WAIT_S),
 )
 SHELL_OUTPUT = Builtin(SHELL_OUTPUT_SPEC, "read", "none", plan_output, run_output)
 

@@ -14,6 +14,7 @@ from crow.domain.entries import Announcement, CallKind, Diff, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import MAX_DEPTH, ToolCall, ToolSpec, is_too_deep
 from crow.tools import (
+    NO_URL_RULES,
     NOTHING_EXCLUDED,
     Access,
     AgentKind,
@@ -24,6 +25,7 @@ from crow.tools import (
     Ports,
     Protection,
     SkillInfo,
+    UrlRules,
     Workspace,
 )
 from crow.tools.builtin.output import OutputFiles
@@ -115,6 +117,8 @@ class ToolInvocation:
     allowed_path: str | None = None
     allowed_argument: str | None = None
     excluded: ExcludedPaths = NOTHING_EXCLUDED
+    url_rules: UrlRules = NO_URL_RULES
+    """The rules for the redirects of a fetch."""
 
     def target(self, path: str) -> PathTarget:
         """The file or directory that `path` leads to.

@@ -55,7 +55,6 @@ ARGUMENT_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "shell": {
         "command": ("cmd", "script", "commandline", "command_line"),
         "background": ("run_in_background", "is_background", "isbackground"),
-        "description": ("explanation", "purpose", "justification"),
     },
     "grep": {
         "pattern": ("query", "regex", "regexp", "search", "search_term"),
@@ -73,6 +72,10 @@ ARGUMENT_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 """Names that other agents give to arguments, in lower case, by crow's tool and argument."""
+
+
+SILENT = frozenset({"description", "explanation", "purpose", "justification"})
+"""Arguments that only explain a call. They are ignored without a note."""
 
 
 def understood(call: ToolCall, offered: Collection[str], specs: Mapping[str, ToolSpec]) -> ToolCall:
@@ -109,7 +112,9 @@ def ignored_note(call: ToolCall, spec: ToolSpec) -> str:
     except (ValueError, RecursionError):
         return ""
     properties = _properties(spec)
-    unknown = [name for name in given if name not in properties] if isinstance(given, dict) else []
+    unknown = (
+        [name for name in given if name not in properties and name not in SILENT] if isinstance(given, dict) else []
+    )
     if not unknown:
         return ""
     shown = ", ".join(name[:40] for name in unknown[:5]) + (", ..." if len(unknown) > 5 else "")

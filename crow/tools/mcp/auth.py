@@ -40,7 +40,7 @@ from crow.tools.mcp.exchange import LoginClient, shown
 from crow.tools.mcp.logins import POLL_S, Account, Login, LoginFolder
 from crow.tools.mcp.redirect import RedirectListener, code_from, listening
 from crow.tools.servers import HttpServer, LoginAsker, LoginQuestion
-from crow.tools.web import normalize_url
+from crow.tools.urls import normalize_url
 
 logger = logging.getLogger(__name__)
 # The SDK logs each failed login with a traceback that may contain codes and tokens. Crow logs the reason itself.

@@ -26,7 +26,7 @@ from crow.domain.rendering import in_title, on_one_line, safe
 from crow.tools import ElicitationHandler, OnOutput, Outcome
 from crow.tools.builtin.files import sound_picture_type
 from crow.tools.servers import LoginQuestion
-from crow.tools.web import is_address, normalize_url
+from crow.tools.urls import is_address, normalize_url
 
 ERROR_CHARS = 300
 MESSAGE_CHARS = 4_000

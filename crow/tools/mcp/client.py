@@ -142,6 +142,7 @@ async def open_toolbox(
     own = BuiltinServer(context, ports)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(own.serve)
+        tasks.start_soon(context.jobs.watch)
         for connection in connections:
             tasks.start_soon(connection.serve)
         try:
@@ -213,19 +214,22 @@ class BuiltinServer:
         self._settled = anyio.Event()
         self._stopped = anyio.Event()
         self._client: BuiltinClient | None = None
-        self._failure: ImportError | None = None
+        self._failure: ImportError | MemoryError | OSError | None = None
 
     async def serve(self) -> None:
-        """Wait for `start`, then serve until `stop`."""
-        await self._wanted.wait()
-        if self._stopped.is_set():
-            return
-        try:
-            await anyio.to_thread.run_sync(import_sdk, abandon_on_cancel=True)
-        except ImportError as error:
-            self._failure = error
-            self._settled.set()
-            return
+        """Wait for `start`, then serve until `stop`. If the import fails, the next call of a tool tries again."""
+        while True:
+            await self._wanted.wait()
+            if self._stopped.is_set():
+                return
+            try:
+                await anyio.to_thread.run_sync(import_sdk, abandon_on_cancel=True)
+            except (ImportError, MemoryError, OSError) as error:  # for example, too many files are open
+                self._failure = error
+                self._wanted = anyio.Event()
+                self._settled.set()
+            else:
+                break
         from crow.tools.builtin.server import BuiltinClient
 
         async with BuiltinClient.open(self._context, self._ports) as client:
@@ -235,6 +239,8 @@ class BuiltinServer:
 
     def start(self) -> None:
         """Start the server, unless that has happened already."""
+        if self._failure is not None:
+            self._failure, self._settled = None, anyio.Event()
         self._wanted.set()
 
     def stop(self) -> None:
@@ -401,6 +407,8 @@ class McpToolbox:
             access="external",
             fault=self._fault(call, found),
             is_read_only=found is not None and found[1].is_read_only,
+            fingerprint="" if found is None else found[1].fingerprint,
+            definition="" if found is None else found[1].definition,
         )
 
     async def _run(
@@ -428,6 +436,9 @@ class McpToolbox:
         if found is None or fault is not None:
             return tools.Outcome(text=fault or "", is_error=True)
         connection, tool = found
+        if planned is not None and planned.fingerprint not in ("", tool.fingerprint):
+            text = f"{call.name} was not called: its server changed the tool after the call was planned. Call it again."
+            return tools.Outcome(text=text, is_error=True)
         return await connection.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
 
     async def _plan_reading(self, call: ToolCall) -> tools.PlannedCall:
@@ -529,6 +540,7 @@ def masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
         announcement=masked_announcement(plan.announcement, mask),
         fault=None if plan.fault is None else mask(plan.fault),
         review_text=mask(plan.review_text),
+        definition=mask(plan.definition),
     )
 
 

@@ -46,6 +46,7 @@ from crow.tools.mcp.listing import (
     list_prompts,
     list_tools,
     matches,
+    output_fault,
 )
 from crow.tools.mcp.logins import LoginFolder
 from crow.tools.mcp.questions import ServerQuestions
@@ -503,9 +504,10 @@ class ServerConnection:
 
         async def send(client: Client) -> Outcome:
             progress = report_progress(on_output)
-            return outcome_of(
-                await client.call_tool(tool.name, dict(arguments), progress_callback=progress, meta=trace_meta())
-            )
+            result = await client.call_tool(tool.name, dict(arguments), progress_callback=progress, meta=trace_meta())
+            if (fault := output_fault(tool, result)) is not None:
+                raise ToolServerError(f"its structured content does not fit its schema: {fault}")
+            return outcome_of(result)
 
         running = RunningCall.of(call_id, tool.spec.name, arguments, self.announce(tool.title))
         return await self._run(running, tool.name, send)

@@ -22,7 +22,8 @@ from crow import __version__
 from crow.domain.errors import ArgumentError, ToolServerError
 from crow.domain.rendering import safe
 from crow.tools.mcp.calls import is_this_machine
-from crow.tools.web import PORTS, is_address, is_public, normalize_url
+from crow.tools.urls import PORTS, is_address, normalize_url
+from crow.tools.web import is_public
 
 MAX_ANSWER_BYTES = 1_000_000
 TIMEOUT_S = 20.0

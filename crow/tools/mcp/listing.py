@@ -3,6 +3,7 @@ tools."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -24,6 +25,7 @@ from crow.domain.messages import ToolSpec
 from crow.tools.mcp.calls import describe_error
 from crow.tools.mcp.names import checked_uri, unique_names
 from crow.tools.mcp.schemas import plain_schema
+from crow.tools.mcp.structured import result_fault
 from crow.tools.servers import PromptArgument, ServerOptions, ServerPrompt
 
 logger = logging.getLogger(__name__)
@@ -40,8 +42,13 @@ RELIST_S = 1.0
 MAX_RELIST_S = 60.0
 PROMPT_DESCRIPTION_CHARS = 200
 DESCRIPTION_CHARS = 8_000
+DEFINITION_CHARS = 8_000
 SCHEMA_CHARS = 50_000
 MAX_DEPTH = 32
+OUTPUT_SCHEMA = "crow/outputSchema"
+"""The key in a tool's `_meta` that has the schema of its results. Crow moves the schema there, because the library
+would evaluate it: see :mod:`crow.tools.mcp.structured`."""
+
 TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 LISTS: Mapping[str, tuple[type[mcp.Resource | mcp.ResourceTemplate], str, int]] = {
     "resources": (mcp.Resource, "uri", MAX_RESOURCES),
@@ -65,6 +72,22 @@ class ExternalTool:
     spec: ToolSpec
     weight: int
     is_read_only: bool = False
+    output_schema: Mapping[str, Any] | None = None
+    """The schema of the tool's structured results. None if there is none, or it is too long to check."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what the user and the model are told about the tool."""
+        told = json.dumps([self.title, self.spec.description, self.spec.input_schema], sort_keys=True)
+        return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
+
+    @property
+    def definition(self) -> str:
+        """What the user and the model are told about the tool, as text."""
+        schema = json.dumps(self.spec.input_schema, ensure_ascii=False, indent=1, sort_keys=True)
+        told = f"{' '.join(self.title.split())}\n{self.spec.description}\n{schema}"[:DEFINITION_CHARS]
+        # a database refuses half a surrogate pair, and PostgreSQL a NUL
+        return told.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
 
 
 async def list_tools(client: Client, prefix: str, options: ServerOptions) -> tuple[ExternalTool, ...]:
@@ -140,7 +163,17 @@ def external_tool(tool: mcp.Tool, name: str, options: ServerOptions) -> External
         spec=ToolSpec(name=name, description=description, input_schema=schema),
         weight=len(description) + len(json.dumps(schema, ensure_ascii=False)),
         is_read_only=matches(tool.name, options.read_only),
+        output_schema=(tool.meta or {}).get(OUTPUT_SCHEMA),
     )
+
+
+def output_fault(tool: ExternalTool, result: mcp.CallToolResult) -> str | None:
+    """Return how a result breaks the schema that the server declared for the tool's results, or None if it does not."""
+    if tool.output_schema is None or result.is_error:
+        return None
+    if result.structured_content is None and "structured_content" not in result.model_fields_set:
+        return "there is none"
+    return result_fault(tool.output_schema, result.structured_content)
 
 
 # Changes
@@ -241,8 +274,7 @@ def tool_fault(tool: object) -> str | None:
     if not isinstance(schema, dict):
         return "it has no inputSchema"
     tool["inputSchema"] = schema = {**schema, "type": "object"}
-    if not isinstance(tool.get("outputSchema", {}), dict):
-        del tool["outputSchema"]
+    hide_output_schema(tool)
     fault = schema_fault(schema)
     if fault is not None:
         return f"its inputSchema is not a JSON Schema: {fault}"
@@ -258,6 +290,15 @@ def tool_fault(tool: object) -> str | None:
         first = error.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return None
+
+
+def hide_output_schema(tool: dict[str, Any]) -> None:
+    """Move the schema of the tool's results to where the library does not look."""
+    schema, meta = tool.pop("outputSchema", None), tool.pop("_meta", None)
+    kept = {key: value for key, value in meta.items() if key != OUTPUT_SCHEMA} if isinstance(meta, dict) else {}
+    if isinstance(schema, dict) and len(json.dumps(schema, ensure_ascii=False)) <= SCHEMA_CHARS:
+        kept[OUTPUT_SCHEMA] = schema
+    tool["_meta"] = kept
 
 
 def schema_fault(schema: object, where: str = "the schema", depth: int = 0) -> str | None:

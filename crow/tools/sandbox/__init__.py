@@ -14,6 +14,10 @@ from crow.tools.process import Process
 ConfinedAccess: TypeAlias = Literal["read", "write"]
 
 
+CHECK_S = 2.5
+"""While a command runs, `Confiner.check` is called every so many seconds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
     """The limits of one command: what it may see and change. All paths are absolute, with links resolved.
@@ -115,6 +119,10 @@ class Confiner(Protocol):
 
         :raises OSError: the program cannot be started, or no sandbox can confine it. The program never runs unconfined.
         """
+
+    async def check(self, process: Process) -> tuple[str, ...]:
+        """While a command runs, restore protected files that it changed some seconds ago. Return a sentence for each
+        such file. Does nothing for a process that cannot write, or that is not a command."""
 
     async def finish(self, process: Process) -> tuple[str, ...]:
         """Clean up after a command that has ended: discard what it wrote into throwaway trees, and restore protected

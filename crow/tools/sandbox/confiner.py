@@ -25,6 +25,7 @@ import anyio.to_thread
 from crow.programs import SYSTEM_PROGRAMS, Programs
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, SandboxStatus
 from crow.tools.process import Process
+from crow.tools.protection import is_protected
 from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
 from crow.tools.sandbox.denied import DeniedFiles
 from crow.tools.sandbox.policy import (
@@ -39,7 +40,6 @@ from crow.tools.sandbox.policy import (
 from crow.tools.sandbox.protected import ProtectedFiles, Snapshot
 from crow.tools.sandbox.seatbelt import Seatbelt
 from crow.tools.sandbox.seccomp import missing_architecture
-from crow.tools.workspace import is_protected
 
 if sys.platform != "win32":
     import fcntl
@@ -220,6 +220,14 @@ class KernelConfiner:
         self._prepared[process] = prepared
         return process
 
+    async def check(self, process: Process) -> tuple[str, ...]:
+        """See :class:`crow.tools.sandbox.Confiner`."""
+        prepared = self._prepared.get(process)
+        if prepared is None or prepared.snapshot is None or self._protected is None:
+            return ()
+        check = partial(self._protected.check, prepared.snapshot, only_created=self._keeps_files(prepared))
+        return await anyio.to_thread.run_sync(check)
+
     async def finish(self, process: Process) -> tuple[str, ...]:
         """See :class:`crow.tools.sandbox.Confiner`."""
         prepared = self._prepared.pop(process, None)
@@ -229,12 +237,14 @@ class KernelConfiner:
             remove_later(prepared.confinement.layers)
         if prepared.snapshot is None or self._protected is None:
             return ()
-        assert self._choice is not None, "the command has started"
-        sandbox = self._choice.sandbox
+        put_back = partial(self._protected.put_back, prepared.snapshot, only_created=self._keeps_files(prepared))
+        return await anyio.to_thread.run_sync(put_back)
+
+    def _keeps_files(self, prepared: Prepared) -> bool:
+        """Whether the sandbox keeps a command from changing the protected files that exist."""
+        sandbox = None if self._choice is None else self._choice.sandbox
         is_whole = len(prepared.confinement.read_only) < MAX_READ_ONLY
-        only_created = sandbox is not None and sandbox.protects_files and is_whole
-        protected, snapshot = self._protected, prepared.snapshot
-        return await anyio.to_thread.run_sync(lambda: protected.put_back(snapshot, only_created=only_created))
+        return sandbox is not None and sandbox.protects_files and is_whole
 
     def accept(self, path: Path) -> None:
         """See :class:`crow.tools.sandbox.Confiner`."""
@@ -282,7 +292,8 @@ class KernelConfiner:
         for line in list(filter(UNCHANGED.search, text.splitlines()))[:MAX_NAMED]:
             for word in NAME.findall(line):
                 path = Path(os.path.normpath(self._policy.roots[0] / word))
-                if is_inside_any(path, self._policy.writable_roots()) and os.path.lexists(path) and is_protected(path):
+                is_known = is_inside_any(path, self._policy.writable_roots()) and os.path.lexists(path)
+                if is_known and is_protected(path, self.options.names):
                     names[word] = None
         return tuple(names)
 
@@ -309,7 +320,7 @@ class KernelConfiner:
                 self._policy.create_own()
                 self._private = Private.create(self.options.caches, self._policy.roots)
             if self._protected is None:
-                self._protected = ProtectedFiles(self._policy.writable_roots(), self._private.kept)
+                self._protected = ProtectedFiles(self._policy.writable_roots(), self._private.kept, self.options.names)
             private, protected = self._private, self._protected
         snapshot = protected.snapshot() if access == "write" else None
         places = private.directories if directory is None else replace(private.directories, temporary=directory)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Literal
 from unicodedata import normalize
 
+from crow.domain.protected_names import SKIPPED
 from crow.tools import ExcludedPaths
-from crow.tools.sandbox.protected import (
+from crow.tools.sandbox.scan import (
     FOLDER_DEPTH,
     GIT_FOLDERS,
     MAX_FOLDERS,
     SETTLED_NS,
-    SKIPPED,
     is_inside,
     make_stamp,
     quick_fold,

@@ -10,11 +10,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames
 from crow.programs import SYSTEM_PROGRAMS, Programs, own_trees
+from crow.tools.protection import secret_places
 from crow.tools.sandbox import ConfinedAccess, Confinement
 from crow.tools.sandbox.protected import Snapshot
 from crow.tools.sandbox.sockets import listening_sockets
-from crow.tools.workspace import secret_places
 
 MASKED = ("/home", "/root", "/run", "/tmp", "/var/tmp")  # noqa: S108 - hidden from commands, not used
 """Directories of other users and programs, which commands may not see. /run holds the sockets of Docker and of the
@@ -117,7 +118,7 @@ class SandboxOptions:
 
     `own` are crow's files and directories, which no confined command can see. `masked` are further directories to mask,
     in addition to those in `MASKED`. In `caches`, each workspace gets a directory for the caches of its commands. If
-    `caches` is None, these caches last only as long as the session.
+    `caches` is None, these caches last only as long as the session. `names` are the names of protected files.
     """
 
     enabled: Literal["auto", "off", "required"] = "auto"
@@ -127,6 +128,7 @@ class SandboxOptions:
     own: tuple[Path, ...] = ()
     masked: tuple[Path, ...] = ()
     caches: Path | None = None
+    names: ProtectedNames = DEFAULT_NAMES
     sockets: tuple[str, ...] = ()
     """Unix sockets that commands can use, or directories that contain them, from the user's settings."""
     programs: Programs = SYSTEM_PROGRAMS
@@ -528,7 +530,9 @@ def protected_parts(snapshot: Snapshot | None) -> tuple[tuple[Path, ...], tuple[
         while (path := os.path.dirname(path)) in states:  # such as a repository's modules and worktrees
             folders.add(path)
     read_only = [
-        path for path, state in states.items() if path not in folders and state.kind != "link" and not state.is_mutable
+        path
+        for path, state in states.items()
+        if path not in folders and state.kind != "link" and not state.is_mutable and state.commands is None
     ]
     whole = set(read_only)
     tops = [Path(path) for path in read_only if os.path.dirname(path) not in whole]

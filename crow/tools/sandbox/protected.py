@@ -11,103 +11,44 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
 
-from crow.tools.workspace import (
-    PROTECTED,
-    PROTECTED_FILES,
-    REPOSITORY_PARTS,
-    fold_name,
-    open_folder,
-    read_file,
-    replace_file,
-)
+from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames
+from crow.tools.git import GitFiles
+from crow.tools.sandbox.scan import FileState, Listing, Scan, is_inside, is_related, kind_of, opened, quick_fold
+from crow.tools.workspace import open_folder, replace_file
 
-FOLDER_DEPTH = 4
-MAX_FOLDERS = 4_000
-MAX_ENTRIES = 5_000
-FILE_BYTES = 1_000_000
-ALL_BYTES = 20_000_000
-MAX_SEARCHED = 100_000
 ROUNDS = 6
-SETTLED_NS = 50_000_000
-"""The clocks of some file systems advance only in steps of this length. So if a file changes twice within one step, its
-time of change may stay the same."""
-
-SKIPPED = frozenset(
-    (
-        *("node_modules", "bower_components", ".venv", "venv", "site-packages", "target", "__pycache__"),
-        *(".tox", ".nox", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".gradle", ".next", ".yarn", ".pnpm-store"),
-    )
-)
-"""Folders in which dependencies and build results are stored. They are not searched for protected files."""
-
-GIT_FOLDERS = frozenset({".git", "git~1"})
-GIT_FILES = frozenset({"config", "config.worktree", "commondir", "gitdir"})
-Kind: TypeAlias = Literal["file", "directory", "link", "other"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileState:
-    """The state of one protected path.
-
-    `stamp` holds device, inode, size, and the times of modification and change. `content` is a file's content or a
-    link's target; None if it is not kept. `is_settled`: any later change of the content also changes the stamp. This is
-    not certain for a file that changed a moment ago. `is_repository`: the path is a repository's own directory.
-    `is_mutable`: the content may change, and only the existence of the path is protected. HEAD of a repository is an
-    example.
-    """
-
-    kind: Kind
-    mode: int
-    owner: tuple[int, int]
-    stamp: tuple[int, ...]
-    content: bytes | None = field(default=None, repr=False)
-    is_settled: bool = True
-    is_repository: bool = False
-    is_mutable: bool = False
-
-    def is_like(self, other: FileState) -> bool:
-        """Whether two states have the same kind and content. The mode is not compared, and neither is content that may
-        change."""
-        if self.kind != other.kind:
-            return False
-        if self.is_mutable or self.kind in ("directory", "other"):
-            return True
-        if self.content is None or other.content is None:
-            return self.stamp == other.stamp
-        return self.content == other.content
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """The paths that a scan found in an ordinary folder. `stamp` is None if the folder must be read again, because it
-    may have changed unnoticed."""
-
-    stamp: tuple[int, ...] | None
-    folders: tuple[str, ...]
-    watched: tuple[str, ...]
-    is_repository: bool
+MAX_SEARCHED = 100_000
+CHECK_SHARE = 20
+"""A check takes at most one part in so many of the time while a command runs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Snapshot:
-    """The states of the protected paths before a command. Commands that run at the same time share these states."""
+    """The states of the protected paths before a command. Commands that run at the same time share these states.
+
+    `named` are the paths that settings of git and links named before the command: a repository or link that the command
+    creates protects nothing. `suspected` are the paths that differed at a check while the command ran.
+    """
 
     states: dict[str, FileState] = field(repr=False)
+    named: set[str] = field(repr=False)
+    suspected: set[str] = field(default_factory=set, repr=False)
 
 
 class ProtectedFiles:
     """The protected files of a workspace, which commands under a weak sandbox could change.
 
-    This class watches the names that :func:`crow.tools.workspace.is_protected` protects. It searches each root and the
-    folders up to four levels below it, at most 4,000 folders. In a repository's own directory, and in those of its
-    submodules and worktrees, the watched names are config, hooks and info. Commands may change objects, refs, HEAD,
-    index and info/refs. Protected files and repositories that a command creates are watched too.
+    This class watches the files whose `names` are protected. It searches each root and the folders up to four levels
+    below it, at most 4,000 folders. In a repository's own directory, and in those of its submodules and worktrees, the
+    watched names are config, hooks, info, remotes and branches. Commands may change objects, refs, HEAD, index and
+    info/refs, and an unfinished rebase as long as git would run no command for it. Also watched is what the settings of
+    the repositories name, and what links with protected names lead to. Protected files and repositories that a command
+    creates are watched too.
 
     Not watched: deeper folders, folders of dependencies and build results (`SKIPPED`), anything behind a link,
     protected entries after the first 5,000, and extended attributes. Changes to files over 1 MB, and to files beyond
@@ -117,13 +58,16 @@ class ProtectedFiles:
     methods block, and may be called from several threads.
     """
 
-    def __init__(self, roots: Iterable[Path], kept: Path) -> None:
+    def __init__(self, roots: Iterable[Path], kept: Path, names: ProtectedNames = DEFAULT_NAMES) -> None:
         self._roots = tuple(dict.fromkeys(os.path.realpath(root) for root in roots))
+        self._names = names
+        self._git = GitFiles()
         self._kept = kept
         self._states: dict[str, FileState] = {}
         self._listings: dict[str, Listing] = {}
         self._active: weakref.WeakSet[Snapshot] = weakref.WeakSet()
         self._lock = threading.Lock()
+        self._next_check = 0.0
 
     def snapshot(self) -> Snapshot:
         """Remember the state of all protected paths. Call this before a command starts, and `put_back` after its end.
@@ -133,8 +77,8 @@ class ProtectedFiles:
         """
         with self._lock:
             running = next(iter(self._active), None)
-            states = self._scan() if running is None else running.states
-            snapshot = Snapshot(states)
+            states, named = self._scan() if running is None else (running.states, running.named)
+            snapshot = Snapshot(states, named)
             self._active.add(snapshot)
             return snapshot
 
@@ -148,11 +92,30 @@ class ProtectedFiles:
         with self._lock:
             undo = Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
             for _ in range(ROUNDS):
-                if not undo.run(self._scan(snapshot.states)):
+                if not undo.run(self._scan_again(snapshot)):
                     break
             else:
-                undo.report_unstable(self._scan(snapshot.states))
+                undo.report_unstable(self._scan_again(snapshot))
             self._active.discard(snapshot)
+            return tuple(undo.sentences.values())
+
+    def check(self, snapshot: Snapshot, *, only_created: bool = False) -> tuple[str, ...]:
+        """Undo changes while the command runs. Return one sentence for each changed path. See `put_back`.
+
+        A change is undone at the second check that sees the path changed: many programs create such files for a
+        moment, for example in a test of their own. A path that was changed once is undone at each later check.
+        """
+        with self._lock:
+            began = time.monotonic()
+            if began < self._next_check:
+                return ()
+            undo = Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
+            current = self._scan_again(snapshot)
+            self._next_check = began + CHECK_SHARE * (time.monotonic() - began)
+            due = undo.differences(current) & snapshot.suspected
+            snapshot.suspected.update(undo.differences(current))
+            if due:
+                undo.run(current, only=due)
             return tuple(undo.sentences.values())
 
     def accept(self, path: Path | None = None) -> None:
@@ -161,195 +124,40 @@ class ProtectedFiles:
         with self._lock:
             if not self._active:
                 return
-            states = next(iter(self._active)).states
-            current = self._scan()
+            active = next(iter(self._active))
+            states = active.states
+            current, named = self._scan()
+            new, known = named - active.named, set(active.named)
+            active.named.update(named)
             for changed in states.keys() | current.keys():
-                if path is None or is_related(changed, str(path)):
+                is_new = any(is_inside(changed, one) for one in new) and not any(
+                    is_inside(changed, one) for one in known
+                )
+                if path is None or is_related(changed, str(path)) or is_new:
                     if changed in current:
                         states[changed] = current[changed]
                     else:
                         del states[changed]
 
-    def _scan(self, before: Mapping[str, FileState] | None = None) -> dict[str, FileState]:
-        """The current states of the protected paths, including the paths in `before` that still exist."""
-        scan = Scan(self._states, self._listings, opens_folders=before is not None)
+    def _scan(self) -> tuple[dict[str, FileState], set[str]]:
+        """The current states of the protected paths, and the paths that settings of git and links name now."""
+        scan = Scan(self._states, self._listings, self._names, opens_folders=False)
         for root in self._roots:
             scan.add_root(root)
-        if before is not None:
-            scan.add_known(before)
+        named = set(scan.find_named(self._roots, self._git))
+        scan.add_named(named)
+        self._states, self._listings = scan.states, scan.listings
+        return dict(scan.states), named
+
+    def _scan_again(self, snapshot: Snapshot) -> dict[str, FileState]:
+        """The current states of the protected paths, including the paths of the snapshot that still exist."""
+        scan = Scan(self._states, self._listings, self._names, opens_folders=True)
+        for root in self._roots:
+            scan.add_root(root)
+        scan.add_named(snapshot.named)
+        scan.add_known(snapshot.states)
         self._states, self._listings = scan.states, scan.listings
         return dict(scan.states)
-
-
-class Scan:
-    """One pass over the roots. It reads again only what has changed since the previous pass.
-
-    With `opens_folders`, folders that cannot be listed get the mode u+rwx. Otherwise a command could hide files in such
-    folders.
-    """
-
-    def __init__(
-        self, states: Mapping[str, FileState], listings: Mapping[str, Listing], *, opens_folders: bool
-    ) -> None:
-        self.states: dict[str, FileState] = {}
-        self.listings: dict[str, Listing] = {}
-        self._earlier_states = states
-        self._earlier_listings = listings
-        self._opens_folders = opens_folders
-        self._bytes_left = ALL_BYTES
-        self._now = time.time_ns()
-
-    def add_root(self, root: str) -> None:
-        """Add the protected paths in and below a root, folders close to the root first."""
-        level, folders_left = [root], MAX_FOLDERS
-        for _ in range(FOLDER_DEPTH + 1):
-            below: list[str] = []
-            for folder in level[:folders_left]:
-                listing = self._list_folder(folder)
-                for path in listing.watched:
-                    self._add(path, is_in_repository=listing.is_repository)
-                below += listing.folders
-            folders_left -= min(len(level), folders_left)
-            level = below
-
-    def add_known(self, before: Mapping[str, FileState]) -> None:
-        """Add the paths in `before` that still exist. The search may have missed these paths, because the command may
-        have created so many files that the limits were reached."""
-        for path in before.keys() - self.states.keys():
-            self._add_one(path, is_repository=before[path].is_repository, is_mutable=before[path].is_mutable)
-
-    def _list_folder(self, folder: str) -> Listing:
-        earlier = self._earlier_listings.get(folder)
-        try:
-            found = os.lstat(folder)
-        except OSError:
-            return Listing(stamp=None, folders=(), watched=(), is_repository=False)
-        stamp = make_stamp(found)
-        if earlier is None or earlier.stamp != stamp:
-            earlier = self._read_folder(folder, stamp if self._is_settled(found) else None)
-        self.listings[folder] = earlier
-        return earlier
-
-    def _read_folder(self, folder: str, stamp: tuple[int, ...] | None) -> Listing:
-        entries = {entry.name: entry.is_dir(follow_symlinks=False) for entry in self._entries(folder)}
-        is_repository = "HEAD" in entries and "objects" in entries and "refs" in entries
-        parts = REPOSITORY_PARTS if "HEAD" in entries else frozenset()
-        folders, watched = [], []
-        for name, is_folder in entries.items():
-            folded = quick_fold(name)
-            if folded in PROTECTED or folded in PROTECTED_FILES or folded in parts:
-                watched.append(os.path.join(folder, name))
-            elif is_folder and folded not in SKIPPED and not (is_repository and folded == "logs"):
-                folders.append(os.path.join(folder, name))
-        # the repository gets its share of ALL_BYTES first
-        watched.sort(key=lambda path: (quick_fold(os.path.basename(path)) not in GIT_FOLDERS, path))
-        return Listing(stamp=stamp, folders=tuple(sorted(folders)), watched=tuple(watched), is_repository=is_repository)
-
-    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
-        for _ in range(2):
-            try:
-                with os.scandir(folder) as entries:
-                    return list(entries)
-            except PermissionError:
-                if not self._opens_folders or not open_up(folder):
-                    return []
-            except OSError:
-                return []
-        return []
-
-    def _add(self, path: str, *, is_in_repository: bool) -> None:
-        """Add a protected path with everything below it that is watched."""
-        folded = quick_fold(os.path.basename(path))
-        if is_in_repository and folded in ("head", "objects", "refs"):
-            self._add_one(path, is_mutable=True)
-        elif is_in_repository and folded in ("modules", "worktrees"):
-            self._add_repositories(path)
-        elif is_in_repository and folded == "info":
-            self._add_info(path)
-        elif folded in GIT_FOLDERS:
-            self._add_repository(path)
-        else:
-            self._add_tree(path)
-
-    def _add_tree(self, path: str) -> None:
-        stack = [path]
-        while stack:
-            path = stack.pop()
-            state = self._add_one(path) if len(self.states) < MAX_ENTRIES else None
-            if state is not None and state.kind == "directory":
-                stack.extend(entry.path for entry in self._entries(path))
-
-    def _add_repository(self, path: str) -> None:
-        """Add a repository's own directory, or the file that stands for it."""
-        state = self._add_one(path, is_repository=True)
-        if state is None or len(self.states) >= MAX_ENTRIES or state.kind != "directory":
-            return
-        for entry in sorted(self._entries(path), key=lambda entry: entry.name):
-            folded = quick_fold(entry.name)
-            if folded in ("modules", "worktrees"):
-                self._add_repositories(entry.path)
-            elif folded == "info":
-                self._add_info(entry.path)
-            elif folded in GIT_FILES or folded == "hooks":
-                self._add_tree(entry.path)
-
-    def _add_info(self, path: str) -> None:
-        """Add a repository's folder `info`, except for the list of refs that `git gc` writes."""
-        if os.path.islink(path) or not os.path.isdir(path):
-            self._add_tree(path)
-            return
-        self._add_one(path, is_mutable=True)
-        for entry in self._entries(path):
-            folded = quick_fold(entry.name)
-            if folded != "refs" and not folded.startswith("refs_"):
-                self._add_tree(entry.path)
-
-    def _add_repositories(self, path: str) -> None:
-        """Add the repositories in a folder. Those of submodules may be several folders deep."""
-        state = self._add_one(path) if len(self.states) < MAX_ENTRIES else None
-        if state is not None and state.kind == "directory":
-            for entry in self._entries(path):
-                if os.path.lexists(os.path.join(entry.path, "HEAD")):
-                    self._add_repository(entry.path)
-                else:
-                    self._add_repositories(entry.path)
-
-    def _add_one(self, path: str, *, is_repository: bool = False, is_mutable: bool = False) -> FileState | None:
-        try:
-            found = os.lstat(path)
-        except OSError:
-            return None
-        stamp, earlier = make_stamp(found), self._earlier_states.get(path)
-        content = None
-        if not is_mutable:
-            is_known = earlier is not None and earlier.stamp == stamp and earlier.is_settled and not earlier.is_mutable
-            content = earlier.content if earlier is not None and is_known else self._read(path, found)
-        if content is not None:
-            self._bytes_left -= len(content)
-        state = FileState(
-            kind=kind_of(found.st_mode),
-            mode=modes.S_IMODE(found.st_mode),
-            owner=(found.st_uid, found.st_gid),
-            stamp=stamp,
-            content=content,
-            is_settled=self._is_settled(found),
-            is_repository=is_repository,
-            is_mutable=is_mutable,
-        )
-        self.states[path] = state
-        return state
-
-    def _read(self, path: str, found: os.stat_result) -> bytes | None:
-        with suppress(OSError):
-            if modes.S_ISLNK(found.st_mode):
-                return os.fsencode(os.readlink(path))
-            if modes.S_ISREG(found.st_mode) and found.st_size <= min(FILE_BYTES, self._bytes_left):
-                content = read_file(Path(path), 0, FILE_BYTES + 1)
-                return content if len(content) <= min(FILE_BYTES, self._bytes_left) else None
-        return None
-
-    def _is_settled(self, found: os.stat_result) -> bool:
-        return self._now - found.st_ctime_ns > SETTLED_NS
 
 
 class Undo:
@@ -369,33 +177,42 @@ class Undo:
         self._only_created = only_created
         self._given_up: set[str] = set()
 
-    def run(self, current: Mapping[str, FileState]) -> bool:
-        """Undo the differences. Return whether there were any. If there were, another round must check the result."""
+    def run(self, current: Mapping[str, FileState], *, only: Set[str] | None = None) -> bool:
+        """Undo the differences, or `only` those at these paths. Return whether there were any. If there were, another
+        round must check the result."""
         if not self._only_created and self._restore_moved_repositories(current):
             return True
-        differences = self._differences(current)
+        differences = sorted(self.differences(current) if only is None else only)
         heads = [path for path in differences if quick_fold(os.path.basename(path)) == "head"]
+        replaced: set[str] = set()
         for path in heads or differences:
-            if not any(is_inside(path, done) for done in self._given_up):
+            if not any(is_inside(path, done) for done in self._given_up | replaced):
                 self._undo(path, current.get(path))
+                before, now = self._before.get(path), current.get(path)
+                if before is not None and now is not None and before.kind != now.kind:
+                    replaced.add(path)  # what was in it has moved with it
         return bool(differences)
 
     def report_unstable(self, current: Mapping[str, FileState]) -> None:
         """Report what still differs after the last round."""
-        for path in self._differences(current):
+        for path in sorted(self.differences(current)):
             self._say(path, "the command keeps changing {}: a process that it started still runs, so end that process")
 
-    def _differences(self, current: Mapping[str, FileState]) -> list[str]:
-        """The paths whose changes must be undone, folders before their content. The content of a created folder is left
+    def differences(self, current: Mapping[str, FileState]) -> set[str]:
+        """The paths whose changes must be undone. The content of a created folder is left
         out, because it moves with the folder."""
         created = {path for path in current if path not in self._before}
         differences = {path for path in created if os.path.dirname(path) not in created}
         for path, before in self._before.items():
-            if not self._only_created or before.kind == "link":
-                now = current.get(path)
-                if now is None or not before.is_like(now) or (before.mode != now.mode and before.kind != "link"):
-                    differences.add(path)
-        return sorted(path for path in differences if path not in self._given_up)
+            now = current.get(path)
+            is_changed = now is None or not before.is_like(now) or (before.mode != now.mode and before.kind != "link")
+            if before.commands is not None:  # a finished rebase removes its files
+                is_changed = now is not None and not before.is_like(now)
+            elif self._only_created and before.kind != "link" and not before.has_other_names:
+                is_changed = False
+            if is_changed:
+                differences.add(path)
+        return differences - self._given_up
 
     def _undo(self, path: str, now: FileState | None) -> None:
         before = self._before.get(path)
@@ -507,52 +324,9 @@ class Undo:
         return escape(os.path.relpath(path, root) if root == self._roots[0] else path)
 
 
-def quick_fold(name: str) -> str:
-    """The same as :func:`crow.tools.workspace.fold_name`, but faster for ordinary names."""
-    return name.lower() if name.isascii() and ":" not in name and name[-1] not in " ." else fold_name(name)
-
-
-def is_inside(path: str, folder: str) -> bool:
-    """Whether the path is the folder or below it."""
-    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
-
-
-def is_related(path: str, other: str) -> bool:
-    """Whether one path is the other or contains it."""
-    return is_inside(path, other) or is_inside(other, path)
-
-
-def kind_of(mode: int) -> Kind:
-    """The kind of a file with this `st_mode`."""
-    match modes.S_IFMT(mode):
-        case modes.S_IFREG:
-            return "file"
-        case modes.S_IFDIR:
-            return "directory"
-        case modes.S_IFLNK:
-            return "link"
-        case _:
-            return "other"
-
-
-def make_stamp(found: os.stat_result) -> tuple[int, ...]:
-    """The metadata that show whether a file has changed."""
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
 def escape(text: str) -> str:
     """The text with everything that cannot be printed escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
-
-
-def open_up(folder: str) -> bool:
-    """Give the owner all rights in a folder. Return whether that was possible."""
-    with suppress(OSError), opened(folder) as handle:
-        found = os.fstat(handle)
-        if modes.S_ISDIR(found.st_mode):
-            os.chmod(f"/proc/self/fd/{handle}", modes.S_IMODE(found.st_mode) | 0o700)
-            return True
-    return False
 
 
 def set_mode(path: str, state: FileState) -> None:
@@ -568,19 +342,6 @@ def set_mode(path: str, state: FileState) -> None:
             with suppress(OSError):
                 os.chown(place, *state.owner)
         os.chmod(place, state.mode)
-
-
-@contextmanager
-def opened(path: str) -> Iterator[int]:
-    """Open a file or folder without following links, only to change its mode."""
-    flags = getattr(os, "O_PATH", os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)) | getattr(os, "O_NOFOLLOW", 0)
-    place = Path(path)
-    with open_folder(place.parent) as folder:
-        handle = os.open(place.name if folder is not None else path, flags, dir_fd=folder)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
 
 
 def move(path: str, target: str) -> None:

@@ -97,7 +97,8 @@ def _print(report: Report, options: argparse.Namespace, name: str) -> int:
             raise CheckError(f"--junit {options.junit}: {error.strerror or error}") from error
     if options.json:
         for row in report.rows():
-            print(json.dumps(row, ensure_ascii=False))
+            line = json.dumps(row, ensure_ascii=False)
+            print(line if line.isprintable() else json.dumps(row))  # texts of the agent may control a terminal
     else:
         for line in report.text(everything=options.all):
             print(line)

@@ -9,7 +9,7 @@ import pytest
 
 from crow.agent.permissions import excluded_paths, user_rules
 from crow.tools.sandbox.denied import MAX_DENIED, DeniedFiles
-from crow.tools.sandbox.protected import FOLDER_DEPTH
+from crow.tools.sandbox.scan import FOLDER_DEPTH
 
 
 def write(root: Path, *names: str) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from crow.tools.sandbox import protected
+from crow.domain.protected_names import ProtectedNames
+from crow.tools.sandbox import protected, scan
 from crow.tools.sandbox.protected import ProtectedFiles
 
 posix_only = pytest.mark.skipif(os.name == "nt", reason="needs links and modes")
@@ -319,7 +320,7 @@ def test_a_change_that_keeps_size_and_times_is_seen(root: Path, kept: Path) -> N
 
 def test_a_large_file_is_reported_but_not_put_back(root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = root / ".idea"
-    large.write_bytes(b"x" * (protected.FILE_BYTES + 1))
+    large.write_bytes(b"x" * (scan.FILE_BYTES + 1))
 
     def change() -> None:
         with large.open("ab") as file:
@@ -433,8 +434,8 @@ def test_dependencies_are_not_watched(root: Path, kept: Path) -> None:
 def test_new_folders_do_not_push_protected_files_out_of_sight(
     root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protected, "MAX_FOLDERS", 3)
-    monkeypatch.setattr(protected, "MAX_ENTRIES", 30)
+    monkeypatch.setattr(scan, "MAX_FOLDERS", 3)
+    monkeypatch.setattr(scan, "MAX_ENTRIES", 30)
     (root / "src" / "AGENTS.md").write_text("inner")
     (root / "src" / ".envrc").write_text("mine")
 
@@ -449,3 +450,209 @@ def test_new_folders_do_not_push_protected_files_out_of_sight(
         f"the command changed src/AGENTS.md; the former content was put back; the new one is in {kept}/src/AGENTS.md"
     ]
     assert (root / "src" / "AGENTS.md").read_text() == "inner"
+
+
+NAMED_BY_GIT = {
+    "hooks in a folder of their own": ("core.hooksPath", "tools/hooks", "tools/hooks/pre-commit"),
+    "hooks beside the sources": ("core.hooksPath", ".", "pre-commit"),
+    "an included file": ("include.path", "../shared.inc", "shared.inc"),
+    "a filter": ("filter.x.clean", "python tools/clean.py", "tools/clean.py"),
+    "an alias": ("alias.go", "!tools/go.sh", "tools/go.sh"),
+    "a monitor": ("core.fsmonitor", "./watch", "watch"),
+}
+
+
+@pytest.mark.parametrize("what", NAMED_BY_GIT)
+@pytest.mark.parametrize("exists", [True, False])
+def test_what_git_would_run_is_put_back(root: Path, kept: Path, what: str, exists: bool) -> None:
+    key, value, file = NAMED_BY_GIT[what]
+    git(root, "config", key, value)
+    (root / file).parent.mkdir(parents=True, exist_ok=True)
+    if exists:
+        (root / file).write_text("good")
+    sentences = after(root, kept, lambda: (root / file).write_text("evil"))
+    assert len(sentences) == 1
+    assert ((root / file).read_text() if exists else os.path.lexists(root / file)) == ("good" if exists else False)
+
+
+@posix_only
+def test_what_links_with_protected_names_lead_to_is_put_back(root: Path, kept: Path) -> None:
+    (root / "scripts").mkdir()
+    for name in ("check.sh", "env", "other"):
+        (root / "scripts" / name).write_text("good")
+    (root / ".git" / "hooks" / "pre-push").symlink_to("../../scripts/check.sh")
+    (root / ".envrc").symlink_to("scripts/env")
+
+    def change() -> None:
+        for name in ("check.sh", "env", "other"):
+            (root / "scripts" / name).write_text("evil")
+
+    assert len(after(root, kept, change)) == 2
+    assert [(root / "scripts" / name).read_text() for name in ("check.sh", "env", "other")] == ["good", "good", "evil"]
+
+
+UNFINISHED = {
+    "todo": ("rebase-merge/git-rebase-todo", "pick 1 a\nexec touch ran\n"),
+    "strategy": ("rebase-merge/strategy", "../../evil\n"),
+    "options": ("sequencer/opts", "[options]\n\tstrategy = ../../evil\n"),
+    "remote": ("remotes/origin", "URL: ext::sh -c ./evil\n"),
+}
+
+
+@pytest.mark.parametrize("what", UNFINISHED)
+def test_commands_planted_in_an_unfinished_rebase_are_moved_away(root: Path, kept: Path, what: str) -> None:
+    name, content = UNFINISHED[what]
+    file = root / ".git" / name
+
+    def plant() -> None:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(content)
+
+    sentences = after(root, kept, plant, only_created=True)
+    assert [f"the command created .git/{name}; it was moved to" in sentence for sentence in sentences] == [True]
+    assert not file.exists()
+    assert (kept / ".git" / name).read_text() == content
+
+
+def test_a_rebase_of_the_user_goes_on_but_gets_no_new_commands(root: Path, kept: Path) -> None:
+    for number in range(3):
+        (root / "src" / "main.c").write_text(f"int main{number};")
+        git(root, "commit", "--quiet", "-am", f"change {number}")
+    with pytest.raises(subprocess.CalledProcessError):
+        git(root, "rebase", "--quiet", "--exec", "false", "HEAD~2")
+    todo = root / ".git" / "rebase-merge" / "git-rebase-todo"
+    assert "exec false" in todo.read_text()
+    before = todo.read_text()
+    planted = after(root, kept, lambda: todo.write_text(f"exec touch ran\n{before}"), only_created=True)
+    assert len(planted) == 1
+    assert todo.read_text() == before
+    assert after(root, kept, lambda: todo.write_text("noop\n")) == ()
+    assert after(root, kept, lambda: git(root, "rebase", "--continue"), only_created=True) == ()
+    assert not todo.parent.exists()
+
+
+def test_a_conflict_in_a_rebase_leaves_the_rebase_as_it_is(root: Path, kept: Path) -> None:
+    git(root, "branch", "other")
+    (root / "src" / "main.c").write_text("int ours;")
+    git(root, "commit", "--quiet", "-am", "ours")
+    git(root, "checkout", "--quiet", "other")
+    (root / "src" / "main.c").write_text("int theirs;")
+    git(root, "commit", "--quiet", "-am", "theirs")
+
+    def rebase() -> None:
+        with pytest.raises(subprocess.CalledProcessError):
+            git(root, "rebase", "--quiet", "-")
+
+    assert after(root, kept, rebase) == ()
+    assert (root / ".git" / "rebase-merge").is_dir()
+    assert after(root, kept, lambda: git(root, "rebase", "--abort")) == ()
+
+
+def test_files_that_the_user_protects_are_put_back_and_others_are_left(root: Path, kept: Path) -> None:
+    (root / "deploy").mkdir()
+    files = ProtectedFiles([root], kept, ProtectedNames(["deploy/*.sh"], [".vscode"]))
+    snapshot = files.snapshot()
+    (root / "deploy" / "run.sh").write_text("evil")
+    (root / "deploy" / "notes.md").write_text("fine")
+    (root / ".vscode" / "tasks.json").write_text("{1}")
+    assert len(files.put_back(snapshot)) == 1
+    assert os.listdir(root / "deploy") == ["notes.md"]
+    assert (root / ".vscode" / "tasks.json").read_text() == "{1}"
+
+
+def test_what_package_managers_keep_in_protected_folders_is_left_alone(root: Path, kept: Path) -> None:
+    for name in (".yarn/cache", ".yarn/releases", ".claude/worktrees/x"):
+        (root / name).mkdir(parents=True)
+
+    def change() -> None:
+        (root / ".yarn" / "cache" / "a.zip").write_text("data")
+        (root / ".yarn" / "install-state.gz").write_text("data")
+        (root / ".claude" / "worktrees" / "x" / "a.py").write_text("x = 1")
+        (root / ".yarn" / "releases" / "yarn.cjs").write_text("evil")
+        (root / ".claude" / "worktrees" / "x" / ".envrc").write_text("evil")
+
+    assert len(after(root, kept, change)) == 2
+    assert os.listdir(root / ".yarn" / "releases") == []
+    assert os.listdir(root / ".claude" / "worktrees" / "x") == ["a.py"]
+    assert sorted(os.listdir(root / ".yarn")) == ["cache", "install-state.gz", "releases"]
+
+
+def test_a_check_undoes_what_two_checks_have_seen(root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protected, "CHECK_SHARE", 0)
+    files = ProtectedFiles([root], kept)
+    snapshot = files.snapshot()
+    (root / ".envrc").write_text("evil")
+    (root / "AGENTS.md").write_text("evil")
+    assert files.check(snapshot) == ()
+    assert (root / ".envrc").exists()
+    (root / ".npmrc").write_text("for a moment")
+    assert len(files.check(snapshot)) == 2
+    assert (os.path.lexists(root / ".envrc"), (root / "AGENTS.md").read_text()) == (False, "be kind\n")
+    (root / ".npmrc").unlink()
+    (root / ".envrc").write_text("evil again")
+    assert len(files.check(snapshot)) == 1, "a path that was changed once is undone at once"
+    assert files.put_back(snapshot) == ()
+
+
+@posix_only
+@pytest.mark.parametrize("only_created", [True, False])
+def test_links_on_the_way_to_what_git_runs_stay(root: Path, kept: Path, only_created: bool) -> None:
+    (root / "real" / "hooks").mkdir(parents=True)
+    (root / "real" / "hooks" / "pre-commit").write_text("good")
+    (root / "tools").symlink_to("real")
+    git(root, "config", "core.hooksPath", "tools/hooks")
+
+    def change() -> None:
+        (root / "tools").unlink()
+        (root / "tools" / "hooks").mkdir(parents=True)
+        (root / "tools" / "hooks" / "pre-commit").write_text("evil")
+
+    assert len(after(root, kept, change, only_created=only_created)) == 1
+    assert os.readlink(root / "tools") == "real"
+    assert (root / "tools" / "hooks" / "pre-commit").read_text() == "good"
+
+
+@posix_only
+def test_a_link_in_place_of_the_steps_of_a_rebase_is_moved_away(root: Path, kept: Path) -> None:
+    (root / ".git" / "rebase-merge").mkdir()
+    todo = root / ".git" / "rebase-merge" / "git-rebase-todo"
+    todo.write_text("pick 1 a\n")
+
+    def change() -> None:
+        (root / "steps").write_text("exec touch ran\n")
+        todo.unlink()
+        todo.symlink_to("../../steps")
+
+    assert len(after(root, kept, change, only_created=True)) == 1
+    assert not os.path.lexists(todo)
+
+
+@posix_only
+@pytest.mark.parametrize("only_created", [True, False])
+def test_a_new_repository_or_link_takes_nothing_else_with_it(root: Path, kept: Path, only_created: bool) -> None:
+    def change() -> None:
+        git(root, "init", "--quiet", "sub")
+        git(root / "sub", "config", "core.hooksPath", str(root / "src"))
+        (root / ".envrc").symlink_to("src")
+        (root / "src" / "new.c").write_text("int new;")
+
+    assert len(after(root, kept, change, only_created=only_created)) == 2
+    assert sorted(os.listdir(root / "src")) == ["main.c", "new.c"]
+    assert os.listdir(root / "sub") == []
+    assert not os.path.lexists(root / ".envrc")
+
+
+@posix_only
+def test_a_protected_file_comes_back_if_it_was_changed_by_its_other_name(root: Path, kept: Path) -> None:
+    os.link(root / "AGENTS.md", root / "notes")
+    assert len(after(root, kept, lambda: (root / "notes").write_text("evil"), only_created=True)) == 1
+    assert (root / "AGENTS.md").read_text() == "be kind\n"
+
+
+def test_what_the_user_lets_git_run_from_now_on_stays(root: Path, kept: Path) -> None:
+    files = ProtectedFiles([root], kept)
+    snapshot = files.snapshot()
+    git(root, "config", "core.hooksPath", "src")
+    files.accept(root / ".git" / "config")
+    assert files.put_back(snapshot) == ()
+    assert os.listdir(root / "src") == ["main.c"]

@@ -5,7 +5,9 @@
 as deep as the second argument says. `where`: its tool tells where it runs and which roots it is told. `faulty`: one
 tool of two cannot be offered. `many`: a hundred tools. `listens`: it speaks only the newer protocol, and its tool adds
 another one. `withdraws`: `ask` puts a question to the user, and `withdraw` takes it back. `prompts`: it has prompts,
-and filling in `more` adds one. `hostile`: all its texts have hidden characters.
+and filling in `more` adds one. `hostile`: all its texts have hidden characters. `slow schemas`: checking its results
+against their schemas would never end. `shifts`: its tools are those in the file that the second argument names, as they
+are when it starts.
 """
 
 import json
@@ -47,6 +49,39 @@ CATALOGUES: dict[str, list[dict[str, Any]]] = {
     "prompts": [],
     "hostile": [{"name": "x\u202ey", "title": EVIL, "description": EVIL, "inputSchema": ANY}],
 }
+SLOW_TEXT = "a" * 60 + "!"
+SLOW_SCHEMAS: dict[str, dict[str, Any]] = {
+    "pattern": {"properties": {"a": {"pattern": "^(a+)+$"}}},
+    "names": {"patternProperties": {"^(a+)+$": {}}, "additionalProperties": False},
+    "property_names": {"propertyNames": {"pattern": "^(a+)+$"}},
+    "nested": {
+        "allOf": [{"$ref": "#/$defs/x"}],
+        "$defs": {"x": {"anyOf": [{"properties": {"a": {"pattern": "(a|a)*b"}}}]}},
+    },
+    "doubling": {
+        "$ref": "#/$defs/d0",
+        "$defs": {
+            **{f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 4} for n in range(40)},
+            "d40": {"properties": {"a": False}},
+        },
+    },
+    "cycle": {"$ref": "#/$defs/x", "$defs": {"x": {"allOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/x"}]}}},
+    "unevaluated": {
+        "unevaluatedProperties": False,
+        "$ref": "#/$defs/d0",
+        "$defs": {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 4} for n in range(40)} | {"d40": {}},
+    },
+    "format": {"properties": {"a": {"format": "regex"}}},
+    "giant": {"properties": {"a": {"enum": [f"{n:09}" for n in range(200_000)]}}},
+}
+CATALOGUES["slow schemas"] = [
+    {"name": name, "inputSchema": {**schema, "type": "object"}, "outputSchema": {**schema, "type": "object"}}
+    for name, schema in SLOW_SCHEMAS.items()
+    if name != "giant"
+] + [{"name": "giant", "inputSchema": ANY, "outputSchema": {**SLOW_SCHEMAS["giant"], "type": "object"}}]
+if how == "shifts":
+    with open(sys.argv[2], encoding="utf-8") as file:
+        CATALOGUES[how] = json.load(file)
 TOOLS = CATALOGUES[how]
 PROMPTS: list[dict[str, Any]] = [
     {
@@ -94,6 +129,8 @@ def told(words: str) -> dict[str, Any]:
 
 def call(name: str, arguments: dict[str, Any] | None) -> dict[str, Any]:
     match name:
+        case _ if how == "slow schemas":
+            return {"content": [], "structuredContent": {"a": SLOW_TEXT, SLOW_TEXT: 1}}
         case "where":
             send({"id": "q1", "method": "roots/list"})
             answered.wait(600)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-__all__ = ["APPLICATION_ID", "FILES", "VERSION", "is_schema_damaged", "migrate", "schema"]
+__all__ = ["APPLICATION_ID", "FILES", "VERSION", "has_this_schema", "is_schema_damaged", "migrate", "schema"]
 
 FILES = (
     "0001_initial.sql",
@@ -56,6 +56,11 @@ def migrate(connection: sqlite3.Connection, version: int = VERSION) -> None:
 def is_schema_damaged(connection: sqlite3.Connection) -> bool:
     """Whether a part of crow's schema is missing or altered in this database."""
     return not set(_definitions_of_new()) <= set(_definitions(connection))
+
+
+def has_this_schema(connection: sqlite3.Connection) -> bool:
+    """Whether this database has the schema of `VERSION`, and nothing else."""
+    return set(_definitions_of_new()) == set(_definitions(connection))
 
 
 def schema() -> str:

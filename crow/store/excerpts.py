@@ -1,7 +1,7 @@
 """Reads the beginning and the end of a long tool result, without the rest of it.
 
 After a year, a session may have hundreds of megabytes of tool output. A client that opens the session shows only a
-little of each output. So this module reads only the database pages with the beginning and the end of each output. The
+little of each output. So this module needs only the beginning and the end of each output. The
 sha256 of an output is checked only when the whole output is read. If the JSON of a result does not have the form that
 crow writes, the whole result is read.
 """
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
+from typing import Protocol
 
 from crow.domain.entries import ToolResult
 from crow.domain.rendering import EXCERPT_SLACK_BYTES, excerpt
-from crow.store.codec import Load, decode_value
-from crow.store.sqlite.compression import BlobReader
+from crow.store.codec import Load, Unreadable, decode_value
 
 # JSON escapes quotation marks in strings. So these bytes occur only between the members of an object.
 _BEFORE_TEXT = b',"text":"'
@@ -30,6 +31,43 @@ _ESCAPE_BYTES = 6
 
 SHARED_TEXT = re.compile(rb'"text":\{"blob":"([0-9a-f]{64})"\}')
 """Finds the hash of the blob that holds the text of a result."""
+
+
+class BlobReader(Protocol):
+    """Reads a blob in parts. `sqlite3.Blob` has these methods. `read` may raise `Unreadable`."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, length: int = -1, /) -> bytes: ...
+
+    def seek(self, offset: int, origin: int = 0, /) -> None: ...
+
+
+@dataclass
+class BlobEnds:
+    """Reads a blob of `size` bytes of which only the first and the last bytes are known. To read other bytes raises
+    `Unreadable`."""
+
+    size: int
+    head: bytes
+    tail: bytes
+    _at: int = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self, length: int = -1, /) -> bytes:
+        start, end = self._at, self.size if length < 0 else min(self.size, self._at + length)
+        self._at = end
+        in_tail = self.size - len(self.tail)
+        if end <= len(self.head):
+            return self.head[start:end]
+        if start >= in_tail:
+            return self.tail[start - in_tail : end - in_tail]
+        raise Unreadable("only its ends were read")
+
+    def seek(self, offset: int, origin: int = 0, /) -> None:
+        self._at = max(0, offset if origin == 0 else self.size + offset)
 
 
 def excerpt_of_text(blob: BlobReader, most_bytes: int, call_id: str) -> bytes | None:

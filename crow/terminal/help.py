@@ -1,0 +1,35 @@
+"""The help of `crow chat`."""
+
+OWN_COMMANDS = {
+    "exit": "Leave; the session is kept",
+    "session": "Show this session, or go to another one: its id, its alias, its title, or a new alias",
+}
+
+HELP = """\
+**Keys**
+
+- `Enter` sends; `Alt-Enter`, `Ctrl-J`, or `\\` at the end of the line breaks the line
+- `Tab` completes `/commands`, their arguments and `@files`; `Ctrl-R` searches earlier prompts
+- `Ctrl-C` cancels the turn, and clears an unfinished prompt; `Ctrl-D` leaves
+- While crow works, `Enter` queues what you type for after the turn; a second `Enter` sends it into this turn, and `Esc`
+  takes it back
+
+**Commands of the terminal**
+
+- `/session [SESSION]` shows this session, or goes to another one
+- `/exit` leaves; the session is kept
+"""
+
+PLAIN_HELP = """\
+**Keys**
+
+- Enter sends. A line that ends with `\\` continues on the next line.
+- Ctrl-C cancels the turn. Ctrl-D leaves.
+- While crow works, a line is queued for after the turn. An empty line sends it into this turn, and Esc with Enter takes
+  it back.
+
+**Commands of the terminal**
+
+- `/session [SESSION]` shows this session, or goes to another one
+- `/exit` leaves; the session is kept
+"""

@@ -1,0 +1,122 @@
+"""What the user types while a turn runs: the line in progress, and the texts that wait for the end of the turn."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from dataclasses import dataclass, field
+
+from rich.cells import cell_len
+
+from crow.domain.rendering import on_one_line
+
+ENTERS = ("\r", "\n")
+_ESCAPE = "\x1b"
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|.)", re.DOTALL)
+"""The code of a key such as an arrow, or of a key with Alt."""
+
+_SHOWN = 2
+"""The maximum number of waiting texts that are shown, newest last."""
+
+
+@dataclass(slots=True)
+class TypedText:
+    """The texts typed during a turn.
+
+    Enter moves the line to the queue, from which each text becomes a prompt after the turn. Enter on an empty line
+    takes the oldest text from the queue, to be sent into the running turn. Esc moves the newest text back to the line.
+    Lines that arrive together, such as pasted ones, stay together.
+    """
+
+    line: str = ""
+    queue: list[str] = field(default_factory=list)
+    _decode: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"), repr=False
+    )
+
+    def feed(self, data: bytes) -> tuple[str, ...]:
+        """Take the bytes of typed keys. Return the texts to send into the running turn."""
+        text = self._decode.decode(data)
+        if text == _ESCAPE:
+            self.take_back()
+            return ()
+        text = _SEQUENCE.sub("", text)
+        is_entered = text.endswith(ENTERS)
+        for character in (text[:-1] if is_entered else text).replace("\r\n", "\n"):
+            self._type(character)
+        return self._enter() if is_entered else ()
+
+    def feed_lines(self, data: bytes) -> tuple[str, ...]:
+        """Take whole lines from a terminal that edits lines itself. A line with Esc alone takes a text back."""
+        lines = data.decode("utf-8", "replace").splitlines() or [""]
+        if lines == [_ESCAPE]:
+            self.take_back()
+            self.line = ""
+            return ()
+        self.line = "\n".join(lines).replace(_ESCAPE, "")
+        return self._enter()
+
+    def take_back(self) -> None:
+        """Put the newest waiting text before the line."""
+        if self.queue:
+            self.line = "\n".join(filter(None, [self.queue.pop(), self.line]))
+        else:
+            self.line = ""
+
+    def take_all(self) -> str:
+        """Remove all texts, and return them as one."""
+        texts = [*self.queue, self.line]
+        self.queue.clear()
+        self.line = ""
+        return "\n".join(filter(None, texts))
+
+    def shown(self, columns: int) -> list[str]:
+        """Return the lines to show below the answer, each cut to so many columns. Without any text, there are none."""
+        if not self.line and not self.queue:
+            return []
+        hidden = max(0, len(self.queue) - _SHOWN)
+        lines = [f"… {hidden} more queued"] if hidden else []
+        lines += [f"queued: {_end_of(on_one_line(text), columns - 8)}" for text in self.queue[hidden:]]
+        lines.append(f"> {_end_of(on_one_line(self.line), columns - 3)}▏")
+        return [*lines, self.hint()[:columns]]
+
+    def hint(self) -> str:
+        """Return what the keys do now."""
+        if self.line:
+            return "Enter queues this for after the turn" + (" · Esc takes back" if self.queue else " · Esc clears it")
+        if self.queue and self.queue[0].startswith("/"):
+            return "sent after the turn · Esc takes it back"  # a running turn takes no commands
+        return "sent after the turn · Enter sends it into this turn · Esc takes it back"
+
+    def _enter(self) -> tuple[str, ...]:
+        text, self.line = self.line, ""
+        if text.strip():
+            self.queue.append(text)
+            return ()
+        if self.queue and not self.queue[0].startswith("/"):
+            return (self.queue.pop(0),)
+        return ()
+
+    def _type(self, character: str) -> None:
+        match character:
+            case "\x7f" | "\b":
+                self.line = self.line[:-1]
+            case "\x15":  # Ctrl-U
+                self.line = ""
+            case "\x17":  # Ctrl-W
+                self.line = self.line.rstrip()[: -len(self.line.split()[-1])] if self.line.split() else ""
+            case "\r" | "\n":
+                self.line += "\n"
+            case "\t":
+                self.line += " "
+            case _ if character.isprintable():
+                self.line += character
+
+
+def _end_of(line: str, columns: int) -> str:
+    """Return the line, or its end if it takes more than so many columns."""
+    if cell_len(line) <= columns:
+        return line
+    while cell_len(line) >= columns:
+        line = line[max(1, (cell_len(line) - columns) // 2) :]
+    return f"…{line}"

@@ -1,0 +1,129 @@
+"""Every command, as a process, when its output cannot be written or its directory is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+
+from crow.app import BackgroundImport
+from crow.domain.errors import CrowError
+from tests.cli.test_cli import add_session
+
+ID = "crow-0123456789ab"
+PRINTING = [
+    *("--help", "--version", "run --help", "config", "man", "completion bash", "models"),
+    *("sessions", "sessions list --json", "sessions stats --disk", "sessions search hi", f"sessions show {ID}"),
+    *(f"sessions export {ID}", f"sessions export {ID} --format markdown", "run hi", "run --json hi", "demo"),
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory with a home of crow that has one session, whose title is in no small character set."""
+    (tmp_path / "home").mkdir()
+    anyio.run(add_session, tmp_path / "home", ID, str(tmp_path), "hi — … ünï 😀")
+    return tmp_path
+
+
+def start(
+    place: Path, command: str, stdout: int | None, *, ends: Sequence[int] = (), **environment: str
+) -> subprocess.Popen[bytes]:
+    """Start a command. `ends` are the descriptors that are closed in the process before it starts."""
+    env = os.environ | {"HOME": str(place), "CROW_HOME": str(place / "home"), "CROW_MODEL": "offline"} | environment
+    script = "import os, sys; [os.close(int(fd)) for fd in sys.argv[1].split()]; os.execv(sys.executable, sys.argv[2:])"
+    line = [sys.executable, "-c", script, " ".join(map(str, ends)), sys.executable, "-P", "-m", "crow"]
+    return subprocess.Popen(
+        [*line, *command.split()], cwd=place, env=env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE
+    )
+
+
+def ended(process: subprocess.Popen[bytes]) -> tuple[int, list[str]]:
+    """The exit code, and the lines on stderr without those that say what a run did."""
+    _, err = process.communicate(timeout=120)
+    lines = [line for line in err.decode().splitlines() if line.strip() and not line.startswith("You have not")]
+    return process.returncode, lines
+
+
+@pytest.mark.parametrize("command", PRINTING)
+def test_output_that_cannot_be_written_is_reported_in_one_sentence(place: Path, command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open("/dev/full", "wb") as full, open(writer, "wb") as broken:
+        processes = [
+            start(place, command, full.fileno()),
+            start(place, command, None, ends=[1]),
+            start(place, command, broken.fileno()),
+        ]
+    assert list(map(ended, processes)) == [
+        (1, ["crow: standard output cannot be written: No space left on device"]),
+        (1, ["crow: standard output cannot be written: it is closed"]),
+        (1, []),
+    ]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("command", PRINTING)
+def test_output_works_in_every_encoding(place: Path, command: str, encoding: str) -> None:
+    with open(place / "out", "wb") as out:
+        code, err = ended(start(place, command, out.fileno(), PYTHONIOENCODING=encoding, PYTHONUTF8="0"))
+    assert (code, [line for line in err if "Error" in line or "Traceback" in line]) == (0, [])
+    if command == "sessions list --json":
+        assert json.loads((place / "out").read_bytes())["title"] == "hi — … ünï 😀"
+    if command == "sessions":
+        shown = {
+            "ascii": rb"hi \u2014 \u2026 \xfcn\xef \U0001f600",
+            "latin-1": b"hi \\u2014 \\u2026 \xfcn\xef \\U0001f600",
+        }
+        assert shown[encoding] in (place / "out").read_bytes()
+
+
+def test_closed_standard_streams_never_become_the_database(place: Path) -> None:
+    for ends in ([1], [2], [0, 1, 2]):
+        with start(place, "run hi", None, ends=ends) as process:
+            process.wait(120)
+    with start(place, "doctor", subprocess.PIPE) as process:
+        assert "error" not in process.communicate(timeout=120)[0].decode().casefold()
+    with open(place / "out", "wb") as out:
+        assert ended(start(place, "sessions", out.fileno())) == (0, [])
+    assert len((place / "out").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("command", ["run hi", "run --json hi", "sessions --continue", "doctor"])
+def test_a_deleted_directory_is_named_as_the_cause(place: Path, command: str) -> None:
+    crow = "[sys.executable, '-P', '-m', 'crow', *sys.argv[1:]]"
+    script = f"import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, {crow})"
+    (place / "gone").mkdir()
+    env = os.environ | {"HOME": str(place), "CROW_HOME": str(place / "home"), "CROW_MODEL": "offline"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command.split()],
+        cwd=place / "gone",
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr.decode()) == (
+        2,
+        "crow: The current directory no longer exists. Change to another one: cd ~\n",
+    )
+
+
+async def test_an_import_without_memory_fails_with_words_and_is_tried_again() -> None:
+    failures: list[Exception] = [MemoryError(), SystemError("cut off")]
+
+    def load() -> None:
+        if failures:
+            raise failures.pop(0)
+
+    imports = BackgroundImport(load)
+    with pytest.raises(CrowError, match="not enough memory"):
+        await imports.run()
+    with pytest.raises(SystemError, match="cut off"):
+        await imports.run()
