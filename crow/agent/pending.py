@@ -175,7 +175,7 @@ def _outcome(prompt: PendingPrompt, known: NamedPrompt) -> StopReason:
         case "interrupted":
             raise TurnError(
                 f"The turn of this prompt was interrupted{known.end.detail and f': {known.end.detail}'}. The session"
-                " has everything up to then. To continue, send a prompt with another promptId."
+                " has everything up to then. Send another prompt to continue."
             )
         case stop:
             prompt.stop = stop

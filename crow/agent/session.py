@@ -288,7 +288,7 @@ class Session:
         :raises ~crow.domain.errors.ArgumentError: a prompt with other content has this name.
         """
         if self._turn is None:
-            return False
+            return name is not None and await self.adapters.store.named_prompt(self.id, name) is not None
         message_id = message_id or new_message_id()
         parts = await attach_files(parts, self.workspace, self._rules())
         mentions = self._mentions(parts)

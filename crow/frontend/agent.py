@@ -326,7 +326,8 @@ class AcpAgent:
                 **({"providers": {}} if self._sessions.requester.may_configure else {}),
             },
             "authMethods": auth_methods(self._sessions.caps),
-            "_meta": {"steering": {"supported": True}} | ({CURSOR_KEY: {}} if self._host.is_shared else {}),
+            "_meta": {"steering": {"supported": True}, "crow": {"promptId": {}}}
+            | ({CURSOR_KEY: {}} if self._host.is_shared else {}),
         }
 
     async def _authenticate(self, params: RequestParams) -> dict[str, Any]:

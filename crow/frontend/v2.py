@@ -364,7 +364,7 @@ class NegotiatingAgent(AcpAgent):
                 {"type": "agent", "methodId": method["id"]} | {key: method[key] for key in method if key != "id"}
                 for method in auth_methods(caps)
             ],
-            **({"_meta": {CURSOR_KEY: {}}} if self._host.is_shared else {}),
+            "_meta": {"crow": {"promptId": {}}} | ({CURSOR_KEY: {}} if self._host.is_shared else {}),
         }
 
     def _begin_v2(self) -> None:

@@ -211,7 +211,7 @@ async def test_a_repeat_of_an_interrupted_prompt_says_so_and_does_not_run(tmp_pa
         await anyio.lowlevel.checkpoint()
         await dead.close()
         for answer in (repeat, named(bob, session, "go"), named(ann, session, "go")):
-            with pytest.raises(RequestError, match=r"was interrupted.*with another promptId"):
+            with pytest.raises(RequestError, match=r"was interrupted.*another prompt to continue"):
                 await answer
 
 

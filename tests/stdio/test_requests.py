@@ -205,7 +205,7 @@ async def test_max_turns_limits_the_steps_of_a_turn(crow: StartCrow, place: Path
 async def test_steering_joins_the_running_turn_and_fails_without_one(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         answer = await agent.initialize()
-        assert answer["_meta"] == {"steering": {"supported": True}}
+        assert answer["_meta"] == {"steering": {"supported": True}, "crow": {"promptId": {}}}
         session = await agent.new_session(place)
         steering = {"sessionId": session, "prompt": [{"type": "text", "text": "say turned"}]}
         idle = await agent.request("_session/steering", steering | {"idleBehavior": "promptRequired"})
