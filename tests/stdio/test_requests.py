@@ -478,3 +478,24 @@ async def test_the_trace_context_of_a_prompt_reaches_the_endpoint_servers_sub_ag
         f" traceparent={TRACE['traceparent']} tracestate=a=1,b=2 baggage=user=ann",
         f" traceparent={TRACE['traceparent']}",
     ]
+
+
+async def test_a_prompt_with_an_id_runs_once_also_in_another_process(crow: StartCrow, place: Path) -> None:
+    meta = {"_meta": {"crow": {"promptId": "p-1"}}}
+    async with crow() as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        words = {"sessionId": session, "prompt": [{"type": "text", "text": "say once"}]}
+        running = [asyncio.create_task(agent.request("session/prompt", words | meta)) for _ in range(3)]
+        assert {(await each)["stopReason"] for each in running} == {"end_turn"}
+        assert agent.text(session) == "once"
+    async with crow() as agent:
+        await agent.initialize()
+        await agent.request("session/resume", {"sessionId": session, "cwd": str(place), "mcpServers": []})
+        assert await agent.request("session/prompt", words | meta) == await running[0]
+        assert agent.text(session) == ""
+        for odd in ("a\nb", 5, {}, "x" * 201):
+            with pytest.raises(RpcError, match=r"_meta.crow.promptId is"):
+                await agent.request("session/prompt", words | {"_meta": {"crow": {"promptId": odd}}})
+        with pytest.raises(RpcError, match="other content"):
+            await agent.request("session/prompt", words | {"prompt": [{"type": "text", "text": "say two"}]} | meta)
