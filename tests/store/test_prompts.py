@@ -7,15 +7,21 @@ from pathlib import Path
 import anyio
 import pytest
 
+from crow.adapters import open_admin
 from crow.domain.entries import Command, ModelRequest, NewEntry, PromptName, TurnEnd, User
 from crow.domain.errors import ArgumentError, RepeatedPrompt
 from crow.domain.messages import Text, Usage
 from crow.store import NamedPrompt, Store
 from crow.store.admin import ImportDefaults
+from crow.store.copying import CopiedConversation, SessionCopy
+from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.admin import SessionAdmin
+from crow.store.sqlite.repair import repair
 from crow.store.sqlite.store import SqliteStore
 from tests.store.conftest import AnyStores
 from tests.store.scenes import add, bodies, history, new_session, said
+from tests.store.test_damage import overwrite
+from tests.support.postgres import new_database
 
 NAME = PromptName(id="p1", digest="d1")
 PARTS = (Text(text="go"),)
@@ -211,3 +217,42 @@ async def test_the_look_up_reads_no_more_in_a_long_session(sqlite_store: SqliteS
         ).fetchall()
     )
     assert [plan[-1] for plan in plans] == ["SEARCH entries USING INDEX entries_by_session (session=? AND rowid>?)"]
+
+
+async def test_a_copy_keeps_the_names_of_waiting_prompts(sqlite_store: SqliteStore, tmp_path: Path) -> None:
+    await sqlite_store.create_session(new_session())
+    await take(sqlite_store, "u0", name=None)
+    await end(sqlite_store, TurnEnd(stop="end_turn"))
+    await sqlite_store.enqueue("s1", PARTS, "u1", name=NAME)
+    async with new_database() as url:
+        there = await PostgresStore.open(url)
+        back = await SqliteStore.open(tmp_path / "back.db")
+        try:
+            for source, target in ((sqlite_store, there), (there, back)):
+                done: list[CopiedConversation] = []
+                if source is sqlite_store:
+                    await sqlite_store.database.write(lambda sql: sql.execute("UPDATE inbox SET owner = 'dead'"))
+                await SessionCopy(open_admin(source), open_admin(target), target, done.append).run()
+                assert await outcome(target) == NamedPrompt(message_id="u1")
+            await back.open_session("s1")
+            assert [getattr(body, "name", None) for body in await bodies(back, "s1")] == [None, None, NAME, None]
+        finally:
+            await there.close()
+            await back.close()
+
+
+async def test_a_recovered_database_knows_the_names_of_its_entries(tmp_path: Path) -> None:
+    path = tmp_path / "crow.db"
+    store = await SqliteStore.open(path)
+    await store.create_session(new_session())
+    await take(store)
+    await end(store, TurnEnd(stop="end_turn"))
+    await store.close()
+    overwrite(path, "prompts")
+    assert repair(path).outcome == "recovered"
+    store = await SqliteStore.open(path)
+    try:
+        known = await outcome(store)
+        assert (known.message_id, known.end) == ("u1", TurnEnd(stop="end_turn"))
+    finally:
+        await store.close()
