@@ -469,7 +469,8 @@ class NegotiatingAgent(AcpAgent):
         else:  # sent again, over a new connection
             session, prompt = run.session, run.prompt
         first = prompt.first or prompt
-        if opened.hosted.clients.has_begun(first) or session.branch.prompt_with(first.message_id) is not None:
+        has_begun = opened.attachment is not None and opened.hosted.clients.has_begun(first)
+        if has_begun or session.branch.prompt_with(first.message_id) is not None:
             return {"messageId": first.message_id}
         inserted = client_of(opened).expect(prompt)
         prompt.on_joined = partial(client_of(opened).join, prompt.message_id)
