@@ -37,7 +37,7 @@ except (ImportError, AttributeError):  # some Pythons have no such scanner, or o
 
     _scan = JSONDecoder().scan_once  # type: ignore[attr-defined]
 
-    def _dump(message: Message, _level: int) -> tuple[str, ...]:
+    def _dump(message: Message, _level: int) -> tuple[str, ...]:  # type: ignore[misc]
         return (JSONEncoder(separators=(",", ":")).encode(message),)
 
 

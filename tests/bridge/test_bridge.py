@@ -420,8 +420,9 @@ class Line:
         """What the server gets of a request of the editor."""
         message = {"jsonrpc": "2.0", "id": next(self._number), "method": method, "params": params}
         self.journal.editor_sent(json.dumps(message).encode())
-        self.last: dict[str, Any] = json.loads(self.journal.to_server.pop())
-        return self.last
+        sent: dict[str, Any] = json.loads(self.journal.to_server.pop())
+        self.last = sent
+        return sent
 
     def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
         """What the editor gets of an answer to its last request."""
@@ -461,7 +462,8 @@ def test_each_prompt_gets_a_name_of_its_own_and_keeps_it_on_any_server(method: s
     assert line.answer({"result": {"outcome": "injected"}})["result"] == {"outcome": "injected"}
     assert line.send(method, sessionId="s", prompt=[block])["params"]["_meta"]["crow"]["promptId"] != name
     own = {"crow": {"promptId": "mine"}}
-    for given in (own, {"crow": []}, [], {"crow": {"promptId": 5}}):
+    odd: list[Any] = [own, {"crow": []}, [], {"crow": {"promptId": 5}}]
+    for given in odd:
         assert line.send(method, sessionId="s", prompt=[], _meta=given)["params"]["_meta"] == given
 
 

@@ -494,7 +494,8 @@ async def test_a_prompt_with_an_id_runs_once_also_in_another_process(crow: Start
         await agent.request("session/resume", {"sessionId": session, "cwd": str(place), "mcpServers": []})
         assert await agent.request("session/prompt", words | meta) == await running[0]
         assert agent.text(session) == ""
-        for odd in ("a\nb", 5, {}, "x" * 201):
+        unusable: list[object] = ["a\nb", 5, {}, "x" * 201]
+        for odd in unusable:
             with pytest.raises(RpcError, match=r"_meta.crow.promptId is"):
                 await agent.request("session/prompt", words | {"_meta": {"crow": {"promptId": odd}}})
         with pytest.raises(RpcError, match="other content"):
