@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wire soak-subagents soak-bridge soak-connections soak-cluster bench eval build clean
+.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed bench eval build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,7 +96,7 @@ conformance: $(READY) ## run the official conformance suite of MCP against crow:
 	  '@modelcontextprotocol/conformance@0.2.0-alpha.12' node@22.23.3
 	$(BIN)/python -m tests.interop.conformance $(SCENARIOS)
 
-soak: soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wire soak-subagents soak-bridge soak-connections soak-cluster ## what takes minutes: kills, mutated streams, random sessions, hostile messages
+soak: soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed ## what takes minutes: kills, mutated streams, random sessions, hostile messages
 
 # SOAK_S seconds (120) each, at every statement of the store and at random instants of the process.
 soak-store: $(READY)
@@ -119,6 +119,10 @@ soak-compaction: $(READY)
 soak-accounts: $(READY)
 	$(BIN)/python -m tests.soak.accounts
 
+# SOAK_TURNS turns (1000) on all wires with random choices from SOAK_SEED (1).
+soak-wires: $(READY)
+	$(BIN)/python -m tests.soak.wires
+
 # SOAK_MESSAGES hostile messages (50000), SOAK_SECONDS of fuzzing (30).
 soak-wire: $(READY)
 	$(BIN)/pytest --timeout 0 -s tests/soak/soak_wire.py
@@ -138,6 +142,14 @@ soak-connections: $(READY)
 # FAULTS faults (1000) of three crow serve on one PostgreSQL, from SEED (1). SLOW (1): how much slower the machine is.
 soak-cluster: $(READY)
 	$(BIN)/python -m tests.soak.cluster
+
+# SOAK_TURNS turns (1000) with random choices from SOAK_SEED (1), with an endpoint that checks what comes back.
+soak-messages: $(READY)
+	$(BIN)/pytest --timeout 0 -s tests/soak/soak_messages.py
+
+# ORDERS random orders (10000) of turns, kills, loads and broken connections, from SEED (1).
+soak-feed: $(READY)
+	$(BIN)/python -m tests.soak.feed $(or $(ORDERS),10000) $(or $(SEED),1)
 
 bench: $(READY) ## measure everything; the figures go below build/bench/
 	$(BIN)/python -m benchmarks

@@ -33,7 +33,7 @@ from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Turn
 from crow.domain.entries import Checkpoint, Mask, NewEntry, TurnEnd
 from crow.domain.errors import ModelError
-from crow.llm.chat_completions import ChatCompletions
+from crow.llm.client import EndpointClient
 from crow.llm.endpoint import Endpoint
 from crow.llm.stream import RetryTiming
 from crow.tools.workspace import DiskWorkspace
@@ -271,16 +271,16 @@ class Simulation:
         tally.extra = server.requests - server.answered - server.failures
         return tally
 
-    def open_model(self, endpoint: FakeEndpoint) -> ChatCompletions:
+    def open_model(self, endpoint: FakeEndpoint) -> EndpointClient:
         async def sleep(_: float) -> None:
             await anyio.lowlevel.checkpoint()
 
         settings = Endpoint(base_url=endpoint.base_url, model="fake-model", thought_level="low")
         timing = RetryTiming(sleep=sleep, chance=self.chance.random)
         facts = self.memory.facts
-        return ChatCompletions(settings, memory=self.memory, learned=facts, timing=timing, today=self.today)
+        return EndpointClient(settings, memory=self.memory, learned=facts, timing=timing, today=self.today)
 
-    async def take_turn(self, turn: int, model: ChatCompletions) -> None:
+    async def take_turn(self, turn: int, model: EndpointClient) -> None:
         self.day, hour = divmod(turn // TURNS_PER_HOUR, len(HOURS))
         self.change(self.server, Moment(self.day, HOURS[hour]))
         if len(self.sessions) < SESSIONS or self.chance.random() < 1 / SESSION_TURNS:
@@ -302,7 +302,7 @@ class Session:
         """Forget everything that is not stored."""
         self.window = ContextWindow(self.simulation.memory, self.name, today=self.simulation.today)
 
-    async def prompt(self, model: ChatCompletions) -> None:
+    async def prompt(self, model: EndpointClient) -> None:
         """Take one turn and count what it cost."""
         simulation, branch, server = self.simulation, self.branch, self.simulation.server
         chance, tally = simulation.chance, simulation.tally

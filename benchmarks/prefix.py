@@ -38,12 +38,12 @@ CAUSES = {
 }
 
 
-async def measure(directory: Path, sessions: int, *, changes: bool) -> Prefixes:
+async def measure(directory: Path, sessions: int, *, changes: bool, wire: str = "chat") -> Prefixes:
     home, work = directory / "home", directory / "work"
     work.mkdir(parents=True)
     model = CachingEndpoint(home / "crow.db")
     async with model.endpoint as endpoint:
-        write_config(home, endpoint.base_url)
+        write_config(home, endpoint.base_url, wire)
         env = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT),
@@ -78,9 +78,9 @@ def rows_of(found: Prefixes, sessions: int) -> list[Row]:
     return rows
 
 
-async def main(sessions: int, changes: bool, file: Path | None) -> int:
+async def main(sessions: int, changes: bool, wire: str, file: Path | None) -> int:
     with tempfile.TemporaryDirectory(dir=Path(tempfile.gettempdir()).resolve()) as directory:  # noqa: ASYNC240
-        found = await measure(Path(directory), sessions, changes=changes)
+        found = await measure(Path(directory), sessions, changes=changes, wire=wire)
     rows = rows_of(found, sessions)
     report(rows, file)
     print("\n".join(found.undeclared))
@@ -91,5 +91,6 @@ if __name__ == "__main__":
     parser = arguments(__doc__)
     parser.add_argument("sessions", nargs="?", type=int, default=SESSIONS, help="how many sessions to run")
     parser.add_argument("--no-changes", action="store_true", help="only prompt: longer sessions, which crow compacts")
+    parser.add_argument("--wire", choices=["chat", "responses", "messages"], default="chat", help="which API to speak")
     options = parser.parse_args()
-    sys.exit(anyio.run(main, options.sessions, not options.no_changes, options.json))
+    sys.exit(anyio.run(main, options.sessions, not options.no_changes, options.wire, options.json))

@@ -30,10 +30,10 @@ from crow.domain.entries import (
     TurnEnd,
     User,
 )
+from crow.domain.events import EntryStored
 from crow.domain.messages import Text, ToolCall, ToolSpec, Usage
-from crow.domain.replay import Replay
 from crow.frontend.params import client_capabilities
-from crow.frontend.updates import ReplayUpdates
+from crow.frontend.view import View
 
 __all__: Sequence[str] = ()
 
@@ -153,25 +153,16 @@ def projections(entries: Sequence[Entry]) -> list[Row]:
 
 
 def replays(entries: Sequence[Entry]) -> list[Row]:
-    """The history as events, and as client updates."""
+    """The history as client updates."""
     count = len(entries)
 
-    def events() -> None:
-        replay = Replay()
-        for entry in entries:
-            replay.feed(entry)
-        replay.end()
-
     def updates() -> None:
-        replay, replayed = Replay(), ReplayUpdates(client_capabilities({"clientCapabilities": {}}))
+        view = View(client_capabilities({"clientCapabilities": {}}), session_id="s", is_reading=True)
         for entry in entries:
-            for event in replay.feed(entry):
-                replayed.updates(event)
+            view.apply(EntryStored(entry=entry))
+        view.end_reading(is_running=False)
 
-    return [
-        *per_entry("replay as events", events, count),
-        *per_entry("replay as updates", updates, count),
-    ]
+    return per_entry("log as updates", updates, count)
 
 
 def plans(entries: Sequence[Entry]) -> list[Row]:

@@ -29,7 +29,7 @@ from crow.domain.errors import ModelError
 from crow.domain.messages import SystemMessage, Text, UserMessage
 from crow.domain.tokens import estimate_text
 from crow.llm import Model, Request
-from crow.llm.chat_completions import ChatCompletions
+from crow.llm.client import EndpointClient
 from crow.llm.endpoint import Endpoint
 from tests.support.compaction import Notes, branch_of, compactor_on
 from tests.support.memory_store import MemoryStore
@@ -311,7 +311,7 @@ async def measure_all(base_url: str, name: str, key: str | None, windows: Sequen
             base_url=base_url, model=name, api_key=key, key_hint="Set CROW_EVAL_API_KEY", context_window=window
         )
         endpoint.check()
-        model = ChatCompletions(endpoint)
+        model = EndpointClient(endpoint)
         try:
             if not lines:  # a compaction would hide why the endpoint fails
                 async with model.stream(HELLO) as stream:
@@ -327,7 +327,7 @@ async def measure_all(base_url: str, name: str, key: str | None, windows: Sequen
 
 async def first_model(base_url: str, key: str | None) -> str:
     """The first model that the endpoint lists. :raises ModelError: there is none."""
-    model = ChatCompletions(Endpoint(base_url=base_url, model="", api_key=key, key_hint="Set CROW_EVAL_API_KEY"))
+    model = EndpointClient(Endpoint(base_url=base_url, model="", api_key=key, key_hint="Set CROW_EVAL_API_KEY"))
     try:
         offered = await model.models()
     finally:

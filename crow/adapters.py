@@ -26,7 +26,7 @@ from crow.llm.offline import OfflineModel
 from crow.log import mask_in_log
 from crow.programs import Programs
 from crow.runtime import forbid_inspection, name_processor, wipe_environment
-from crow.settings import OFFLINE, Loaded, Settings, Target
+from crow.settings import OFFLINE, Loaded, Settings, Target, names_offered, target_of
 from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.load import Paths
 from crow.settings.values import DatabaseSettings, McpServerSettings, expand_variables, static_part
@@ -67,19 +67,25 @@ LoadedSource: TypeAlias = Callable[[], Loaded]
 """A function that returns the current settings. The user may change the settings while a session is open."""
 
 
-def prepare_prompts(programs: Path, *, confines: bool) -> None:
-    """Import the packages that the first request to a model needs. This function blocks.
+def prepare_prompts(programs: Path, settings: Settings) -> None:
+    """Import the packages that the first request to the default model needs. This function blocks.
 
-    If `confines` is true, a second thread looks for a working sandbox at the same time. `programs` is the ledger of
-    places from which crow takes no programs.
+    If commands are to be confined, a second thread looks for a working sandbox at the same time. `programs` is the
+    ledger of places from which crow takes no programs.
     """
+    confines = settings.sandbox.enabled != "off"
     if confines:
         from crow.tools.sandbox.confiner import choose_sandbox
 
         threading.Thread(target=choose_sandbox, args=(Programs(programs),), daemon=True).start()
     import crow.agent.runner
-    import crow.llm.chat_completions
+    import crow.llm.client
     import crow.tools.mcp.client  # noqa: F401
+    from crow.llm.wires import wire_named
+
+    default = next(iter(names_offered(settings)), OFFLINE)
+    if default != OFFLINE:
+        wire_named(target_of(default, settings).wires[0])
 
 
 def prepare_calls() -> None:
@@ -98,7 +104,7 @@ async def open_model(
 
     :raises ConfigError: the command that prints the key fails.
     """
-    from crow.llm.chat_completions import ChatCompletions
+    from crow.llm.client import EndpointClient
 
     name_processor()
     command = target.endpoint.api_key_command if target.endpoint.api_key is None else None
@@ -107,7 +113,7 @@ async def open_model(
         on_key(key)
     endpoint = endpoint_of(target, key=key)
     learned = {} if memory is None else await memory.learned(endpoint.base_url, endpoint.model)
-    return ChatCompletions(endpoint, memory=memory, learned=learned)
+    return EndpointClient(endpoint, memory=memory, learned=learned)
 
 
 def offline_model(settings: Settings) -> OfflineModel:
@@ -148,6 +154,7 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
             limit_field=preset.limit_field,
             cache=preset.cache,
             takes_images=options.takes_images,
+            wires=target.wires,
         ),
         proxy=settings.proxy,
         ca_file=settings.ca_file,

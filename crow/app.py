@@ -103,9 +103,7 @@ class Wiring:
         self._generation = 0
         self._models: dict[str, Model] = {}
         self._retired_models: list[Model] = []
-        self._imports = BackgroundImport(
-            partial(adapters.prepare_prompts, loaded.paths.programs, confines=loaded.settings.sandbox.enabled != "off")
-        )
+        self._imports = BackgroundImport(partial(adapters.prepare_prompts, loaded.paths.programs, loaded.settings))
         self._call_imports = BackgroundImport(adapters.prepare_calls)
         self._hooks = Hooks(
             find_hooks,

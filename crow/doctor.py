@@ -24,9 +24,9 @@ from crow import adapters
 from crow.agent.compaction.window import DEFAULT_WINDOW
 from crow.app import find_hooks
 from crow.domain import errors
-from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMessage
+from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMessage, WireName
 from crow.domain.rendering import on_one_line
-from crow.llm import Model, Request, TextDelta
+from crow.llm import WIRE_TITLES, Model, Request, TextDelta, ThoughtLevel
 from crow.llm.facts import WINDOW, LearnedWindow, describe, describe_window, learned_window
 from crow.llm.models import Offered, facts_of
 from crow.programs import Programs, named_program
@@ -272,7 +272,8 @@ async def _check_model(loaded: Loaded, store: Store | None, report: Report) -> N
         has_key = target.endpoint.api_key is not None or bool(key_command)
         facts = await _learned_facts(store, target)
         key = "the key is accepted" if has_key else "no key is needed"
-        await _check_answers(model, report, key=key, learned=learned_window(facts))
+        level = target.options.thought_level or "medium"
+        await _check_answers(model, report, key=key, learned=learned_window(facts), level=level)
         facts = await _learned_facts(store, target)
         for fact in describe({name: value for name, value in facts.items() if name != WINDOW}):
             report(Finding(f"learned: {fact.about}", "ok", fact.words))
@@ -306,8 +307,15 @@ async def _check_endpoint(model: adapters.EndpointModel, target: Target, report:
     return True
 
 
-async def _check_answers(model: Model, report: Report, *, key: str = "", learned: LearnedWindow | None = None) -> None:
-    """Check streaming, token counts, the context window and tool calls.
+async def _check_answers(
+    model: Model,
+    report: Report,
+    *,
+    key: str = "",
+    learned: LearnedWindow | None = None,
+    level: ThoughtLevel | None = None,
+) -> None:
+    """Check streaming, token counts, the context window and tool calls with the thought level `level`.
 
     `key` is a text such as "the key is accepted", which is reported after the model has answered. If `key` is empty,
     nothing is reported about the key.
@@ -334,7 +342,9 @@ async def _check_answers(model: Model, report: Report, *, key: str = "", learned
         advice = "Crow estimates token counts instead. Set model.context_window to make wrong estimates less harmful."
         report(Finding("usage", "warning", "the endpoint reports no token counts", advice))
     report(_window_finding(model, learned))
-    report(await _try_tool_call(model))
+    report(await _try_tool_call(model, level))
+    if key:
+        report(Finding("API", "ok", f"crow speaks {WIRE_TITLES[model.info.wire]} with this model"))
 
 
 def _window_finding(model: Model, learned: LearnedWindow | None) -> Finding:
@@ -364,16 +374,24 @@ async def _learned_facts(store: Store | None, target: Target) -> Mapping[str, ob
         return {}
 
 
-async def _try_tool_call(model: Model) -> Finding:
+async def _try_tool_call(model: Model, level: ThoughtLevel | None) -> Finding:
+    """Ask the model for a tool call while it reasons. If that fails, find out whether the reasoning is the cause."""
     check = "tool calling"
-    advice = (
-        "Without tool calls, crow can only talk. Choose a model that supports tools, and start the server with its "
-        "parser for tool calls (vLLM: --enable-auto-tool-choice --tool-call-parser; llama.cpp: --jinja)."
-    )
+    advice = "Without tool calls, crow can only talk. Choose a model that supports tools."
+    if model.info.is_local:
+        advice = (
+            f"{advice[:-1]}, and start the server with its parser for tool calls (vLLM: --enable-auto-tool-choice "
+            "--tool-call-parser; llama.cpp: --jinja)."
+        )
     try:
-        answer, _, _ = await _ask(model, _CALL_PROMPT, _TOOL)
-    except errors.CrowError as error:
+        answer, _, _ = await _ask(model, _CALL_PROMPT, _TOOL, level=level)
+    except errors.BadRequest as error:
+        if level != "off" and await _calls_without_reasoning(model):
+            problem = f"the endpoint refuses tools while the model reasons: {error}"
+            return Finding(check, "failed", problem, _advice_on_reasoning(model.info.wire))
         return Finding(check, "failed", str(error), advice)
+    except errors.CrowError as error:
+        return Finding(check, "failed", str(error))
     if not answer.calls:
         return Finding(check, "failed", "the model was asked to call a tool, but did not call it", advice)
     call = answer.calls[0]
@@ -383,14 +401,32 @@ async def _try_tool_call(model: Model) -> Finding:
     return Finding(check, "ok", f"{call.name} {call.arguments}")
 
 
-async def _ask(model: Model, prompt: str, *tools: ToolSpec) -> tuple[Answer, int, float]:
+async def _calls_without_reasoning(model: Model) -> bool:
+    try:
+        answer, _, _ = await _ask(model, _CALL_PROMPT, _TOOL, level="off")
+    except errors.CrowError:
+        return False
+    return bool(answer.calls)
+
+
+def _advice_on_reasoning(wire: WireName) -> str:
+    other = "messages" if wire == "responses" else "responses"
+    return (
+        f'Crow speaks {WIRE_TITLES[wire]} with this model. Set wire = "auto" or "{other}" in [model] or '
+        '[providers.NAME], so that crow uses another API. Or set thought_level = "off" for this model.'
+    )
+
+
+async def _ask(
+    model: Model, prompt: str, *tools: ToolSpec, level: ThoughtLevel | None = None
+) -> tuple[Answer, int, float]:
     """Send a prompt. Return the answer, the number of pieces in which its text arrived, and the seconds until the first
     piece.
 
     :raises CrowError: the model did not answer.
     """
     messages = (_SYSTEM, UserMessage(parts=(Text(text=prompt),)))
-    request = Request(messages=messages, tools=tools, max_output_tokens=_MAX_OUTPUT_TOKENS)
+    request = Request(messages=messages, tools=tools, max_output_tokens=_MAX_OUTPUT_TOKENS, thought_level=level)
     started, pieces, first_s = time.monotonic(), 0, 0.0
     try:
         with anyio.fail_after(_ANSWER_TIMEOUT_S):

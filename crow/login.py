@@ -16,13 +16,17 @@ from contextlib import asynccontextmanager
 
 from crow.adapters import EndpointModel, open_model
 from crow.domain.errors import AuthError, CrowError, ModelNotFound
-from crow.domain.messages import SystemMessage, Text, UserMessage
+from crow.domain.messages import SystemMessage, Text, ToolSpec, UserMessage
 from crow.domain.rendering import on_one_line
-from crow.llm import Request
+from crow.llm import WIRE_TITLES, Request
 from crow.settings import OFFLINE, Loaded, ModelSettings, Settings, target_of
+from crow.settings.endpoints import PRESETS, url_named
 from crow.settings.write import save_model_settings
 
 _MODELS_SHOWN = 20
+_NAMES = ", ".join(name for name, preset in PRESETS.items() if preset.base_url)
+_TOOL = ToolSpec(name="report_word", description="Reports a word.", input_schema={"type": "object"})
+"""Some endpoints refuse an API only if a request has tools."""
 _DOT_S = 1.0
 """How often a dot shows that crow still waits."""
 
@@ -63,7 +67,10 @@ class Login:
     async def ask(self) -> ModelSettings | None:
         """Ask until a model answers, or until the user wants to save the answers anyway. Return None if stdin ends
         first."""
-        _say("Which endpoint should crow use? Every endpoint with OpenAI's chat completions API works.")
+        _say(
+            "Which endpoint should crow use? Every endpoint with OpenAI's Chat Completions or Responses API or "
+            f"Anthropic's Messages API works. Enter its URL, or one of these names: {_NAMES}."
+        )
         question = "endpoint"
         while True:
             try:
@@ -95,7 +102,7 @@ class Login:
 
     def _ask_endpoint(self) -> None:
         while True:
-            self._base_url = _ask("Endpoint", self._base_url)
+            self._base_url = url_named(_ask("Endpoint", self._base_url))
             try:
                 self._base_url = _settings(base_url=self._base_url).base_url
             except ValueError:  # the text of this error would show what was typed, which may hold a password
@@ -216,12 +223,14 @@ async def _problem(settings: ModelSettings) -> CrowError | None:
             model = await _open(settings)
             try:
                 model.check()
-                async with model.stream(Request(messages=(SystemMessage(text="You are crow."), question))) as stream:
+                request = Request(messages=(SystemMessage(text="You are crow."), question), tools=(_TOOL,))
+                async with model.stream(request) as stream:
                     async for _ in stream:
                         pass
+                title = WIRE_TITLES[model.info.wire]
             finally:
                 await model.close()
     except CrowError as error:
         return error
-    _say("It answers.")
+    _say(f"It answers ({title} API).")
     return None

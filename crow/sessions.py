@@ -16,8 +16,8 @@ import anyio.to_thread
 from crow.domain.conversation import for_model
 from crow.domain.entries import Checkpoint, Entry, Mask, Restore
 from crow.domain.errors import ArgumentError
+from crow.llm.chat.encode import Encoder
 from crow.llm.dialect import Dialect
-from crow.llm.encode import Encoder
 from crow.settings import load_settings
 from crow.store import Scope, SessionRow, Store
 from crow.store.admin import Admin
@@ -32,16 +32,15 @@ _PLAIN = Dialect(reasoning="none", opaque=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchHit:
-    """A search result: a title, a prompt or an answer that matches.
-
-    `entry` is the id of the matching entry, and `snippet` is the text around the match. `kind` is `title`, `user` (a
-    prompt) or `assistant` (an answer).
-    """
+    """A search result: a title, a prompt or an answer that matches."""
 
     session_id: str
     entry: int
+    """The id of the matching entry."""
     kind: str
+    """`title`, `user` (a prompt) or `assistant` (an answer)."""
     snippet: str
+    """The text around the match."""
     created_at: datetime
 
 
@@ -50,9 +49,7 @@ class Session:
     """A stored session. The attributes show the state at the time when this object was read. The methods read the
     current state.
 
-    `message_count` is the number of prompts and answers. `cost` is in US dollars. Tokens and cost include sub-agents.
-    Times are in UTC. If this is the session of a sub-agent, `parent_id` is the id of the session for which the
-    sub-agent works. If this session is a fork, `forked_from` is the id of the original session.
+    Times are in UTC. Tokens and cost include sub-agents.
     """
 
     id: str
@@ -62,15 +59,19 @@ class Session:
     model: str
     mode: str
     message_count: int
+    """The number of prompts and answers."""
     tokens_in: int
     tokens_out: int
     tokens_cached: int
     cost: float
+    """In US dollars."""
     created_at: datetime
     updated_at: datetime
     archived: bool
     parent_id: str | None
+    """If this is the session of a sub-agent: the id of the session for which the sub-agent works."""
     forked_from: str | None
+    """If this session is a fork: the id of the original session."""
     metadata: Mapping[str, Any]
     _admin: Admin = field(repr=False, compare=False)
     _store: Store = field(repr=False, compare=False)

@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from crow.cli.arguments import whole_parser
 from crow.cli.reference import describe, manual
+from crow.domain import entries, messages
 from crow.settings import Settings, values
 from crow.settings.values import Section
+from crow.store import portable
 from crow.store.codec import KINDS
 from crow.store.portable import RECORDS, EntryRecord
 from crow.store.sqlite.migrations import schema
@@ -29,7 +32,7 @@ __all__ = ["generate"]
 
 BLOB = {
     "type": "object",
-    "description": "The content of an earlier blob record, by its sha256.",
+    "description": "Stored as the content of an earlier blob record, which is named by its sha256.",
     "properties": {
         "blob": {"type": "string"},
         "encoding": {"const": "base64", "description": "The value is the base64 of the blob, not its text."},
@@ -44,6 +47,8 @@ STORED_AS_BLOBS = {
     ("Attachment", "data"),
     ("File", "before"),
 }
+MODULES = (portable, entries, messages)
+"""The modules of the dataclasses that an export contains."""
 PARTS = {"Text": "text", "Image": "image", "Resource": "resource", "Link": "link"}
 
 
@@ -51,12 +56,12 @@ class WithoutTitles(GenerateJsonSchema):
     """Leaves out titles: they would repeat the keys."""
 
     def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002 (the base class's signature)
-        """Always False."""
+        """Return False always."""
         return False
 
 
 def generate() -> dict[str, str]:
-    """The text of every generated file, by its path in the repository."""
+    """Return the text of every generated file, by its path in the repository."""
     settings: JsonSchemaValue = {
         "$schema": GenerateJsonSchema.schema_dialect,
         **Settings.model_json_schema(schema_generator=WithoutTitles),
@@ -76,17 +81,22 @@ def _describe(schema: JsonSchemaValue) -> None:
     for cls in (Settings, *(getattr(values, name) for name in schema["$defs"])):
         properties = schema["$defs"].get(cls.__name__, schema)["properties"]
         for base in reversed(cls.__mro__[: cls.__mro__.index(Section)]):
-            (tree,) = ast.parse(inspect.getsource(base)).body
-            assert isinstance(tree, ast.ClassDef)
-            for setting, doc in pairwise(tree.body):
-                match setting, doc:
-                    case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(words))):
-                        described = properties[key] | {"description": inspect.cleandoc(words).replace("\n", " ")}
-                        properties[key] = dict(sorted(described.items()))
+            for key, words in _field_docs(base):
+                properties[key] = dict(sorted((properties[key] | {"description": words}).items()))
+
+
+def _field_docs(cls: type) -> Iterator[tuple[str, str]]:
+    """Yield the name and the docstring of each field that has a docstring below it."""
+    (tree,) = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(tree, ast.ClassDef)
+    for field, doc in pairwise(tree.body):
+        match field, doc:
+            case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(words))):
+                yield key, inspect.cleandoc(words).replace("\n", " ")
 
 
 def _export_schema() -> JsonSchemaValue:
-    """The schema of one line, from the dataclasses of the export format and of the domain."""
+    """Return the schema of one line, from the dataclasses of the export format and of the domain."""
     kinds: dict[str, type] = {kind: cls for cls, kind in KINDS.items()}
     adapters: list[tuple[Any, Any, TypeAdapter[Any]]] = [
         (cls, "serialization", TypeAdapter(cls)) for cls in (*RECORDS.values(), *kinds.values())
@@ -137,6 +147,9 @@ def _close(name: str, definition: dict[str, Any]) -> None:
         if (name, key) in STORED_AS_BLOBS:
             is_optional = "anyOf" in value
             properties[key] = {"anyOf": [BLOB, {"type": "null"}]} if is_optional else BLOB
+    for key, words in _field_docs(next(getattr(module, name) for module in MODULES if hasattr(module, name))):
+        known = properties[key].get("description", "")
+        properties[key] = properties[key] | {"description": f"{words.replace('`', '')} {known}".strip()}
 
 
 def _tag(definition: dict[str, Any], kind: str) -> None:
@@ -145,7 +158,7 @@ def _tag(definition: dict[str, Any], kind: str) -> None:
 
 
 def _help() -> str:
-    """The text of `crow --help` in a terminal with 80 columns."""
+    """Return the text of `crow --help` in a terminal with 80 columns."""
     columns = os.environ.pop("COLUMNS", None)
     os.environ["COLUMNS"] = "80"
     try:

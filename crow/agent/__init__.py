@@ -30,25 +30,24 @@ if TYPE_CHECKING:  # circular at run time: the two modules import `Client` from 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PermissionQuestion:
-    """A question to the user: may an announced call run?
-
-    `always` and `never` say what the answers "always allow" and "always reject" would cover. If one of the two texts is
-    empty, that answer is not offered. `offers_writes` means that the user may also allow all commands that are confined
-    to `write` access. `reason` says why crow asks; it is empty if the mode and the call make that clear. `rule` is a
-    rule that the user could add to the settings to allow the call. It is empty if no rule can allow the call. `changes`
-    is a diff of a tool that the user allowed before its server changed it.
-    """
+    """A question to the user: may an announced call run?"""
 
     call: CallRef
     name: str
     arguments: str
     plan: PlannedCall
     always: str
+    """What the answer "always allow" would cover. If empty, that answer is not offered."""
     never: str = ""
+    """What the answer "always reject" would cover. If empty, that answer is not offered."""
     reason: str = ""
+    """Why crow asks. Empty if the mode and the call make that clear."""
     offers_writes: bool = False
+    """The user may also allow all commands that are confined to `write` access."""
     rule: str = ""
+    """A rule that the user could add to the settings to allow the call. Empty if no rule can allow the call."""
     changes: str = ""
+    """A diff of a tool that the user allowed before its server changed it."""
 
 
 PermissionAnswer: TypeAlias = Literal[
@@ -67,7 +66,7 @@ class Client(Protocol):
     """The connection of one session to the editor."""
 
     async def publish(self, event: Event) -> None:
-        """Send an event and return when it has been written. Raises no error if the editor has disconnected."""
+        """Send an event and return when it has been written. Raise no error if the editor has disconnected."""
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """Ask the user and return the answer. If the answer is invalid, return `reject_once`. If the editor fails,
@@ -126,8 +125,7 @@ class OpenToolbox(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """The settings that concern sessions. `title_model` is empty if the user has set no model for titles.
-    `cost_per_turn` and `cost_per_session` are limits in USD; None means no limit."""
+    """The settings that concern sessions."""
 
     steps_per_turn: int
     steps_set_by: str = "limits.steps_per_turn"
@@ -137,36 +135,40 @@ class SessionSettings:
     """The time that a turn waits for MCP servers that are still starting, in seconds."""
     rules: tuple[PermissionRule, ...] = ()
     title_model: str = ""
+    """Empty if the user has set no model for titles."""
     cost_per_turn: float | None = None
+    """A limit in USD. None means no limit."""
     cost_per_session: float | None = None
+    """A limit in USD. None means no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
-    """Everything that a session needs from outside.
-
-    `load` uses a thread to import the packages that turns need. `model` returns the model with a given name, or raises
-    AuthError or ConfigError; `info` describes a model without loading anything. `fallback` takes the name of a model
-    and returns the name of its fallback model, which answers while the first model's endpoint is down. The result is
-    empty if there is no fallback model. `models` holds the names to choose from. `default_model` returns an empty
-    string if the user has set no default. `settings`, `default_model` and `models` are read again for each turn because
-    the user may change them. `user_instructions` is the path of the user's own AGENTS.md, which need not exist. `node`
-    is the name of this machine, or empty if no other machine uses the store.
-    """
+    """Everything that a session needs from outside. `settings`, `default_model` and `models` are read again for each
+    turn because the user may change them."""
 
     store: Store
     load: Callable[[], Awaitable[None]]
+    """Uses a thread to import the packages that turns need."""
     model: Callable[[str], Awaitable[Model]]
+    """Returns the model with a given name, or raises AuthError or ConfigError."""
     info: Callable[[str], ModelInfo]
+    """Describes a model without loading anything."""
     open_toolbox: OpenToolbox
     settings: Callable[[], SessionSettings]
     default_model: Callable[[], str] = str
+    """Returns an empty string if the user has set no default."""
     fallback: Callable[[str], str] = lambda _: ""
+    """Takes the name of a model and returns the name of its fallback model, which answers while the first model's
+    endpoint is down. The result is empty if there is no fallback model."""
     models: Sequence[str] = ()
+    """The names to choose from."""
     templates: Callable[[], Sequence[Template]] = tuple
     user_instructions: Path | None = None
+    """The path of the user's own AGENTS.md, which need not exist."""
     hooks: Hooks | None = None
     node: str = ""
+    """The name of this machine, or empty if no other machine uses the store."""
 
 
 SUBAGENT_ROLE = (

@@ -15,6 +15,7 @@ import anyio
 from crow.agent import Client
 from crow.domain.conversation import Context, Projection
 from crow.domain.entries import (
+    Assistant,
     Command,
     Entry,
     ModelRequest,
@@ -29,8 +30,8 @@ from crow.domain.entries import (
 )
 from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import ContextMeasured, EntryStored, Event, ModeChanged, OptionsChanged, TitleChanged
-from crow.domain.messages import JsonObject, Part, Text, Usage
-from crow.llm import THOUGHT_LEVELS, ModelInfo, ThoughtLevel
+from crow.domain.messages import JsonObject, Part, Text, Usage, WireName
+from crow.llm import THOUGHT_LEVELS, WIRE_TITLES, ModelInfo, ThoughtLevel
 from crow.store import SessionChanges, SessionRow, Store, Tail
 from crow.store.watching import News
 
@@ -64,6 +65,7 @@ class Branch:
         self._rejected_prompts: list[tuple[str, bool]] = []
         self._settled_at = 0.0
         self._left_out: dict[str, frozenset[str]] = {}
+        self._wires: dict[str, WireName] = {}
         self._known_to = 0
         self._own: set[int] | None = None
         self.claimed_to: int | None = None
@@ -123,15 +125,22 @@ class Branch:
 
     def watch_parts(self, info: ModelInfo) -> None:
         """Remember which parts of messages are left out for this endpoint, so that `changed_parts` can report changes.
-        Does nothing if the parts for this endpoint are already remembered."""
+        Does nothing if the parts for this endpoint are already remembered. The API is that of the endpoint's last
+        answer."""
         self._left_out.setdefault(info.endpoint, self._left_out_for(info))
+        if info.endpoint not in self._wires:
+            bodies = (entry.body for entry in reversed(self.entries))
+            answers = (body.wire for body in bodies if isinstance(body, Assistant) and body.endpoint == info.endpoint)
+            self._wires[info.endpoint] = next(answers, info.wire)
 
     def changed_parts(self, info: ModelInfo) -> tuple[str, ...]:
         """Return the parts of messages whose treatment for this endpoint has changed since the previous call, or since
-        `watch_parts`: the parts that are left out only now, and the parts that are no longer left out."""
+        `watch_parts`: the parts that are left out only now, and the parts that are no longer left out. If the API has
+        changed, return only that."""
         known, now = self._left_out.get(info.endpoint, frozenset()), self._left_out_for(info)
         self._left_out[info.endpoint] = now
-        return tuple(sorted(known ^ now))
+        wire, self._wires[info.endpoint] = self._wires.get(info.endpoint, info.wire), info.wire
+        return tuple(sorted(known ^ now)) if wire == info.wire else (f"API {WIRE_TITLES[info.wire]}",)
 
     def _left_out_for(self, info: ModelInfo) -> frozenset[str]:
         return frozenset(each.part for each in info.refused if each.applies_to(self.row.id))

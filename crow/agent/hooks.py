@@ -90,20 +90,22 @@ OnFailure: TypeAlias = Callable[[str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hook:
-    """A command from the user's file, or a Python function from an installed package. `load` returns the function.
-
-    `tools` and `paths` are globs, and `does` are effects. They restrict which tool calls the hook gets; an empty field
-    restricts nothing. `workspaces` are globs that restrict the working directories.
-    """
+    """A command from the user's file, or a Python function from an installed package. `tools`, `does`, `paths` and
+    `workspaces` restrict when the hook is called; an empty field restricts nothing."""
 
     name: str
     event: HookEvent
     command: tuple[str, ...] = ()
     load: Callable[[], Callable[..., object]] | None = None
+    """Returns the Python function."""
     tools: tuple[str, ...] = ()
+    """Globs. The hook gets only the calls of matching tools."""
     does: tuple[Effect, ...] = ()
+    """The hook gets only tool calls with one of these effects."""
     paths: tuple[str, ...] = ()
+    """Globs. The hook gets only tool calls that concern matching paths."""
     workspaces: tuple[str, ...] = ()
+    """Globs. The hook runs only in matching working directories."""
     timeout_s: float = TIMEOUT_S
 
     def __str__(self) -> str:
@@ -115,11 +117,11 @@ class Hook:
         return re.sub(r"[^A-Za-z0-9._:-]", "_", self.name.partition(" ")[0])[:64] or "hook"
 
     def covers(self, cwd: str) -> bool:
-        """Whether the hook runs in this working directory."""
+        """Return whether the hook runs in this working directory."""
         return not self.workspaces or any(names_path(pattern, (cwd, f"{cwd}/")) for pattern in self.workspaces)
 
     def matches(self, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> bool:
-        """Whether the hook gets this call, which has the effects `does`.
+        """Return whether the hook gets this call, which has the effects `does`.
 
         Commands, searches, MCP tools and calls on files with hard links may touch paths that crow does not know in
         advance. So these calls match any `paths`.
@@ -136,23 +138,29 @@ class Hook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookAnswer:
-    """The answer of a hook. `deny` is the reason for a denial, or empty. `arguments` are new arguments for the call, or
-    None."""
+    """The answer of a hook."""
 
     deny: str = ""
+    """The reason for a denial, or empty."""
     context: str = ""
+    """Text for the model. For `before_compact`, text for the instruction of the summary."""
     arguments: JsonObject | None = None
+    """New arguments for the call, or None."""
     summary: str = ""
+    """Used as the summary of a compaction, if it fits."""
     prompt: str = ""
+    """One more prompt for the same turn."""
     entries: tuple[Custom, ...] = ()
     metadata: JsonObject = field(default_factory=dict)
+    """Merged into the session's metadata. A null removes a member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denial:
-    """A denial by a hook. `words` is a sentence that names the hook and gives the hook's reason."""
+    """A denial by a hook."""
 
     words: str
+    """A sentence that names the hook and gives the hook's reason."""
 
     @classmethod
     def by(cls, hook: Hook, answer: HookAnswer) -> Denial:
@@ -161,18 +169,19 @@ class Denial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionAdvice:
-    """The answers of the hooks of `before_compact`, combined: the first denial, the first summary, and all contexts
-    joined."""
+    """The answers of the hooks of `before_compact`, combined."""
 
     deny: str = ""
+    """The first denial."""
     context: str = ""
+    """All contexts, joined."""
     summary: str = ""
+    """The first summary."""
 
 
 class Hooks:
     """The hooks of this process. `configured` returns the hooks that the user's file contains now. `find` returns the
-    Python hooks of each event and is called once. `has_network` returns whether commands with write access can use the
-    network."""
+    Python hooks of each event and is called once."""
 
     def __init__(
         self,
@@ -183,6 +192,7 @@ class Hooks:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.has_network = has_network
+        """Returns whether commands with write access can use the network."""
         self._find = find
         self._configured = configured
         self._timeout_s = timeout_s

@@ -523,11 +523,13 @@ class Session:
             self._turn_runner().prefetch(self._tasks)
         moved = await self._claim_when_free(prompt)
         try:
+            try:
+                if self.follower is not None and self.branch.must_catch_up:
+                    await self.follower.reached(self.branch.claimed_to or 0)
+            finally:  # the prompt is stored, so clients are shown it even if the turn is cancelled already
+                if self.listener is not None:
+                    await self.listener.turn_began(prompt)
             await anyio.lowlevel.checkpoint_if_cancelled()
-            if self.follower is not None and self.branch.must_catch_up:
-                await self.follower.reached(self.branch.claimed_to or 0)
-            if self.listener is not None:
-                await self.listener.turn_began(prompt)
             await self._begin_turn(moved=moved)
             if prompt.command is None:
                 await self.adapters.load()  # imports, in a thread, the packages that `_turn_runner` needs

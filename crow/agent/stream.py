@@ -45,6 +45,7 @@ class AnswerDraft:
         self._pending_chars = 0
         self._texts: list[str] = []
         self._thoughts: list[str] = []
+        self._text_chars = self._thought_chars = 0
         self._saved_texts = self._saved_thoughts = 0
         self._tasks: anyio.abc.TaskGroup | None = None
         self._shown_at = self._saved_at = -math.inf
@@ -160,8 +161,9 @@ class AnswerDraft:
                 await self._show_text(self._overlap.feed(text))
             case ThoughtDelta(text=text) if not self.is_muted:
                 self._thoughts.append(text)
+                offset, self._thought_chars = self._thought_chars, self._thought_chars + len(text)
                 self._save_if_due()
-                await self._branch.publish(ThoughtShown(message_id=self.message_id, text=text))
+                await self._branch.publish(ThoughtShown(message_id=self.message_id, offset=offset, text=text))
             case Retrying(reason=reason, wait_s=wait_s) if not self._has_reported_retry:
                 self._has_reported_retry = True
                 title = f"{reason} Trying again in {wait_s:.0f} s." if wait_s >= 1 else f"{reason} Trying again."
@@ -170,8 +172,9 @@ class AnswerDraft:
     async def _show_text(self, text: str) -> None:
         if text and not self.is_muted:
             self._texts.append(text)
+            offset, self._text_chars = self._text_chars, self._text_chars + len(text)
             self._save_if_due()  # comes before `publish`, which waits while the client does not read
-            await self._branch.publish(TextShown(message_id=self.message_id, text=text))
+            await self._branch.publish(TextShown(message_id=self.message_id, offset=offset, text=text))
 
     def _is_unsaved(self) -> bool:
         return (self._saved_texts, self._saved_thoughts) != (len(self._texts), len(self._thoughts))

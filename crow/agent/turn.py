@@ -334,6 +334,7 @@ class Turn:
         self._draft = draft = AnswerDraft(self._branch, new_message_id(), before=before)
         self._stream, self._sent, self._counted = None, self._gauge.used(), 0
         self._branch.watch_parts(self._model.info)
+        await self._note_parts()
         self._is_listening = True
         try:
             async with after_delay(THINKS_S, self._calls.prepare), self._model.stream(request) as self._stream:
@@ -344,8 +345,7 @@ class Turn:
             self._is_listening = False
         calls = self._calls.understood(answer.calls)
         self._answer = answer = replace(answer, calls=calls, usage=usage_of_answer(answer, sent=self._sent))
-        if changed := self._branch.changed_parts(self._model.info):
-            await self._branch.record([NewEntry(body=Note(about="dialect", value=", ".join(changed)))])
+        await self._note_parts()
         plans: Sequence[PlannedCall] = ()
         if answer.calls:
             async with after_delay(PLAN_S, self._save_draft):
@@ -356,6 +356,11 @@ class Turn:
         await self._gauge.tell()
         assert isinstance(entry.body, Assistant)
         return entry.id, entry.body, plans
+
+    async def _note_parts(self) -> None:
+        """Record it if messages are written in another form from now on, because this breaks the cache."""
+        if changed := self._branch.changed_parts(self._model.info):
+            await self._branch.record([NewEntry(body=Note(about="dialect", value=", ".join(changed)))])
 
     async def _save_draft(self) -> None:
         """Save the shown text of an answer that cannot be stored yet. Ignore a failure, because the whole answer is
@@ -384,6 +389,7 @@ class Turn:
                 opaque=answer.opaque,
                 reasoning_field=answer.reasoning_field,
                 endpoint=info.endpoint,
+                wire=answer.wire,
                 announcements=tuple(plan.announcement for plan in plans),
                 cut=self._gauge.cut_calls(answer.calls) if answer.calls else None,
             ),

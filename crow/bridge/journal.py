@@ -79,17 +79,23 @@ GAP = (
 
 
 class Pending:
-    """A request from the editor that has no response yet. `cancels` holds the notifications with which the editor
-    cancelled the request. `is_named` means that it is a prompt with a name."""
+    """A request from the editor that has no response yet."""
 
     __slots__ = ("cancels", "is_named", "is_received", "is_repeated", "line", "message", "number")
 
     def __init__(self, line: bytes, message: Message, number: int) -> None:
-        self.line, self.message, self.number = line, message, number
+        self.line = line
+        self.message = message
+        self.number = number
+        """The number of the request among the messages to the server."""
         self.cancels: list[bytes] = []
+        """The notifications with which the editor cancelled the request."""
         self.is_named = isinstance(_crow_meta(message).get("promptId"), str)
+        """Whether it is a prompt with a name."""
         self.is_received = False
+        """Whether the server has certainly read the request."""
         self.is_repeated = False
+        """Whether the request was sent again on a new connection."""
 
     @property
     def session(self) -> object:
@@ -106,34 +112,39 @@ class Pending:
 
 class EditorQuestion:
     """A request from the server to the editor. The journal keeps the request until the server has certainly received
-    the answer.
-
-    Messages to the editor use the id `editor_id` for this request. Messages to the server use the id `server_id`, which
-    is valid only on the connection with the number `generation`.
-    """
+    the answer."""
 
     __slots__ = ("answer", "editor_id", "generation", "is_withdrawn", "key", "number", "params", "server_id")
 
     def __init__(
         self, key: tuple[str, str, str] | None, params: Message, editor_id: Any, server_id: Any, generation: int
     ) -> None:
-        self.key, self.params = key, params
-        self.editor_id, self.server_id, self.generation = editor_id, server_id, generation
+        self.key = key
+        """The method, the session and the tool call of the request. A new connection may repeat the request with the
+        same key. None if the request is not about a tool call."""
+        self.params = params
+        self.editor_id = editor_id
+        """The id of this request in messages to the editor."""
+        self.server_id = server_id
+        """The id of this request in messages to the server."""
+        self.generation = generation
+        """The number of the connection on which `server_id` is valid."""
         self.answer: Message | None = None
+        """The editor's answer, if it has arrived."""
         self.number = 0
+        """The number of the answer among the messages to the server, or 0 if it was not sent yet."""
         self.is_withdrawn = False
+        """Whether the server no longer waits for the answer."""
 
 
 class Journal:
-    """Decides which messages go to the server and to the editor.
-
-    The journal puts these messages into `to_server` and `to_editor`. The caller sends them and empties both lists.
-    `unique` is a part of the names of prompts, and differs from that of every other journal.
-    """
+    """Decides which messages go to the server and to the editor."""
 
     def __init__(self, unique: str) -> None:
         self.to_server: list[bytes] = []
+        """Messages that the caller sends to the server. The caller then empties the list."""
         self.to_editor: list[bytes] = []
+        """Messages that the caller sends to the editor. The caller then empties the list."""
         self.fatal = ""
         """Why the bridge must end, or an empty string if it can continue."""
         self.held_bytes = 0
@@ -144,6 +155,7 @@ class Journal:
         self._generation = 0
         self._is_known = False
         self._unique = unique
+        """A part of the names of prompts, which differs from that of every other journal."""
         self._knows_names = False
         """Whether the server recognises prompts by their names."""
         self._number = 0
@@ -565,7 +577,7 @@ def _is_prompt(pending: Pending) -> bool:
 
 
 def _is_part_of(pending: Pending, update: Message) -> bool:
-    """Whether an update shows a part of this prompt."""
+    """Return whether an update shows a part of this prompt."""
     parts = _object(pending.message.get("params")).get("prompt")
     content = update.get("content")
     shown = content if isinstance(content, list) else [content]

@@ -50,7 +50,7 @@ def _runtime_directory(env: Mapping[str, str]) -> str:
 
 
 def is_private(directory: str) -> bool:
-    """Whether the directory belongs to this user and nobody else can create files in it."""
+    """Return whether the directory belongs to this user and nobody else can create files in it."""
     try:
         status = os.lstat(directory)
     except OSError:
@@ -84,8 +84,8 @@ def config_file(env: Mapping[str, str]) -> str | None:
 
 
 def wants_autostart(env: Mapping[str, str]) -> bool:
-    """Whether the user's configuration file sets `serve.autostart = true`. The result is also False if this function
-    does not understand the way in which the file is written."""
+    """Return whether the user's configuration file sets `serve.autostart = true`. The result is also False if this
+    function does not understand the way in which the file is written."""
     file = config_file(env)
     if file is None:
         return False

@@ -35,12 +35,12 @@ def short_hash(data: bytes) -> str:
 
 
 class WebSocketError(Exception):
-    """The error for a violation of the WebSocket protocol by the server. `code` is the close code to send to the
-    server."""
+    """The error for a violation of the WebSocket protocol by the server."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
+        """The close code to send to the server."""
 
 
 class BadAddress(Exception):
@@ -122,10 +122,7 @@ def upgrade_request(address: Address, key: bytes, headers: list[tuple[str, str]]
 
 
 class Response:
-    """The status line and headers of an HTTP response.
-
-    `headers` maps names in lower case to values. The values of a repeated header are joined with newlines.
-    """
+    """The status line and headers of an HTTP response."""
 
     def __init__(self, head: bytes) -> None:
         """Parse `head`, the part of an HTTP response before the body. :raises WebSocketError: `head` is not HTTP."""
@@ -135,6 +132,7 @@ class Response:
             raise WebSocketError(PROTOCOL_ERROR, "The program that listens at this address does not speak HTTP.")
         self.status = int(status[:3])
         self.headers: dict[str, str] = {}
+        """Maps names in lower case to values. The values of a repeated header are joined with newlines."""
         for line in lines:
             name, _, value = line.partition(":")
             name, value = name.strip().lower(), value.strip()

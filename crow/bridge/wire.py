@@ -26,11 +26,12 @@ CHUNK_BYTES = 256 * 1024
 
 
 class NotConnected(Exception):
-    """The error for a connection that could not be opened. If `exit_code` is not 0, another attempt would fail too."""
+    """The error for a connection that could not be opened."""
 
     def __init__(self, message: str, exit_code: int = 0, *, is_absent: bool = False) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        """If it is not 0, another attempt would fail too."""
         self.is_absent = is_absent
         """Whether no server listens at the address."""
 

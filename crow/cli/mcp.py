@@ -316,7 +316,7 @@ class TerminalAsker:
 
 
 def has_browser() -> bool:
-    """Whether a browser with a window can be opened."""
+    """Return whether a browser with a window can be opened."""
     if sys.platform.startswith("linux"):
         return in_terminal() and bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     return in_terminal()

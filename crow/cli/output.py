@@ -25,11 +25,11 @@ _SHORTEST_PREFIX = 8
 
 
 class Column(NamedTuple):
-    """A column of a table. The style `fixed` keeps cells on one line, `text` wraps them, and `number` aligns them to
-    the right."""
+    """A column of a table."""
 
     name: str
     style: Literal["fixed", "text", "number"] = "text"
+    """`fixed` keeps cells on one line, `text` wraps them, and `number` aligns them to the right."""
 
 
 def print_table(
@@ -117,7 +117,7 @@ def print_markdown(text: str) -> None:
 
 
 def in_terminal() -> bool:
-    """Whether stdout is a terminal."""
+    """Return whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 

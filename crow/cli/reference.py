@@ -39,11 +39,12 @@ _WORDS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """An argument of a command: an option, or a positional argument, which has no `flags`. `metavar` is empty if an
-    option takes no value."""
+    """An argument of a command: an option, or a positional argument."""
 
     flags: tuple[str, ...]
+    """Empty for a positional argument."""
     metavar: str
+    """Empty if an option takes no value."""
     help: str
     words: tuple[str, ...] = ()
     nargs: str | int | None = None
@@ -69,11 +70,12 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandReference:
-    """A command of the parser. `path` contains the words of the command, such as `("crow", "sessions", "list")`. Each
-    of the `aliases` can replace the last word of `path`."""
+    """A command of the parser."""
 
     path: tuple[str, ...]
+    """The words of the command, such as `("crow", "sessions", "list")`."""
     aliases: tuple[str, ...]
+    """Words that can replace the last word of `path`."""
     summary: str
     description: str
     epilog: str

@@ -33,8 +33,8 @@ from crow.domain.conversation import for_model
 from crow.domain.entries import Assistant, CallRef, ToolResult
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import safe, safe_json, title_line
+from crow.llm.chat.encode import Encoder
 from crow.llm.dialect import Dialect
-from crow.llm.encode import Encoder
 from crow.settings import Loaded, load_settings
 from crow.store import GROUPS, Group, Scope, SessionRow, Store, UsageTotal, hits_by_session, node_of
 from crow.store.admin import Admin, ListedSession, SessionFilter
@@ -46,11 +46,12 @@ _PAGE = 200
 
 
 class SessionsContext(NamedTuple):
-    """The objects that a command of `crow sessions` needs. The code that opened `store` closes it."""
+    """The objects that a command of `crow sessions` needs."""
 
     options: argparse.Namespace
     loaded: Loaded
     store: Store
+    """Closed by the code that opened it."""
     admin: Admin
 
     @property

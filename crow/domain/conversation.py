@@ -31,18 +31,17 @@ from crow.domain.tokens import estimate_message, estimate_tools
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The messages for the model. `messages[0]` is the system message.
-
-    `origins` and `estimates` have an item for each message. An origin is the id of the entry that the message comes
-    from, or 0 if there is none. An estimate is the uncalibrated size of the message in tokens. `tools_estimate` is the
-    estimated size of the tool specs.
-    """
+    """The messages and tools for the model."""
 
     tools: tuple[ToolSpec, ...]
     messages: tuple[Message, ...]
+    """The first message is the system message."""
     origins: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    """For each message, the id of the entry that the message comes from, or 0 if there is none."""
     estimates: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    """The uncalibrated size of each message, in tokens."""
     tools_estimate: int = field(default=0, compare=False, repr=False)
+    """The estimated size of the tool specs, in tokens."""
 
     @property
     def system(self) -> str:
@@ -68,16 +67,13 @@ def for_model(entries: Sequence[Entry]) -> Context:
 
 
 class Projection:
-    """What the model sees of a path. Each new entry updates the projection.
-
-    `prompt`, `plan`, `mode` and `checkpoint` have the values that apply at the leaf. `mode` is empty if the mode was
-    never changed. If a restore brings back entries that are not in memory, `complete` becomes false. The caller then
-    has to load the newest part of the path again.
-    """
+    """What the model sees of a path. Each new entry updates the projection."""
 
     def __init__(self, entries: Sequence[Entry] = ()) -> None:
         self._entries: list[Entry] = list(entries)
         self.complete = True
+        """False if a restore brought back entries that are not in memory. The caller then has to load the newest part
+        of the path again."""
         self._context: Context | None = None
         self._rebuild()
 
@@ -104,8 +100,8 @@ class Projection:
             self._fold(entry)
 
     def context(self) -> Context:
-        """Return what the model sees now. Until the next checkpoint, mask or restore, each call returns the same
-        objects for the messages of an entry."""
+        """Return what the model sees now. Until the next checkpoint, mask, restore or prompt entry, each call returns
+        the same objects for the messages of an entry."""
         if self._context is None:
             rows = self._settled()
             self._context = Context(
@@ -120,8 +116,11 @@ class Projection:
     def _rebuild(self) -> None:
         """Find the checkpoint and masks that apply, drop the entries that the checkpoint covers, and turn the rest into
         messages."""
+        breaks = [entry.id for entry in self._entries if isinstance(entry.body, (Checkpoint, Mask, Restore))]
+        self._broken_at = max(breaks, default=0)
         restored = {entry.body.entry for entry in self._entries if isinstance(entry.body, Restore)}
         self.checkpoint: Entry | None = None
+        """The entry of the checkpoint that applies at the leaf."""
         self._masks: list[tuple[int, frozenset[int]]] = []
         for entry in self._entries:
             if entry.id in restored:
@@ -131,8 +130,11 @@ class Projection:
             elif isinstance(entry.body, Mask):
                 self._masks.append((min(entry.body.before, entry.id), frozenset(entry.body.exceptions)))
         self.prompt: Prompt | None = None
+        """The prompt that applies at the leaf."""
         self.plan: tuple[PlanItem, ...] = ()
+        """The plan at the leaf."""
         self.mode = ""
+        """The mode at the leaf. Empty if the mode was never changed."""
         self._context = None
         self._tools_estimate = 0
         self._call_ids: set[str] = set()
@@ -154,7 +156,7 @@ class Projection:
         ]
 
     def _is_chain(self) -> bool:
-        """Whether all entries in use are in memory, so that none is missing at the beginning or in between."""
+        """Return whether all entries in use are in memory, so that none is missing at the beginning or in between."""
         kept, parent = self._entries, None
         if self.checkpoint is not None:
             first = first_kept(self.checkpoint)
@@ -171,6 +173,8 @@ class Projection:
         match body:
             case kinds.Prompt():
                 self.prompt = body
+                self._broken_at = max(self._broken_at, entry.id)
+                self._rows.mark_before_break()
                 self._tools_estimate = estimate_tools(body.tools)
                 system = SystemMessage(text=body.system)
                 self._rows.messages[0], self._rows.estimates[0] = system, estimate_message(system)
@@ -216,6 +220,8 @@ class Projection:
         if message is None:
             self._rows.openness = "closed"  # a request was made here, so later text must not join an earlier message
             return
+        if message.opaque and entry.id < self._broken_at:
+            message = replace(message, is_before_break=True)
         self._rows.push(message, entry.id)
         if calls:
             self._step = OpenStep(entry.id, calls)
@@ -249,7 +255,7 @@ class Projection:
         return tuple(unique)
 
     def _settled(self) -> Rows:
-        """The messages, including the open step with the results that have arrived."""
+        """Return the messages, including the open step with the results that have arrived."""
         if self._step is None:
             return self._rows
         if self._settled_rows is None:
@@ -282,17 +288,24 @@ crow's own text. `user`: only text from crow in the same turn, because the last 
 
 @dataclass(slots=True)
 class Rows:
-    """Messages in an order that every endpoint accepts, each with its entry and estimate. Only the system message and
-    the end of the list change."""
+    """Messages in an order that every endpoint accepts. Only the system message and the end of the list change."""
 
     messages: list[Message]
     origins: list[int]
+    """For each message, the id of the entry that the message comes from, or 0 if there is none."""
     estimates: list[int]
+    """The uncalibrated size of each message, in tokens."""
     openness: Openness = "closed"
     turn: int = 0
 
     def copy(self) -> Rows:
         return Rows(self.messages[:], self.origins[:], self.estimates[:], self.openness, self.turn)
+
+    def mark_before_break(self) -> None:
+        """Mark the answers so far as made before a break."""
+        for at, message in enumerate(self.messages):
+            if isinstance(message, AssistantMessage) and message.opaque and not message.is_before_break:
+                self.messages[at] = replace(message, is_before_break=True)
 
     def push(self, message: Message, origin: int) -> None:
         """Add a message. User and assistant messages must alternate. If this message breaks that rule, first add a
@@ -326,14 +339,17 @@ class Rows:
 
 @dataclass(slots=True)
 class OpenStep:
-    """An assistant message whose results are still arriving, in any order. Each item of `reminders` is a text with the
-    id of its entry and the number of its turn."""
+    """An assistant message whose results are still arriving, in any order."""
 
     entry: int
+    """The id of the entry with the assistant message."""
     calls: tuple[ToolCall, ...]
     results: dict[int, tuple[int, ToolMessage]] = field(default_factory=dict)
+    """The results so far, each with the id of its entry. The keys are indexes of `calls`."""
     started: set[int] = field(default_factory=set)
+    """The indexes of the calls that have started to run."""
     reminders: list[tuple[Part, int, int]] = field(default_factory=list)
+    """Texts, each with the id of its entry and the number of its turn."""
 
     def holds(self, call: CallRef) -> bool:
         return call.assistant == self.entry and 0 <= call.index < len(self.calls)

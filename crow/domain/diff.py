@@ -19,18 +19,20 @@ _MAX_QUADRATIC = 40_000
 
 @dataclass(frozen=True, slots=True)
 class DiffHunk:
-    """A changed region of a file, with the unchanged lines around it. `old_text` and `new_text` are its text before and
-    after the change. `old_line` and `new_line` are the number of its first line before and after the change, counted
-    from 1."""
+    """A changed region of a file, with the unchanged lines around it."""
 
     old_line: int
+    """The number of the first line before the change, counted from 1."""
     new_line: int
+    """The number of the first line after the change, counted from 1."""
     old_text: str
+    """The text of the region before the change."""
     new_text: str
+    """The text of the region after the change."""
 
 
 def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
-    """The regions in which `new` differs from `old`, each with three lines of context."""
+    """Return the regions in which `new` differs from `old`, each with three lines of context."""
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
     spans: list[tuple[int, int, int, int]] = []
     i = k = 0
@@ -51,7 +53,7 @@ def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
 
 
 def _equal_runs(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int]]:
-    """Yields blocks of equal lines in order, as (start in a, start in b, length).
+    """Yield blocks of equal lines in order, as (start in a, start in b, length).
 
     The first block is the common head, and the last is the common tail. Each other block contains a line that occurs
     exactly once in the part of each text between the head and the tail.
@@ -77,9 +79,9 @@ def _equal_runs(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, 
 
 
 def _anchors(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
-    """Finds equal lines that occur exactly once in each text, as pairs (index in a, index in b).
+    """Find equal lines that occur exactly once in each text, as pairs (index in a, index in b).
 
-    Returns the longest sequence of such pairs in which both indexes increase.
+    Return the longest sequence of such pairs in which both indexes increase.
     """
     in_a, in_b = Counter(a), Counter(b)
     place = {line: n for n, line in enumerate(b) if in_b[line] == 1}
@@ -98,14 +100,16 @@ def _anchors(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
 
 
 class DiffLine(NamedTuple):
-    """One line of a diff, without its line end: an unchanged, removed or added line, or the header of a hunk."""
+    """One line of a diff."""
 
     mark: Literal[" ", "-", "+", "@"]
+    """Marks an unchanged, removed or added line, or the header of a hunk."""
     text: str
+    """The line without its line end."""
 
 
 def diff_lines(old: str, new: str) -> list[DiffLine]:
-    """The lines of a unified diff from `old` to `new`. The list is empty if both texts have the same lines."""
+    """Return the lines of a unified diff from `old` to `new`. The list is empty if both texts have the same lines."""
     lines: list[DiffLine] = []
     for hunk in changed_regions(old, new):
         before, after = hunk.old_text.splitlines(), hunk.new_text.splitlines()
@@ -120,14 +124,14 @@ def diff_lines(old: str, new: str) -> list[DiffLine]:
 
 
 def diff_text(old: str, new: str) -> str:
-    """A unified diff from `old` to `new`, without the names of files. The result is empty if both texts have the same
-    lines."""
+    """Return a unified diff from `old` to `new`, without the names of files. The result is empty if both texts have the
+    same lines."""
     return "\n".join(line.text if line.mark == "@" else line.mark + line.text for line in diff_lines(old, new))
 
 
 def _replaced(before: Sequence[str], after: Sequence[str]) -> Iterator[DiffLine]:
-    """Yields the diff of a block of changed lines. If the block is long, the diff removes all old lines and adds all
-    new lines."""
+    """Yield the diff of a block of changed lines. If the block is long, the diff removes all old lines and adds all new
+    lines."""
     blocks = [(len(before), len(after), 0)]
     if 0 < len(before) * len(after) <= _MAX_QUADRATIC:
         matcher = SequenceMatcher(None, before, after, autojunk=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from crow.domain.messages import FinishReason, Image, JsonObject, Part, ToolCall, ToolSpec, Usage
+from crow.domain.messages import FinishReason, Image, JsonObject, Part, ToolCall, ToolSpec, Usage, WireName
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
 """Why a turn ended, in the words of ACP. A `TurnEnd` can also have one of two other reasons: `interrupted` and
@@ -21,10 +21,12 @@ CallKind: TypeAlias = Literal["read", "edit", "delete", "move", "search", "execu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRef:
-    """A tool call: the entry id of its assistant message, and the call's index in that message."""
+    """A reference to a tool call."""
 
     assistant: int
+    """The entry id of the call's assistant message."""
     index: int
+    """The index of the call in that message."""
 
     @property
     def call_id(self) -> str:
@@ -46,20 +48,24 @@ class CallRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """An absolute path, and a line number that counts from 1."""
+    """A place in a file."""
 
     path: str
+    """An absolute path."""
     line: int | None = None
+    """Counts from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diff:
-    """A change to one file: its absolute path, and its whole text before and after. `old_text` is None if the file is
-    new."""
+    """A change to one file."""
 
     path: str
+    """An absolute path."""
     old_text: str | None
+    """The whole text before the change, or None if the file is new."""
     new_text: str
+    """The whole text after the change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,20 +89,20 @@ class PlanItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """The system message and tool specs, built for `cwd` and `model`. Crow sends them unchanged until another prompt
-    entry replaces them.
-
-    `recorded_here` is false for an imported entry. Crow never sends such an entry, because the next turn begins with a
-    new prompt entry. `reason` tells the user why the entry was written, such as `the model changed from a to b`.
-    `reason` is empty if an older version stored the entry, or if the entry was stored with a checkpoint.
-    """
+    """The system message and tool specs. Crow sends them unchanged until another prompt entry replaces them."""
 
     system: str
     tools: tuple[ToolSpec, ...]
     cwd: str
+    """The working directory that the prompt was built for."""
     model: str
+    """The model that the prompt was built for."""
     recorded_here: bool = False
+    """False for an imported entry. Crow never sends such an entry, because the next turn begins with a new prompt
+    entry."""
     reason: str = ""
+    """Tells the user why the entry was written, such as `the model changed from a to b`. Empty if an older version
+    stored the entry, or if the entry was stored with a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,117 +117,116 @@ class PromptName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """A prompt from the user. If `cut` is set, the model sees at most that many characters. Long parts are then
-    shortened to their beginning and end."""
+    """A prompt from the user."""
 
     parts: tuple[Part, ...]
     message_id: str
     cut: int | None = None
+    """If set, the model sees at most this many characters. Long parts are then shortened to their beginning and end."""
     name: PromptName | None = None
     """None if the client gave the prompt no name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assistant:
-    """A model response with all its calls, stored before any of the calls runs.
-
-    `finish` is `interrupted` if the stream broke or was cancelled, or if crow died. In that case, `text` is the part
-    that was shown. `endpoint` is the base URL and the model name, separated by a space. `announcements` says how the
-    calls were shown, in call order. It is empty if no call was shown, or if an older version stored the entry. If `cut`
-    is set, the model sees the arguments of all calls shortened to about that many characters in total. The calls
-    themselves run with the complete arguments.
-    """
+    """A model response with all its calls, stored before any of the calls runs."""
 
     text: str
+    """If `finish` is `interrupted`, the part of the response that was shown."""
     message_id: str
     thought: str = ""
     calls: tuple[ToolCall, ...] = ()
     finish: FinishReason = "stop"
+    """`interrupted` if the stream broke or was cancelled, or if crow died."""
     opaque: JsonObject = field(default_factory=dict)
     reasoning_field: str | None = None
     endpoint: str = ""
+    """The base URL and the model name, separated by a space."""
     announcements: tuple[Announcement, ...] = ()
+    """How the calls were shown, in call order. Empty if no call was shown, or if an older version stored the entry."""
     cut: int | None = None
+    """If set, the model sees the arguments of all calls shortened to about this many characters in total. The calls
+    themselves run with the complete arguments."""
+    wire: WireName = "chat"
+    """The form in which the answer came. The opaque fields are sent back only in this form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """Records that a call starts to run. `why` says why the call was allowed, such as `reads inside the workspace are
-    free` or `allow once by the user`.
-
-    `announcement` is None if the assistant entry already contains the announcement of the call.
-    """
+    """Records that a call starts to run."""
 
     call: CallRef
     why: str
+    """Why the call was allowed, such as `reads inside the workspace are free` or `allow once by the user`."""
     announcement: Announcement | None = None
+    """None if the assistant entry already contains the announcement of the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """A file that a built-in tool changed. `before` is its content before the change, or None if the file did not
-    exist.
-
-    `after_hash` is the sha256 (hex) of the new content, or empty if the tool removed the file. `recorded_here` is false
-    for an imported entry, whose content is never restored.
-    """
+    """A file that a built-in tool changed."""
 
     call: CallRef
     path: str
     before: bytes | None
+    """The content before the change, or None if the file did not exist."""
     after_hash: str
+    """The sha256 (hex) of the new content, or empty if the tool removed the file."""
     recorded_here: bool = False
+    """False for an imported entry, whose content is never restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """A file in a tool result. The user gets the file, but the model gets only a description of the file. Either `data`
-    (base64) or `uri` is set."""
+    """A file in a tool result. The user gets the file, but the model gets only a description of it. Either `data` or
+    `uri` is set."""
 
     name: str
     uri: str | None = None
     mime_type: str | None = None
     data: str = ""
+    """The content of the file in base64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """The result of a call. `text` is always complete. If `cut` is set, the model sees only that many characters from
-    the beginning and the end of `text`.
-
-    Only `update_plan` sets `plan`. `duration_ms` is wall time.
-    """
+    """The result of a call."""
 
     call: CallRef
     name: str
     text: str
+    """The complete text, even if `cut` is set."""
     is_error: bool = False
     duration_ms: int = 0
+    """Wall time."""
     announcement: Announcement
     cut: int | None = None
+    """If set, the model sees only this many characters from the beginning and the end of `text`."""
     images: tuple[Image, ...] = ()
     attachments: tuple[Attachment, ...] = ()
     plan: tuple[PlanItem, ...] | None = None
+    """The new plan. Only `update_plan` sets it."""
     raw_output: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """A user message that a checkpoint keeps word for word. `text` is shortened if the message is too long for the
-    space that it may fill in the checkpoint."""
+    """A user message that a checkpoint keeps word for word."""
 
     entry: int
+    """The id of the message's entry."""
     text: str
+    """Shortened if the message is too long for the space that it may fill in the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSkill:
-    """A skill that was loaded before a checkpoint. `text` is shortened if the checkpoint has too little room for the
-    whole skill. It is empty if there is no room for any of it."""
+    """A skill that was loaded before a checkpoint."""
 
     entry: int
     name: str
     text: str
+    """Shortened if the checkpoint has too little room for the whole skill. Empty if there is no room for any of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,18 +239,13 @@ class ShownFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The result of a compaction.
-
-    The checkpoint covers the entries from `first_covered` to `last_covered`. These are all entries before `first_kept`,
-    or all entries before the checkpoint if `first_kept` is None. Instead of the covered entries, the model sees
-    `summary`, `pins`, `skills`, `files_shown` and the lists of files. `tokens_before` and `tokens_after` are estimates
-    for the whole request. If `lists_cut` is set, the model sees at most that
-    many characters of the plan and the lists of files, newest files first.
-    """
+    """The result of a compaction. Instead of the covered entries, the model sees `summary`, `pins`, `skills`,
+    `files_shown` and the lists of files."""
 
     compaction_id: str
     summary: str
     first_kept: int | None
+    """The id of the first entry that is not covered. If None, all entries before the checkpoint are covered."""
     pins: tuple[Pin, ...] = ()
     files_read: tuple[str, ...] = ()
     files_modified: tuple[str, ...] = ()
@@ -255,22 +255,28 @@ class Checkpoint:
     method: Literal["prefix", "serialised", "fallback", "hook", "unread"] = "fallback"
     """How the summary was made. `unread` is never stored: it stands for entries that are too long to be read."""
     tokens_before: int = 0
+    """The estimated size of the whole request before the compaction."""
     tokens_after: int = 0
+    """The estimated size of the whole request after the compaction."""
     model_calls: int = 0
     lists_cut: int | None = None
+    """If set, the model sees at most this many characters of the plan and the lists of files, newest files first."""
     skills: tuple[KeptSkill, ...] = ()
     first_covered: int | None = None
+    """The id of the first covered entry."""
     last_covered: int | None = None
+    """The id of the last covered entry."""
     files_shown: tuple[ShownFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mask:
-    """Hides tool outputs from the model. The mask applies to all entries with an id below `before`, except the entries
-    in `exceptions`."""
+    """Hides tool outputs from the model."""
 
     before: int
+    """The mask applies to all entries with an id below this one."""
     exceptions: tuple[int, ...] = ()
+    """The ids of entries that the mask does not hide."""
     tokens_before: int = 0
     tokens_after: int = 0
 
@@ -284,14 +290,12 @@ class Restore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """Holds the usage and cost of a model request whose answer is not stored as an `Assistant` entry.
-
-    The `purpose` says what crow asked for. `answer`: an answer that never came (the request failed, was sent again, or
-    was cancelled before any text). `summary`: a summary of the conversation. `title`: a title of the session.
-    `sampling`: an answer for an MCP server.
-    """
+    """Holds the usage and cost of a model request whose answer is not stored as an `Assistant` entry."""
 
     purpose: Literal["answer", "summary", "title", "sampling"]
+    """What crow asked for. `answer`: an answer that never came (the request failed, was sent again, or was cancelled
+    before any text). `summary`: a summary of the conversation. `title`: a title of the session. `sampling`: an answer
+    for an MCP server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,40 +334,40 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A label, or a change to the session that applies from this entry on.
-
-    For `model` and `thought_level`, `previous` is the value before the change. The thought level "" stands for the
-    endpoint's default. Going back to an earlier entry restores `previous`. For `dialect`, `value` names the parts of
-    messages that the endpoint refused. Crow leaves these parts out from now on.
-    """
+    """A label, or a change to the session that applies from this entry on."""
 
     about: Literal["model", "thought_level", "mode", "label", "dialect"]
     value: str
+    """The new value. The thought level "" stands for the endpoint's default. For `dialect`, the value names the parts
+    of messages that the endpoint refused. Crow leaves these parts out from now on."""
     previous: str = ""
+    """For `model` and `thought_level`, the value before the change. Going back to an earlier entry restores it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Custom:
-    """An entry that a hook or crow stored. `namespace` names the owner of the entry, and crow does not interpret this
-    name. Crow's own entries have the namespace `crow`. They tell the model which work in the background has ended.
-
-    If `is_shown` is set, the user sees `text`. If `for_model` is set, the model sees `text`. `data` is only stored.
-    """
+    """An entry that a hook or crow stored."""
 
     namespace: str
+    """The owner of the entry. Crow does not interpret this name. Crow's own entries have the namespace `crow`. They
+    tell the model which work in the background has ended."""
     text: str = ""
     is_shown: bool = False
+    """If set, the user sees `text`."""
     for_model: bool = False
+    """If set, the model sees `text`."""
     message_id: str = ""
     data: JsonObject = field(default_factory=dict)
+    """Only stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnd:
-    """The turn is over. `detail` is the error message, or empty."""
+    """The turn is over."""
 
     stop: StopReason | Literal["interrupted", "error"]
     detail: str = ""
+    """The error message, or empty."""
 
 
 TurnBody: TypeAlias = Prompt | User | Assistant | Started | File | ToolResult | TurnEnd
@@ -374,27 +378,27 @@ Body: TypeAlias = TurnBody | ContextBody | SessionBody
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEntry:
-    """An entry that is about to be stored.
-
-    `model` is the model that the request was sent to. `estimate` is the estimated size of that request, in tokens.
-    """
+    """An entry that is about to be stored."""
 
     body: Body
     model: str = ""
+    """The model that the request was sent to."""
     usage: Usage | None = None
     cost: float | None = None
+    """In US dollars. None if it is unknown."""
     estimate: int | None = None
+    """The estimated size of the request, in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A stored, immutable entry. `parent` is the id of the entry before this one, or None at a root. `created_ms` is a
-    Unix time in milliseconds, for display, search and statistics."""
+    """A stored, immutable entry."""
 
     id: int
     conversation: int
     session: str
     parent: int | None
+    """The id of the entry before this one, or None at a root."""
     turn: int
     body: Body
     model: str = ""
@@ -402,3 +406,4 @@ class Entry:
     cost: float | None = None
     estimate: int | None = None
     created_ms: int = 0
+    """A Unix time in milliseconds, for display, search and statistics."""

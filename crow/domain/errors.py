@@ -90,12 +90,12 @@ class ModelNotFound(ModelError):
 
 
 class RateLimited(ModelError):
-    """The endpoint received too many requests. `retry_after_s` is the number of seconds that the endpoint asks crow to
-    wait, or None if the endpoint does not state a time."""
+    """The endpoint received too many requests."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        """The number of seconds that the endpoint asks crow to wait, or None if the endpoint does not state a time."""
 
 
 class QuotaExceeded(ModelError):
@@ -103,21 +103,23 @@ class QuotaExceeded(ModelError):
 
 
 class Overloaded(ModelError):
-    """The endpoint failed (5xx). `retry_after_s` is the number of seconds that the endpoint asks crow to wait, or None
-    if the endpoint does not state a time."""
+    """The endpoint failed (5xx)."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        """The number of seconds that the endpoint asks crow to wait, or None if the endpoint does not state a time."""
 
 
 class ContextOverflow(ModelError):
-    """The request is too long. `limit` and `size` are in tokens, or None if the endpoint did not state them."""
+    """The request is too long."""
 
     def __init__(self, message: str, *, limit: int | None = None, size: int | None = None) -> None:
         super().__init__(message)
         self.limit = limit
+        """The endpoint's limit in tokens, or None if the endpoint did not state it."""
         self.size = size
+        """The size of the request in tokens, or None if the endpoint did not state it."""
 
 
 class ContentRefused(ModelError):
@@ -125,12 +127,12 @@ class ContentRefused(ModelError):
 
 
 class BadRequest(ModelError):
-    """The endpoint does not accept the request. If `is_unclear` is true, the request may be too long: the endpoint gave
-    no reason, or its reason may mean that."""
+    """The endpoint does not accept the request."""
 
     def __init__(self, message: str, *, is_unclear: bool = False) -> None:
         super().__init__(message)
         self.is_unclear = is_unclear
+        """If true, the request may be too long: the endpoint gave no reason, or its reason may mean that."""
 
 
 class NetworkError(ModelError):
@@ -178,7 +180,7 @@ class StoreTooNew(StoreError):
 
 
 class SessionBusy(StoreError):
-    """Another process runs a turn in the session. `owner` names that process."""
+    """Another process runs a turn in the session."""
 
     def __init__(self, session_id: str, owner: str) -> None:
         super().__init__(
@@ -187,6 +189,7 @@ class SessionBusy(StoreError):
         )
         self.session_id = session_id
         self.owner = owner
+        """Names that process."""
 
 
 class LeafMoved(StoreError):

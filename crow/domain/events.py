@@ -23,11 +23,15 @@ class EntryStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextShown:
-    """A piece of the answer's text. The assistant entry that is stored at the end of the answer has the same
-    `message_id`."""
+    """A piece of the answer's text."""
 
     message_id: str
+    """The assistant entry that is stored at the end of the answer has the same message id."""
+    offset: int
+    """The number of characters of the answer's text before this piece."""
     text: str
+    after: int | None = None
+    """The id of the session's newest entry when this piece was shown. The feed sets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,26 +39,31 @@ class ThoughtShown:
     """A piece of the model's reasoning."""
 
     message_id: str
+    offset: int
+    """The number of characters of the reasoning before this piece."""
     text: str
+    after: int | None = None
+    """The id of the session's newest entry when this piece was shown. The feed sets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallAnnounced:
-    """A call was announced. At this time, the answer with the call is already stored, but the call has not run yet.
-    `arguments` is a JSON object as text."""
+    """A call was announced. At this time, the answer with the call is already stored, but the call has not run yet."""
 
     call: CallRef
     name: str
     arguments: str
+    """A JSON object as text."""
     announcement: Announcement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallProgressed:
-    """A running call has new output. `text` is the whole output so far, not an addition."""
+    """A running call has new output."""
 
     call: CallRef
     text: str
+    """The whole output so far, not an addition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,29 +76,35 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextMeasured:
-    """The number of tokens in use, the size of the context window, and the cost of the session so far. `cost` is in US
-    dollars, or None if it is unknown."""
+    """The size of the context and the cost of the session so far."""
 
     used: int
+    """The number of tokens in use."""
     size: int
+    """The size of the context window in tokens."""
     cost: float | None = None
+    """In US dollars. None if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionChanged:
-    """A compaction began or ended. `detail` is the summary, or the reason for a failure."""
+    """A compaction began or ended."""
 
     compaction_id: str
     status: Literal["in_progress", "completed", "failed", "cancelled"]
     detail: str = ""
+    """The summary, or the reason for a failure."""
+    is_command: bool = False
+    """Whether a slash command asked for the compaction. The command's answer then says how it ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryShown:
-    """A piece of the summary that a compaction is writing. If `text` is empty, discard the pieces so far."""
+    """A piece of the summary that a compaction is writing."""
 
     compaction_id: str
     text: str
+    """If empty, discard the pieces so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +118,10 @@ class NoticeShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChanged:
-    """The session moved to another entry. `plan` is the plan at that entry. It is empty if the entry has no plan."""
+    """The session moved to another entry."""
 
     plan: tuple[PlanItem, ...]
+    """The plan at that entry. Empty if the entry has no plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,19 +150,20 @@ class CommandsChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentChanged:
-    """A sub-agent of this session was announced, or its state has changed.
-
-    If this event announces the sub-agent, `title` is set. `state` is None if the state did not change. `stop` says why
-    an idle sub-agent stopped. It is a stop reason of the protocol, or `interrupted`, or `error`, or empty if unknown.
-    `detail` is the error message. `usage` has the token counts of the sub-agent's last turn.
-    """
+    """A sub-agent of this session was announced, or its state has changed."""
 
     session_id: str
     title: str | None = None
+    """Set if this event announces the sub-agent."""
     state: Literal["running", "requires_action", "idle", "unknown"] | None = None
+    """None if the state did not change."""
     stop: str = ""
+    """Why an idle sub-agent stopped: a stop reason of the protocol, or `interrupted`, or `error`, or empty if
+    unknown."""
     detail: str = ""
+    """The error message."""
     usage: Usage | None = None
+    """The token counts of the sub-agent's last turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,12 +176,14 @@ class SubagentLinked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionMessage:
-    """A message from the session `sender` to the session `recipient`. The client shows the message in one of these two
-    sessions or in both, with the same message id."""
+    """A message from one session to another. The client shows the message in one of these two sessions or in both, with
+    the same message id."""
 
     message_id: str
     sender: str
+    """The id of the session that sends the message."""
     recipient: str
+    """The id of the session that gets the message."""
     text: str
 
 
@@ -179,24 +198,23 @@ ElicitationKind: TypeAlias = Literal["form", "url"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormQuestion:
-    """A form for the user to fill in. `schema` is a flat JSON Schema object, and `call` is the running call that asks.
-
-    Never ask for secrets in a form; use a `UrlQuestion`.
-    """
+    """A form for the user to fill in. Never ask for secrets in a form; use a `UrlQuestion`."""
 
     message: str
     schema: JsonObject
+    """A flat JSON Schema object."""
     call: CallRef | None = None
+    """The running call that asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlQuestion:
-    """A page for the user to visit. When the page is no longer needed, `Client.finish_question` is called with the
-    question's `id`."""
+    """A page for the user to visit."""
 
     message: str
     url: str
     id: str
+    """Passed to `Client.finish_question` when the page is no longer needed."""
     call: CallRef | None = None
 
 
@@ -205,7 +223,8 @@ Elicitation: TypeAlias = FormQuestion | UrlQuestion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElicitationAnswer:
-    """The user's answer. `content` has the values of an accepted form."""
+    """The user's answer."""
 
     action: Literal["accept", "decline", "cancel"]
     content: Mapping[str, str | int | float | bool | list[str]] = field(default_factory=dict)
+    """The values of an accepted form."""

@@ -14,7 +14,7 @@ real value, and far below Python's recursion limit."""
 
 
 def is_too_deep(value: object) -> bool:
-    """Whether a JSON value nests deeper than `MAX_DEPTH`. This function uses no recursion."""
+    """Return whether a JSON value nests deeper than `MAX_DEPTH`. This function uses no recursion."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         containers = [item for item in level if isinstance(item, dict | list)]
@@ -33,10 +33,12 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """An image. `data` is base64, and `mime_type` is, for example, `image/png`."""
+    """An image."""
 
     data: str
+    """The image in base64."""
     mime_type: str
+    """For example, `image/png`."""
     uri: str | None = None
 
 
@@ -62,47 +64,62 @@ Part: TypeAlias = Text | Image | Resource | Link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Freeform:
+    """The input of a tool that takes plain text instead of a JSON object."""
+
+    syntax: Literal["text", "lark", "regex"] = "text"
+    """How `grammar` is written. `text` means that the tool takes any text."""
+    grammar: str = ""
+    """The grammar that the text follows. It is empty if `syntax` is `text`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
-    """A tool as offered to the model. `name` matches `^[A-Za-z0-9_-]{1,64}$`, and `input_schema` is a JSON Schema."""
+    """A tool as offered to the model."""
 
     name: str
+    """Matches `^[A-Za-z0-9_-]{1,64}$`."""
     description: str
     input_schema: JsonObject
+    """A JSON Schema."""
+    freeform: Freeform | None = None
+    """Set if the model may write the input as plain text. `input_schema` then has exactly one property, a string, which
+    is this text. A wire without such tools offers the tool with this schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One tool call by a model.
-
-    `arguments` is always a valid JSON object as text, because every later request repeats the arguments. If `fault` is
-    set, the call cannot run. `fault` tells the model why, and `raw` is the text of the arguments as crow received it.
-    `extra` has the unknown keys of the provider's call object. Crow sends them back unchanged.
-    """
+    """One tool call by a model."""
 
     id: str
     name: str
     arguments: str
+    """Always a valid JSON object as text, because every later request repeats the arguments."""
     fault: str | None = None
+    """If set, the call cannot run. Tells the model why."""
     raw: str | None = None
+    """If `fault` is set, the text of the arguments as crow received it."""
     extra: JsonObject = field(default_factory=dict)
+    """The unknown keys of the provider's call object. Crow sends them back unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of one request, or their sums over several requests. None means unknown, not zero.
-
-    `input_tokens` includes `cached_tokens`, which were read from the provider's cache, and `cache_write_tokens`, which
-    were written to it. `output_tokens` includes `reasoning_tokens`. If the endpoint did not report the count of the
-    input or of the output, crow estimates this count and sets `is_input_estimated` or `is_output_estimated`.
-    """
+    """Token counts of one request, or their sums over several requests. None means unknown, not zero."""
 
     input_tokens: int | None = None
+    """Includes `cached_tokens` and `cache_write_tokens`."""
     output_tokens: int | None = None
+    """Includes `reasoning_tokens`."""
     cached_tokens: int | None = None
+    """Tokens that were read from the provider's cache."""
     reasoning_tokens: int | None = None
     cache_write_tokens: int | None = None
+    """Tokens that were written to the provider's cache."""
     is_input_estimated: bool = False
+    """The endpoint did not report the count of the input, so crow estimated it."""
     is_output_estimated: bool = False
+    """The endpoint did not report the count of the output, so crow estimated it."""
 
     @property
     def is_estimated(self) -> bool:
@@ -126,16 +143,15 @@ def _sum(one: int | None, other: int | None) -> int | None:
     return None if one is None and other is None else (one or 0) + (other or 0)
 
 
+WireName: TypeAlias = Literal["chat", "responses", "messages"]
+"""The form of requests and answers: OpenAI's Chat Completions, OpenAI's Responses, or Anthropic's Messages."""
+
 FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One complete model response.
-
-    `opaque` has provider fields that are sent back unchanged, such as `reasoning_details`. `reasoning_field` is the
-    name of the provider's field that contained `thought`, or None if there was no such field.
-    """
+    """One complete model response."""
 
     text: str = ""
     thought: str = ""
@@ -143,7 +159,11 @@ class Answer:
     finish: FinishReason = "stop"
     usage: Usage | None = None
     opaque: JsonObject = field(default_factory=dict)
+    """Provider fields that are sent back unchanged, such as `reasoning_details`."""
     reasoning_field: str | None = None
+    """The name of the provider's field that contained `thought`, or None if there was no such field."""
+    wire: WireName = "chat"
+    """The form in which the answer came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,21 +182,29 @@ class UserMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssistantMessage:
-    """A message from the model. The `opaque` fields are sent only to the `endpoint` that they came from."""
+    """A message from the model."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
     thought: str = ""
     opaque: JsonObject = field(default_factory=dict)
+    """Provider fields that are sent back unchanged, and only to the same `endpoint`."""
     reasoning_field: str | None = None
     endpoint: str = ""
+    """The endpoint that the `opaque` fields came from."""
+    wire: WireName = "chat"
+    """The form in which the answer came. The `opaque` fields are sent back only in this form."""
+    is_before_break: bool = False
+    """Whether the message has opaque fields and was made before a break: the system message, the tools or earlier
+    messages may no longer be those that the model had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolMessage:
-    """The result of the call with this id. Results follow their assistant message in call order."""
+    """The result of a call. Results follow their assistant message in call order."""
 
     call_id: str
+    """The model's id of the call."""
     text: str
     images: tuple[Image, ...] = ()
 

@@ -185,7 +185,7 @@ class ProtectedNames:
         self._globs = re.compile("|".join(f"(?:{glob})" for glob in globs) or r"(?!)")
 
     def covers(self, parts: Sequence[str]) -> bool:
-        """Whether a path with these parts is protected. The parts are folded by `fold_name`."""
+        """Return whether a path with these parts is protected. The parts are folded by `fold_name`."""
         if parts[-1] in self._last:
             return True
         if not self._anywhere.isdisjoint(parts):
@@ -198,12 +198,12 @@ class ProtectedNames:
         return any(self.may_name(part) and self._ends_here(parts[: index + 1]) for index, part in enumerate(parts))
 
     def names(self, parts: Sequence[str]) -> bool:
-        """Whether a path with these parts ends with a protected name. The parts are folded by `fold_name`."""
+        """Return whether a path with these parts ends with a protected name. The parts are folded by `fold_name`."""
         last = parts[-1]
         return last in self._anywhere or last in self._last or (self.may_name(last) and self._ends_here(parts))
 
     def may_name(self, part: str) -> bool:
-        """Whether a protected name or path can end with this part, which is folded by `fold_name`."""
+        """Return whether a protected name or path can end with this part, which is folded by `fold_name`."""
         return part in self._ends or self._globs.match(part) is not None
 
     def _ends_here(self, parts: Sequence[str]) -> bool:
@@ -215,19 +215,19 @@ class ProtectedNames:
 
 
 def is_plain(name: str) -> bool:
-    """Whether this is the name of a file or folder, and neither a path nor a glob."""
+    """Return whether this is the name of a file or folder, and neither a path nor a glob."""
     return not any(sign in name for sign in "/*?[")
 
 
 @lru_cache(maxsize=512)
 def part_pattern(part: str) -> re.Pattern[str]:
-    """The pattern for one part of a path. It matches names folded by `fold_name`."""
+    """Return the pattern for one part of a path. It matches names folded by `fold_name`."""
     return re.compile(translate(normalize("NFKC", part).casefold()))
 
 
 def fold_name(name: str) -> str:
-    """The name in lower case, without characters that some file systems ignore: dots and spaces at the end, invisible
-    characters, and anything after a colon."""
+    """Return the name in lower case, without characters that some file systems ignore: dots and spaces at the end,
+    invisible characters, and anything after a colon."""
     visible = "".join(char for char in normalize("NFKC", name) if category(char) != "Cf")
     return visible.partition(":")[0].rstrip(" .").casefold()
 

@@ -64,8 +64,8 @@ FILES_HEAD = (
 
 
 def user_parts(body: User, entry: int) -> tuple[Part, ...]:
-    """The parts of a prompt. If `body.cut` is set, the longest texts are shortened so that all texts together have at
-    most that many characters."""
+    """Return the parts of a prompt. If `body.cut` is set, the longest texts are shortened so that all texts together
+    have at most that many characters."""
     parts = body.parts or (Text(text=EMPTY_PROMPT),)
     if body.cut is None:
         return parts
@@ -130,11 +130,12 @@ def assistant_message(body: Assistant, calls: tuple[ToolCall, ...], entry: int) 
         opaque={} if interrupted else body.opaque,
         reasoning_field=body.reasoning_field,
         endpoint=body.endpoint,
+        wire=body.wire,
     )
 
 
 def interrupted_text(body: Assistant) -> str:
-    """The part of an interrupted answer that was shown, followed by a note that it was interrupted."""
+    """Return the part of an interrupted answer that was shown, followed by a note that it was interrupted."""
     return f"{body.text}\n\n{INTERRUPTED}"
 
 
@@ -177,8 +178,8 @@ def dumped(value: object) -> str:
 
 
 def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
-    """A tool result as a message. If the result was stored with a `cut`, the message has only the head and tail of its
-    text."""
+    """Return a tool result as a message. If the result was stored with a `cut`, the message has only the head and tail
+    of its text."""
     text = body.text if body.cut is None else head_and_tail(body.text, body.cut, entry)
     return ToolMessage(call_id=call_id, text=text or EMPTY_OUTPUT, images=body.images)
 
@@ -201,7 +202,7 @@ def short_output(text: str, most_bytes: int, call_id: str) -> str:
 
 
 def is_maskable(body: ToolResult) -> bool:
-    """Whether this output may be hidden from the model, and hiding it saves tokens."""
+    """Return whether this output may be hidden from the model, and hiding it saves tokens."""
     if body.name in NEVER_MASKED or body.plan is not None:
         return False
     shown = len(body.text) if body.cut is None else min(len(body.text), body.cut)
@@ -209,7 +210,7 @@ def is_maskable(body: ToolResult) -> bool:
 
 
 def elided_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
-    """The line that replaces a masked output."""
+    """Return the line that replaces a masked output."""
     text = f"[Output of {len(body.text)} characters elided; recall with entry {entry} gives it.]"
     return ToolMessage(call_id=call_id, text=text)
 
@@ -321,19 +322,20 @@ _EDGE_CHARS = 4
 
 
 class SecretMask:
-    """Replaces the given secrets and their base64 forms in a text with `mask`. With `is_guessing`, it also replaces
-    every text that looks like a secret."""
+    """Replaces the given secrets and their base64 forms in a text. With `is_guessing`, it also replaces every text that
+    looks like a secret."""
 
     def __init__(self, secrets: Iterable[str], *, mask: str = MASK, is_guessing: bool = True) -> None:
         given = {secret for secret in secrets if len(secret) >= 4}
         forms = given | {form for secret in given for form in _base64_forms(secret)}
         self.mask = mask
+        """The text that replaces each secret."""
         self._secrets = sorted(given, key=len, reverse=True)
         self._forms = sorted(forms, key=len, reverse=True)
         self._is_guessing = is_guessing
 
     def __call__(self, text: str) -> str:
-        """The text with the mask in place of every secret."""
+        """Return the text with the mask in place of every secret."""
         for form in self._forms:
             text = text.replace(form, self.mask)
         return _LOOKS_SECRET.sub(self.mask, text) if self._is_guessing else text
@@ -408,7 +410,7 @@ def safe(text: str) -> str:
 
 
 def safe_json(text: str) -> str:
-    """JSON text with hidden characters escaped, as `safe` does it, but by escapes that JSON knows."""
+    """Return JSON text with hidden characters escaped, as `safe` does it, but by escapes that JSON knows."""
     if safe(text) == text:
         return text
     return _NOT_PLAIN.sub(lambda found: json.dumps(found[0])[1:-1] if found[0] != "\x7f" else "\\u007f", text)
@@ -418,7 +420,7 @@ _NOT_PLAIN = re.compile(r"[^\n\x20-\x7e]")
 
 
 def on_one_line(text: str) -> str:
-    """`text` without line ends and tabs, and with hidden characters escaped."""
+    """Return `text` without line ends and tabs, and with hidden characters escaped."""
     return safe(" ".join(text.split()))
 
 
@@ -426,8 +428,8 @@ TITLE_CHARS = 200
 
 
 def title_line(text: str, limit: int = TITLE_CHARS) -> str:
-    """The first line of `text` as a title, with hidden characters escaped. If anything is left out, the end of the
-    title says how much: `make … (+2 lines)`."""
+    """Return the first line of `text` as a title, with hidden characters escaped. If anything is left out, the end of
+    the title says how much: `make … (+2 lines)`."""
     if len(text) <= limit and text.isascii() and text.isprintable():
         return text.strip(" ")
     first, *more = [line.strip(" \t\r") for line in text.split("\n") if line.strip(" \t\r")] or [""]
@@ -443,7 +445,8 @@ def title_line(text: str, limit: int = TITLE_CHARS) -> str:
 
 @cache
 def _escapes() -> Mapping[int, str]:
-    """The escape of each code point in `_ALWAYS_HIDDEN`. A table is much faster than a function call for each match."""
+    """Return the escape of each code point in `_ALWAYS_HIDDEN`. A table is much faster than a function call for each
+    match."""
     return {point: _escape(point) for first, last in _ALWAYS_HIDDEN for point in range(first, last + 1)}
 
 
@@ -464,5 +467,5 @@ def _escape_unless_joined(found: re.Match[str]) -> str:
 
 
 def _is_joined(char: str) -> bool:
-    """Whether this character, next to a joiner, may be part of a word or an emoji."""
+    """Return whether this character, next to a joiner, may be part of a word or an emoji."""
     return char > _LAST_LATIN and (char == _EMOJI_STYLE or not _HIDDEN.match(char))

@@ -57,7 +57,8 @@ _LONG = 20
 
 
 def holds_secret(name: str, value: str, exists: Callable[[str], bool]) -> bool:
-    """Whether an environment variable holds a secret, judged by the words of its name and by the form of its value.
+    """Return whether an environment variable holds a secret, judged by the words of its name and by the form of its
+    value.
 
     `exists` says whether a path exists: the path of a file with a secret is not secret itself.
     """
@@ -77,7 +78,7 @@ def _has_secret_form(value: str) -> bool:
 
 @lru_cache(maxsize=1_024)
 def _strength(name: str) -> Literal["none", "weak", "strong"]:
-    """How surely a variable with this name holds a secret."""
+    """Return how surely a variable with this name holds a secret."""
     words = [word.lower() for word in _WORD.findall(name)]
     if any(word in _STRONG or word.endswith(_ENDINGS) or word.startswith(_BEGINNINGS) for word in words):
         return "strong"
@@ -87,7 +88,7 @@ def _strength(name: str) -> Literal["none", "weak", "strong"]:
 
 
 def secrets_in(value: str) -> Iterator[str]:
-    """The texts in the value of such a variable that results of tools must not show.
+    """Return the texts in the value of such a variable that results of tools must not show.
 
     Texts that may occur anywhere by chance, such as `postgres`, are left out.
     """

@@ -23,28 +23,30 @@ def order_id(call_id: str) -> str:
 
 
 def call_of_order(message_id: str) -> str | None:
-    """The id of the call that gave this prompt to a sub-agent, or None if the prompt came from a client."""
+    """Return the id of the call that gave this prompt to a sub-agent, or None if the prompt came from a client."""
     return message_id.removeprefix(ORDER) if message_id.startswith(ORDER) else None
 
 
 def answer_id(call_id: str) -> str:
-    """The message id of a sub-agent's answer. `call_id` is the id of the call that gave the prompt to the sub-agent."""
+    """Return the message id of a sub-agent's answer. `call_id` is the id of the call that gave the prompt to the
+    sub-agent."""
     return f"answer_{call_id}"
 
 
 def resume_hint(task_id: str) -> str:
-    """The end of a task's result for the model."""
+    """Return the end of a task's result for the model."""
     return f"\n[task {task_id}; to continue it, call task with resume={task_id}]"
 
 
 def task_of(result: ToolResult) -> str | None:
-    """The id of the sub-agent that carried out a call of `task`."""
+    """Return the id of the sub-agent that carried out a call of `task`."""
     found = result.raw_output.get("task") if result.name == "task" else None
     return found if isinstance(found, str) else None
 
 
 def answer_text(result: ToolResult) -> str | None:
-    """The sub-agent's answer in the result of a call of `task`. None if the task failed or went to the background."""
+    """Return the sub-agent's answer in the result of a call of `task`. None if the task failed or went to the
+    background."""
     task_id = task_of(result)
     if task_id is None or result.is_error or result.raw_output.get("background") is True:
         return None

@@ -60,14 +60,14 @@ def estimate_text(text: str) -> int:
 
 
 def is_encoded(run: str) -> bool:
-    """Whether a run of characters without blanks is base64, hex or a key."""
+    """Return whether a run of characters without blanks is base64, hex or a key."""
     if len(set(run[:1000])) < ENCODED_LETTERS:
         return False
     return len(run) >= LONG_RUN or SHORT_ENCODED.fullmatch(run) is not None
 
 
 def estimate_message(message: Message) -> int:
-    """Tokens that one message uses in a request, including its role and delimiters."""
+    """Return how many tokens one message uses in a request, including its role and delimiters."""
     match message:
         case messages.SystemMessage(text=text):
             return MESSAGE_TOKENS + estimate_text(text)
@@ -82,7 +82,7 @@ def estimate_message(message: Message) -> int:
 
 
 def estimate_tools(tools: Sequence[ToolSpec]) -> int:
-    """Tokens that the tool specs use in a request."""
+    """Return how many tokens the tool specs use in a request."""
     tokens = CALL_TOKENS * len(tools)
     for tool in tools:
         schema = json.dumps(tool.input_schema, default=str)
@@ -105,7 +105,8 @@ def estimate_part(part: Part) -> int:
 def estimate_assistant(message: messages.AssistantMessage) -> int:
     """Return the estimated tokens of an answer. The answer's reasoning counts only if it may be sent back, either in a
     field of its own or in opaque fields."""
-    tokens = estimate_text(message.text)
+    # The items of an answer repeat its text; crow.llm.items says what they are.
+    tokens = 0 if "items" in message.opaque else estimate_text(message.text)
     for call in message.calls:
         tokens += CALL_TOKENS + estimate_text(call.name) + estimate_text(call.arguments)
     if message.opaque:

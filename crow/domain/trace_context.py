@@ -35,5 +35,5 @@ def use_trace_context(context: Mapping[str, str]) -> None:
 
 
 def current_trace_context() -> dict[str, str]:
-    """The trace context of the work in progress. It is empty if the client sent none."""
+    """Return the trace context of the work in progress. It is empty if the client sent none."""
     return dict(_current.get({}))

@@ -46,7 +46,7 @@ def link_to(address: str, words: str) -> str:
 
 
 def is_web_address(address: str) -> bool:
-    """Whether a link to this address is safe to follow."""
+    """Return whether a link to this address is safe to follow."""
     try:
         return len(address) <= _URL_CHARS and urlsplit(address).scheme in _LINK_SCHEMES
     except ValueError:

@@ -59,11 +59,14 @@ _STOPS: Mapping[StopReason | str, str] = {
 
 @dataclass(slots=True)
 class _Point:
-    """One answer in the plots. `cost` is the sum of all costs up to this answer, in US dollars."""
+    """One answer in the plots."""
 
     prompt: int
+    """The number of prompts before this answer."""
     tokens: int | None
+    """The tokens in the context after this answer, or None if they are unknown."""
     cost: float
+    """The sum of all costs up to this answer, in US dollars."""
     is_compaction: bool = False
 
 
@@ -72,12 +75,16 @@ class _Outline:
     """Facts about a whole path, for the head of the page."""
 
     prompts: list[tuple[int, str]] = field(default_factory=list)
+    """The entry id and the first words of each prompt."""
     points: list[_Point] = field(default_factory=list)
     models: dict[str, None] = field(default_factory=dict)
+    """The names of the models, in the order in which they were first used."""
     cost: float = 0.0
+    """In US dollars."""
     answers: int = 0
     compactions: int = 0
     branches: int = 0
+    """The number of branches that the path does not take."""
 
 
 async def session_page(
@@ -180,7 +187,7 @@ class HtmlPage:
         return "".join(self._branches.pop(entry, ()))
 
     def plain_line(self, text: str) -> str:
-        """A short text on one line, not escaped."""
+        """Return a short text on one line, not escaped."""
         line = on_one_line(self._redact(text[:_LINE_CHARS]))
         return line if len(line) <= _TITLE_CHARS else f"{line[:_TITLE_CHARS]}…"
 
@@ -274,11 +281,11 @@ class HtmlPage:
         return f'<img alt="Image in the session" loading="lazy" src="data:{image.mime_type};base64,{image.data}">'
 
     def clean(self, text: str) -> str:
-        """The text with secrets masked and hidden characters escaped."""
+        """Return the text with secrets masked and hidden characters escaped."""
         return safe(self._redact(text))
 
     def line(self, text: str) -> str:
-        """A short text on one line, as HTML."""
+        """Return a short text on one line, as HTML."""
         return escape(self.plain_line(text))
 
     @property
@@ -296,7 +303,7 @@ class _EntryRenderer:
         self._numbers = count(1)
 
     def render(self, entry: Entry) -> str:
-        """The HTML of one entry; empty for kinds that are not shown."""
+        """Return the HTML of one entry, or an empty string for kinds that are not shown."""
         self._outline.cost += entry.cost or 0.0
         body, page = entry.body, self._page
         match body:
@@ -495,7 +502,7 @@ class _EntryRenderer:
         return render_markdown(_bounded(self._page.clean(text), _TEXT_CHARS))
 
     def _pre(self, text: str, limit: int) -> str:
-        """A text as preformatted HTML. If the text is long, its middle is left out."""
+        """Return a text as preformatted HTML. If the text is long, its middle is left out."""
         shown = self._page.clean(_TERMINAL_CODES.sub("", text))
         if len(shown) <= limit:
             return f'<pre class="plain" tabindex="0">{escape(shown)}</pre>'

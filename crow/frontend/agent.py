@@ -20,7 +20,7 @@ from crow.domain.errors import ArgumentError, AuthError, CrowError, FilesElsewhe
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, RequestParams, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
-from crow.frontend.cursors import CURSOR_KEY, CursorGap, cursor_in, missed_since
+from crow.frontend.cursors import CURSOR_KEY, CursorGap, cursor_in
 from crow.frontend.endpoints import LOGGED_OUT_STATUS, set_provider
 from crow.frontend.frames import (
     INTERNAL_ERROR,
@@ -31,6 +31,7 @@ from crow.frontend.frames import (
     RequestId,
 )
 from crow.frontend.host import PromptRun, ServerDependencies, SessionHost
+from crow.frontend.missed import missed_since
 from crow.frontend.options import mode_named, option_value
 from crow.frontend.params import (
     ClientCapabilities,
@@ -47,10 +48,11 @@ from crow.frontend.params import (
     trace_context,
     wants_full_replay,
 )
-from crow.frontend.sessions import OpenSession, OpenSessions, Requester, session_info
+from crow.frontend.requester import Requester
+from crow.frontend.sessions import ClientSession, ClientSessions, session_info
 from crow.frontend.subagents import Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
-from crow.frontend.updates import ReplayLimits, usage_object
+from crow.frontend.updates import ViewLimits, usage_object
 
 logger = logging.getLogger(__name__)
 
@@ -119,16 +121,16 @@ async def serve(
     """Serves a connection until the client is gone or the connection is stopped. After that, closes the sessions and
     the store within `CLOSE_S` seconds.
 
-    If `host` is given, it is a shared host: its sessions and its store stay open after the connection has ended. In
+    If `host` is given, it is a lasting host: its sessions and its store stay open after the connection has ended. In
     this case, `requester` describes the user of the connection.
 
     With `is_warmed`, crow prepares for the first prompt while the client sends nothing. A client that sends a prompt at
     once does not need this. `agent_type` is the class that serves the methods, by default `AcpAgent`.
 
-    Without a shared host, each session runs in this function's task group, so it outlives the request that opens it.
+    Without such a host, each session runs in this function's task group, so it outlives the request that opens it.
     """
     if host is not None:
-        await _serve_shared(connection, host, requester, agent_type or AcpAgent)
+        await _serve_lasting(connection, host, requester, agent_type or AcpAgent)
         return
     async with anyio.create_task_group() as tasks:
         host = SessionHost(dependencies, tasks)
@@ -145,7 +147,7 @@ async def serve(
     await connection.end()
 
 
-async def _serve_shared(
+async def _serve_lasting(
     connection: ClientConnection, host: SessionHost, requester: Requester | None, agent_type: type[AcpAgent]
 ) -> None:
     async with anyio.create_task_group() as tasks:
@@ -164,7 +166,7 @@ class AcpAgent:
     """Answers the requests of one connection. The parameters of these requests have already been checked against the
     protocol."""
 
-    sessions_type: type[OpenSessions] = OpenSessions
+    sessions_type: type[ClientSessions] = ClientSessions
 
     def __init__(
         self,
@@ -183,6 +185,7 @@ class AcpAgent:
         self._told_auth_status: dict[str, Any] | None = None
         self._is_closing = False
         self._running: dict[asyncio.Task[Any], anyio.CancelScope] = {}
+        self._prompting: set[asyncio.Task[Any]] = set()
         self._cancel_by_id: dict[RequestId, Callable[[], None]] = {}
         self._loading: dict[RequestId, Load] = {}
         self._last_message_at = asyncio.get_running_loop().time()
@@ -265,6 +268,8 @@ class AcpAgent:
         for scope in tuple(self._running.values()):
             scope.cancel()
         await self._host.close_all()
+        if self._prompting:  # their turns have ended, so each is about to respond
+            await asyncio.wait(self._prompting, timeout=DRAIN_S)
 
     async def check_shares(self) -> None:
         """Checks every `CHECK_SHARES_S` seconds whether the user of this connection may still see the connection's
@@ -289,10 +294,12 @@ class AcpAgent:
         self._connection.after_response(self._tell_auth_status)
         if method in OPENING and self._is_logged_out:
             raise AuthError(LOGGED_OUT)
-        if method == "session/prompt":
-            return await answer(params)
         task = asyncio.current_task()
         assert task is not None
+        if method == "session/prompt":
+            self._prompting.add(task)
+            task.add_done_callback(self._prompting.discard)
+            return await answer(params)
         with anyio.CancelScope() as scope:
             self._running[task] = scope
             # The task counts as running until it has sent the response.
@@ -327,7 +334,7 @@ class AcpAgent:
             },
             "authMethods": auth_methods(self._sessions.caps),
             "_meta": {"steering": {"supported": True}, "crow": {"promptId": {}}}
-            | ({CURSOR_KEY: {}} if self._host.is_shared else {}),
+            | ({CURSOR_KEY: {}} if self._host.is_lasting else {}),
         }
 
     async def _authenticate(self, params: RequestParams) -> dict[str, Any]:
@@ -392,25 +399,20 @@ class AcpAgent:
             return self._sessions.introduce(opened)
 
     @asynccontextmanager
-    async def _loaded(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[OpenSession]:
+    async def _loaded(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[ClientSession]:
         """Opens a stored session and sends its history. If the client closes or deletes the session while a long
         history is sent, the request is cancelled."""
-        limits, session_id = ReplayLimits(is_full=wants_full_replay(params)), params["sessionId"]
+        limits, session_id = ViewLimits(is_full=wants_full_replay(params)), params["sessionId"]
         self._loading[params.request_id] = load = Load(session_id, partial(self._cancel, params.request_id))
         try:
             store = await self._sessions.store()
             async with self._sessions.reopened(session_id, request) as opened:
                 session = opened.session
                 family = Family(session_id=session.id) if self._sessions.caps.subagents else None
-                try:
-                    if family is not None:
-                        await opened.client.replay_subagents(store, family, limits)
-                    history = load.watch(store.history(session.id, result_bytes=limits.result_bytes))
-                    is_running = session.is_running
-                    await opened.client.replay(history, is_running=is_running, limits=limits, family=family)
-                except BaseException:
-                    opened.client.release_subagents()
-                    raise
+                if family is not None:
+                    await opened.client.load_subagents(store, family, limits)
+                history = load.watch(store.history(session.id, result_bytes=limits.result_bytes))
+                await opened.client.load(history, is_running=lambda: session.is_running, limits=limits, family=family)
                 yield opened
         finally:
             del self._loading[params.request_id]
@@ -420,18 +422,18 @@ class AcpAgent:
             return self._sessions.introduce(opened)
 
     @asynccontextmanager
-    async def _resumed(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[OpenSession]:
+    async def _resumed(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[ClientSession]:
         """Opens a stored session. If the request has a cursor, also sends the updates that the client missed after that
         cursor."""
         cursor = cursor_in(params)
         async with self._sessions.reopened(params["sessionId"], request) as opened:
             if cursor is not None:
                 store, session = await self._sessions.store(), opened.session
-                # A turn may end while the store is read. The updates of that turn must be sent all the same.
-                is_running = session.is_running
-                missed = await missed_since(cursor, store, session.id, session.branch.entries)
-                is_running = is_running or session.is_running
-                await opened.client.resume(missed, is_running=is_running, is_own=opened.has_sent)
+                await opened.client.resume(
+                    lambda: missed_since(cursor, store, session.id, session.branch.entries),
+                    is_running=lambda: session.is_running,
+                    is_own=opened.has_sent,
+                )
             yield opened
 
     async def _list(self, params: RequestParams) -> dict[str, Any]:
@@ -492,27 +494,12 @@ class AcpAgent:
         return {"title": title}
 
     async def _prompt(self, params: RequestParams) -> dict[str, Any]:
-        if self._host.is_shared:
-            return await self._prompt_shared(params)
-        session, metadata = self._sessions.get(params["sessionId"]), session_metadata(params)
-        name, is_first = prompt_name(params), session.branch.prompt is None
-        # Submit the prompt before the first await, so that a cancellation sent right after it takes effect.
-        parts = without_repeated_prompts(parts_from(params["prompt"]), is_first=is_first)
-        prompt = session.submit(parts, metadata, name)
-        self._cancel_by_id[params.request_id] = lambda: session.withdraw(prompt)
-        try:
-            with self._host.idle.turn():
-                response: dict[str, Any] = {"stopReason": await session.answer(prompt)}
-                return response | ({} if prompt.usage is None else {"usage": usage_object(prompt.usage)})
-        finally:
-            del self._cancel_by_id[params.request_id]
-
-    async def _prompt_shared(self, params: RequestParams) -> dict[str, Any]:
         """Runs a prompt in the host, and waits until the prompt's turn ends.
 
         If a client sends a prompt again after its connection broke, or with the same name, crow does not run the prompt
         again. The client gets the response to the original prompt.
         """
+        # Over stdio, the prompt is submitted without any wait, so a cancellation sent right after it takes effect.
         opened = await self._writable(params["sessionId"])
         key = (self._sessions.requester.connection_id, opened.session.id, params.request_id)
         run = self._host.prompt_again(self._connection, key)
@@ -535,7 +522,7 @@ class AcpAgent:
         await opened.flushed()
         return {"stopReason": prompt.stop} | ({} if prompt.usage is None else {"usage": usage_object(prompt.usage)})
 
-    async def _writable(self, session_id: object) -> OpenSession:
+    async def _writable(self, session_id: object) -> ClientSession:
         """Returns an open session that this client may change. :raises CrowError: the session is not open, or the
         client may not change it."""
         await self._sessions.require(session_id, "write")

@@ -109,6 +109,8 @@ class EditorConnection:
     def __init__(self, transport: Transport, *, ends_on_signals: bool = True) -> None:
         self.checks_parameters = True
         """Whether the parameters of requests are checked against `MODELS`."""
+        self.is_patient = ends_on_signals
+        """See `ClientConnection`. The end of this process's own pipes is always noticed."""
         self._transport = transport
         self._ends_on_signals = ends_on_signals
         self._unanswered: set[RequestId] = set()

@@ -14,12 +14,11 @@ from crow.agent.commands import parse
 from crow.agent.pending import PendingPrompt
 from crow.agent.session import Session
 from crow.agent.templates import ParsedCommand
-from crow.domain.entries import Assistant, Command, Entry, StopReason, TurnEnd, User
+from crow.domain.entries import Command, Entry, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError, StoreUnavailable
-from crow.domain.events import Event, ModeChanged, OptionsChanged, PlanChanged, TitleChanged
-from crow.domain.replay import RemoteTurn
+from crow.domain.events import EntryStored, Event, ModeChanged, OptionsChanged, PlanChanged, TitleChanged
 from crow.domain.trace_context import use_trace_context
-from crow.frontend.attached import AttachedClients
+from crow.frontend.clients import SessionClients
 from crow.frontend.options import CONFIG_KEYS
 from crow.store import SessionRow, Store, Tail
 from crow.store.watching import Draft, News, Watcher
@@ -49,10 +48,9 @@ class HostedFollower:
     The owner must call `begin` before the session runs, and then run `run` until the session is closed.
     """
 
-    def __init__(self, session: Session, clients: AttachedClients) -> None:
+    def __init__(self, session: Session, clients: SessionClients) -> None:
         self._session = session
         self._clients = clients
-        self._turn = RemoteTurn(clients.running)
         self._prompt: PendingPrompt | None = None
         self._turn_number = 0
         self._read_to = 0
@@ -85,13 +83,10 @@ class HostedFollower:
                 continue
             if isinstance(entry.body, User) and self._prompt is None:
                 self._prompt = _prompt_of(entry)
-            if isinstance(entry.body, Assistant):
-                self._clients.place.note_answer(entry)
-            for event in self._turn.feed(entry):
-                self._clients.running.feed(event)
+            self._clients.feed.put(EntryStored(entry=entry))
         if draft is not None:
-            for event in self._turn.grow(draft.message_id, draft.text, draft.thought):
-                self._clients.running.feed(event)
+            for item in self._growth(draft):
+                self._clients.feed.put(item)
 
     async def until_free(self) -> None:
         """See :class:`crow.agent.session.SessionFollower`."""
@@ -174,8 +169,8 @@ class HostedFollower:
             self._lost = claimed_to
             session.lose_turn()
         if claimed_to is None and news.is_elsewhere and news.draft is not None:
-            for event in self._turn.grow(news.draft.message_id, news.draft.text, news.draft.thought):
-                await branch.publish(event)
+            for item in self._growth(news.draft):
+                await branch.publish(item)
         await self._show_settings()
         if is_foreign and branch.plan != plan:
             await branch.publish(PlanChanged(plan=branch.plan))
@@ -225,16 +220,15 @@ class HostedFollower:
         if entry.turn > self._turn_number and isinstance(entry.body, User | Command):
             self._turn_number, self._prompt = entry.turn, _prompt_of(entry)
             is_command = isinstance(entry.body, Command)
-            self._clients.show_turn(self._prompt, entry.parent if is_command else entry.id)
-            if not is_command:
-                self._turn.feed(entry)
-                return
-        for event in self._turn.feed(entry):
-            await self._session.branch.publish(event)
+            self._clients.begin_turn(self._prompt, None if is_command else entry)
+        await self._session.branch.publish(EntryStored(entry=entry))
         if isinstance(entry.body, TurnEnd):
-            await self._show_end(entry.body)
+            self._show_end(entry.body)
 
-    async def _show_end(self, end: TurnEnd) -> None:
+    def _growth(self, draft: Draft) -> tuple[Event, ...]:
+        return self._clients.feed.growth(draft.message_id, text=draft.text, thought=draft.thought)
+
+    def _show_end(self, end: TurnEnd) -> None:
         prompt, self._prompt = self._prompt, None
         if prompt is None:
             return
@@ -242,7 +236,7 @@ class HostedFollower:
             prompt.stop = cast(StopReason, end.stop)
         else:
             prompt.error = CrowError(end.detail or "The turn was interrupted.")
-        await self._clients.show_turn_end(prompt)
+        self._clients.end_turn(prompt)
 
 
 async def draft_of(store: Store, tail: Tail) -> Draft | None:

@@ -29,8 +29,8 @@ from crow.domain.errors import ArgumentError, StoreError
 from crow.domain.events import OptionsChanged
 from crow.domain.rendering import title_line
 from crow.domain.trace_context import use_trace_context
-from crow.frontend.attached import AttachedClients, Origin
-from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.client import ClientConnection
+from crow.frontend.clients import Origin, SessionClients
 from crow.frontend.endpoints import Endpoints
 from crow.frontend.following import HostedFollower
 from crow.frontend.frames import RequestId
@@ -46,7 +46,10 @@ IDLE_S = 3.0
 time."""
 
 SHUT_DOWN_S = 5.0
-"""A shared host has this many seconds to close its sessions and its store."""
+"""A lasting host has this many seconds to close its sessions and its store."""
+
+FLUSH_S = 0.5
+"""When a session is closed, its clients have this many seconds to read its last updates."""
 
 KEEP_S = 600.0
 """The result of a prompt is kept for this many seconds, so that a client whose connection broke can still get it."""
@@ -79,7 +82,7 @@ class ServerDependencies:
     - `editor_timeout_s` is the time limit for responses of the editor, and `user_timeout_s` for answers of its user.
     - `has_network` means that confined commands with the access `write` may use the network.
     - `servers` are the user's own MCP servers. Every session gets them.
-    - `unattended_s` is the approximate time in seconds after which a shared host closes a session that no client has
+    - `unattended_s` is the approximate time in seconds after which a lasting host closes a session that no client has
       open.
     - `log_hint` is a sentence that says where the log is.
     """
@@ -109,25 +112,16 @@ class ServerDependencies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HostedSession:
-    """A session that is open in this process. `client` gets the session's events. On a shared host, `client` stands for
-    all clients of the session.
-
-    `request` is the request that opened the session. On a shared host, `follower` shows what other processes do with
-    the session.
-    """
+class HostSession:
+    """A session that is open in this process."""
 
     session: Session
-    client: SessionClient | AttachedClients
+    clients: SessionClients
     request: OpenRequest
+    """The request that opened the session."""
     follower: HostedFollower | None = None
+    """Shows what other processes do with the session, if the host follows other processes."""
     closed: anyio.Event = field(default_factory=anyio.Event)
-
-    @property
-    def clients(self) -> AttachedClients:
-        """The clients of this session. Only for a shared host."""
-        assert isinstance(self.client, AttachedClients), "the host is shared"
-        return self.client
 
     def satisfies(self, request: OpenRequest) -> bool:
         """Whether the open session already has the directories, servers and model that `request` asks for."""
@@ -140,9 +134,7 @@ class HostedSession:
 
     def is_watched_without(self, origin: Origin) -> bool:
         """Whether any client other than the one with the identity `origin` has opened the session."""
-        if not isinstance(self.client, AttachedClients):
-            return False
-        return any(attachment.origin != origin for attachment in self.client.attachments)
+        return any(attachment.origin != origin for attachment in self.clients.attachments)
 
 
 PromptKey: TypeAlias = tuple[str, str, RequestId]
@@ -186,7 +178,8 @@ class PromptRun:
 class SessionHost:
     """The part of a process that all connections share: the open sessions, the store and the offered models.
 
-    Each session runs as a task in `tasks`. With `is_shared`, sessions outlive the connections that opened them.
+    Each session runs as a task in `tasks`, and may have several clients. With `is_lasting`, sessions outlive the
+    connections that opened them, and follow what other processes do.
     """
 
     def __init__(
@@ -194,16 +187,16 @@ class SessionHost:
         dependencies: ServerDependencies,
         tasks: anyio.abc.TaskGroup,
         *,
-        is_shared: bool = False,
+        is_lasting: bool = False,
         session_view: SessionView | None = None,
     ) -> None:
         self.dependencies = dependencies
         self.models: tuple[str, ...] = tuple(dependencies.models)
         """The names of the models to offer."""
         self.tasks = tasks
-        self.is_shared = is_shared
-        self.open: dict[str, HostedSession] = {}
-        self._closing: set[HostedSession] = set()
+        self.is_lasting = is_lasting
+        self.open: dict[str, HostSession] = {}
+        self._closing: set[HostSession] = set()
         self._prompts: dict[PromptKey, PromptRun] = {}
         self.is_warm = False
         self.idle = IdleTimer(self.tidy)
@@ -251,7 +244,7 @@ class SessionHost:
                     "session/cancel, or wait until it is idle."
                 )
 
-    def run(self, hosted: HostedSession) -> None:
+    def run(self, hosted: HostSession) -> None:
         """Starts the task of a session that was just opened."""
         self.open[hosted.session.id] = hosted
         self.tasks.start_soon(self._run, hosted)
@@ -280,14 +273,14 @@ class SessionHost:
                     del self._prompts[each]
             self._prompts[key] = run
 
-    def close_when_idle(self, hosted: HostedSession) -> None:
+    def close_when_idle(self, hosted: HostSession) -> None:
         """Closes a session that no client has open, about `unattended_s` seconds after its work has ended. If a client
         opens the session before that, the session stays open."""
         if not hosted.clients.attachments and hosted not in self._closing:
             self._closing.add(hosted)
             self.tasks.start_soon(self._close_when_idle, hosted)
 
-    async def _close_when_idle(self, hosted: HostedSession) -> None:
+    async def _close_when_idle(self, hosted: HostSession) -> None:
         use_trace_context({})
         session = hosted.session
         try:
@@ -299,19 +292,19 @@ class SessionHost:
         finally:
             self._closing.discard(hosted)
 
-    async def close(self, hosted: HostedSession) -> None:
+    async def close(self, hosted: HostSession) -> None:
         """Cancels the work of a session and closes the session."""
-        if self.is_shared:  # the connection that sent this request may break before the session is closed
-            self.tasks.start_soon(self._close, hosted)
-            await hosted.closed.wait()
-        else:
-            await self._close(hosted)
+        # The connection that sent this request may break before the session is closed.
+        self.tasks.start_soon(self._close, hosted)
+        await hosted.closed.wait()
 
-    async def _close(self, hosted: HostedSession) -> None:
+    async def _close(self, hosted: HostSession) -> None:
         try:
             await hosted.session.close()
+            with anyio.move_on_after(FLUSH_S):
+                await hosted.clients.flushed()
         finally:
-            hosted.client.close()
+            hosted.clients.close()
             self._forget(hosted)
             hosted.closed.set()
 
@@ -325,8 +318,8 @@ class SessionHost:
     async def close_all(self) -> None:
         """Closes every session, then the store."""
         async with anyio.create_task_group() as tasks:
-            for hosted in self.open.values():
-                tasks.start_soon(hosted.session.close)
+            for hosted in tuple(self.open.values()):
+                tasks.start_soon(self._close, hosted)
         if self._store is not None:
             await self._store.close()
 
@@ -409,12 +402,12 @@ class SessionHost:
         self._has_checked_sandbox = True
         is_new = hosted.session.branch.leaf is None
         notice = notice_of_sandbox(await hosted.session.workspace.sandbox_status())
-        if notice is not None and hosted.client.takes_notices:
-            await hosted.client.publish(notice)
+        if notice is not None and hosted.clients.takes_notices:
+            await hosted.clients.publish(notice)
         elif notice is not None and is_new:
             hosted.session.remark_later(notice)
 
-    async def _run(self, hosted: HostedSession) -> None:
+    async def _run(self, hosted: HostSession) -> None:
         use_trace_context({})  # the session outlives the request that opened it
         try:
             if hosted.follower is None:
@@ -428,10 +421,10 @@ class SessionHost:
             logger.exception("Session %s failed", hosted.session.id)
             self._forget(hosted)
 
-    def _close_deleted(self, hosted: HostedSession) -> None:
+    def _close_deleted(self, hosted: HostSession) -> None:
         self.tasks.start_soon(self._close, hosted)
 
-    def _forget(self, hosted: HostedSession) -> None:
+    def _forget(self, hosted: HostSession) -> None:
         if self.open.get(hosted.session.id) is hosted:
             del self.open[hosted.session.id]
 
@@ -443,17 +436,17 @@ class SessionHost:
         if models != self.models:
             self.models = models
             for hosted in self.open.values():
-                self.tasks.start_soon(hosted.client.publish, OptionsChanged())
+                self.tasks.start_soon(hosted.clients.publish, OptionsChanged())
 
 
 @asynccontextmanager
 async def share_host(
     dependencies: ServerDependencies, *, session_view: SessionView | None = None
 ) -> AsyncIterator[SessionHost]:
-    """Yields a shared host. Its sessions stay open after the connections that opened them have ended. On exit from the
+    """Yields a lasting host. Its sessions stay open after the connections that opened them have ended. On exit from the
     `with` block, closes all sessions and the store."""
     async with anyio.create_task_group() as tasks:
-        host = SessionHost(dependencies, tasks, is_shared=True, session_view=session_view)
+        host = SessionHost(dependencies, tasks, is_lasting=True, session_view=session_view)
         tasks.start_soon(host.idle.run)
         try:
             yield host

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, assert_never
+
+import anyio
 
 from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.domain import events
 from crow.domain.events import Elicitation, ElicitationAnswer
 from crow.domain.rendering import safe, title_line
 from crow.frontend import tool_calls
+from crow.frontend.frames import RequestError
+from crow.frontend.tool_calls import PART_BYTES, json_bytes
+from crow.frontend.view import View
+from crow.tools.limits import FairLimiter
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING_QUESTIONS = 16
+"""The maximum number of questions from MCP servers that may wait while the user answers another question."""
 
 PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
     "allow_once": "allow_once",
@@ -19,6 +31,91 @@ PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
     "reject_always": "reject_always",
 }
 """The answers that a permission question can offer, each with its kind in the protocol."""
+
+
+class Dialogs:
+    """The dialogs that one client shows for a session and its sub-agents.
+
+    The user sees at most one permission request and one question from an MCP server at a time. Otherwise, a new dialog
+    might replace the one that the user is answering. `has_network` means that confined commands with the access `write`
+    may use the network.
+    """
+
+    def __init__(self, *, answer_s: float, has_network: bool = False) -> None:
+        self._answer_s = answer_s
+        self._has_network = has_network
+        self._asking = anyio.Lock()
+        self._eliciting = FairLimiter(1)
+        self._has_declined = False
+        self._page_ids: set[str] = set()
+
+    async def ask(
+        self,
+        session_id: str,
+        question: PermissionQuestion,
+        view: View,
+        request: Callable[[str, dict[str, Any]], Awaitable[Any]],
+    ) -> PermissionAnswer:
+        """Asks for a permission. :raises ConnectionError: the client is gone."""
+        params = permission_params(session_id, question, has_network=self._has_network)
+        async with self._asking:
+            call = params["toolCall"]
+            content = view.question_content(question.call, call.pop("content", []))
+            call |= {"content": content} if content else {}
+            offered = [option["optionId"] for option in params["options"]]
+            try:
+                with anyio.fail_after(self._answer_s):
+                    return permission_answer(await request("session/request_permission", params), offered)
+            except TimeoutError:
+                return "unanswered"
+            except RequestError as error:
+                logger.warning("The editor could not ask for permission: %s", error)
+                return "cannot_ask"
+
+    async def elicit(
+        self,
+        session_id: str,
+        question: Elicitation,
+        request: Callable[[str, dict[str, Any]], Awaitable[Any]],
+        kinds: Collection[str],
+        show: Callable[[events.NoticeShown], Awaitable[object]],
+    ) -> ElicitationAnswer:
+        """Asks a question of an MCP server. `kinds` are the kinds of questions that the client shows. `show` shows a
+        notice.
+
+        :raises ConnectionError: the client is gone.
+        :raises RequestError: the client cannot ask its user.
+        :raises TimeoutError: the user did not answer.
+        """
+        params = elicitation_params(session_id, question)
+        if params["mode"] not in kinds or json_bytes(params) > PART_BYTES:
+            return ElicitationAnswer(action="cancel")
+        if self._eliciting.waiting >= MAX_WAITING_QUESTIONS:
+            if not self._has_declined:  # the user is told once, until no more questions are waiting
+                self._has_declined = True
+                await show(_too_many_questions(params["message"]))
+            return ElicitationAnswer(action="decline")
+        async with self._eliciting.slot():
+            if not self._eliciting.waiting:
+                self._has_declined = False
+            if params["mode"] == "url":
+                self._page_ids.add(params["elicitationId"])
+            with anyio.fail_after(self._answer_s):
+                return elicitation_answer(await request("elicitation/create", params))
+
+    def finish(self, question_id: str) -> bool:
+        """Forgets a page. Returns whether the client was shown the page."""
+        was_shown = question_id in self._page_ids
+        self._page_ids.discard(question_id)
+        return was_shown
+
+
+def _too_many_questions(message: str) -> events.NoticeShown:
+    return events.NoticeShown(
+        severity="warning",
+        title=f"MCP servers ask too many questions: {MAX_WAITING_QUESTIONS} already wait for your answer.",
+        description=f"Until you answer, crow declines all new questions, such as this one: {title_line(message)}",
+    )
 
 
 def permission_params(session_id: str, question: PermissionQuestion, *, has_network: bool = False) -> dict[str, Any]:

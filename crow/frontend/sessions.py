@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import anyio
 import anyio.abc
@@ -29,93 +29,71 @@ from crow.domain.errors import (
 )
 from crow.domain.events import NoticeShown, TitleChanged
 from crow.domain.rendering import title_line
-from crow.frontend.attached import AttachedClient, AttachedClients, Origin
 from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.clients import ClientQueue, Origin, SessionClients
 from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.following import HostedFollower, draft_of
-from crow.frontend.host import HostedSession, SessionHost
+from crow.frontend.host import HostSession, SessionHost
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
+from crow.frontend.questions import Dialogs
+from crow.frontend.requester import GuardedStore, Requester
 from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorRequests, EditorWorkspace, SharedWorkspace
 from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail, node_of
 from crow.store.codec import changed_config, merged_metadata
 from crow.store.watching import Draft
 from crow.tools import Workspace
-from crow.tools.servers import McpServer, StdioServer
+from crow.tools.servers import merge_servers
 
 logger = logging.getLogger(__name__)
 
 
-class GuardedStore(Store, Protocol):
-    """A store that shows one principal only the sessions that this principal may see."""
-
-    principal: str | None
-
-    async def access(self, session_id: str) -> Access | None:
-        """Returns the principal's access to a session, or None if the session is unknown or hidden."""
-
-    async def require(self, session_id: str, need: Access) -> Access:
-        """Returns the principal's access to a session, which must be at least `need`.
-
-        :raises NoSuchSession: the session is unknown or hidden.
-        :raises ArgumentError: the principal has less access than `need`.
-        """
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requester:
-    """The user of a connection to a shared host, with this user's rights.
-
-    `view` wraps the store, so that it shows only the sessions that this user may see. If `view` is None, the user may
-    see and do everything. `check` raises an error if the user may not send the given request to open a session.
-    `check_params` gets the method, the parameters and the store, and raises an error if the user may not send these
-    parameters. Crow calls `check_params` before it uses any path in the parameters.
-
-    `connection_id` stays the same when the client connects again. It may be empty. With `may_configure`, the user may
-    change settings of the whole process, such as endpoints.
-    """
-
-    view: Callable[[Store], GuardedStore] | None = None
-    check: Callable[[OpenRequest], None] = lambda _request: None
-    check_params: Callable[[str, Any, Store], Awaitable[None]] | None = None
-    connection_id: str = ""
-    may_configure: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenSession:
-    """A session that a connection has opened, with the client that sends the session's updates over this connection.
-
-    `contents` describes the session's directory if the user has not worked there before, else it is None. `attachment`
-    is None if the host is not shared.
-    """
+class ClientSession:
+    """A session that a connection has opened."""
 
     session: Session
-    client: SessionClient
-    hosted: HostedSession
+    hosted: HostSession
+    attachment: ClientQueue
+    """The queue of updates for this connection's client."""
     contents: WorkspaceContents | None = None
-    attachment: AttachedClient | None = None
+    """Describes the session's directory, if the user has not worked there before."""
+
+    @property
+    def client(self) -> SessionClient:
+        """The client that sends the session's updates over this connection."""
+        return self.attachment.client
 
     async def flushed(self) -> None:
         """Waits until all updates that were published before this call have been sent to the client."""
-        if self.attachment is not None:
-            await self.attachment.flushed()
+        await self.attachment.flushed()
 
     def note_sent(self, message_id: str) -> None:
-        """Remembers that this client sent the prompt with this id. Does nothing if the host is not shared."""
-        if self.attachment is not None:
-            self.hosted.clients.note_sender(message_id, self.attachment)
+        """Remembers that this client sent the prompt with this id."""
+        self.hosted.clients.note_sender(message_id, self.attachment)
 
     def has_sent(self, message_id: str) -> bool:
         """Whether crow remembers that the client sent the prompt with this id. Crow forgets old prompts."""
-        return self.attachment is not None and self.hosted.clients.has_sent(self.attachment.origin, message_id)
+        return self.hosted.clients.has_sent(self.attachment.origin, message_id)
 
 
-class OpenSessions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What the host needs to start a session."""
+
+    tail: Tail
+    request: OpenRequest
+    contents: WorkspaceContents | None = None
+    """Describes the session's directory, if the user has not worked there before."""
+    draft: Draft | None = None
+    """The unfinished answer, if another process runs a turn of the session."""
+
+
+class ClientSessions:
     """The sessions that one connection has opened. The host runs them.
 
-    On a shared host, other connections may have opened the same sessions, and a session may stay open after all its
+    Other connections may have opened the same sessions, and on a lasting host, a session may stay open after all its
     connections have ended.
     """
 
@@ -137,11 +115,11 @@ class OpenSessions:
         self._tasks = tasks
         self.requester = requester or Requester()
         self._view: GuardedStore | None = None
-        self._opened: dict[str, OpenSession] = {}
+        self._opened: dict[str, ClientSession] = {}
 
     def use_capabilities(self, caps: ClientCapabilities) -> None:
-        """Sets the client's capabilities. If the host is not shared, the client gets no cursors."""
-        self.caps = replace(caps, cursors=caps.cursors and self.host.is_shared)
+        """Sets the client's capabilities. If the host is not lasting, the client gets no cursors."""
+        self.caps = replace(caps, cursors=caps.cursors and self.host.is_lasting)
 
     @property
     def origin(self) -> Origin:
@@ -173,14 +151,13 @@ class OpenSessions:
         if guarded is not None and isinstance(session_id, str):
             await guarded.require(session_id, access)
 
-    def opened(self, session_id: object) -> OpenSession:
+    def opened(self, session_id: object) -> ClientSession:
         """Returns the session with this id.
 
         :raises NoSuchSession: this connection has not opened the session, or the session is being closed.
         """
         opened = self._opened.get(session_id) if isinstance(session_id, str) else None
-        is_gone = opened is None or (opened.attachment is not None and opened.attachment.is_detached)
-        if opened is None or is_gone or opened.session.closing:
+        if opened is None or opened.attachment.is_detached or opened.session.closing:
             raise NoSuchSession(str(session_id))
         return opened
 
@@ -212,11 +189,11 @@ class OpenSessions:
                 "_meta.crow.watch."
             )
 
-    def _may_write(self, opened: OpenSession) -> bool:
-        return opened.attachment is None or opened.attachment.may_write
+    def _may_write(self, opened: ClientSession) -> bool:
+        return opened.attachment.may_write
 
     @asynccontextmanager
-    async def locked(self, session_id: str) -> AsyncIterator[OpenSession]:
+    async def locked(self, session_id: str) -> AsyncIterator[ClientSession]:
         """Yields the open session with this id, and keeps it open during the block.
 
         :raises NoSuchSession: see `opened`.
@@ -226,7 +203,7 @@ class OpenSessions:
             self.refuse_watcher(session_id)
             yield self.opened(session_id)
 
-    async def create(self, request: OpenRequest, *, alias: str | None = None) -> OpenSession:
+    async def create(self, request: OpenRequest, *, alias: str | None = None) -> ClientSession:
         """Creates and opens a session. If a session already has the alias, opens that session instead."""
         self.requester.check(request)
         store = await self.store()
@@ -245,7 +222,7 @@ class OpenSessions:
             )
             try:
                 tail = Tail(row=await store.create_session(new), entries=())
-                return self._start(tail, request, contents)
+                return self._start(Start(tail=tail, request=request, contents=contents))
             except ArgumentError:  # another process may have just created a session with this alias
                 row = None if alias is None else await store.session_by_alias(alias)
                 if row is None:
@@ -253,7 +230,7 @@ class OpenSessions:
         async with self.reopened(row.id, request) as opened:
             return opened
 
-    async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> OpenSession:
+    async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> ClientSession:
         """Creates and opens a session that continues another session from `entry`. If `entry` is None, continues from
         the last entry."""
         self.requester.check(request)
@@ -278,17 +255,15 @@ class OpenSessions:
             config = {**changes_of_own(row.config), **request.config}
             if changed_config(row.config, config) != row.config:
                 await store.update_session(row.id, SessionChanges(config=config))
-        return self._start(await store.open_session(row.id), request, contents)
+        return self._start(Start(tail=await store.open_session(row.id), request=request, contents=contents))
 
     @asynccontextmanager
-    async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[OpenSession]:
+    async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[ClientSession]:
         """Opens a stored session for the block. If the block fails and the session was not open before, the session is
         closed again.
 
-        If the session is already open in this process, it is closed and opened again, so that the request takes effect.
-        But it stays open if it is busy, or if it has a result that could not be stored yet. On a shared host, it also
-        stays open if this client only watches it, if other clients use it, or if it already has everything that the
-        request asks for.
+        A session that is open in this process is joined if `_may_join` says so. Otherwise it is closed and started
+        again, so that the request takes effect.
         """
         self.requester.check(request)
         store, host = await self.store(), self.host
@@ -297,15 +272,7 @@ class OpenSessions:
             host.refuse_if_running(session_id)
             if request.missing:
                 await self._check_missing(store, session_id, request)
-            hosted = host.open.get(session_id)
-            if hosted is not None and host.is_shared and hosted.session.closing:
-                await hosted.closed.wait()
-                hosted = host.open.get(session_id)
-            has_unstored = hosted is not None and not await hosted.session.settle()
-            if hosted is not None and host.is_shared:
-                row = await store.session(session_id)  # raises an error if it was deleted or is hidden by now
-                if hosted.follower is not None:  # the client may have been sent more by another process
-                    await hosted.follower.catch_up(row)
+            hosted = await self._caught_up(store, session_id)
             access = await self._access(session_id)
             if access != "own":  # only the owner can move a session or give it servers
                 row = await store.session(session_id)
@@ -313,46 +280,78 @@ class OpenSessions:
             is_watcher = request.is_watcher or access == "read"
             if not is_watcher:
                 await self._apply(store, hosted, session_id, request)
-
-            def stays_open() -> bool:
-                if hosted is None:
-                    return False
-                is_kept = host.is_shared and (
-                    is_watcher or hosted.is_watched_without(self.origin) or hosted.satisfies(request)
-                )
-                return has_unstored or hosted.session.busy or is_kept
-
-            if not stays_open() and is_watcher:
-                contents, tail = None, await (await host.store()).open_session(session_id)
-                request = OpenRequest(cwd=tail.row.cwd, directories=tail.row.additional_directories, servers=())
-            elif not stays_open():
-                contents = await self._inspect_if_new(store, request)
-                tail = await self._update(store, await store.open_session(session_id), request)
-            draft = None if stays_open() else await draft_of(host.adapters_for(tail.row).store, tail)
-            if hosted is not None and stays_open():  # a prompt may have arrived during the awaits above
-                async with self._joined(hosted, is_watcher=is_watcher) as opened:
-                    yield opened
-                self._warn_about_cwd(opened, request)
-                await self._warn_about_files(opened)
-                return
-            # Start the session before the next await: the next request may already be a prompt for this session.
-            known = self._opened.get(session_id)
-            opened = self._start(tail, request, contents, draft=draft, is_watcher=is_watcher)
-            if hosted is not None:
-                with anyio.CancelScope(shield=True):
-                    await host.close(hosted)
-            try:
+            start: Start | None = None
+            if hosted is None or not self._may_join(hosted, request, is_watcher=is_watcher):
+                start = await self._prepare(store, session_id, request, is_watcher=is_watcher)
+            # A prompt may have arrived during the awaits above.
+            if hosted is not None and (start is None or self._may_join(hosted, request, is_watcher=is_watcher)):
+                outcome = self._joined(hosted, request, is_watcher=is_watcher)
+            else:
+                assert start is not None, "a session that is not joined is started"
+                outcome = self._started(start, hosted, is_watcher=is_watcher)
+            async with outcome as opened:
                 yield opened
                 await self._warn_about_files(opened)
-            except BaseException:
-                if known is None and host.is_shared:  # another client may be waiting to use the session
-                    self.detach(opened)
-                elif known is None:
-                    self._opened.pop(session_id, None)
-                    host.tasks.start_soon(host.close, opened.hosted)
-                else:
-                    opened.client.open()  # the client already knows the session and may get updates
-                raise
+
+    async def _caught_up(self, store: Store, session_id: str) -> HostSession | None:
+        """Returns the session if it is open in this process, with everything that can be stored and read now. Waits for
+        a session that is being closed.
+
+        :raises NoSuchSession: the session was deleted, or this connection may not see it.
+        """
+        hosted = self.host.open.get(session_id)
+        if hosted is not None and hosted.session.closing:
+            await hosted.closed.wait()
+            hosted = self.host.open.get(session_id)
+        if hosted is not None:
+            await hosted.session.settle()
+            row = await store.session(session_id)
+            if hosted.follower is not None:  # the client may have been sent more by another process
+                await hosted.follower.catch_up(row)
+        return hosted
+
+    def _may_join(self, hosted: HostSession, request: OpenRequest, *, is_watcher: bool) -> bool:
+        """Whether an open session stays as it is: it is busy, it has a result that could not be stored yet, this client
+        only watches it, other clients use it, or it already has everything that the request asks for."""
+        session = hosted.session
+        is_kept = is_watcher or hosted.is_watched_without(self.origin) or hosted.satisfies(request)
+        return is_kept or session.busy or session.owes
+
+    async def _prepare(self, store: Store, session_id: str, request: OpenRequest, *, is_watcher: bool) -> Start:
+        """Reads everything that `_started` needs, and stores what the request changes."""
+        contents = None
+        if is_watcher:
+            tail = await (await self.host.store()).open_session(session_id)
+            request = OpenRequest(cwd=tail.row.cwd, directories=tail.row.additional_directories, servers=())
+        else:
+            contents = await self._inspect_if_new(store, request)
+            tail = await self._update(store, await store.open_session(session_id), request)
+        draft = await draft_of(self.host.adapters_for(tail.row).store, tail) if self.host.is_lasting else None
+        return Start(tail=tail, request=request, contents=contents, draft=draft)
+
+    @asynccontextmanager
+    async def _started(
+        self, start: Start, before: HostSession | None, *, is_watcher: bool
+    ) -> AsyncIterator[ClientSession]:
+        """Starts a session in the host, in place of `before`. If the block fails and this connection has not opened the
+        session before, closes the session again."""
+        session_id = start.tail.row.id
+        known = self._opened.get(session_id)
+        # Start the session before the next await: the next request may already be a prompt for this session.
+        opened = self._start(start, is_watcher=is_watcher)
+        if before is not None:
+            with anyio.CancelScope(shield=True):
+                await self.host.close(before)
+        try:
+            yield opened
+        except BaseException:
+            if known is not None:
+                opened.client.open()  # the client already knows the session and may get updates
+            else:
+                self.detach(opened)
+                if not self.host.is_lasting:
+                    self.host.tasks.start_soon(self.host.close, opened.hosted)
+            raise
 
     async def _check_missing(self, store: Store, session_id: str, request: OpenRequest) -> None:
         """Checks a request whose directory does not exist here. The request is valid only if the session's files are on
@@ -364,16 +363,22 @@ class OpenSessions:
             raise ArgumentError(request.missing)
 
     @asynccontextmanager
-    async def _joined(self, hosted: HostedSession, *, is_watcher: bool) -> AsyncIterator[OpenSession]:
-        """Adds this connection to a session that is already open in the host. If the block fails, removes the
-        connection again."""
+    async def _joined(
+        self, hosted: HostSession, request: OpenRequest, *, is_watcher: bool
+    ) -> AsyncIterator[ClientSession]:
+        """Adds this connection to a session that is already open in the host. If the block fails and this connection
+        has not opened the session before, removes it again."""
         known = self._opened.get(hosted.session.id)
         opened = known if known is not None else self._attach(hosted, is_watcher=is_watcher)
+        opened.client.hold()
         try:
             yield opened
+            self._warn_about_cwd(opened, request)
         except BaseException:
             if known is None:
                 self.detach(opened)
+            else:
+                known.client.open()
             raise
 
     async def _access(self, session_id: str) -> Access | None:
@@ -393,10 +398,10 @@ class OpenSessions:
             access = await self._access(opened.session.id)
             if access is None:
                 self.detach(opened)
-            elif access == "read" and opened.attachment is not None:
+            elif access == "read":
                 opened.attachment.may_write = False
 
-    async def _apply(self, store: Store, hosted: HostedSession | None, session_id: str, request: OpenRequest) -> None:
+    async def _apply(self, store: Store, hosted: HostSession | None, session_id: str, request: OpenRequest) -> None:
         """Stores the metadata in `request`. If the session is open, also stores the configuration in `request`."""
         if request.metadata:
             if hosted is None:
@@ -423,13 +428,12 @@ class OpenSessions:
                 self._opened.pop(session_id, None)
                 await self.host.close(opened.hosted)
 
-    def detach(self, opened: OpenSession) -> None:
+    def detach(self, opened: ClientSession) -> None:
         """Leaves a session, which stays open."""
         if self._opened.get(opened.session.id) is opened:
             del self._opened[opened.session.id]
-        if opened.attachment is not None:
-            opened.hosted.clients.detach(opened.attachment)
-            self.host.close_when_idle(opened.hosted)
+        opened.hosted.clients.detach(opened.attachment)
+        self.host.close_when_idle(opened.hosted)
 
     def detach_all(self) -> None:
         """Leaves all sessions, because the connection has ended."""
@@ -443,7 +447,7 @@ class OpenSessions:
             await self.require(session_id, "own")
             async with self.host.lock(session_id):
                 self.host.refuse_if_running(session_id)
-                await self._close_everywhere(store, session_id)
+                await self._close_everywhere(session_id)
                 await store.delete_session(session_id)
 
     async def archive(self, session_id: str) -> None:
@@ -456,7 +460,7 @@ class OpenSessions:
         async with self.host.lock(session_id):
             self.host.refuse_if_running(session_id)
             row = await store.session(session_id)
-            await self._close_everywhere(store, session_id)
+            await self._close_everywhere(session_id)
             if not row.archived:
                 await store.update_session(session_id, SessionChanges(archived=True))
 
@@ -476,8 +480,7 @@ class OpenSessions:
         if session_id in self._opened:
             self.refuse_watcher(session_id)
         async with self.host.lock(session_id):
-            if self.host.is_shared:
-                await store.session(session_id)
+            await store.session(session_id)
             await self.host.change(session_id, SessionChanges(title=title, title_by_user=True))
             if session_id in self.host.open:
                 await self.host.open[session_id].session.branch.publish(TitleChanged(title=title))
@@ -487,23 +490,17 @@ class OpenSessions:
         not exist."""
         hosted = self.host.open.get(session_id)
         is_open = hosted is not None and not hosted.session.closing
-        if self.host.is_shared or not is_open:
-            await (await self.store()).session(session_id)
+        await (await self.store()).session(session_id)
         return "open" if is_open else "saved"
 
-    async def _close_everywhere(self, store: Store, session_id: str) -> None:
-        """Closes a session on all connections, if it is open.
-
-        :raises NoSuchSession: this connection may not see the session.
-        """
+    async def _close_everywhere(self, session_id: str) -> None:
+        """Closes a session on all connections, if it is open."""
         hosted = self.host.open.get(session_id)
         if hosted is not None:
-            if self.host.is_shared:
-                await store.session(session_id)
             self._opened.pop(session_id, None)
             await self.host.close(hosted)
 
-    def introduce(self, opened: OpenSession) -> dict[str, Any]:
+    def introduce(self, opened: ClientSession) -> dict[str, Any]:
         """Returns the modes and config options of a session, for the response to the request that has just opened it.
 
         Right after that response has been sent, sends the session's commands, usage and title, and then all other
@@ -513,8 +510,8 @@ class OpenSessions:
         session = opened.session
         meta: dict[str, Any] = {}
         if self.caps.cursors:
-            meta[CURSOR_KEY] = str(opened.client.place.cursor)
-        if opened.attachment is not None:
+            meta[CURSOR_KEY] = str(opened.client.view.cursor)
+        if self.host.is_lasting:
             meta["acp/turnState"] = opened.hosted.clients.last_turn
         answer = {"modes": mode_state(session.branch.row.mode), "configOptions": self.options(session)}
         return answer | ({"_meta": meta} if meta else {})
@@ -528,63 +525,49 @@ class OpenSessions:
             mode=row.mode, model=model, models=self.host.models, config=config, booleans=caps.boolean_options
         )
 
-    def _start(
-        self,
-        tail: Tail,
-        request: OpenRequest,
-        contents: WorkspaceContents | None,
-        *,
-        draft: Draft | None = None,
-        is_watcher: bool = False,
-    ) -> OpenSession:
-        """Opens a session in the host and on this connection. The method contains no await, so no other request can
-        run in between.
-
-        If another process runs a turn of the session, `draft` is the unfinished answer of that turn, else None.
-        """
+    def _start(self, start: Start, *, is_watcher: bool = False) -> ClientSession:
+        """Starts a session in the host and opens it on this connection. The method contains no await, so no other
+        request can run in between."""
+        tail, request, contents = start.tail, start.request, start.contents
         host, row, dependencies = self.host, tail.row, self.host.dependencies
         disk = dependencies.workspace(row.cwd, row.additional_directories)
-        servers = _merge_servers(dependencies.servers, request.servers)
-        if host.is_shared:
-            workspace = SharedWorkspace(disk)
-            clients = AttachedClients(host.tasks, workspace, wait_s=dependencies.user_timeout_s)
-            session = Session(host.adapters_for(row), clients, workspace, servers, tail)
-            session.listener = clients
-            clients.follow(session)
-            follower = None
-            if session.adapters.store.notifies:
-                session.follower = follower = HostedFollower(session, clients)
-                follower.begin(tail, draft)
-            hosted = HostedSession(session=session, client=clients, request=request, follower=follower)
-            opened = self._attach(hosted, contents=contents, is_watcher=is_watcher)
-            workspace.use(None if opened.attachment is None else opened.attachment.editor)
-        else:
-            client = self._client(row.id, row.cwd, lambda: session)
-            session = Session(host.adapters_for(row), client, self._through_editor(row.id, disk) or disk, servers, tail)
-            self._bind(client, session)
-            hosted = HostedSession(session=session, client=client, request=request)
-            opened = OpenSession(session=session, client=client, hosted=hosted, contents=contents)
-        self._opened[row.id] = opened
+        servers = merge_servers(dependencies.servers, request.servers)
+        workspace = SharedWorkspace(disk)
+        clients = SessionClients(row.id, host.tasks, workspace, wait_s=dependencies.user_timeout_s)
+        session = Session(host.adapters_for(row), clients, workspace, servers, tail)
+        session.listener = clients
+        clients.follow(session)
+        follower = None
+        if host.is_lasting and session.adapters.store.notifies:
+            session.follower = follower = HostedFollower(session, clients)
+            follower.begin(tail, start.draft)
+        hosted = HostSession(session=session, clients=clients, request=request, follower=follower)
+        opened = self._attach(hosted, contents=contents, is_watcher=is_watcher)
+        workspace.use(opened.attachment.editor)
         if contents is not None and contents.concerns_agents and not self.caps.notices:
             session.remark_later(notice_of_workspace(contents))
         host.run(hosted)
         return opened
 
     def _attach(
-        self, hosted: HostedSession, *, contents: WorkspaceContents | None = None, is_watcher: bool = False
-    ) -> OpenSession:
-        """Adds this connection's client to a session of a shared host. Updates are held back until `introduce` is
-        called."""
+        self, hosted: HostSession, *, contents: WorkspaceContents | None = None, is_watcher: bool = False
+    ) -> ClientSession:
+        """Adds this connection's client to a session. Updates are held back until `introduce` is called."""
         session = hosted.session
-        client = self._client(session.id, session.branch.row.cwd, lambda: session)
-        self._bind(client, session)
-        attachment = hosted.clients.attach(client, origin=self.origin, may_write=not is_watcher, drop=self._drop)
+        client = self._client(hosted)
+        attachment = hosted.clients.attach(
+            client,
+            origin=self.origin,
+            may_write=not is_watcher,
+            is_patient=self._connection.is_patient,
+            drop=self._drop,
+        )
         if self.requester.view is not None:
             attachment.check = partial(self.require, session.id)
         # The editor of a remote user has other files, so only the editor of a local user serves files.
         if self.requester.may_configure and isinstance(session.workspace, SharedWorkspace):
             attachment.editor = self._through_editor(session.id, session.workspace.disk)
-        opened = OpenSession(session=session, client=client, hosted=hosted, contents=contents, attachment=attachment)
+        opened = ClientSession(session=session, hosted=hosted, contents=contents, attachment=attachment)
         self._opened[session.id] = opened
         return opened
 
@@ -601,20 +584,18 @@ class OpenSessions:
         editor = EditorRequests(session_id, self._connection.request, answer_s=dependencies.editor_timeout_s)
         return EditorWorkspace(disk, editor, caps, dependencies.hidden_variables() if in_terminals else None)
 
-    def _client(self, session_id: str, cwd: str, session: Callable[[], Session]) -> SessionClient:
+    def _client(self, hosted: HostSession) -> SessionClient:
+        session, dependencies = hosted.session, self.host.dependencies
         return self.client_type(
-            session_id,
+            session.id,
             self._connection,
             self.caps,
-            cwd=cwd,
-            options=lambda: self.options(session()),
-            commands=lambda: self.host.commands(session()),
-            user_timeout_s=self.host.dependencies.user_timeout_s,
-            has_network=self.host.dependencies.has_network,
+            cwd=session.branch.row.cwd,
+            feed=hosted.clients.feed,
+            options=lambda: self.options(session),
+            commands=lambda: self.host.commands(session),
+            dialogs=Dialogs(answer_s=dependencies.user_timeout_s, has_network=dependencies.has_network),
         )
-
-    def _bind(self, client: SessionClient, session: Session) -> None:
-        """Connects a new client with its session. Does nothing here, but a subclass can override it."""
 
     def _drop(self, reason: str) -> None:
         logger.warning("A client is disconnected: %s", reason)
@@ -656,7 +637,7 @@ class OpenSessions:
             row = replace(row, cwd=cwd, additional_directories=directories, model=model, permissions=rules)
             return replace(tail, row=row)
 
-    def _warn_about_cwd(self, live: OpenSession, request: OpenRequest) -> None:
+    def _warn_about_cwd(self, live: ClientSession, request: OpenRequest) -> None:
         """Warns the user if the request asks for another directory but the session is busy and cannot move now. Sends
         the warning after the response."""
         cwd = live.session.branch.row.cwd
@@ -666,17 +647,17 @@ class OpenSessions:
                 "session again after the turn."
             )
             notice = NoticeShown(severity="warning", title=title)
-            self._connection.after_response(lambda: self._tasks.start_soon(live.client.publish, notice))
+            self._connection.after_response(lambda: self._tasks.start_soon(live.client.show, notice))
 
-    async def _warn_about_files(self, opened: OpenSession) -> None:
+    async def _warn_about_files(self, opened: ClientSession) -> None:
         """Warns the user if the session's files are on another machine and the session can only be read here. Sends the
         warning after the response."""
         problem = await opened.session.files_elsewhere()
         if problem is not None:
             notice = NoticeShown(severity="warning", title=str(problem))
-            self._connection.after_response(lambda: self._tasks.start_soon(opened.client.publish, notice))
+            self._connection.after_response(lambda: self._tasks.start_soon(opened.client.show, notice))
 
-    async def _introduce(self, opened: OpenSession) -> None:
+    async def _introduce(self, opened: ClientSession) -> None:
         client, session = opened.client, opened.session
         commands = self.host.commands(session)
         await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
@@ -689,10 +670,10 @@ class OpenSessions:
             title = {"title": title_line(row.title), "updatedAt": _iso_time(row.updated_ms)}
             await client.send({"sessionUpdate": "session_info_update", **title})
         await client.tell_subagents()
-        await client.catch_up()
-        client.open()
+        await client.join()
         if opened.contents is not None and opened.contents.concerns_agents and client.takes_notices:
-            await client.publish(notice_of_workspace(opened.contents))
+            await client.show(notice_of_workspace(opened.contents))
+        client.open()
         if self.host.is_warm:
             session.warm()
             await self.host.warn_about_sandbox()
@@ -719,18 +700,3 @@ def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, 
 def _iso_time(ms: int) -> str:
     time = datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _merge_servers(own: Sequence[McpServer], offered: Sequence[McpServer]) -> tuple[McpServer, ...]:
-    """Returns the user's servers, followed by the editor's. A server that is in both lists is included only once.
-
-    If two different servers have the same name, both are included. They stay separate, because the user's rules for one
-    of them must not apply to the other.
-    """
-
-    def identity(server: McpServer) -> tuple[str, ...]:
-        address = (server.command, *server.args) if isinstance(server, StdioServer) else (server.url,)
-        return (server.name, *address)
-
-    known = {identity(server) for server in own}
-    return (*own, *(server for server in offered if identity(server) not in known))

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,13 +17,15 @@ from crow.agent.pending import PendingPrompt
 from crow.agent.session import Session
 from crow.domain.entries import Command, Entry, TurnEnd, User
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError
-from crow.domain.events import ElicitationKind, EntryStored, Event
+from crow.domain.events import ElicitationKind, EntryStored
 from crow.frontend.agent import REQUEST_CANCELLED, AcpAgent, Method, auth_methods, error_response
-from crow.frontend.client import ClientConnection, RequestParams, SessionClient, request_error
+from crow.frontend.client import NO_PLACE, ClientConnection, RequestParams, SessionClient, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
-from crow.frontend.cursors import CURSOR_KEY, PIECEMEAL, CursorTracker, Missed, cursor_in
+from crow.frontend.cursors import CURSOR_KEY, PIECEMEAL, cursor_in
+from crow.frontend.feed import Item, TurnBegan, TurnEnded
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, RequestError, describe
-from crow.frontend.host import PromptRun
+from crow.frontend.host import HostSession, PromptRun
+from crow.frontend.missed import Missed
 from crow.frontend.params import (
     ClientCapabilities,
     OpenRequest,
@@ -32,10 +34,11 @@ from crow.frontend.params import (
     session_alias,
     session_metadata,
 )
-from crow.frontend.sessions import OpenSession, OpenSessions
+from crow.frontend.sessions import ClientSession, ClientSessions
 from crow.frontend.subagents import Family
-from crow.frontend.updates import ReplayLimits, ReplayUpdates, Update, command_updates, prompt_updates
+from crow.frontend.updates import Update, ViewLimits
 from crow.frontend.v2_updates import FINAL_STATUSES, Wording, commands, config_options, permission_params
+from crow.frontend.view import Shown, View
 from crow.store import NamedPrompt
 
 logger = logging.getLogger(__name__)
@@ -59,10 +62,11 @@ class SessionClientV2(SessionClient):
     """The client of one session, in version 2 of the protocol.
 
     In addition to updates, this class sends the state of the session. It sends each prompt when the prompt becomes part
-    of the conversation. `session` is set before the session starts.
+    of the conversation. `session` is set before the client is opened.
     """
 
     session: Session
+    sees_own_prompts = True
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -82,7 +86,7 @@ class SessionClientV2(SessionClient):
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return self._insertions.setdefault(prompt.message_id, future)
 
-    def join(self, message_id: str, known: NamedPrompt) -> None:
+    def expect_first(self, message_id: str, known: NamedPrompt) -> None:
         """Expect the stored prompt `known` instead of the prompt `message_id`, which repeats it."""
         if (future := self._insertions.pop(message_id, None)) is not None and not future.done():
             if known.turn is None:
@@ -90,109 +94,104 @@ class SessionClientV2(SessionClient):
             else:
                 future.set_result(known.message_id)
 
-    def learn(self, running: Sequence[Event], place: CursorTracker | None = None) -> None:
-        """See `SessionClient.learn`."""
-        super().learn(running, place)
-        if self.session.has_turn or self.session.runs_elsewhere:
-            self._state = RUNNING
+    async def show(self, item: Item, *, is_own: bool = False) -> None:
+        """See `SessionClient.show`."""
+        if isinstance(item, TurnEnded):
+            await self._end_turn(item)
+            return
+        await super().show(item, is_own=is_own)
+        match item:
+            case EntryStored(entry=Entry(body=User(message_id=message_id))):
+                self._note_inserted(message_id, message_id)
+            case (
+                EntryStored(entry=Entry(body=Command(message_id=message_id)))
+                | TurnBegan(message_id=message_id, typed=str())
+            ):
+                self._note_inserted(message_id, f"{message_id}_typed")
 
-    async def publish_shared(self, event: Event, *, is_own: bool) -> None:  # noqa: ARG002
-        """See `SessionClient.publish_shared`. In version 2, a client is sent its own prompts too."""
-        await self.publish(event)
-
-    async def show_turn(self, prompt: PendingPrompt, entry: int | None, *, is_own: bool) -> None:  # noqa: ARG002
-        """See `SessionClient.show_turn`."""
-        await self.turn_began(prompt)
-        async with self._updating:
-            self._pass_prompt(prompt, entry)
-
-    async def show_turn_end(self, prompt: PendingPrompt, state: Mapping[str, Any], *, is_own: bool) -> None:  # noqa: ARG002
-        """See `SessionClient.show_turn_end`."""
-        await self.turn_ended(prompt)
-
-    async def turn_began(self, prompt: PendingPrompt) -> None:
-        """See `TurnListener`."""
-        await self._is_known.wait()
-        async with self._updating:
-            if prompt.command is not None:
-                await self._show_prompt(prompt.message_id, command_updates(prompt.message_id, prompt.text))
-            elif not prompt.needs_servers:
-                await self._show_prompt(prompt.message_id, prompt_updates(prompt.message_id, prompt.parts))
-            await self._show(RUNNING)
-
-    async def turn_ended(self, prompt: PendingPrompt) -> None:
-        """See `TurnListener`. If the prompt is stored, but was cancelled before it was sent to the client, also sends
-        the prompt."""
-        await self._is_known.wait()
-        async with self._updating:
-            expected = self._insertions.get(prompt.message_id)
-            if expected is not None:
-                stored = self.session.branch.prompt_with(prompt.message_id)
-                if isinstance(stored, User):
-                    await self._show_prompt(stored.message_id, prompt_updates(stored.message_id, stored.parts))
-            is_inserted = self._insertions.pop(prompt.message_id, None) is None
+    async def _end_turn(self, item: TurnEnded) -> None:
+        """Sends the state after a turn."""
+        async with self._sending:
+            is_inserted = self._insertions.pop(item.message_id, None) is None
             if is_inserted or self._state["state"] != "idle":
-                await self._show(idle_state(prompt))
+                await self._show_state(idle_state(item))
             self._running_calls.clear()
             self._names.clear()
 
+    def _note_inserted(self, message_id: str, shown_as: str) -> None:
+        future = self._insertions.pop(message_id, None)
+        if future is not None and not future.done():
+            future.set_result(shown_as)
+
     async def show_state(self) -> None:
         """Sends the state of the session."""
+        if self._state["state"] == "idle" and (self.session.has_turn or self.session.runs_elsewhere):
+            self._state = RUNNING
         await self.send(self._state)
 
-    async def publish(self, event: Event) -> None:
-        """See :class:`crow.agent.Client`."""
-        match event:
-            case EntryStored(entry=Entry(body=User(message_id=message_id, parts=parts))):
-                await self._publish_prompt(message_id, prompt_updates(message_id, parts))
-            case EntryStored(entry=Entry(body=Command(message_id=message_id, text=text))):
-                if message_id in self._insertions:  # the prompt names a prompt of an MCP server, which failed
-                    await self._publish_prompt(message_id, command_updates(message_id, text))
-        await super().publish(event)
-
-    async def replay(
+    async def load(
         self,
         history: AsyncIterator[Sequence[Entry]],
         *,
-        is_running: bool,
-        limits: ReplayLimits | None = None,
+        is_running: Callable[[], bool],
+        limits: ViewLimits | None = None,
         family: Family | None = None,
-    ) -> ReplayUpdates:
-        """See `SessionClient.replay`."""
+    ) -> View:
+        """See `SessionClient.load`."""
         self._wording.begin_replay()
         try:
-            return await super().replay(history, is_running=is_running, limits=limits, family=family)
+            return await super().load(history, is_running=is_running, limits=limits, family=family)
         finally:
             self._wording.end_replay()
 
-    async def resume(self, missed: Missed, *, is_running: bool, is_own: Callable[[str], bool]) -> None:  # noqa: ARG002
-        """See `SessionClient.resume`. In version 2, clients are shown their own prompts, too."""
-        first = next((entry.body for entry in missed.entries if isinstance(entry.body, PIECEMEAL)), None)
-        if isinstance(first, User):  # its first piece replaces what the client has of the message
-            missed = replace(missed, cursor=replace(missed.cursor, pieces=0))
-        await super().resume(missed, is_running=is_running, is_own=lambda _message_id: False)
+    async def resume(
+        self,
+        read: Callable[[], Awaitable[Missed]],
+        *,
+        is_running: Callable[[], bool],
+        is_own: Callable[[str], bool],
+    ) -> Missed:
+        """See `SessionClient.resume`."""
+
+        async def read_whole_prompt() -> Missed:
+            missed = await read()
+            first = next((entry.body for entry in missed.entries if isinstance(entry.body, PIECEMEAL)), None)
+            if isinstance(first, User):  # its first piece replaces what the client has of the message
+                missed = replace(missed, cursor=replace(missed.cursor, pieces=0))
+            return missed
+
+        missed = await super().resume(read_whole_prompt, is_running=is_running, is_own=is_own)
         ends = [entry.body for entry in missed.entries if isinstance(entry.body, TurnEnd)]
         if ends and self._state is IDLE:
             self._state = state_after(ends[-1])
+        return missed
 
     def note_last_turn(self, state: Mapping[str, Any]) -> None:
         """Takes from `state` how the last turn of the session ended, unless this is already known."""
         if self._state is IDLE and (stop := state.get("stopReason", "error")) != "error":
             self._state = IDLE | {"stopReason": stop}
 
-    async def send(self, update: Update, *, has_place: bool = True) -> None:
+    async def send(self, update: Update, cursor: str | None = None) -> None:
         """Converts an update of version 1 to version 2, and sends it."""
-        if update["sessionUpdate"] == "available_commands_update":
-            if update["availableCommands"] == self.known_commands:
-                return
-            self.known_commands = update["availableCommands"]
+        match update:
+            case {"sessionUpdate": "available_commands_update", "availableCommands": offered}:
+                if offered == self.known_commands:
+                    return
+                self.known_commands = offered
+            case {"sessionUpdate": "session_info_update", "_meta": {"acp/turnState": _}}:
+                update = self._state = RUNNING
         converted = tuple(self._wording.updates(update))
         for index, said in enumerate(converted, 1):
             shown = self._with_capabilities(said) if said["sessionUpdate"] == "tool_call_update" else said
-            await super().send(shown, has_place=has_place and index == len(converted))
+            await super().send(shown, cursor if index == len(converted) else NO_PLACE)
 
-    async def _after_sending(self) -> None:
+    async def _send_shown(self, shown: Sequence[Shown]) -> None:
+        await super()._send_shown(shown)
         await self._show_whether_blocked()
+
+    async def _show_state(self, state: Update) -> None:
+        self._state = state
+        await self.send(state)
 
     async def _request(self, method: str, params: dict[str, Any]) -> Any:
         """Sends a question for the user, and returns the answer. While the question is open and no other calls are
@@ -214,29 +213,13 @@ class SessionClientV2(SessionClient):
         await self._show_whether_blocked()
         return answer
 
-    async def _publish_prompt(self, message_id: str, updates: Sequence[Update]) -> None:
-        await self._is_known.wait()
-        async with self._updating:
-            await self._show_prompt(message_id, updates)
-
-    async def _show_prompt(self, message_id: str, updates: Sequence[Update]) -> None:
-        if message_id not in self._replayed_messages:
-            await self._send_all(updates)
-        future = self._insertions.pop(message_id, None)
-        if future is not None and not future.done():
-            future.set_result(updates[0]["messageId"])
-
-    async def _show(self, state: Update) -> None:
-        self._state = state
-        await self.send(state)
-
     async def _show_whether_blocked(self) -> None:
         """Sends the session's state if the state has changed to or from `requires_action`."""
         if self._state["state"] == "idle":
             return
         state = REQUIRES_ACTION if self._is_blocked() else RUNNING
         if state is not self._state:
-            await self._show(state)
+            await self._show_state(state)
 
     def _is_blocked(self) -> bool:
         """Whether the turn cannot continue until the user answers. A question from a sub-agent blocks the `task` call
@@ -269,7 +252,7 @@ class SessionClientV2(SessionClient):
         return update
 
 
-class VersionedSessions(OpenSessions):
+class VersionedSessions(ClientSessions):
     """The open sessions of a client. The client uses version 1 of the protocol, or version 2 after a call of
     `begin_v2`."""
 
@@ -301,9 +284,9 @@ class VersionedSessions(OpenSessions):
         opened = self._opened.get(session_id)
         return opened is not None and opened.hosted.is_watched_without(self.origin)
 
-    def introduce(self, opened: OpenSession) -> dict[str, Any]:
-        """See `OpenSessions.introduce`. In version 2, the response also has the commands, and the mode is only a config
-        option."""
+    def introduce(self, opened: ClientSession) -> dict[str, Any]:
+        """See `ClientSessions.introduce`. In version 2, the response also has the commands, and the mode is only a
+        config option."""
         answer = super().introduce(opened)
         if not self.is_v2:
             return answer
@@ -312,11 +295,11 @@ class VersionedSessions(OpenSessions):
         client_of(opened).known_commands = offered
         return {"configOptions": config_options(answer["configOptions"]), "availableCommands": commands(offered)} | meta
 
-    def _bind(self, client: SessionClient, session: Session) -> None:
+    def _client(self, hosted: HostSession) -> SessionClient:
+        client = super()._client(hosted)
         if isinstance(client, SessionClientV2):
-            client.session = session
-            if not self.host.is_shared:
-                session.listener = client
+            client.session = hosted.session
+        return client
 
 
 class NegotiatingAgent(AcpAgent):
@@ -364,7 +347,7 @@ class NegotiatingAgent(AcpAgent):
                 {"type": "agent", "methodId": method["id"]} | {key: method[key] for key in method if key != "id"}
                 for method in auth_methods(caps)
             ],
-            "_meta": {"crow": {"promptId": {}}} | ({CURSOR_KEY: {}} if self._host.is_shared else {}),
+            "_meta": {"crow": {"promptId": {}}} | ({CURSOR_KEY: {}} if self._host.is_lasting else {}),
         }
 
     def _begin_v2(self) -> None:
@@ -399,7 +382,7 @@ class NegotiatingAgent(AcpAgent):
         request, is_replayed = open_request_v2(params, may_be_missing=True), wants_replay(params)
         async with self._resumed(params, request) if not is_replayed else self._loaded(params, request) as opened:
             client = client_of(opened)
-            if cursor_in(params) is not None and opened.attachment is not None:
+            if cursor_in(params) is not None:
                 client.note_last_turn(opened.hosted.clients.last_turn)
             await client.show_state()
             return self._sessions.introduce(opened)
@@ -469,19 +452,18 @@ class NegotiatingAgent(AcpAgent):
         else:  # sent again, over a new connection
             session, prompt = run.session, run.prompt
         first = prompt.first or prompt
-        has_begun = opened.attachment is not None and opened.hosted.clients.has_begun(first)
-        if has_begun or session.branch.prompt_with(first.message_id) is not None:
+        if opened.hosted.clients.has_begun(first) or session.branch.prompt_with(first.message_id) is not None:
             return {"messageId": first.message_id}
         inserted = client_of(opened).expect(prompt)
-        prompt.on_joined = partial(client_of(opened).join, prompt.message_id)
+        prompt.on_joined = partial(client_of(opened).expect_first, prompt.message_id)
         self._cancel_by_id[params.request_id] = lambda: withdraw(session, prompt)
-        self._host.tasks.start_soon(self._follow, run, inserted)
+        self._host.tasks.start_soon(self._follow, run, opened, inserted)
         try:
             return {"messageId": await inserted}
         finally:
             del self._cancel_by_id[params.request_id]
 
-    async def _follow(self, run: PromptRun, inserted: asyncio.Future[str]) -> None:
+    async def _follow(self, run: PromptRun, opened: ClientSession, inserted: asyncio.Future[str]) -> None:
         """Waits for the end of a prompt's turn. If the prompt has not become part of the conversation by then, sets an
         error in `inserted`."""
         problem = request_error(REQUEST_CANCELLED, "The prompt was cancelled before its turn.")
@@ -491,6 +473,7 @@ class NegotiatingAgent(AcpAgent):
             if not isinstance(error, CrowError):
                 logger.exception("session/prompt failed")
             problem = turn_error(error)
+        await opened.flushed()
         known = run.prompt.known
         if known is not None and known.turn is not None and not inserted.done():
             inserted.set_result(known.message_id)
@@ -500,16 +483,16 @@ class NegotiatingAgent(AcpAgent):
             inserted.set_exception(problem)
 
 
-def client_of(opened: OpenSession) -> SessionClientV2:
+def client_of(opened: ClientSession) -> SessionClientV2:
     """Returns the client of a session that was opened in version 2."""
     return cast(SessionClientV2, opened.client)
 
 
-def idle_state(prompt: PendingPrompt) -> Update:
-    """Returns an update with the state after the turn of a prompt."""
-    if prompt.error is None:
-        return IDLE | {"stopReason": prompt.stop}
-    error = turn_error(prompt.error)
+def idle_state(end: TurnEnded) -> Update:
+    """Returns an update with the state after a turn."""
+    if end.error is None:
+        return IDLE | {"stopReason": end.state["stopReason"]}
+    error = turn_error(end.error)
     return IDLE | {"stopReason": "error", "error": {"code": error.code, "message": str(error), "data": error.data}}
 
 

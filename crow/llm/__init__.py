@@ -7,10 +7,13 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, get_args
 
-from crow.domain.messages import Answer, Message, ToolSpec, Usage
+from crow.domain.messages import Answer, Message, ToolSpec, Usage, WireName
 from crow.llm.facts import Refusal
 
 ThoughtLevel: TypeAlias = Literal["off", "low", "medium", "high"]
+WIRE_TITLES: Mapping[WireName, str] = {"chat": "Chat Completions", "responses": "Responses", "messages": "Messages"}
+"""The names of the wires for users."""
+
 THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
 """How much a model should think before it answers."""
 
@@ -81,6 +84,8 @@ class ModelInfo(ModelLimits):
     is_local: bool = False
     is_window_configured: bool = False
     refused: tuple[Refusal, ...] = ()
+    wire: WireName = "chat"
+    """The form in which requests are sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

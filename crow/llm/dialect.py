@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from crow.domain.messages import WireName
+
 LimitField: TypeAlias = Literal["max_tokens", "max_completion_tokens"]
 Thinking: TypeAlias = Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"]
 """How a request states the thought level. `effort`: in the member `reasoning_effort`. `reasoning`: in the member of
@@ -29,6 +31,11 @@ class Dialect:
     it. If `streams` is False, the answer comes in one piece.
     """
 
+    wires: tuple[WireName, ...] = ("chat",)
+    """The wires that the endpoint may speak, best first. Requests use the first one."""
+    left_out: frozenset[str] = frozenset()
+    """Parts that requests do not contain on the wires `responses` and `messages`. See `_REMOVABLE`."""
+
     limit_field: LimitField | None = "max_tokens"
     usage_option: bool = True
     tool_choice: bool = True
@@ -43,21 +50,44 @@ class Dialect:
     streams: bool = True
     refused: tuple[str, ...] = ()
 
+    @property
+    def wire(self) -> WireName:
+        """The wire that requests use."""
+        return self.wires[0]
+
     def refusing(self, part: str) -> Dialect:
-        """Return the dialect to use after the endpoint refused `part`. Return this dialect if there is nothing to
-        change."""
-        changed = self._without(part)
+        """Return the dialect to use after the endpoint refused `part`, a name that `name_of` returned. Return this
+        dialect if there is nothing to change: also if the part was refused on another wire."""
+        if is_wire(part):
+            left = tuple(wire for wire in self.wires if wire_part(wire) != part) or self.wires
+            changed = replace(self, wires=left)
+        else:
+            wire, _, plain = part.rpartition(".")
+            changed = self._without(plain) if (wire or "chat") == self.wire else self
         return self if changed == self else replace(changed, refused=(*self.refused, part))
 
     def name_of(self, part: str) -> str:
         """Return the name under which a refusal of `part` is remembered. If a part can be refused twice, with different
-        effects, each refusal has its own name."""
-        if part == "reasoning" and self.thinking == "reasoning":
-            return "thought_level"
-        return "developer_role" if part == "system_role" and self.system_role == "developer" else part
+        effects, each refusal has its own name. The name says on which wire the part was refused, unless on Chat
+        Completions."""
+        if part == "system_role" and self.system_role == "developer":
+            part = "developer_role"
+        if self.wire != "chat":
+            return f"{self.wire}.{part}"
+        return "thought_level" if part == "reasoning" and self.thinking == "reasoning" else part
 
     def _without(self, part: str) -> Dialect:
+        if part in _REMOVABLE.get(self.wire, ()):
+            return replace(self, left_out=self.left_out | {part})
         match part:
+            case "system_role" if self.wire == "messages":
+                return self
+            case "system_role" if self.system_role == "system":
+                return replace(self, system_role="developer")
+            case "developer_role" | "system_role" if self.wire == "responses":
+                return replace(self, system_role="user")
+            case _ if self.wire != "chat":
+                return self
             case "max_tokens" | "max_completion_tokens" if self.limit_field == part:
                 other: LimitField = "max_completion_tokens" if part == "max_tokens" else "max_tokens"
                 return replace(self, limit_field=None if other in self.refused else other)
@@ -74,21 +104,50 @@ class Dialect:
                 # refused the thought level.
                 thinking = self.thinking == "reasoning"
                 return replace(self, thinking=None) if thinking else replace(self, reasoning="none")
-            case "system_role" if self.system_role == "system":
-                return replace(self, system_role="developer")
             case "developer_role" | "system_role":
                 return replace(self, system_role="user")
         return replace(self, **_CHANGES.get(part, {}))
 
 
-MESSAGE_PARTS = frozenset(
+def wire_part(wire: WireName) -> str:
+    """Return the name under which crow remembers that the endpoint refuses a whole wire."""
+    return f"{wire}_wire"
+
+
+def is_wire(part: str) -> bool:
+    """Whether this part is a whole wire."""
+    return part.endswith("_wire")
+
+
+def changes_messages(part: str) -> bool:
+    """Whether this part changes how messages are written. If such a part is left out or sent again, the endpoint cannot
+    reuse what it has cached."""
+    return is_wire(part) or part.rpartition(".")[2] in _MESSAGE_PARTS
+
+
+_MESSAGE_PARTS = frozenset(
     {
         *("null_content", "no_content", "reasoning", "no_reasoning", "opaque", "images", "parallel_calls"),
-        *("system_role", "developer_role"),
+        *("system_role", "developer_role", "custom_tools", "strict", "earlier_thoughts"),
     }
 )
-"""Parts of a request that change how messages are written. If one of them is left out or sent again, the endpoint
-cannot reuse what it has cached."""
+
+_REMOVABLE: dict[str, frozenset[str]] = {
+    "responses": frozenset(
+        {
+            *("include", "summary", "thought_level", "prompt_cache_key", "cache_retention", "tool_choice", "strict"),
+            *("parallel_tool_calls", "images", "opaque", "stream", "output_limit", "custom_tools", "store"),
+        }
+    ),
+    "messages": frozenset(
+        {
+            *("thought_level", "cache_marker", "tool_choice", "parallel_tool_calls", "images", "opaque", "stream"),
+            *("strict", "earlier_thoughts"),
+            *("adaptive_thinking", "thinking_budget", "thinking_off", "thinking_display", "effort"),
+        }
+    ),
+}
+"""The parts of a request that can be left out on these wires."""
 
 _CHANGES: dict[str, dict[str, Any]] = {
     "stream_options": {"usage_option": False},

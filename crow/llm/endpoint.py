@@ -26,7 +26,7 @@ class EndpointTimeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint(ModelLimits):
-    """A base URL (without `/chat/completions`), a model that it serves, and the settings for requests to this model.
+    """A base URL (without `/chat/completions` and the like), a model that it serves, and the settings for requests.
 
     No key is required if the endpoint is on this machine or its local network, or if `needs_key` is false. `key_hint`
     tells the user where to set the key. `extra_body` is added to every request. If `proxy` is None, the environment
@@ -68,6 +68,7 @@ class Endpoint(ModelLimits):
             endpoint=self.name,
             is_local=is_local(self.base_url),
             is_window_configured=is_configured,
+            wire=self.dialect.wire,
             **limits,
         )
 

@@ -31,6 +31,7 @@ from datetime import datetime
 from functools import reduce
 
 from crow.domain import errors
+from crow.domain.messages import WireName
 from crow.llm.dialect import Dialect
 
 _SHOWN_CHARS = 1000
@@ -48,18 +49,20 @@ throttled
     |concurrency limit|请求过于频繁|速率限制
 no credit
     insufficient[_ ](?:quota|balance|credits?|funds)|credit balance|out of credits?|not enough credits?
-    |more credits|payment required|billing (?:hard )?limit|余额不足|欠费
+    |more credits|payment required|billing (?:hard )?limit|billing_error|spend_limit_reached|余额不足|欠费
 quota
     exceeded your current quota|quota (?:has been |was )?(?:exceeded|exhausted|reached)
+    |reached your specified (?:\w+ ){0,2}usage limits
     |(?:daily|weekly|monthly) (?:\w+ ){0,2}(?:limit|quota)|limit for (?:today|this (?:week|month))
 bad key
     invalid[_ ](?:api[_ ])?key|incorrect api key|no api key|invalid bearer|api_key_invalid|unauthori[sz]ed
     |api[_ ]key(?: is)? (?:not valid|invalid|missing|required|expired)|invalid[_ ]authentication|authentication[_ ]error
+    |permission_error
 no model
     model[_ ]not[_ ]found|no such model|unknown model|invalid model|unsupported model|not a valid model
     |models?\b\W*(?:named |name |id )?\W?[\w./:@-]{0,120}\W{0,3}\s*(?:was |is |does |do )?
     (?:not (?:found|exist|supported|available|loaded)|unavailable)
-    |model_not_exist|no endpoints found for|模型不存在
+    |model_not_exist|no endpoints found for|not_found_error\W{1,4}(?:message\W{1,5})?model:|模型不存在
 filtered
     content[_ ](?:filter|policy|management)|responsibleaipolicy|data_inspection_failed|flagged|moderation
     |safety (?:system|filter|settings)|prohibited_content|inappropriate content|sensitive content|\"1301\"
@@ -87,7 +90,8 @@ overflow
     |max_(?:completion_)?tokens\W.{0,60}too large|messages\[\d+\]\.content\W{0,3}\s*string too long
     |输入长度超过|上下文长度|超过最大长度|输入过长|token.{0,12}超(?:过|出)
 not overflow
-    possible causes|at most \d[\d,]* completion tokens|valid range of max_tokens|max_tokens must be
+    possible causes|max_tokens: \d+ > \d+|at most \d[\d,]* completion tokens|valid range of max_tokens
+    |max_tokens must be
     |tools\[\d+\]|tool_calls\[\d+\]|function\.(?:name|description)|tool name|array too long
 unclear overflow
     possible causes.{0,200}(?:context|length|tokens)
@@ -153,6 +157,12 @@ class Origin:
 
     endpoint: str = "the endpoint"
     model: str = ""
+    wire: WireName = "chat"
+
+    @property
+    def api(self) -> str:
+        """The name of the wire in messages."""
+        return {"chat": "chat completions", "responses": "Responses API", "messages": "Messages API"}[self.wire]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,14 +273,14 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
         return errors.ModelNotFound(f'{who} does not serve the model "{origin.model}": {words}.')
     if status in {404, 405} and (not body.message or _PATTERNS["no path"].search(body.message)):
         advice = "A base URL usually ends in /v1, such as http://localhost:11434/v1."
-        return errors.BadRequest(f"{who} has no chat completions at this URL: {words}. {advice}")
+        return errors.BadRequest(f"{who} has no {origin.api} at this URL: {words}. {advice}")
     # llama.cpp answers 500, but trying again does not help
     if not says("tools need a flag") and (status in _TRANSIENT_STATUS or not is_refusal):
         return errors.Overloaded(f"{who} has trouble: {words}.", retry_after_s=wait_s)
     if status is None and not says("refused request"):
         return errors.Overloaded(f"{who} broke off with an error: {words}.", retry_after_s=wait_s)
     if status is not None and status < 400:
-        return errors.ProtocolError(f"{who} answered with something other than a chat completion: {words}.")
+        return errors.ProtocolError(f"{who} answered with something other than an answer: {words}.")
     hint = " Crow needs a model that can call tools; choose another one." if says("no tools") else ""
     if says("tools need a flag"):
         hint = " Crow needs tools: start the server with this flag."
@@ -432,6 +442,24 @@ _NO = (
     r"|additional propert|no such|invalid|not a valid|cannot|can't|must|only)"
 )
 _REFUSAL_WORDINGS = r"""
+earlier_thoughts|opaque any  bound to a different conversation|signature.{0,40}\bthinking
+earlier_thoughts|opaque any  thinking.{0,60}(?:cannot be modified|must remain)
+thinking_budget        any   thinking\.type\.enabled\W{1,4}is not|budget_tokens.{0,40}(?:not support|not permitted)
+thinking_off           any   thinking\.type\.disabled\W{1,4}is not|\bbetween_tools\b
+thinking_off           any   thinking.{0,40}(?:cannot|can't) be (?:disabled|turned off)
+thinking_display       any   \bthinking[.\w]*\.display\b|\bdisplay\W{1,3}(?:extra inputs|not permitted)
+adaptive_thinking      any   \badaptive\b.{0,40}(?:not support|unsupported|not permitted|does not match|not available)
+effort                 near  \boutput_config\b|(?<!reasoning_)(?<!reasoning\.)\beffort\b
+opaque                 any   encrypted[_ ]content.{0,80}(?:could not|cannot|can't|verif|decrypt)
+opaque                 any   invalid_encrypted_content|without its required '?(?:following|reasoning)
+opaque                 any   \bitem with id\b.{0,120}not found
+include                any   encrypted[_. ]content
+summary                near  reasoning[._]?summary|\bsummar(?:y|ies)\b
+cache_retention        any   prompt_cache_retention|prompt_cache_options|prompt_cache_breakpoint
+store                  near  \bstore\b
+strict                 near  \bstrict\b
+custom_tools           near  \bcustom\b.{0,20}tools?\b|tool.{0,20}\bcustom\b|custom_tool_call
+output_limit           near  \bmax_output_tokens
 stream_options         any   stream_options|include_usage
 max_completion_tokens  near  \bmax_completion_tokens
 max_tokens             near  \bmax_tokens
@@ -449,6 +477,7 @@ reasoning              near  \breasoning(?:_content|_text)?\b
 developer_role         near  developer
 system_role            near  system (?:role|message|prompt)|['\"`]system['\"`]
 system_role            any   roles must alternate|only user(?:,| and) assistant roles
+images                 any   image exceeds|image dimensions exceed|could not process image
 images                 near  \bimage(?:_url|s)?\b|\bvision\b|multi-?modal content
 images                 any   not a multimodal
 null_content           any   content.{0,80}(?:null|none\b|nil\b)|(?:null|nil|none).{0,60}content|content is empty
@@ -457,7 +486,8 @@ stream                 any   (?:not support|unsupported) streaming
 stream                 any   \bstreaming.{0,30}(?:not supported|unsupported|disabled)
 no_content             any   content.{0,40}(?:required|missing)|missing.{0,40}content
 """
-"""The parts of a request in the order in which they are checked, each with a pattern for messages that refuse it. A
+"""The parts of a request in the order in which they are checked, each with a pattern for messages that refuse it. If a
+line names two parts, the second is left out if that of the first was not enough. A
 "near" pattern matches only if a word of refusal stands shortly before or after it. The patterns of "stream" match few
 messages on purpose: one broken stream must not disable streaming at an endpoint permanently."""
 
@@ -469,11 +499,14 @@ def _refusal_pattern(where: str, wording: str) -> re.Pattern[str]:
 
 
 _REFUSALS = tuple(
-    (part, _refusal_pattern(where, wording))
-    for part, where, wording in (line.split(maxsplit=2) for line in _REFUSAL_WORDINGS.strip().splitlines())
+    (part, pattern)
+    for parts, where, wording in (line.split(maxsplit=2) for line in _REFUSAL_WORDINGS.strip().splitlines())
+    for pattern in (_refusal_pattern(where, wording),)
+    for part in parts.split("|")
 )
 _MAX_OUTPUT = re.compile(
-    r"at most (\d[\d,]*) completion tokens|valid range of max_(?:completion_)?tokens is \[\d+,\s*(\d+)\]"
+    r"max_tokens: \d+ > (\d+)"
+    r"|at most (\d[\d,]*) completion tokens|valid range of max_(?:completion_)?tokens is \[\d+,\s*(\d+)\]"
     r"|max_(?:completion_)?tokens\W.{0,60}"
     r"(?:less than or equal to|<=|at most|maximum(?: value)? (?:is|of)|exceed)\D{0,20}(\d[\d,]*)",
     re.IGNORECASE | re.DOTALL,
@@ -487,9 +520,37 @@ def refused_part(body: ErrorBody, dialect: Dialect) -> str | None:
     if body.status not in {None, 400, 404, 415, 422, 500, 501}:
         return None
     for part, wording in _REFUSALS:
-        if wording.search(body.searched) and dialect.refusing(part) != dialect:
-            return dialect.name_of(part)
+        name = dialect.name_of(part)
+        if wording.search(body.searched) and dialect.refusing(name) != dialect:
+            return name
     return None
+
+
+_NAMED_WIRES: dict[WireName, str] = {
+    "chat": r"chat[/_ ]completions?\b",
+    "responses": r"/responses\b|\bresponses (?:api|endpoint)",
+    "messages": r"/messages\b|\bmessages (?:api|endpoint)",
+}
+_USE = r"(?:\buse\b|\btry\b|\bvia\b|\bthrough\b|switch to|\bcall\b|supported (?:in|on|by|with)|available (?:in|on))"
+_WIRE_NAMED = {
+    wire: re.compile(rf"{_USE}[^.]{{0,60}}(?:{words})", re.IGNORECASE) for wire, words in _NAMED_WIRES.items()
+}
+
+
+def refuses_wire(body: ErrorBody, wire: WireName) -> bool:
+    """Whether the endpoint does not serve this wire at all, does not serve tools on it, or names another wire to
+    use."""
+    if body.status not in {None, 400, 404, 405, 410, 422, 501}:
+        return False
+    if any(pattern.search(body.message) for other, pattern in _WIRE_NAMED.items() if other != wire):
+        return True
+    error = model_error(body, Origin())
+    if not isinstance(error, errors.BadRequest):
+        return False
+    is_no_path = not body.message or _PATTERNS["no path"].search(body.message) is not None
+    if body.status in {404, 405, 501} and (is_no_path or page_title(body.everything) is not None):
+        return True
+    return body.status is not None and _PATTERNS["no tools"].search(body.searched) is not None
 
 
 def max_output_tokens(body: ErrorBody) -> int | None:

@@ -190,9 +190,7 @@ def describe(facts: Mapping[str, object], session: str | None = None) -> tuple[L
         words = describe_window(window, is_own=session is not None)
         described.append(LearnedFact(about="context window", words=words))
     described += [
-        LearnedFact(
-            about=_PART_NAMES.get(refusal.part, refusal.part), words=_describe(refusal, is_own=session is not None)
-        )
+        LearnedFact(about=_part_name(refusal.part), words=_describe(refusal, is_own=session is not None))
         for refusal in learned_refusals(facts).values()
         if refusal.holds and (session is None or refusal.applies_to(session))
     ]
@@ -222,7 +220,25 @@ def describe_window(window: LearnedWindow, *, answers: int = 0, is_tested: bool 
     )
 
 
+def _part_name(part: str) -> str:
+    """Return the name of a part for the user. A part that was refused on another wire than Chat Completions has the
+    wire before its name."""
+    wire, _, plain = part.rpartition(".")
+    name = _PART_NAMES.get(plain, plain)
+    return f"{name} (on {wire})" if wire else name
+
+
 _PART_NAMES = {
+    "chat_wire": "API Chat Completions",
+    "responses_wire": "API Responses",
+    "messages_wire": "API Messages",
+    "include": "encrypted reasoning (include)",
+    "summary": "summaries of reasoning",
+    "cache_retention": "cache breakpoints",
+    "output_limit": "output limit",
+    "strict": "strict tools",
+    "custom_tools": "tools with plain text as input",
+    "store": "store",
     "stream": "streaming",
     "stream_options": "usage while streaming (stream_options)",
     "max_output_tokens": "output limit",
@@ -233,7 +249,13 @@ _PART_NAMES = {
     "no_reasoning": "answers sent back without reasoning",
     "parallel_calls": "several calls in one answer",
     "opaque": "opaque reasoning details",
+    "earlier_thoughts": "thoughts from before the conversation was changed",
     "thought_level": "thought level",
+    "adaptive_thinking": "adaptive thinking",
+    "thinking_budget": "thinking with a budget",
+    "thinking_off": "turning thinking off",
+    "thinking_display": "asking for the text of thoughts",
+    "effort": "effort",
     "images": "images",
     "system_role": "system messages",
     "developer_role": "developer messages",
@@ -242,12 +264,14 @@ _PART_NAMES = {
 
 def _describe(refusal: Refusal, *, is_own: bool) -> str:
     done = "Crow leaves this out of requests"
+    if refusal.part.endswith("_wire"):
+        done = "Crow uses another API of this endpoint"
     if refusal.limit is not None:
         done = f"Crow asks for at most {refusal.limit:,} output tokens"
     since = f" (since {refusal.learned_on})" if refusal.learned_on else ""
     test = f"on {_day_after(refusal.checked_on, refusal.patience)}" if refusal.checked_on else "with the next request"
-    scope = _scope(refusal.times, is_own=is_own)
-    return f"{done}{since}, {scope}, because of {refusal.source}. Crow tests this again {test}."
+    scope = f", {_scope(refusal.times, is_own=is_own)}" if not refusal.part.endswith("_wire") else ""
+    return f"{done}{since}{scope}, because of {refusal.source}. Crow tests this again {test}."
 
 
 def _scope(times: int, *, is_own: bool) -> str:

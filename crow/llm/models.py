@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date
+from functools import reduce
 from typing import Any
 
 from crow.domain.errors import StoreError
-from crow.domain.messages import Usage
+from crow.domain.messages import Usage, WireName
 from crow.llm import EndpointMemory, ModelInfo, ModelLimits
-from crow.llm.dialect import MESSAGE_PARTS, Dialect
+from crow.llm.dialect import Dialect, changes_messages, is_wire
 from crow.llm.endpoint import Endpoint
 from crow.llm.facts import (
     MAX_TOKENS,
@@ -42,7 +43,7 @@ _POSSIBLE_WINDOWS = (
     ("top_provider", "context_length"),  # OpenRouter, for its preferred provider
     ("context_window",),  # Groq
     ("max_context_length",),  # Mistral, LM Studio
-    ("max_input_tokens",),  # LiteLLM
+    ("max_input_tokens",),  # LiteLLM, Anthropic
     ("inputTokenLimit",),  # Gemini's native API
 )
 _OUTPUTS = (("top_provider", "max_completion_tokens"), ("max_completion_tokens",), ("outputTokenLimit",))
@@ -84,10 +85,11 @@ def _offered(item: object) -> Offered | None:
     if not isinstance(item, Mapping) or not isinstance(name, str) or len(name) > _MAX_NAME_CHARS:
         return None
     windows = list(_sizes(item, _LOADED_WINDOWS)) or list(_sizes(item, _POSSIBLE_WINDOWS))
+    outputs = _OUTPUTS if item.get("type") != "model" else (*_OUTPUTS, ("max_tokens",))  # Anthropic
     return Offered(
         name=name,
         context_window=min(windows, default=None),
-        max_output_tokens=min(_sizes(item, _OUTPUTS), default=None),
+        max_output_tokens=min(_sizes(item, outputs), default=None),
         input_price=_price(item, "prompt"),
         cached_price=_price(item, "input_cache_read"),
         cache_write_price=_price(item, "input_cache_write"),
@@ -170,10 +172,9 @@ class RequestForm:
 
     def dialect_without(self, *parts: str) -> Dialect:
         """The dialect of this request if `parts` were left out too."""
-        dialect = self.configured
-        for part in (*(each.part for each in self.left_out()), *parts):
-            dialect = dialect.refusing(part)
-        return dialect
+        # The wire comes first, because the other parts belong to one wire.
+        found = sorted((*(each.part for each in self.left_out()), *parts), key=is_wire, reverse=True)
+        return reduce(Dialect.refusing, found, self.configured)
 
     @property
     def max_output(self) -> int | None:
@@ -268,14 +269,22 @@ class EndpointFacts:
         known = min((limit for limit in limits if limit is not None), default=None)
         info = replace(
             info,
+            wire=self._wire(),
             context_window=window,
             max_output_tokens=self.output_limit(None, known),
-            refused=tuple(each for each in self._refusals.values() if each.part in MESSAGE_PARTS),
+            refused=tuple(
+                each for each in self._refusals.values() if changes_messages(each.part) and not is_wire(each.part)
+            ),
         )
         if listed is None or info.input_price is not None or info.output_price is not None:
             return info
         prices = {key: getattr(listed, key) for key in _PRICES}
         return replace(info, **prices)
+
+    def _wire(self) -> WireName:
+        """The wire that requests of every session use."""
+        known = (part for part, each in self._refusals.items() if is_wire(part) and each.holds and each.times > 1)
+        return reduce(Dialect.refusing, known, self._endpoint.dialect).wire
 
     def output_limit(self, wanted: int | None, known: int | None) -> int | None:
         """Return the output limit to send, or None to send no limit. `known` is the largest limit that the endpoint is
@@ -286,8 +295,9 @@ class EndpointFacts:
         listed = self._listed.max_output_tokens if self._listed is not None and wanted is not None else None
         return min((limit for limit in (wanted, listed, known) if limit is not None), default=None)
 
-    def form(self, session: str) -> RequestForm:
-        """Return the form of the next request of `session`. If a fact is due for a test, the form tests it."""
+    def form(self, session: str, *, has_tools: bool = True) -> RequestForm:
+        """Return the form of the next request of `session`. If a fact is due for a test, the form tests it. A request
+        without tools tests no wire, because some wires are refused only with tools."""
         is_first = session not in self._sessions
         self._sessions.add(session)
         known = {each.part: each for each in refusals_for(self._refusals, session)}
@@ -297,7 +307,9 @@ class EndpointFacts:
             session=session,
             configured=self._endpoint.dialect,
             known=known,
-            tested=due if is_first else due - MESSAGE_PARTS,
+            tested={
+                part for part in due if (is_first or not changes_messages(part)) and (has_tools or not is_wire(part))
+            },
         )
 
     def refuse(self, form: RequestForm, part: str, words: str, *, limit: int | None = None) -> None:
@@ -312,6 +324,8 @@ class EndpointFacts:
             checked_on=today,
             session=form.session,
             limit=limit,
+            # One refusal of a wire is enough for every session: it is unlikely to be a temporary fault.
+            times=2 if is_wire(part) else 1,
         )
 
     async def settle(self, form: RequestForm, shows: Callable[[str], bool]) -> None:

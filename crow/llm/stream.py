@@ -19,7 +19,7 @@ from crow.domain.messages import Answer
 from crow.llm import Attempt, Delta, Request, Retrying
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import ErrorBody, Origin
-from crow.llm.parser import Piece, StreamParser
+from crow.llm.parser import AnswerParser, Piece
 from crow.llm.sse import MAX_EVENT_BYTES, EventTooLarge, SseDecoder
 
 MAX_ADAPTATIONS = 8
@@ -68,6 +68,9 @@ class RequestTransport(Protocol):
         :raises ~crow.domain.errors.ModelError: the request failed.
         """
 
+    def parser(self, request: Request) -> AnswerParser:
+        """Return a new parser for the answer to `request` as it was last sent."""
+
     async def adapt(self, request: Request, body: ErrorBody) -> bool:
         """Change the next attempt so that the error in `body` does not occur again: leave out the part that the error
         names, or lower the output limit. Return False if there is nothing to change."""
@@ -82,14 +85,14 @@ class RequestTransport(Protocol):
         """Remove secrets from the message of an error."""
 
 
-class ChatStream:
+class AnswerStream:
     """A running request; see :class:`crow.llm.Stream`. The task that reads it must also close it."""
 
     def __init__(self, transport: RequestTransport, request: Request, *, timing: RetryTiming) -> None:
         self._transport = transport
         self._request = request
         self._timing = timing
-        self._parser = StreamParser()
+        self._parser = transport.parser(request)
         self._answer: Answer | None = None
         self._failed: list[Attempt] = []
         self._is_accepted = False
@@ -133,13 +136,14 @@ class ChatStream:
     async def _run(self) -> AsyncGenerator[Delta, None]:
         tries = adaptations = 0
         while True:
-            self._parser = parser = StreamParser(self._request.tools, origin=self._transport.origin)
+            self._parser = self._transport.parser(self._request)
             try:
-                async with aclosing(self._attempt(parser)) as deltas:
+                async with aclosing(self._attempt()) as deltas:
                     async for delta in deltas:
                         yield delta
-                answer = parser.finish()
+                answer = self._parser.finish()
             except errors.ModelError as error:
+                parser = self._parser
                 partial = parser.partial()
                 self._end_attempt(error)
                 is_shown = bool(partial.text or partial.thought)
@@ -165,7 +169,7 @@ class ChatStream:
             yield Retrying(reason=reason, wait_s=wait_s)
             await self._timing.sleep(wait_s)
 
-    async def _attempt(self, parser: StreamParser) -> AsyncGenerator[Piece, None]:
+    async def _attempt(self) -> AsyncGenerator[Piece, None]:
         who, first_byte_s = self._transport.origin.endpoint, self._transport.timeouts.first_byte_s
         response: ResponseBody | None = None
         with anyio.move_on_after(first_byte_s):
@@ -173,6 +177,8 @@ class ChatStream:
         if response is None:
             raise errors.ModelTimeout(f"{who} did not answer within {first_byte_s:g} s.")
         self._is_accepted = True
+        # The request may have changed its wire.
+        self._parser = parser = self._transport.parser(self._request)
         try:
             decoder = SseDecoder()
             head: bytearray | None = bytearray()  # the bytes before the first event
@@ -207,7 +213,7 @@ class ChatStream:
             with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                 await response.close()
 
-    async def _read(self, response: ResponseBody, parser: StreamParser, *, is_first: bool) -> bytes:
+    async def _read(self, response: ResponseBody, parser: AnswerParser, *, is_first: bool) -> bytes:
         """Return the next bytes, or no bytes if nothing more is expected.
 
         :raises ~crow.domain.errors.ModelError: the connection broke, or nothing arrived in time.
@@ -223,7 +229,7 @@ class ChatStream:
         who = self._transport.origin.endpoint
         raise errors.ModelTimeout(f"{who} sent nothing for {wait_s:g} s, so the answer was abandoned.")
 
-    def _last(self, parser: StreamParser, decoder: SseDecoder, head: bytearray | None) -> list[Piece]:
+    def _last(self, parser: AnswerParser, decoder: SseDecoder, head: bytearray | None) -> list[Piece]:
         """Read the end of the body: an event without its final blank line, or a body that is not an event stream."""
         events = decoder.finish()
         if head is not None and not events:

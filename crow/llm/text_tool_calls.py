@@ -63,6 +63,8 @@ _PREFIXES = frozenset(token[:length] for token in _WATCHED for length in range(1
 _LONGEST = max(map(len, _WATCHED))
 _END_OF_ANSWER = re.compile(rf"(?:(?:{'|'.join(map(re.escape, _END_TOKENS))})\s*)+")
 _TAG_ALONE = re.compile(r"<[^<>]*(?:>[ \t]*(?:\n|\Z)|\Z)")
+_GLM_CALL = re.compile(r"<tool_call>\s*+(?P<name>[\w.:-]*+)\s*+(?P<rest>.{0,9})", re.DOTALL)
+_ARG_KEY = "<arg_key>"
 _WORD = re.compile(r"[\w-]+")
 _CANDIDATE = re.compile(r"[<\[]")
 
@@ -194,9 +196,19 @@ class CallDetector:
         if self._before.is_in_unknown_form:
             return False
         # Models never write special tokens by accident. But they do mention other tags within a line, so such a tag
-        # is accepted only if a line break follows.
+        # is accepted only if a line break follows, or the name of a tool and its first argument as GLM writes them.
         is_tag = text.startswith("<", at) and not text.startswith(("<|", "<｜"), at)
-        return not (is_tag and self._before.is_in_line) or _TAG_ALONE.match(text, at) is not None
+        is_alone = not (is_tag and self._before.is_in_line) or _TAG_ALONE.match(text, at) is not None
+        return is_alone or self._may_be_glm(text, at)
+
+    def _may_be_glm(self, text: str, at: int) -> bool:
+        """Whether the text from `at` on is a call in GLM's form, or can still become one."""
+        if (call := _GLM_CALL.match(text, at)) is None:
+            return False
+        name, rest = call["name"], call["rest"]
+        if call.end("name") == len(text):
+            return any(each.startswith(name) for each in self._tools)
+        return name in self._tools and (rest == _ARG_KEY or (call.end() == len(text) and _ARG_KEY.startswith(rest)))
 
     def _calls(self, found: _Found, *, is_bare: bool = False) -> tuple[ToolCall, ...]:
         """Return the calls. If one of them is invalid, return no calls. If `is_bare` is set, the name must match

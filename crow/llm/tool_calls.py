@@ -66,7 +66,7 @@ def _letters(name: str) -> str:
 
 
 @dataclass(slots=True)
-class _PartialCall:
+class PartialCall:
     """A call that is being assembled."""
 
     id: str = ""
@@ -91,9 +91,9 @@ class CallAssembler:
     def __init__(self, tools: Sequence[ToolSpec], *, new_id: Callable[[], str] = new_call_id) -> None:
         self._offered = {tool.name: tool for tool in tools}
         self._new_id = new_id
-        self._calls: list[_PartialCall] = []
-        self._by_index: dict[object, _PartialCall] = {}
-        self._by_id: dict[str, _PartialCall] = {}
+        self._calls: list[PartialCall] = []
+        self._by_index: dict[object, PartialCall] = {}
+        self._by_id: dict[str, PartialCall] = {}
         self.size = 0
         self.has_too_many = False
 
@@ -127,7 +127,7 @@ class CallAssembler:
             if len(self._calls) >= MAX_CALLS:
                 self.has_too_many = True
                 return
-            call = _PartialCall()
+            call = PartialCall()
             self._calls.append(call)
         if index is not None and len(self._by_index) < _MAX_KEYS:
             self._by_index[index] = call
@@ -152,16 +152,8 @@ class CallAssembler:
         this case, the last call is marked as faulty and must not run."""
         # A call that consists only of an ID or an index is ignored.
         calls = [call for call in self._calls if call.name.strip() or "".join(call.pieces).strip()]
-        finished: list[ToolCall] = []
-        seen: set[str] = set()
-        for call in calls:
-            for each in self._finished(call, is_cut=is_cut and call is calls[-1]):
-                call_id = replace_lone(each.id)
-                while not call_id or call_id in seen:
-                    call_id = self._new_id()
-                seen.add(call_id)
-                finished.append(replace(each, id=call_id))
-        return tuple(finished)
+        cut = calls[-1] if calls and is_cut else None
+        return tuple(each for _, each in finished_calls(calls, self._offered, new_id=self._new_id, cut=cut))
 
     def _add_arguments(self, fragment: Mapping[str, object]) -> bool:
         """Add a fragment of the usual kind, which has only an index and arguments. Return False, without adding it, if
@@ -177,7 +169,7 @@ class CallAssembler:
             self.size += len(arguments)
         return True
 
-    def _call_for(self, index: object, call_id: str, name: str, arguments: str) -> _PartialCall | None:
+    def _call_for(self, index: object, call_id: str, name: str, arguments: str) -> PartialCall | None:
         """Return the call that a fragment continues, or None if the fragment opens a new call."""
         last = self._calls[-1] if self._calls else None
         known = self._by_id.get(call_id) if call_id else None
@@ -211,7 +203,7 @@ class CallAssembler:
             return call if is_same and call.pieces and not is_whole(call.pieces) else None
         return None if self._opens_anew(call, name, arguments, same_index=index is not None) else call
 
-    def _opens_anew(self, call: _PartialCall, name: str, arguments: str, *, same_index: bool) -> bool:
+    def _opens_anew(self, call: PartialCall, name: str, arguments: str, *, same_index: bool) -> bool:
         """Whether a fragment with a name begins a new call, although its ID or index is that of `call`."""
         if not call.name:
             return False
@@ -227,38 +219,61 @@ class CallAssembler:
         # some gateways open calls in this way.
         return "".join(call.pieces).strip() not in {arguments.strip(), "{}"}
 
-    def _finished(self, call: _PartialCall, *, is_cut: bool) -> list[ToolCall]:
-        name = tool_name(replace_lone(call.name), self._offered)
-        tool = self._offered.get(name)
-        extra = replace_lone_in(call.extra | ({"function": call.function_extra} if call.function_extra else {}))
-        raw = replace_lone("".join(call.pieces))
-        unread = ToolCall(id=call.id, name=name or "unnamed", arguments="{}", raw=raw, extra=extra)
-        if not name:
-            return [replace(unread, fault="the call has no name")]
-        fault = "the answer reached its output limit within this call" if is_cut else None
-        try:
-            objects = read_arguments(call.pieces, tool.input_schema if tool is not None else None)
-            texts = [json_text(each) for each in objects]
-        except InvalidArguments as error:
-            return [replace(unread, fault=f"{fault}: {error}" if fault else str(error))]
-        is_wrapper = call.name.strip() == _PARALLEL and tool is None and len(objects) == 1 and not fault
-        if is_wrapper and (unpacked := self._unpacked(objects[0])):
-            return unpacked
-        first = replace(unread, arguments=texts[0], fault=fault, raw=raw if fault else None)
-        return [first, *(replace(first, id="", arguments=text, extra={}) for text in texts[1:])]
 
-    def _unpacked(self, wrapped: Mapping[str, object]) -> list[ToolCall]:
-        """Return the calls inside `multi_tool_use.parallel`. Return no calls if one of them has no valid name or
-        arguments."""
-        uses = wrapped.get("tool_uses")
-        calls: list[ToolCall] = []
-        for use in uses if isinstance(uses, list) else ():
-            name = use.get("recipient_name") if isinstance(use, Mapping) else None
-            parameters = use.get("parameters") if isinstance(use, Mapping) else None
-            if not isinstance(name, str) or not isinstance(parameters, Mapping):
-                return []
-            calls.append(ToolCall(id="", name=tool_name(name, self._offered), arguments=json_text(parameters)))
-        return calls
+def finished_calls(
+    calls: Sequence[PartialCall],
+    offered: Mapping[str, ToolSpec],
+    *,
+    new_id: Callable[[], str],
+    cut: PartialCall | None = None,
+) -> list[tuple[PartialCall, ToolCall]]:
+    """Return the finished calls in order, each with the call that it was assembled from. Their IDs are unique. `cut` is
+    the call that the output limit cut; it is marked as faulty and must not run."""
+    found: list[tuple[PartialCall, ToolCall]] = []
+    seen: set[str] = set()
+    for call in calls:
+        for each in _finished(call, offered, is_cut=call is cut):
+            call_id = replace_lone(each.id)
+            while not call_id or call_id in seen:
+                call_id = new_id()
+            seen.add(call_id)
+            found.append((call, replace(each, id=call_id)))
+    return found
+
+
+def _finished(call: PartialCall, offered: Mapping[str, ToolSpec], *, is_cut: bool) -> list[ToolCall]:
+    name = tool_name(replace_lone(call.name), offered)
+    tool = offered.get(name)
+    extra = replace_lone_in(call.extra | ({"function": call.function_extra} if call.function_extra else {}))
+    raw = replace_lone("".join(call.pieces))
+    unread = ToolCall(id=call.id, name=name or "unnamed", arguments="{}", raw=raw, extra=extra)
+    if not name:
+        return [replace(unread, fault="the call has no name")]
+    fault = "the answer reached its output limit within this call" if is_cut else None
+    try:
+        objects = read_arguments(call.pieces, tool.input_schema if tool is not None else None)
+        texts = [json_text(each) for each in objects]
+    except InvalidArguments as error:
+        return [replace(unread, fault=f"{fault}: {error}" if fault else str(error))]
+    is_wrapper = call.name.strip() == _PARALLEL and tool is None and len(objects) == 1 and not fault
+    if is_wrapper and (unpacked := _unpacked(objects[0], offered)):
+        return unpacked
+    first = replace(unread, arguments=texts[0], fault=fault, raw=raw if fault else None)
+    return [first, *(replace(first, id="", arguments=text, extra={}) for text in texts[1:])]
+
+
+def _unpacked(wrapped: Mapping[str, object], offered: Mapping[str, ToolSpec]) -> list[ToolCall]:
+    """Return the calls inside `multi_tool_use.parallel`. Return no calls if one of them has no valid name or
+    arguments."""
+    uses = wrapped.get("tool_uses")
+    calls: list[ToolCall] = []
+    for use in uses if isinstance(uses, list) else ():
+        name = use.get("recipient_name") if isinstance(use, Mapping) else None
+        parameters = use.get("parameters") if isinstance(use, Mapping) else None
+        if not isinstance(name, str) or not isinstance(parameters, Mapping):
+            return []
+        calls.append(ToolCall(id="", name=tool_name(name, offered), arguments=json_text(parameters)))
+    return calls
 
 
 def _joined_name(name: str, piece: str) -> str:

@@ -79,16 +79,14 @@ logger = logging.getLogger(__name__)
 
 
 class Refused(Exception):
-    """The error for an HTTP request that the server refuses.
-
-    `status` is the HTTP status. The message tells the client why the request is refused. `reason` is the label in the
-    metrics.
-    """
+    """The error for an HTTP request that the server refuses. Its message tells the client why."""
 
     def __init__(self, status: int, message: str, reason: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.status = status
+        """The HTTP status."""
         self.reason = reason
+        """The label in the metrics."""
         self.retry_after_s = retry_after_s
 
     def response(self) -> Response:
@@ -116,11 +114,7 @@ class AccessControl(Protocol):
 
 
 class TokenAccess:
-    """Checks bearer tokens. If `is_required` is false, clients need a token only after the first token has been added.
-
-    On the server of one user (`is_resident`), clients never need a token, because that user may read the whole store
-    without the server.
-    """
+    """Checks bearer tokens."""
 
     def __init__(
         self, authenticator: Authenticator, store: Store, *, is_required: bool, is_resident: bool = False
@@ -128,11 +122,14 @@ class TokenAccess:
         self._authenticator = authenticator
         self._store = store
         self._is_resident = is_resident
+        """Whether this is the server of one user. Its clients never need a token, because that user may read the whole
+        store without the server."""
         self.is_required = is_required
-        """Whether clients need a token. `needs_tokens` updates this value from the store."""
+        """Whether clients need a token. If this is false at the start, they need one only after the first token has
+        been added. `needs_tokens` updates this value from the store."""
 
     async def needs_tokens(self) -> bool:
-        """Whether clients need a token. :raises StoreError: the store cannot be read."""
+        """Return whether clients need a token. :raises StoreError: the store cannot be read."""
         if not self.is_required and not self._is_resident:
             # Revoked tokens count too: if they did not, revoking the last token would open the server to everybody.
             self.is_required = bool(await self._store.tokens())
@@ -157,10 +154,8 @@ class TokenAccess:
 
 
 class ServedConnection(EditorConnection):
-    """The connection of one client. While the server shuts down, the connection refuses requests that start new work.
-
-    `holder` is whose slots the requests take: the principal or, without tokens, the connection.
-    """
+    """The connection of one client. While the server shuts down, the connection refuses requests that start new
+    work."""
 
     def __init__(
         self, transport: WebSocketTransport, service: AcpService, *, holder: object = None, wants_cursors: bool = False
@@ -168,6 +163,7 @@ class ServedConnection(EditorConnection):
         super().__init__(transport, ends_on_signals=False)
         self._service = service
         self._holder = holder
+        """Whose slots the requests take: the principal or, without tokens, the connection."""
         self._wants_cursors = wants_cursors
 
     async def run(self, handle: Handler) -> None:
@@ -217,14 +213,15 @@ invent any number of method names."""
 
 @dataclass(slots=True, eq=False)
 class ConnectedClient:
-    """A connected client. `id` is its connection id. `since` is the monotonic time at which the client connected, in
-    seconds."""
+    """A connected client."""
 
     id: str
+    """The id of the connection."""
     address: str
     principal: str | None
     transport: WebSocketTransport
     since: float
+    """The monotonic time at which the client connected, in seconds."""
 
 
 ServeClient = Callable[[ServedConnection, str, Grant | None], Awaitable[None]]

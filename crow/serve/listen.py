@@ -72,7 +72,7 @@ def listening(address: TcpAddress | Path | None) -> Iterator[list[socket.socket]
 
 
 def is_private(sockets: list[socket.socket]) -> bool:
-    """Whether none of these sockets can be reached from another machine."""
+    """Return whether none of these sockets can be reached from another machine."""
     return all(each.family == socket.AF_UNIX or _is_loopback(each.getsockname()[0]) for each in sockets)
 
 
@@ -89,8 +89,8 @@ _HOST_HEADER = re.compile(r"(?:\[([0-9A-Fa-f:.]+)(?:%[A-Za-z0-9._~-]+)?\]|([A-Za
 
 
 def is_known_host(headers: Sequence[str], names: frozenset[str]) -> bool:
-    """Whether the Host header names this server. The header does so if it is there once, and its host is an IP address,
-    localhost, or one of `names`.
+    """Return whether the Host header names this server. The header does so if it is there once, and its host is an
+    IP address, localhost, or one of `names`.
 
     This check stops DNS rebinding. An attacker's web page can make a browser connect to this server, but the browser
     then sends the attacker's host name in the Host header.
@@ -105,12 +105,12 @@ def is_known_host(headers: Sequence[str], names: frozenset[str]) -> bool:
 
 
 def is_known_origin(headers: Sequence[str], origins: frozenset[str]) -> bool:
-    """Whether the Origin header, if there is one, is one of `origins`, which are in lower case."""
+    """Return whether the Origin header, if there is one, is one of `origins`, which are in lower case."""
     return not headers or (len(headers) == 1 and headers[0].lower() in origins)
 
 
 def _is_version(version: int, host: str) -> bool:
-    """Whether a host is an address of this version of IP."""
+    """Return whether a host is an address of this version of IP."""
     try:
         return ipaddress.ip_address(host).version == version
     except ValueError:

@@ -40,7 +40,7 @@ def check_server(settings: ServeSettings, mode: str, sandbox: SandboxStatus) -> 
 
 
 class ServePolicy:
-    """The rules for the requests of one principal. `is_confining` means that a sandbox works on this machine.
+    """The rules for the requests of one principal.
 
     An error message contains only the client's own parameters and the principal's own roots. So the message does not
     show whether a path exists.
@@ -49,6 +49,7 @@ class ServePolicy:
     def __init__(self, settings: ServeSettings, principal: str, *, is_confining: bool) -> None:
         self._settings = settings
         self._is_confining = is_confining
+        """Whether a sandbox works on this machine."""
         self.roots = tuple(root.replace(PRINCIPAL_PART, check_principal(principal)) for root in settings.roots)
 
     async def check_params(self, method: str, params: Any, store: Store) -> None:
@@ -95,7 +96,7 @@ class ServePolicy:
                 raise ArgumentError(f"{name} is {describe(path)}; on this server, expected a directory below {below}.")
 
     def contains(self, path: str) -> bool:
-        """Whether a path, with its links resolved, is in one of the principal's roots. This method blocks."""
+        """Return whether a path, with its links resolved, is in one of the principal's roots. This method blocks."""
         if not os.path.isabs(path) or "\0" in path:
             return False
         try:

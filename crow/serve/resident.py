@@ -35,13 +35,14 @@ class ResidentError(CrowError):
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A running resident server. `path` is the path of its socket. `figures` holds the values of the metrics that have
-    no labels, by the names of the metrics."""
+    """A running resident server."""
 
     path: Path
+    """The path of its socket."""
     pid: int | None
     version: str
     figures: Mapping[str, float]
+    """Maps the names of the metrics that have no labels to their values."""
 
     def describe(self) -> str:
         """Return a sentence with the server's version, process and socket, and with the numbers of its clients and
@@ -171,7 +172,7 @@ def _locks(lock: int) -> bool:
 
 
 def _answers(path: Path) -> bool:
-    """Whether a process listens on the socket. That process may still be starting, or about to fail."""
+    """Return whether a process listens on the socket. That process may still be starting, or about to fail."""
     with socket.socket(socket.AF_UNIX) as opened:
         opened.settimeout(ANSWER_S)
         try:
@@ -182,7 +183,7 @@ def _answers(path: Path) -> bool:
 
 
 def _serves(path: Path) -> bool:
-    """Whether a server answers requests."""
+    """Return whether a server answers requests."""
     with socket.socket(socket.AF_UNIX) as opened:
         opened.settimeout(ANSWER_S)
         try:

@@ -23,7 +23,7 @@ from crow.domain.errors import ConfigError, StoreError
 from crow.frontend.agent import AcpAgent
 from crow.frontend.agent import serve as serve_connection
 from crow.frontend.host import SessionHost, share_host
-from crow.frontend.sessions import Requester
+from crow.frontend.requester import Requester
 from crow.frontend.v2 import NegotiatingAgent
 from crow.log import log_as_json
 from crow.serve import listen

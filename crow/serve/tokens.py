@@ -109,7 +109,7 @@ def new_token(
 
 
 def is_valid(token: Token, now_ms: int) -> bool:
-    """Whether a token is neither revoked nor expired at `now_ms`, a Unix time in milliseconds."""
+    """Return whether a token is neither revoked nor expired at `now_ms`, a Unix time in milliseconds."""
     return token.revoked_ms is None and (token.expires_ms is None or now_ms < token.expires_ms)
 
 

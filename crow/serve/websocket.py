@@ -46,29 +46,27 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """The limits of one connection, in bytes and seconds.
-
-    - `handshake_s`: the client has this long to send its HTTP request, and then the same time to send `initialize`.
-    - `message_bytes`: the largest message that the client may send.
-    - `buffered_bytes`: a client is disconnected when it has left more bytes than this unread.
-    - `pause_bytes`: while the client has left more bytes than this unread, replays pause, and new messages from the
-      client are not read.
-    - `stall_s`: a client is disconnected if messages wait for it and it reads nothing for this long.
-    - `ping_s`: the time between two pings from the server.
-    - `silent_s`: a client is disconnected if it sends nothing, not even the answer to a ping, for this long.
-    - `unanswered`: the client may have this many requests without a response.
-    - `goodbye_s`: at the end, the client has this long to read the remaining messages and the close frame.
-    """
+    """The limits of one connection."""
 
     handshake_s: float = 10.0
+    """The client has this long to send its HTTP request, and then the same time to send `initialize`."""
     message_bytes: int = frames.MAX_LINE_BYTES
+    """The largest message that the client may send."""
     buffered_bytes: int = 64 * MIB
+    """A client is disconnected when it has left more bytes than this unread."""
     pause_bytes: int = MIB
+    """While the client has left more bytes than this unread, replays pause, and new messages from the client are not
+    read."""
     stall_s: float = 60.0
+    """A client is disconnected if messages wait for it and it reads nothing for this long."""
     ping_s: float = 20.0
+    """The time between two pings from the server."""
     silent_s: float = 60.0
+    """A client is disconnected if it sends nothing, not even the answer to a ping, for this long."""
     unanswered: int = 1_000
+    """The client may have this many requests without a response."""
     goodbye_s: float = 2.0
+    """At the end, the client has this long to read the remaining messages and the close frame."""
 
 
 @dataclass(slots=True)
@@ -83,11 +81,14 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEnd:
-    """The end of a connection: `code` and `text` go into the close frame, and `reason` into the log."""
+    """The end of a connection."""
 
     code: CloseCode
+    """Goes into the close frame."""
     text: str
+    """Goes into the close frame."""
     reason: EndReason
+    """Goes into the log."""
 
 
 class WebSocketTransport:
@@ -450,14 +451,12 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
 
 class PendingHandshakes:
-    """The connections that have not sent a complete HTTP request yet, in the order in which they were opened.
-
-    At most `places` connections are kept. A further connection replaces the oldest connection, which had the most time
-    to send its request.
-    """
+    """The connections that have not sent a complete HTTP request yet, in the order in which they were opened."""
 
     def __init__(self, *, places: int, limits: ConnectionLimits) -> None:
         self._places = places
+        """At most this many connections are kept. A further connection replaces the oldest connection, which had the
+        most time to send its request."""
         self._waiting: dict[HttpProtocol, None] = {}
         self.limits = limits
         self.expired = 0
@@ -479,15 +478,13 @@ class PendingHandshakes:
 
 class HttpProtocol(H11Protocol):
     """uvicorn's HTTP protocol, with a time limit for the upgrade. If a connection does not become a WebSocket in time,
-    crow ends it.
-
-    If `only_this_user` is true, crow also ends the connections of other users. This works only if the system tells
-    which user has connected.
-    """
+    crow ends it."""
 
     def __init__(self, handshakes: PendingHandshakes, *, only_this_user: bool = False, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._only_this_user = only_this_user
+        """If this is true, crow also ends the connections of other users. This works only if the system tells which
+        user has connected."""
         self._handshakes = handshakes
         self._deadline: asyncio.TimerHandle | None = None
 

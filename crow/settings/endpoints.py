@@ -15,10 +15,13 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from crow.domain.errors import ArgumentError, ConfigError
+from crow.domain.messages import WireName
 from crow.programs import named_program
 from crow.settings.values import OFFLINE, ModelOptions, ModelSettings, NamedModel, ProviderSettings, Settings
 
 _KEY_COMMAND_TIMEOUT_S = 30.0
+ALL_WIRES: tuple[WireName, ...] = ("chat", "responses", "messages")
+_CLAUDE = re.compile(r"\bclaude|anthropic", re.IGNORECASE)
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 
@@ -36,6 +39,10 @@ class Preset:
     thinking: Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"] = "effort"
     limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     cache: Literal["key", "marker"] | None = None
+    host: str = ""
+    """How the host names of the endpoint end, if its URL differs from user to user."""
+    wires: tuple[WireName, ...] = ()
+    """The APIs of the endpoint, best first. If empty, crow finds out which one works."""
 
 
 # Each entry's values are from the page linked above or beside it. Values that no page states are left out. Context
@@ -44,14 +51,41 @@ PRESETS: Mapping[str, Preset] = {
     # https://github.com/openai/openai-python/blob/main/README.md and, for the limit and the cache,
     # https://github.com/openai/openai-python/blob/main/src/openai/types/chat/completion_create_params.py
     "openai": Preset(
-        base_url="https://api.openai.com/v1", key_env="OPENAI_API_KEY", limit_field="max_completion_tokens", cache="key"
+        base_url="https://api.openai.com/v1",
+        key_env="OPENAI_API_KEY",
+        limit_field="max_completion_tokens",
+        cache="key",
+        wires=("responses", "chat"),
+    ),
+    # https://learn.microsoft.com/en-us/azure/foundry/openai/api-version-lifecycle
+    # The URL has the name of the user's resource: https://RESOURCE.openai.azure.com/openai/v1
+    "azure": Preset(
+        host=".azure.com",
+        key_env="AZURE_OPENAI_API_KEY",
+        limit_field="max_completion_tokens",
+        cache="key",
+        wires=("responses", "chat"),
+    ),
+    # https://platform.claude.com/docs/en/api/messages, https://platform.claude.com/docs/en/api/openai-sdk
+    "anthropic": Preset(
+        base_url="https://api.anthropic.com/v1", key_env="ANTHROPIC_API_KEY", wires=("messages", "chat")
     ),
     # https://openrouter.ai/docs/quickstart
     # https://openrouter.ai/docs/use-cases/reasoning-tokens
     # https://openrouter.ai/docs/client-sdks/python/api-reference/components/caching
     "openrouter": Preset(
-        base_url="https://openrouter.ai/api/v1", key_env="OPENROUTER_API_KEY", thinking="reasoning", cache="marker"
+        base_url="https://openrouter.ai/api/v1",
+        key_env="OPENROUTER_API_KEY",
+        thinking="reasoning",
+        cache="marker",
+        wires=("chat", "responses", "messages"),
     ),
+    # https://docs.aws.amazon.com/bedrock/latest/userguide/bedrock-mantle.html
+    # The URL has the region: https://bedrock-mantle.REGION.api.aws/v1
+    "bedrock": Preset(host=".api.aws", key_env="AWS_BEARER_TOKEN_BEDROCK", wires=("responses", "chat", "messages")),
+    # https://docs.cloud.google.com/vertex-ai/generative-ai/docs/start/openai
+    # The URL has the project: https://aiplatform.googleapis.com/v1/projects/PROJECT/locations/global/endpoints/openapi
+    "vertex": Preset(host="aiplatform.googleapis.com", wires=("chat",)),
     # https://api-docs.deepseek.com/
     "deepseek": Preset(base_url="https://api.deepseek.com", key_env="DEEPSEEK_API_KEY", thinking="switch_effort"),
     # https://platform.kimi.ai/docs/api/overview
@@ -67,11 +101,14 @@ PRESETS: Mapping[str, Preset] = {
         thinking="enable_thinking",
     ),
     # https://ai.google.dev/gemini-api/docs/openai
-    "gemini": Preset(base_url="https://generativelanguage.googleapis.com/v1beta/openai", key_env="GEMINI_API_KEY"),
+    "gemini": Preset(
+        base_url="https://generativelanguage.googleapis.com/v1beta/openai", key_env="GEMINI_API_KEY", wires=("chat",)
+    ),
     # https://console.groq.com/docs/openai
     "groq": Preset(base_url="https://api.groq.com/openai/v1", key_env="GROQ_API_KEY"),
     # https://docs.x.ai/api/integrations
-    "xai": Preset(base_url="https://api.x.ai/v1", key_env="XAI_API_KEY"),
+    # https://docs.x.ai/developers/model-capabilities/text/best-practices
+    "xai": Preset(base_url="https://api.x.ai/v1", key_env="XAI_API_KEY", cache="key", wires=("responses", "chat")),
     # https://docs.mistral.ai/resources/migration-guides
     # https://developers.llamaindex.ai/python/framework-api-reference/llms/mistralai
     "mistral": Preset(base_url="https://api.mistral.ai/v1", key_env="MISTRAL_API_KEY"),
@@ -95,8 +132,28 @@ PRESETS: Mapping[str, Preset] = {
 
 def preset_at(base_url: str) -> Preset:
     """Return the preset for the endpoint's host. An unknown host gets an empty preset."""
-    host = urlsplit(base_url).hostname
-    return next((preset for preset in PRESETS.values() if urlsplit(preset.base_url).hostname == host), Preset())
+    host = urlsplit(base_url).hostname or ""
+    for preset in PRESETS.values():
+        if urlsplit(preset.base_url).hostname == host or (preset.host and host.endswith(preset.host)):
+            return preset
+    return Preset()
+
+
+def url_named(answer: str) -> str:
+    """Return the URL of the preset with this name. Return anything else unchanged."""
+    preset = PRESETS.get(answer.strip().lower())
+    return preset.base_url if preset is not None and preset.base_url else answer
+
+
+def wires_at(base_url: str, model: str) -> tuple[WireName, ...]:
+    """Return the APIs to try for a model, best first."""
+    wires = preset_at(base_url).wires or ALL_WIRES
+    is_anthropic = "anthropic" in urlsplit(base_url).path.lower().split("/")
+    # Many endpoints serve Anthropic's API below a path of this name. Elsewhere, only that API caches Claude's prompts
+    # and returns its thoughts.
+    if is_anthropic or (_CLAUDE.search(model) and "messages" in wires and preset_at(base_url).cache is None):
+        return ("messages", *(wire for wire in wires if wire != "messages"))
+    return wires
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +176,12 @@ class Target:
     def base_url(self) -> str:
         """The URL of the endpoint."""
         return self.endpoint.base_url or ""
+
+    @property
+    def wires(self) -> tuple[WireName, ...]:
+        """The APIs to try, best first. If the user has chosen one, it is the only one."""
+        chosen = self.options.wire or self.endpoint.wire
+        return wires_at(self.base_url, self.model) if chosen == "auto" else (chosen,)
 
 
 def names_offered(settings: Settings) -> tuple[str, ...]:
@@ -152,7 +215,8 @@ def target_of(name: str, settings: Settings) -> Target:
         default = settings.model.with_name(name)
         options = table or default
         base_url, key_hint = default.base_url, f"Set {default.api_key_env}"
-        endpoint = ProviderSettings.model_construct(api_key=default.api_key, headers=default.headers)
+        wire = settings.model.wire or "auto"
+        endpoint = ProviderSettings.model_construct(api_key=default.api_key, headers=default.headers, wire=wire)
     filled = {
         "base_url": base_url,
         "first_byte_timeout_s": endpoint.first_byte_timeout_s or settings.limits.first_byte_timeout_s,

@@ -354,10 +354,10 @@ class _SettingsReader:
             else:
                 made[place[0]] = {**(made[place[0]] or {}), place[1]: section}
             match section:
-                case ProviderSettings(base_url=None) if place[1] not in PRESETS:
+                case ProviderSettings(base_url=None) if not (place[1] in PRESETS and PRESETS[place[1]].base_url):
                     self._problems.append(
                         f"{self._file}: {dotted_key(*place)} has no base_url; set one, or use the name of a preset: "
-                        f"{', '.join(PRESETS)}."
+                        f"{', '.join(name for name, preset in PRESETS.items() if preset.base_url)}."
                     )
                 case NamedModel(provider=str(provider)) if ("providers", provider) not in self._tables:
                     others = [name for kind, *rest in self._tables if kind == "providers" for name in rest]

@@ -74,6 +74,9 @@ Variable = Annotated[NonEmpty, Expected('the name of a variable, such as "OPENRO
 Texts = Annotated[Mapping[str, str], Expected('a table of strings, such as { "X-Title" = "crow" }')]
 Body = Annotated[Mapping[str, Any], Expected("a table, such as { temperature = 0.2 }")]
 Thought = Annotated[Literal["off", "low", "medium", "high"], Expected('"off", "low", "medium" or "high"')]
+WireChoice = Annotated[
+    Literal["auto", "chat", "responses", "messages"], Expected('"auto", "chat", "responses" or "messages"')
+]
 ModelName = Annotated[NonEmpty, Expected('a model name, such as "gpt-5.2", or "offline"')]
 ToolNames = Annotated[Strings, Expected('a list of tool names or globs, such as ["get_*"]')]
 SmallModel = Annotated[NonEmpty, Expected('a model name, such as "gpt-5-mini" or "openrouter/mistral-small"')]
@@ -147,6 +150,10 @@ class ModelOptions(Section):
     """How long the model thinks before it answers. If unset, the endpoint's default applies."""
     extra_body: Body = Field(default_factory=dict, repr=False)
     """Extra members of every request. They replace crow's own members of the same name."""
+    wire: WireChoice | None = None
+    """The API that crow speaks with this model: "chat" (OpenAI's Chat Completions), "responses" (OpenAI's Responses) or
+    "messages" (Anthropic's Messages). "auto" lets crow choose: it knows the APIs of the presets, and learns from other
+    endpoints what they refuse. If unset, the provider's wire applies."""
     fallback: OtherModel | None = None
     """The model that answers for the rest of a turn if the endpoint of this model still fails after all retries."""
 
@@ -157,7 +164,8 @@ class ModelSettings(ModelOptions):
     name: ModelName | None = None
     """The model's name at its endpoint. "offline" is the built-in model. Environment: CROW_MODEL."""
     base_url: Url = "https://api.openai.com/v1"
-    """The URL of the endpoint, without `/chat/completions`. Environment: OPENAI_BASE_URL."""
+    """The URL of the endpoint, without `/chat/completions`, `/responses` or `/messages`. Environment:
+    OPENAI_BASE_URL."""
     api_key: Key | None = None
     """The endpoint's key. It is safer to put the key into an environment variable (see api_key_env)."""
     api_key_env: Variable = "OPENAI_API_KEY"
@@ -179,8 +187,8 @@ class ProviderSettings(Section):
     """Another endpoint, under a name that the user chooses."""
 
     base_url: Url | None = None
-    """The URL of the endpoint, without `/chat/completions`. If unset, crow's preset for this provider's name
-    applies."""
+    """The URL of the endpoint, without `/chat/completions`, `/responses` or `/messages`. If unset, crow's preset for
+    this provider's name applies."""
     api_key: Key | None = None
     """The endpoint's key. It is safer to use api_key_env or api_key_command."""
     api_key_env: Variable | None = None
@@ -195,6 +203,8 @@ class ProviderSettings(Section):
     """Extra HTTP headers. Crow treats their values as secrets."""
     extra_body: Body = Field(default_factory=dict, repr=False)
     """Extra members of every request. They replace crow's own members of the same name."""
+    wire: WireChoice = "auto"
+    """The API that crow speaks with this endpoint. See wire in [model]."""
     models: Annotated[Strings, Expected('a list of model names, such as ["small", "large"]')] = ()
     """The models of this endpoint that the editor offers."""
     connect_timeout_s: Seconds | None = None

@@ -17,11 +17,10 @@ from crow.domain.messages import JsonObject, Part, Usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
-    """A session to create. Clients know the session by `id`, which never changes. `conversation` and `leaf` are set
-    only for a fork. `principal` is ignored for a sub-agent, because a sub-agent always gets the principal and the
-    shares of its parent."""
+    """A session to create."""
 
     id: str
+    """The name by which clients know the session. It never changes."""
     cwd: str
     model: str
     mode: str
@@ -29,53 +28,63 @@ class NewSession:
     config: JsonObject = field(default_factory=dict)
     metadata: JsonObject = field(default_factory=dict)
     parent_id: str | None = None
+    """For a sub-agent: the id of the session for which it works."""
     forked_from: str | None = None
+    """For a fork: the id of the original session."""
     conversation: int | None = None
+    """The conversation that a fork continues. None for a session that is not a fork."""
     leaf: int | None = None
+    """The last entry of a fork's path. None for a session that is not a fork."""
     title: str | None = None
     alias: str | None = None
     principal: str | None = None
+    """The user of `crow serve` to whom the session will belong, or None for the local user. It is ignored for a
+    sub-agent, because a sub-agent always gets the principal and the shares of its parent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRow:
-    """A session's mutable row. Times are Unix milliseconds, and `cost` is in US dollars.
-
-    `leaf` is the id of the last entry of the session's path, or None if the path is empty. Token estimates are
-    multiplied by `calibration`. Lists of sessions are sorted by `newest_entry`, the id of the session's newest entry.
-    `owner` names the process that runs a turn, and is empty if no turn runs. Only sessions with `has_prompt` are
-    listed. `principal` is the user of `crow serve` to whom the session belongs, or None for the local user.
-    """
+    """A session's mutable row. Times are Unix milliseconds."""
 
     id: str
     conversation: int
     leaf: int | None
+    """The id of the last entry of the session's path, or None if the path is empty."""
     cwd: str
     model: str
     mode: str
     title: str | None = None
     title_by_user: bool = False
+    """Whether the user chose the title."""
     additional_directories: tuple[str, ...] = ()
     permissions: tuple[JsonObject, ...] = ()
     config: JsonObject = field(default_factory=dict)
     metadata: JsonObject = field(default_factory=dict)
     calibration: float = 1.0
+    """The factor by which token estimates are multiplied."""
     parent_id: str | None = None
+    """For a sub-agent: the id of the session for which it works."""
     forked_from: str | None = None
+    """For a fork: the id of the original session."""
     alias: str | None = None
     state: Literal["idle", "running"] = "idle"
     owner: str = ""
+    """The process that runs a turn, or empty if no turn runs."""
     entries: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     tokens_cached: int = 0
     cost: float = 0.0
+    """In US dollars."""
     newest_entry: int = 0
+    """The id of the session's newest entry. Lists of sessions are sorted by it."""
     has_prompt: bool = False
+    """Only sessions with a prompt are listed."""
     created_ms: int = 0
     updated_ms: int = 0
     archived: bool = False
     principal: str | None = None
+    """The user of `crow serve` to whom the session belongs, or None for the local user."""
 
 
 NODE_KEY = "node"
@@ -90,8 +99,7 @@ def node_of(row: SessionRow) -> str:
 
 
 class SessionChanges(TypedDict, total=False):
-    """Columns to set in a session's row. Columns that are left out stay as they are. `config` has only those keys
-    of the session's configuration that change. A key whose value is None is removed."""
+    """Columns to set in a session's row. Columns that are left out stay as they are."""
 
     title: str | None
     title_by_user: bool
@@ -101,6 +109,7 @@ class SessionChanges(TypedDict, total=False):
     additional_directories: tuple[str, ...]
     permissions: tuple[JsonObject, ...]
     config: JsonObject
+    """Only those keys of the session's configuration that change. A key whose value is None is removed."""
     metadata: JsonObject
     calibration: float
     alias: str | None
@@ -109,10 +118,12 @@ class SessionChanges(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPage:
-    """One page of the list of sessions, newest first. `cursor` requests the next page. On the last page, it is None."""
+    """One page of the list of sessions."""
 
     rows: tuple[SessionRow, ...]
+    """Newest first."""
     cursor: str | None
+    """Requests the next page. On the last page, it is None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,102 +153,106 @@ class NamedPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """A session and the part of its path that `crow.domain.conversation.for_model` needs, oldest first.
-
-    That part is the newest valid checkpoint, all entries from its `first_kept` on, and the newest prompt entry. Without
-    a checkpoint it is the whole path. Of a part that is longer than any model can see, only the end is there. Then the
-    first entry is a checkpoint that is not stored and whose `method` is "unread".
-
-    `waiting` has the texts in the inbox that tell the model about background work that has ended. Only `open_session`
-    sets `waiting`.
-    """
+    """A session and the part of its path that `crow.domain.conversation.for_model` needs."""
 
     row: SessionRow
     entries: tuple[Entry, ...]
+    """The part of the path, oldest first: the newest valid checkpoint, all entries from its `first_kept` on, and the
+    newest prompt entry. Without a checkpoint, it is the whole path. If the part is longer than any model can see, only
+    its end is here. Then the first entry is a checkpoint that is not stored and whose `method` is "unread"."""
     waiting: tuple[QueuedPrompt, ...] = ()
+    """The texts in the inbox that tell the model about background work that has ended. Only `open_session` sets this
+    field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStart:
-    """A claimed turn. `entries` are the entries that the claim appended. If one of them is a user entry, it is the last
-    one. `moved` is true if the session's leaf was not the expected one. The caller must then load the tail again."""
+    """A claimed turn."""
 
     turn: int
+    """The number of the turn in its session."""
     entries: tuple[Entry, ...]
+    """The entries that the claim appended. If one of them is a user entry, it is the last one."""
     moved: bool
+    """Whether the session's leaf was not the expected one. If so, the caller must load the tail again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A move of a session to another leaf, by `undo`, `redo`, `rewind`, `retry`, `new` or `refusal`."""
+    """A move of a session to another leaf."""
 
     from_leaf: int | None
     to_leaf: int | None
     reason: str
+    """`undo`, `redo`, `rewind`, `retry`, `new` or `refusal`."""
     created_ms: int
+    """When the session was moved, in Unix milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
-    """A prompt, label or checkpoint in the outline.
-
-    `entry` is its entry id. `before` is the id of the entry just before it on the path, or None if `entry` is the first
-    one. `previous` is the `entry` of the preceding prompt, label or checkpoint on the path. `text` is the label or the
-    start of the prompt.
-    """
+    """A prompt, label or checkpoint in the outline."""
 
     entry: int
+    """The id of its entry."""
     before: int | None
+    """The id of the entry just before it on the path, or None if it is the first entry."""
     previous: int | None
+    """The `entry` of the preceding prompt, label or checkpoint on the path."""
     kind: Literal["prompt", "label", "checkpoint"]
     text: str
+    """The label, or the start of the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchTip:
-    """The end of a branch. `point` is the last prompt, label or checkpoint on the branch."""
+    """The end of a branch."""
 
     entry: int | None
+    """The id of the branch's last entry, or None if the branch is empty."""
     point: int | None
+    """The `entry` of the last prompt, label or checkpoint on the branch."""
     is_current: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """All branches that a session has ever been on.
-
-    `points` are sorted by id. The first of `tips` is the end of the current branch. The ends of the other branches
-    follow, starting with the branch that the session left most recently. If several ends have the same newest message
-    on their paths, only the first of these ends is listed.
-    """
+    """All branches that a session has ever been on."""
 
     points: tuple[BranchPoint, ...]
+    """Sorted by id."""
     tips: tuple[BranchTip, ...]
+    """The end of the current branch first, then the ends of the other branches, starting with the branch that the
+    session left most recently. If several ends have the same newest message on their paths, only the first of these
+    ends is listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """The limits of a search. None means no limit.
-
-    `cwd` is a session's directory. `model` is a part of a model's name; case does not matter. The search covers entries
-    from `since_ms` up to but not including `before_ms` (Unix milliseconds).
-    """
+    """The limits of a search. None means no limit."""
 
     cwd: str | None = None
+    """The directory of a session."""
     model: str | None = None
+    """A part of a model's name. Case does not matter."""
     since_ms: int | None = None
+    """The search covers entries from this time on, in Unix milliseconds."""
     before_ms: int | None = None
+    """The search covers entries before this time, in Unix milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """An entry that a search found. `snippet` is the part of its text around the match."""
+    """An entry that a search found."""
 
     entry: int
     session: str
+    """The id of a session."""
     kind: str
     snippet: str
+    """The part of the entry's text around the match."""
     created_ms: int
+    """Unix milliseconds."""
 
 
 def hits_by_session(hits: Sequence[Hit]) -> Mapping[str, Sequence[Hit]]:
@@ -250,11 +265,12 @@ def hits_by_session(hits: Sequence[Hit]) -> Mapping[str, Sequence[Hit]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanResult:
-    """The hits of a scan, newest first. If `stopped_at` is None, the scan read the whole path. Otherwise, it read no
-    entries older than `stopped_at`."""
+    """The result of a scan of a session's path."""
 
     hits: tuple[Hit, ...]
+    """Newest first."""
     stopped_at: int | None
+    """The scan read no entries older than this one. None means that it read the whole path."""
 
 
 Group: TypeAlias = Literal["session", "model", "day"]
@@ -265,28 +281,28 @@ GROUPS: tuple[Group, ...] = ("session", "model", "day")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageTotal:
-    """A sum of usage. `session` (an id), `title`, `model` and `day` (`2026-11-20`) are None unless the sum is grouped
-    by them.
-
-    If the forks of a deleted session still contain its entries, `session` is empty for these entries. `tokens_in`
-    includes the tokens that were read from the provider's cache (`tokens_cached`) and those written to it
-    (`tokens_cache_written`). `tokens_out` includes `tokens_reasoning`. `estimated` is the number of requests whose
-    tokens crow estimated, because the endpoint did not report them. `cost` is in US dollars, or None if no price was
-    known.
-    """
+    """A sum of usage. The fields by which the sums are not grouped are None."""
 
     session: str | None = None
+    """The id of a session. It is empty for entries of a deleted session that its forks still contain."""
     title: str | None = None
     model: str | None = None
     day: str | None = None
+    """For example `2026-11-20`."""
     requests: int
     tokens_in: int
+    """Includes `tokens_cached` and `tokens_cache_written`."""
     tokens_out: int
+    """Includes `tokens_reasoning`."""
     tokens_cached: int
+    """The tokens that were read from the provider's cache."""
     tokens_reasoning: int = 0
     tokens_cache_written: int = 0
+    """The tokens that were written to the provider's cache."""
     estimated: int = 0
+    """The number of requests whose tokens crow estimated, because the endpoint did not report them."""
     cost: float | None
+    """In US dollars, or None if no price was known."""
 
 
 ShareAccess: TypeAlias = Literal["read", "write"]
@@ -297,21 +313,25 @@ Access: TypeAlias = Literal["own", "write", "read"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The right of `principal` to read a session of another principal, or to read and write it."""
+    """The right of a principal to read a session of another principal, or to read and write it."""
 
     session: str
+    """The id of the session."""
     principal: str
+    """The principal that has the right."""
     access: ShareAccess
     created_ms: int = 0
+    """Unix milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A token for `crow serve`. `hash` is the sha256 (hex) of its secret. Times are Unix milliseconds."""
+    """A token for `crow serve`. Times are Unix milliseconds."""
 
     id: str
     principal: str
     hash: str
+    """The sha256 (hex) of the token's secret."""
     label: str = ""
     created_ms: int = 0
     expires_ms: int | None = None

@@ -25,149 +25,163 @@ _NAMED_IN_ERROR = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFilter:
-    """The conditions that a session must meet to be listed. A condition that is None or empty does not apply.
-
-    The session's directory must be one of `directories`. Its title must contain `title`. The name of a model that it
-    uses or has used must contain `model`. Case does not matter in titles and names of models. The session must have all
-    of `tags`. Its newest entry must be from `since_ms` up to but not including `before_ms` (Unix milliseconds). If
-    `archived` is true, only archived sessions are listed, otherwise only sessions that are not archived.
-    """
+    """The conditions that a session must meet to be listed. A condition that is None or empty does not apply."""
 
     directories: Collection[str] | None = None
+    """The session's directory must be one of these."""
     model: str | None = None
+    """The name of a model that the session uses or has used must contain this text. Case does not matter."""
     title: str = ""
+    """The session's title must contain this text. Case does not matter."""
     tags: tuple[str, ...] = ()
+    """The session must have all of these tags."""
     since_ms: int | None = None
+    """The session's newest entry must not be older than this time, in Unix milliseconds."""
     before_ms: int | None = None
+    """The session's newest entry must be older than this time, in Unix milliseconds."""
     archived: bool = False
+    """If this is true, only archived sessions are listed. Otherwise, only sessions that are not archived are listed."""
 
     def takes(self, row: SessionRow) -> bool:
-        """Whether a session matches `title` and `tags`. The query has already checked the other conditions."""
+        """Return whether a session matches `title` and `tags`. The query has already checked the other conditions."""
         has_title = self.title.casefold() in (row.title or "").casefold()
         return has_title and set(self.tags) <= set(tags_of(row.metadata))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedSession:
-    """A session in a list. `used_ms` (Unix milliseconds) is the later of two times: when the session was created, and
-    when its newest entry was written. `messages` is the number of prompts and answers on the session's path.
-    `subagents` are sorted by their start, oldest first."""
+    """A session in a list."""
 
     row: SessionRow
     used_ms: int
+    """The later of two times, in Unix milliseconds: when the session was created, and when its newest entry was
+    written."""
     messages: int
+    """The number of prompts and answers on the session's path."""
     subagents: tuple[ListedSession, ...] = ()
+    """Sorted by their start, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnusedSession:
-    """A session that has not been used for a while.
-
-    `used_ms` (Unix milliseconds) is the later of two times: when the session was created, and when its newest entry was
-    written. Changing the title and archiving the session do not count as use. `title` is None if the session has none.
-    """
+    """A session that has not been used for a while."""
 
     id: str
     cwd: str
     title: str | None
+    """None if the session has no title."""
     used_ms: int
+    """The later of two times, in Unix milliseconds: when the session was created, and when its newest entry was
+    written. Changing the title and archiving the session do not count as use."""
     entries: int
+    """The number of entries."""
     archived: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionExtras:
-    """The data of a session that a copy keeps and an export leaves out. `additional_directories`, `config` and
-    `metadata` are JSON texts.
-
-    `shares` has the principal, the access and the time of each share. `inbox` has the message id, the parts as JSON,
-    the time, and the name's id and digest of each queued prompt; without a name, both are None. `draft` has the turn,
-    message id, text, thought and time of each stored piece of an unfinished answer below the leaf. Times are Unix
-    milliseconds. `is_running` is true if a dead process left a turn open. Permissions are not copied.
-    """
+    """The data of a session that a copy keeps and an export leaves out. Permissions are not copied."""
 
     alias: str | None
     model: str
     mode: str
     additional_directories: str
+    """JSON."""
     config: str
+    """JSON."""
     metadata: str
+    """JSON."""
     calibration: float
     principal: str | None
     is_running: bool
+    """Whether a dead process left a turn open."""
     shares: tuple[tuple[str, str, int], ...] = ()
+    """The principal, the access and the time (Unix milliseconds) of each share."""
     inbox: tuple[tuple[str, str, int, str | None, str | None], ...] = ()
+    """The message id, the parts as JSON, the time (Unix milliseconds), and the name's id and digest of each
+    queued prompt. Without a name, both are None."""
     draft: tuple[tuple[int, str, str, str, int], ...] = ()
+    """The turn, message id, text, thought and time (Unix milliseconds) of each stored piece of an unfinished answer
+    below the leaf."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationState:
-    """The data that a copy of a conversation needs in addition to an export of the conversation.
-
-    `extras` maps the ids of the conversation's sessions to their extras. `users` names the living processes that use at
-    least one of these sessions. `stamp` changes whenever a session changes.
-    """
+    """The data that a copy of a conversation needs in addition to an export of the conversation."""
 
     extras: Mapping[str, SessionExtras]
+    """Maps the ids of the conversation's sessions to their extras."""
     users: tuple[str, ...]
+    """The names of the living processes that use at least one of these sessions."""
     stamp: str
+    """A text that changes whenever one of these sessions changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportDefaults:
-    """The values that imported sessions get in addition to those in the file. `model` and `mode` are for sessions
-    without extras. When sessions are copied, `extras` maps their ids to their extras, and their titles are not changed.
-    `relatives` are the ids of sessions outside of the file. A session in the file may name one of them as its parent,
-    or as the session from which it was forked."""
+    """The values that imported sessions get in addition to those in the file."""
 
     model: str = ""
+    """The model of sessions without extras."""
     mode: str = "ask"
+    """The mode of sessions without extras."""
     extras: Mapping[str, SessionExtras] = field(default_factory=dict)
+    """Maps the ids of sessions to their extras when the sessions are copied. Titles of copied sessions are not
+    changed."""
     relatives: frozenset[str] = frozenset()
+    """The ids of sessions outside of the file. A session in the file may name one of them as its parent, or as the
+    session from which it was forked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """One conversation of an imported file. `is_new` is false if the database already had the conversation. In this
-    case nothing was changed. `is_same` is true if the conversation in the database has the same hash as the one in the
-    file. `cleaned` are the sessions whose titles were changed, because a title was too long or had invisible
-    characters."""
+    """One conversation of an imported file."""
 
     sessions: tuple[str, ...]
+    """The ids of the conversation's sessions."""
     entries: int
+    """The number of the conversation's entries."""
     is_new: bool
+    """False if the database already had the conversation. In this case nothing was changed."""
     cleaned: tuple[str, ...] = ()
+    """The ids of the sessions whose titles were changed, because a title was too long or had invisible characters."""
     is_same: bool = False
+    """Whether the conversation in the database has the same hash as the one in the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backup:
-    """A verified copy of the database. `sessions` and `entries` are the numbers of sessions and entries in the copy."""
+    """A verified copy of the database."""
 
     path: str
     bytes: int
     sessions: int
+    """The number of sessions in the copy."""
     entries: int
+    """The number of entries in the copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUse:
-    """The bytes that a part of the database takes. `what` names the part. `number` is the number of items in the part,
-    or None if the items are not counted. For texts and blobs, only their own bytes count, without the overhead of their
-    rows. Pages, tables and files count as a whole."""
+    """The space on disk that a part of the database takes."""
 
     what: str
+    """The name of the part."""
     number: int | None
+    """The number of items in the part, or None if the items are not counted."""
     bytes: int
+    """For texts and blobs, only their own bytes count, without the overhead of their rows. Pages, tables and files
+    count as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """The damage to a database: `problems` in the file, and `entries` that cannot be read. Both are empty if all is
-    well."""
+    """The damage to a database. Both fields are empty if all is well."""
 
     problems: tuple[str, ...] = ()
+    """The problems in the file."""
     entries: tuple[str, ...] = ()
+    """The entries that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

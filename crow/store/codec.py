@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias, cast, get_args, get_origin, get_t
 from crow.domain import entries
 from crow.domain.entries import Body
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import Image, JsonObject, Link, Part, Resource, Text, ToolSpec
+from crow.domain.messages import Freeform, Image, JsonObject, Link, Part, Resource, Text, ToolSpec
 
 SPILL_BYTES = 32 * 1024
 """A body whose JSON has more bytes than this is stored as a blob."""
@@ -48,18 +48,18 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """A body in its stored form. `text` is its JSON. If the JSON is stored as a blob, `text` is None and `spilled` is
-    the blob's hash. `blobs` maps hashes to contents.
-
-    `body` is the body that a later read will return. It differs from the given body only if characters or numbers had
-    to be replaced (see `dump`).
-    """
+    """A body in its stored form."""
 
     kind: str
     text: str | None
+    """The JSON of the body, or None if the JSON is stored as a blob."""
     spilled: str | None
+    """The hash of the blob that has the JSON, or None if `text` has it."""
     blobs: Mapping[str, bytes]
+    """Maps hashes to contents."""
     body: Body
+    """The body that a later read will return. It differs from the given body only if characters or numbers had to be
+    replaced (see `dump`)."""
 
 
 def encode(body: Body, *, shares_texts: bool = True) -> Encoded:
@@ -268,16 +268,17 @@ def show(value: object) -> str:
 
 
 class Blobs:
-    """Collects the blobs of one value while the value is encoded. `data` maps hashes to contents. With `inline`,
-    nothing is collected, and images are written into the JSON. With `shares_texts`, long texts that often recur become
-    blobs."""
+    """Collects the blobs of one value while the value is encoded."""
 
     __slots__ = ("data", "inline", "shares_texts", "was_mended")
 
     def __init__(self, *, inline: bool = False, shares_texts: bool = False) -> None:
         self.data: dict[str, bytes] = {}
+        """Maps hashes to contents."""
         self.inline = inline
+        """If this is true, nothing is collected, and images are written into the JSON."""
         self.shares_texts = shares_texts
+        """Whether long texts that often recur become blobs."""
         self.was_mended = False
 
     def add(self, data: bytes) -> str:
@@ -296,20 +297,22 @@ class Blobs:
 
 
 class Field(NamedTuple):
-    """The functions that write and read one value. If `encode` is None, the value is written unchanged. A value of
-    exactly the type `plain` is also read unchanged, without calling `decode`."""
+    """The functions that write and read one value."""
 
     encode: Callable[[Any, Blobs], object] | None
+    """None if the value is written unchanged."""
     decode: Callable[[Any, Load], Any]
     plain: type | None = None
+    """A value of exactly this type is read unchanged, without calling `decode`."""
 
 
 class Record(NamedTuple):
-    """The functions that write and read the dataclass `cls`."""
+    """The functions that write and read a dataclass."""
 
     encode: Callable[[Any, Blobs], dict[str, object]]
     decode: Callable[[Any, Load], Any]
     cls: type
+    """The dataclass."""
 
 
 def record(cls: type, *, integer: Field | None = None, **special: Field | str) -> Record:
@@ -536,13 +539,14 @@ _SHARED[entries.Attachment] = record(entries.Attachment, data=_BASE64)
 _SHARED[entries.Diff] = record(entries.Diff, old_text=optional(_SHARED_TEXT), new_text=_SHARED_TEXT)
 _SHARED[entries.Announcement] = record(entries.Announcement, kind="other")
 _SHARED[entries.PlanItem] = record(entries.PlanItem, status="pending", priority="medium")
+_SHARED[Freeform] = record(Freeform, syntax="text")
 
 _PARTS = _many(_tagged(text=record(Text), image=_SHARED[Image], resource=record(Resource), link=record(Link)))
 
 _BODIES: Mapping[str, Record] = {
     "prompt": record(entries.Prompt, system=_TEXT_BLOB, tools=_as_blob(_many(record(ToolSpec)))),
     "user": record(entries.User, parts=_PARTS),
-    "assistant": record(entries.Assistant, finish="stop"),
+    "assistant": record(entries.Assistant, finish="stop", wire="chat"),
     "started": record(entries.Started),
     "file": record(entries.File, before=optional(_BYTES_BLOB)),
     "tool": record(entries.ToolResult, text=_SHARED_TEXT),

@@ -28,26 +28,32 @@ source."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedConversation:
-    """A conversation, and the outcome of copying it. `words` gives the reason for the outcome. `words` is empty for the
-    outcomes "copied" and "known"."""
+    """A conversation, and the outcome of copying it."""
 
     outcome: Outcome
     sessions: tuple[str, ...]
+    """The ids of the conversation's sessions."""
     entries: int = 0
     words: str = ""
+    """The reason for the outcome. It is empty for the outcomes "copied" and "known"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A conversation in a batch. Its lines are in the file from the byte `start` to the byte `end`. `lines` is the
-    number of these lines, and `hash` is their sha256 (hex)."""
+    """A conversation in a batch."""
 
     sessions: tuple[str, ...]
+    """The ids of the conversation's sessions."""
     extras: Mapping[str, SessionExtras]
+    """Maps the ids of sessions to their extras."""
     start: int
+    """The position in the file at which the conversation's lines begin, in bytes."""
     end: int
+    """The position in the file at which they end, in bytes."""
     lines: int
+    """The number of these lines."""
     hash: str
+    """The sha256 (hex) of these lines."""
 
 
 class _CopiedBatch:

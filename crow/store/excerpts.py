@@ -45,10 +45,10 @@ class BlobReader(Protocol):
 
 @dataclass
 class BlobEnds:
-    """Reads a blob of `size` bytes of which only the first and the last bytes are known. To read other bytes raises
-    `Unreadable`."""
+    """Reads a blob of which only the first and the last bytes are known. To read other bytes raises `Unreadable`."""
 
     size: int
+    """The size of the whole blob, in bytes."""
     head: bytes
     tail: bytes
     _at: int = 0

@@ -24,18 +24,21 @@ open_stores: set[str] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A store that a process has opened. `start` is the start time of the process in kernel ticks since boot. Unknown
-    fields are empty.
+    """A store that a process has opened. Unknown fields are empty.
 
     The database stores `str(owner)`.
     """
 
     pid: int
     start: str
+    """When the process started, in kernel ticks since boot."""
     boot: str
+    """The kernel's id of the current boot."""
     namespace: str
+    """Identifies the pid namespace of the process."""
     host: str
     token: str
+    """A random text for each opened store."""
 
     @classmethod
     def current(cls) -> Owner:

@@ -49,9 +49,10 @@ _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The first line. `format` is the version of the format."""
+    """The first line."""
 
     format: int
+    """The version of the format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +65,22 @@ class ConversationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRecord:
-    """A session, which points to an entry of its conversation.
-
-    `leaf` is the id of this entry, and `turn` is the number of the session's newest turn. `parent_id` (for a sub-agent)
-    and `forked_from` name sessions in the same file. `listed` is false for a session without a prompt.
-    """
+    """A session, which points to an entry of its conversation."""
 
     id: str
     cwd: str
     title: str | None
     title_by_user: bool
     parent_id: str | None
+    """For a sub-agent: the id of a session in the same file."""
     forked_from: str | None
+    """For a fork: the id of a session in the same file."""
     leaf: int | None
+    """The id of the entry to which the session points."""
     turn: int
+    """The number of the session's newest turn."""
     listed: bool
+    """False for a session without a prompt."""
     archived: bool
     created_ms: int
     updated_ms: int
@@ -86,35 +88,37 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRecord:
-    """Bytes that bodies of entries refer to by their sha256 (hex). Bytes that are valid UTF-8 are written as `text`,
-    and other bytes as `base64`."""
+    """Bytes that bodies of entries refer to by their sha256 (hex)."""
 
     sha256: str
     text: str | None
+    """The bytes, if they are valid UTF-8."""
     base64: str | None
+    """The bytes, if they are not valid UTF-8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryRecord:
-    """A node of the conversation's tree. `id` counts from 1. `parent` is a smaller id, or null for a root.
-
-    `session` is the session that wrote the entry, or null if that session is not in the file. For an answer, `model` is
-    the model that wrote it. For a prompt, `model` is the model to which the prompt was sent. `cost` is in US dollars,
-    and `estimate` is in tokens. The shape of `body` depends on `kind`. A body refers to other entries by their `id`,
-    where 0 means no entry.
-    """
+    """A node of the conversation's tree."""
 
     id: int
+    """Counts from 1."""
     parent: int | None
+    """A smaller id, or null for a root."""
     session: str | None
+    """The session that wrote the entry, or null if that session is not in the file."""
     turn: int
     model: str
+    """For an answer, the model that wrote it. For a prompt, the model to which the prompt was sent."""
     usage: Usage | None
     cost: float | None
+    """In US dollars."""
     estimate: int | None
+    """In tokens."""
     created_ms: int
     kind: str
     body: JsonObject
+    """Its shape depends on `kind`. A body refers to other entries by their `id`, where 0 means no entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +134,12 @@ class MoveRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The last line. `lines` is the number of the lines before it, and `sha256` is the hash (hex) of the bytes of these
-    lines. If `sha256` is null, the hash is not checked."""
+    """The last line."""
 
     lines: int
+    """The number of the lines before this one."""
     sha256: str | None
+    """The hash (hex) of the bytes of the lines before this one. If it is null, the hash is not checked."""
 
 
 Record: TypeAlias = Header | ConversationRecord | SessionRecord | BlobRecord | EntryRecord | MoveRecord | End
@@ -505,22 +510,22 @@ class _MisplacedError(Unreadable):
 
 
 class Block:
-    """A conversation in a file. Its lines begin at `offset` (bytes). `bytes`, `lines` and `entries` are the sizes of
-    the part that was read so far.
-
-    `add` takes one record after another and checks its position. `sessions_of_file` has the ids of all sessions of the
-    file that were read so far, in any conversation.
-    """
+    """A conversation in a file. `add` takes one record after another and checks its position."""
 
     def __init__(self, offset: int, line: int, sessions_of_file: set[str]) -> None:
         self.offset = offset
+        """The position at which the conversation's lines begin, in bytes."""
         self.bytes = 0
+        """The size of the part that was read so far."""
         self.lines = 0
+        """The number of lines that were read so far."""
         self.entries = 0
+        """The number of entries that were read so far."""
         self._line = line
         self._hash = hashlib.sha256()
         self._sessions: dict[str, tuple[int, SessionRecord]] = {}
         self._sessions_of_file = sessions_of_file
+        """The ids of all sessions of the file that were read so far, in any conversation."""
         self._has_moves = False
 
     @property

@@ -72,17 +72,16 @@ def check_principal(name: str) -> str:
 
 
 class PrincipalStore(Store, Watcher):
-    """A :class:`~crow.store.Store` as one principal sees it. Closing it does not close the store behind it.
-
-    If the store is for one open session, `home` is the id of that session. Everybody who may prompt in the session can
-    make its agent read this store. So while the session is shared, this store shows only the session and its
-    sub-agents. Apart from this, a store whose `principal` is None hides nothing.
-    """
+    """A :class:`~crow.store.Store` as one principal sees it. Closing it does not close the store behind it."""
 
     def __init__(self, inner: Store, principal: str | None, *, home: str | None = None) -> None:
         self.inner = inner
         self.principal = principal
+        """If it is None, the store hides nothing, apart from what `home` hides."""
         self.home = home
+        """The id of the session, if the store is for one open session. Everybody who may prompt in the session can make
+        its agent read this store. So while the session is shared, this store shows only the session and its
+        sub-agents."""
         self._family = set() if home is None else {home}
         # The sessions that the principal is known to own. An owner never changes.
         self._own: dict[str, None] = {}

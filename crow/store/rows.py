@@ -165,16 +165,21 @@ class EntryRow:
     body_blob: str | None
     model: str
     call_entry: int | None
+    """For a tool result: the id of the answer with the call."""
     call_index: int | None
+    """For a tool result: the index of the call in that answer."""
     input_tokens: int | None
     output_tokens: int | None
     cached_tokens: int | None
     reasoning_tokens: int | None
     cache_write_tokens: int | None
     estimated: int | None
+    """See `USAGE_COLUMNS`."""
     cost: float | None
     estimate: int
+    """The estimated size of the entry, in tokens."""
     created_ms: int
+    """Unix milliseconds."""
 
 
 def columns_of(row: type[EntryRow], **expressions: str) -> str:
@@ -285,10 +290,12 @@ def storable(count: int) -> int:
 
 @dataclass(slots=True)
 class SessionCounts:
-    """The sums that entries add to the row of their session. `numbers` has one sum for each column in `COUNTERS`."""
+    """The sums that entries add to the row of their session."""
 
     numbers: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
+    """One sum for each column in `COUNTERS`."""
     cost: float = 0.0
+    """In US dollars."""
     has_prompt: bool = False
 
     def add(self, new: NewEntry, usage: Usage | None) -> None:

@@ -24,11 +24,11 @@ _RESULT_CHARS = 2_000
 
 
 class Transcript:
-    """Produces the Markdown of one session. With `is_full`, the Markdown includes thoughts, diffs and complete tool
-    results."""
+    """Produces the Markdown of one session."""
 
     def __init__(self, *, is_full: bool) -> None:
         self._is_full = is_full
+        """Whether the Markdown includes thoughts, diffs and complete tool results."""
 
     def head(self, row: SessionRow, shares: Sequence[Share] = ()) -> str:
         """Return the title and a list of facts about the session. The list names the principals in `shares`."""

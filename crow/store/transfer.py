@@ -56,20 +56,20 @@ class ExportedSessionDeleted(StoreUnavailable):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSelection:
     """The part of a conversation that is exported: the current and former paths of the chosen sessions, and the entries
-    that these sessions wrote.
-
-    `head` and `moves` are ready to be written. `ids` are the ids of the entries, ascending. `missing` are the ids among
-    them whose entries are missing from a damaged database. `written_blobs` has the hashes of the blobs that are already
-    in the file.
-    """
+    that these sessions wrote."""
 
     conversation: int
     head: tuple[portable.ConversationRecord | SessionRecord, ...]
+    """The first records, ready to be written."""
     moves: tuple[MoveRecord, ...]
+    """Ready to be written."""
     ids: array[int]
+    """The ids of the entries, ascending."""
     missing: frozenset[int]
+    """Those of the `ids` whose entries are missing from a damaged database."""
     sessions: frozenset[str]
     written_blobs: set[str] = field(default_factory=set)
+    """The hashes of the blobs that are already in the file."""
 
 
 class Lines:

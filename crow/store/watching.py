@@ -27,24 +27,22 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """The changes in a session since the previous news.
-
-    `entries` are the entries that the session has stored since the previous news, oldest first. If the session was
-    moved to another leaf since then, the first of these entries does not follow the last entry of the previous news. A
-    move without new entries changes only `row.leaf`. `draft` is None while no answer is streaming. It is also None if
-    the next news have further entries, because the draft comes after all entries.
-
-    If `is_elsewhere` is true, another store runs a turn of the session. If `is_orphaned` is true, the store that ran
-    the turn is dead, and `open_session` will repair the turn. `cancelled_turn` is the number of the running turn if
-    another store has asked to cancel it.
-    """
+    """The changes in a session since the previous news."""
 
     row: SessionRow
+    """If the session was moved without new entries, only `row.leaf` has changed."""
     entries: tuple[Entry, ...]
+    """The entries that the session has stored since the previous news, oldest first. If the session was moved to
+    another leaf since then, the first of these entries does not follow the last entry of the previous news."""
     draft: Draft | None
+    """None while no answer is streaming. It is also None if the next news have further entries, because the draft comes
+    after all entries."""
     is_elsewhere: bool
+    """Whether another store runs a turn of the session."""
     is_orphaned: bool
+    """Whether the store that ran the turn is dead. If so, `open_session` will repair the turn."""
     cancelled_turn: int | None
+    """The number of the running turn, if another store has asked to cancel it."""
 
 
 class Watcher(Protocol):
@@ -74,18 +72,23 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRead:
-    """The result of one read of a session. `entries` are the next entries after a given entry, and `has_more` is true
-    if more entries follow. `pieces` are the pieces of the draft at the leaf that follow a given piece. `has_draft` is
-    false if no answer is streaming."""
+    """The result of one read of a session."""
 
     row: SessionRow
     entries: tuple[Entry, ...]
+    """The next entries after a given entry."""
     has_more: bool
+    """Whether more entries follow."""
     pieces: Sequence[Piece]
+    """The pieces of the draft at the leaf that follow a given piece."""
     has_draft: bool
+    """False if no answer is streaming."""
     is_elsewhere: bool
+    """See `News.is_elsewhere`."""
     is_orphaned: bool
+    """See `News.is_orphaned`."""
     cancelled_turn: int | None
+    """See `News.cancelled_turn`."""
 
 
 async def follow(

@@ -54,15 +54,15 @@ class TerminalClient(Protocol):
     """
 
     async def update(self, params: Params) -> None:
-        """Shows a `session/update`. `params` contains `sessionId` and `update`."""
+        """Show a `session/update`. `params` contains `sessionId` and `update`."""
         ...
 
     async def ask_permission(self, params: Params) -> dict[str, Any]:
-        """Answers `session/request_permission`. If the turn is cancelled, this call is cancelled too."""
+        """Answer `session/request_permission`. If the turn is cancelled, this call is cancelled too."""
         ...
 
     async def elicit(self, params: Params) -> dict[str, Any]:
-        """Answers `elicitation/create`. This method is called only if the client's `capabilities` offer elicitation."""
+        """Answer `elicitation/create`. This method is called only if the client's `capabilities` offer elicitation."""
         ...
 
 
@@ -195,7 +195,7 @@ class TerminalConnection:
     # The front end's side; see ClientConnection.
 
     async def run(self, handle: Handler) -> None:
-        """See `ClientConnection`. Returns when `stop` is called."""
+        """See `ClientConnection`. The method returns when `stop` is called."""
         self._handle = handle
         self.started.set()
         await self._stopped.wait()
@@ -211,6 +211,11 @@ class TerminalConnection:
     def stop(self, reason: str = "") -> None:  # noqa: ARG002 - the process ends anyway
         """End the connection, so that the front end closes everything. See `ClientConnection`."""
         self._stopped.set()
+
+    @property
+    def is_patient(self) -> bool:
+        """See `ClientConnection`. A client in this process reads at once."""
+        return True
 
     def after_response(self, action: Callable[[], object]) -> None:
         """See `ClientConnection`."""

@@ -22,8 +22,7 @@ _YES, _NO = ("y", "yes", "true"), ("n", "no", "false")
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """A field of a form. `choices` are the allowed values, each with a name for the user. Without choices, every value
-    of `kind` is allowed."""
+    """A field of a form."""
 
     name: str
     title: str
@@ -32,6 +31,7 @@ class FormField:
     is_required: bool
     default: Any
     choices: tuple[tuple[str, str], ...]
+    """The allowed values, each with a name for the user. Without choices, every value of `kind` is allowed."""
     schema: Mapping[str, Any]
 
     @property
@@ -64,7 +64,7 @@ class FormField:
         return value
 
     def takes(self, typed: str) -> bool:
-        """Whether the field accepts what was typed."""
+        """Return whether the field accepts what was typed."""
         try:
             self.value_of(typed)
         except ValueError:

@@ -47,12 +47,14 @@ class Interrupted(Exception):
 
 @dataclass(slots=True)
 class Choices:
-    """The words that completion offers. `commands` maps the names of slash commands to descriptions, and `arguments`
-    maps names of commands to their arguments with descriptions. `cwd` is the workspace."""
+    """The words that completion offers."""
 
     cwd: Path
+    """The workspace."""
     commands: dict[str, str] = field(default_factory=dict)
+    """Maps the names of slash commands to descriptions."""
     arguments: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Maps names of commands to their arguments with descriptions."""
 
 
 class Keyboard(Protocol):

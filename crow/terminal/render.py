@@ -62,12 +62,13 @@ Segment: TypeAlias = "tuple[Tone, str]"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The way in which text is shown. With `has_words`, which is for screen readers, words replace symbols, and crow
-    adds no line breaks. With `has_styles`, the text may contain escape sequences."""
+    """The way in which text is shown."""
 
     has_styles: bool = True
+    """Whether the text may contain escape sequences."""
     has_colors: bool = True
     has_words: bool = False
+    """For screen readers: words replace symbols, and crow adds no line breaks."""
 
     @property
     def columns(self) -> int:
@@ -106,7 +107,7 @@ _WORD_CHARS = 60
 class WrappedText:
     """A text that grows only at its end. Line breaks between words make the lines fit the terminal.
 
-    A word is written when it is complete, and written text never changes. Each line after a break begins with `lead`.
+    A word is written when it is complete, and written text never changes.
     """
 
     def __init__(self, look: Look) -> None:
@@ -117,6 +118,7 @@ class WrappedText:
         self._space = ""
         self.column = 0
         self.lead: Sequence[Segment] = ()
+        """The beginning of each line after a break."""
 
     def put(self, tone: Tone, text: str) -> None:
         """Append text without line ends."""
@@ -253,7 +255,7 @@ def inline(text: str, *, before: str = "", is_end: bool = True, depth: int = 0) 
 
 
 def _may_continue(text: str, at: int, last: str) -> bool:
-    """Whether the character at `at` may begin a span whose end has not arrived yet."""
+    """Return whether the character at `at` may begin a span whose end has not arrived yet."""
     following = text[at + 1 : at + 2]
     match text[at]:
         case "[":
@@ -310,14 +312,12 @@ _DIVIDER = re.compile(r"[\s|:-]+$")
 
 class MarkdownStream:
     """A Markdown text that is shown while it arrives. `feed` and `end` return the next part to write. Text that was
-    written is never changed.
-
-    `tone` applies to all of the text; for example, thoughts are dim.
-    """
+    written is never changed."""
 
     def __init__(self, look: Look, *, tone: Tone = "") -> None:
         self._look = look
         self._tone: Tone = tone
+        """Applies to all of the text. For example, thoughts are dim."""
         self._text = WrappedText(look)
         self._held = self._return = ""
         self._line_tone: Tone = tone

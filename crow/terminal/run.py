@@ -134,22 +134,32 @@ def check_options(options: argparse.Namespace) -> str | None:
 
 @dataclass
 class RunProgress:
-    """The state of a run. `text` is the model's last message. `refused` contains the rules that would have allowed the
-    refused calls. `first_cost` is the cost of the session before the run, in US dollars. `cost` is its cost now, or
-    None if that is unknown."""
+    """The state of a run."""
 
     message_id: str = ""
+    """The id of the model's last message."""
     text: str = ""
+    """The model's last message."""
     titles: dict[str, str] = field(default_factory=dict)
+    """Maps the ids of tool calls to their titles."""
     statuses: dict[str, str] = field(default_factory=dict)
+    """Maps the ids of tool calls to their statuses."""
     diffs: dict[str, list[str]] = field(default_factory=dict)
+    """Maps the ids of tool calls to the paths in their diffs."""
     files: dict[str, None] = field(default_factory=dict)
+    """The paths that completed calls have changed, in order."""
     refused: dict[str, None] = field(default_factory=dict)
+    """The rules that would have allowed the refused calls."""
     refused_calls: set[str] = field(default_factory=set)
+    """The ids of the tool calls that were refused."""
     was_refused_last: bool = False
+    """Whether no call has completed since the last refusal."""
     first_cost: float = 0.0
+    """The cost of the session before the run, in US dollars."""
     cost: float | None = None
+    """The cost of the session now, in US dollars, or None if it is unknown."""
     stopped_by: str = ""
+    """Why the run was stopped by --max-cost, or empty."""
 
 
 class RunClient:

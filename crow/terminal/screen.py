@@ -34,23 +34,24 @@ _DOWN, _UP, _SAVE, _RESTORE = "\x1bD", "\x1bM", "\x1b7", "\x1b8"
 
 class Screen:
     """Writes the answer to stdout, and everything else to stderr. Hidden characters are escaped in text for a terminal.
-    If stdout is a pipe, the answer is written unchanged.
-
-    Without `is_animated`, no spinner is shown. `label` is shown beside the spinner, and the lines `below` under it,
-    also in the middle of a line of the answer. None of these lines may be wider than the terminal.
-    """
+    If stdout is a pipe, the answer is written unchanged."""
 
     def __init__(self, *, is_animated: bool = True) -> None:
         self.label = ""
+        """Shown beside the spinner. It must not be wider than the terminal."""
         self.below: Sequence[str] = ()
+        """Lines to show under the spinner, also in the middle of a line of the answer. They must not be wider than the
+        terminal."""
         self._escapes = sys.stdout.isatty()
         self._can_spin = is_animated and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        """Without `is_animated`, no spinner is shown. A spinner also needs stderr to be a capable terminal."""
         self._is_spinning = False
         self._has_below = False
         self._is_paused = False
         self._step = 0
         self._at_line_start = True
-        self._newlines = 2  # newlines at the end of the messages so far, counted up to 2
+        self._newlines = 2
+        """The newlines at the end of the messages so far, counted up to 2."""
 
     async def print_answer(self, text: str) -> None:
         """Write a part of the answer."""
@@ -200,13 +201,16 @@ def open_terminal() -> TextIO | None:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A permission request as it is shown at the terminal. `option_ids` has the same order as the numbered options in
-    `text`. `yes` and `no` are the ids of the options that y and n stand for."""
+    """A permission request as it is shown at the terminal."""
 
     text: str
+    """The request, with numbered options."""
     option_ids: tuple[str, ...]
+    """In the order of the numbered options in `text`."""
     yes: str
+    """The id of the option that y stands for."""
     no: str
+    """The id of the option that n stands for."""
 
     def option_for(self, answer: str) -> str:
         """Return the id of the option for this answer, which may be a number, y or yes. Any other answer means no."""

@@ -33,24 +33,26 @@ default, only `full` can use the network. The user's settings can also allow it 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxStatus:
-    """The state of the sandbox that confines the commands of a workspace.
-
-    `name` is the sandbox with its version, such as `bubblewrap 0.8.0`. If nothing confines commands, `name` is empty
-    and `problem` is a sentence that tells the user why. `setting` is the value of `sandbox.enabled`. If `has_overlay`
-    is set, a command with the access `read` can write into the workspace, but its changes are thrown away. Otherwise
-    its writes fail. If `has_network` is set, commands with the access `write` can use the network. `readable` and
-    `writable` are the additional directories from the user's settings. `withheld` are the names of variables that no
-    command gets, because they hold secrets; those with keys of endpoints are left out.
-    """
+    """The state of the sandbox that confines the commands of a workspace."""
 
     name: str = ""
+    """The sandbox with its version, such as `bubblewrap 0.8.0`. Empty if nothing confines commands."""
     problem: str = ""
+    """If `name` is empty, a sentence that tells the user why."""
     setting: Literal["auto", "off", "required"] = "auto"
+    """The value of `sandbox.enabled`."""
     has_overlay: bool = False
+    """If set, a command with the access `read` can write into the workspace, but its changes are thrown away. Otherwise
+    its writes fail."""
     has_network: bool = False
+    """If set, commands with the access `write` can use the network."""
     readable: tuple[str, ...] = ()
+    """Additional directories that commands can read, from the user's settings."""
     writable: tuple[str, ...] = ()
+    """Additional directories that commands can change, from the user's settings."""
     withheld: tuple[str, ...] = ()
+    """The names of variables that no command gets, because they hold secrets. Those with keys of endpoints are left
+    out."""
 
 
 Protection: TypeAlias = Literal["none", "ask", "never"]
@@ -73,16 +75,14 @@ OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExcludedPaths:
-    """The files that the user's deny rules cover.
-
-    `patterns` are regular expressions that ignore case. A file is excluded if a pattern matches its whole absolute
-    path. A file inside cwd is also excluded if a pattern matches its whole path relative to cwd. Both paths are
-    compared in Unicode's form NFC. `places` are the paths of the rules, cut before the first part that has a wildcard.
-    They are absolute, or relative to cwd.
-    """
+    """The files that the user's deny rules cover."""
 
     patterns: tuple[str, ...] = ()
+    """Regular expressions that ignore case. A file is excluded if a pattern matches its whole absolute path. A file
+    inside cwd is also excluded if a pattern matches its whole path relative to cwd. Both paths are compared in
+    Unicode's form NFC."""
     places: tuple[str, ...] = ()
+    """The paths of the rules, cut before the first part that has a wildcard. They are absolute, or relative to cwd."""
 
 
 NOTHING_EXCLUDED = ExcludedPaths()
@@ -112,142 +112,145 @@ NO_URL_RULES = UrlRules()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCall:
-    """The plan of a tool call: what the call would do if it ran.
-
-    The files that the call touches, with links resolved:
-        `is_outside`: at least one file is outside the workspace. `rule_paths`: the paths by which permission rules may
-        name the touched file: the absolute path and, inside cwd, also the relative one. `other_paths`: the path as it
-        was given, and hard links to the file. Only deny rules use these paths. `has_hard_links`: the file has several
-        names. `has_unknown_names`: at least one of these names was not found. `excluded`: the files that a search or a
-        confined command must leave out; the agent sets this value.
-
-    What decides whether the user is asked:
-        `argument`: what a permanent permission would cover in addition to the tool's name, such as the command line of
-        `shell` or the URL of `fetch`; None if it would cover only the name. `rule_tool`: the tool whose rules apply, if
-        that is not the called tool. `is_protected`: the call writes to a path whose protection is `ask`, or reads a
-        secret place. `is_read_only`: the user's configuration declares this external tool read-only. `asks_once`: the
-        user must be asked, but only until they have allowed exactly this `argument` or one of `wider_arguments` in this
-        session. `narrower_arguments`: a deny rule about one of these also covers the call. `review_text`: the text that
-        the user should read before they answer. `command_access`: what the kernel will let a command do; `full` if
-        nothing confines commands, None for other calls. `requested_access`: the access that the model asked for.
-        `fingerprint`: a hash of the called MCP tool's title, description and schema; an answer "always" holds only for
-        this fingerprint. `definition`: the same as text, perhaps cut.
-
-    How the call runs:
-        `fault`: the error message for the model; a call with a fault must not run. `is_barrier`: the call writes files,
-        so no other call may run in parallel.
-    """
+    """The plan of a tool call: what the call would do if it ran. Links are resolved in the paths of the touched files,
+    except in `other_paths`."""
 
     announcement: Announcement
     access: Access
     is_outside: bool = False
+    """At least one touched file is outside the workspace."""
     argument: str | None = None
+    """What a permanent permission would cover in addition to the tool's name, such as the command line of `shell` or
+    the URL of `fetch`. None if it would cover only the name."""
     rule_paths: tuple[str, ...] = ()
+    """The paths by which permission rules may name the touched file: the absolute path and, inside cwd, also the
+    relative one."""
     rule_tool: str | None = None
+    """The tool whose rules apply, if that is not the called tool."""
     other_paths: tuple[str, ...] = ()
+    """The path as it was given, and hard links to the file. Only deny rules use these paths."""
     has_hard_links: bool = False
+    """The touched file has several names."""
     has_unknown_names: bool = False
+    """At least one of these names was not found."""
     excluded: ExcludedPaths = NOTHING_EXCLUDED
+    """The files that a search or a confined command must leave out; the agent sets this value."""
     url_rules: UrlRules = NO_URL_RULES
     """The rules for the redirects of a fetch; the agent sets this value."""
     fault: str | None = None
+    """The error message for the model. A call with a fault must not run."""
     is_protected: bool = False
+    """The call writes to a path whose protection is `ask`, or reads a secret place."""
     is_barrier: bool = False
+    """The call writes files, so no other call may run in parallel."""
     is_read_only: bool = False
+    """The user's configuration declares this external tool read-only."""
     asks_once: bool = False
+    """The user must be asked, but only until they have allowed exactly this `argument` or one of `wider_arguments` in
+    this session."""
     wider_arguments: tuple[str, ...] = ()
     narrower_arguments: tuple[str, ...] = ()
+    """A deny rule about one of these also covers the call."""
     review_text: str = ""
+    """The text that the user should read before they answer."""
     command_access: CommandAccess | None = None
+    """What the kernel will let a command do. `full` if nothing confines commands, None for other calls."""
     requested_access: CommandAccess | None = None
+    """The access that the model asked for."""
     fingerprint: str = ""
+    """A hash of the called MCP tool's title, description and schema. An answer "always" holds only for this
+    fingerprint."""
     definition: str = ""
+    """The title, description and schema as text, perhaps cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of a call.
-
-    `text` is complete; the agent shortens it for the model, to `max_chars` characters if that is set. `announcement`
-    replaces the announcement in the plan, for example to show the diff that was really applied. `skill` is the name and
-    the text of a skill. The model gets this text after the results of the calls. `cost` is the cost in US dollars of
-    the models that the call used.
-    """
+    """The result of a call."""
 
     text: str
+    """The complete text. The agent shortens it for the model."""
     is_error: bool = False
     images: tuple[Image, ...] = ()
     attachments: tuple[Attachment, ...] = ()
     announcement: Announcement | None = None
+    """Replaces the announcement in the plan, for example to show the diff that was really applied."""
     plan: tuple[PlanItem, ...] | None = None
     raw_output: JsonObject = field(default_factory=dict)
     skill: tuple[str, str] | None = None
+    """The name and the text of a skill. The model gets this text after the results of the calls."""
     usage: Usage | None = None
     cost: float | None = None
+    """The cost in US dollars of the models that the call used."""
     max_chars: int | None = None
+    """If set, the agent shortens the text to this many characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillInfo:
-    """A skill. `source` is the path of its file. If `is_from_workspace` is set, loading the skill needs the user's
-    permission."""
+    """A skill."""
 
     name: str
     description: str
     source: str
+    """The path of its file."""
     is_from_workspace: bool = False
+    """If set, loading the skill needs the user's permission."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentKind:
-    """A kind of sub-agent. `source` is the path of its file. If `is_from_workspace` is set, using the kind needs the
-    user's permission.
-
-    `tools` are the names or globs of the tools that the sub-agent may use; None means all. If `model` is empty, the
-    sub-agent uses the session's model. If `mode` is not empty, the sub-agent has at most the permissions of that mode.
-    `problem` says why the file cannot be used, as a clause without a full stop; empty if the file can be used.
-    """
+    """A kind of sub-agent."""
 
     name: str
     source: str
+    """The path of its file."""
     description: str = ""
     is_from_workspace: bool = False
+    """If set, using the kind needs the user's permission."""
     tools: tuple[str, ...] | None = None
+    """The names or globs of the tools that the sub-agent may use. None means all."""
     model: str = ""
+    """If empty, the sub-agent uses the session's model."""
     mode: str = ""
+    """If not empty, the sub-agent has at most the permissions of this mode."""
     problem: str = ""
+    """Why the file cannot be used, as a clause without a full stop. Empty if the file can be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """The state of an MCP server of the session. `detail` says why the server failed, and stays set while the server
-    starts again. `resources` is the number of resources and templates. `losses` is the number of times that the server
-    was ready and then failed. `loss` is the reason for the latest of these failures."""
+    """The state of an MCP server of the session."""
 
     name: str
     state: Literal["starting", "ready", "failed"]
     detail: str = ""
+    """Why the server failed. It stays set while the server starts again."""
     tools: int = 0
+    """The number of tools."""
     resources: int = 0
+    """The number of resources and templates."""
     losses: int = 0
+    """The number of times that the server was ready and then failed."""
     loss: str = ""
+    """The reason for the latest of these failures."""
 
 
 class Toolbox(Protocol):
     """All tools of one session. The session's task opens and closes the toolbox."""
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools that the model can use now, in a stable order: first the built-in tools, then the tools of the
-        servers."""
+        """Return the tools that the model can use now, in a stable order: first the built-in tools, then the tools of
+        the servers."""
 
     def servers(self) -> tuple[ServerStatus, ...]:
-        """The session's MCP servers."""
+        """Return the session's MCP servers."""
 
     def skills(self) -> tuple[SkillInfo, ...]:
-        """The skills on offer in a stable order."""
+        """Return the skills on offer in a stable order."""
 
     def agents(self) -> tuple[AgentKind, ...]:
-        """The kinds of sub-agents in a stable order, including those that cannot be used."""
+        """Return the kinds of sub-agents in a stable order, including those that cannot be used."""
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
         """Restart the server with this name. Without a name, restart all servers that are not ready. Return the names
@@ -278,28 +281,30 @@ class Toolbox(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
-    """The state of a resolved path. `size` is in bytes; `head` has the first bytes of a file if they were requested.
-
-    If two states of the same path are equal, the file was not written between them, as far as `mtime_ns` can tell.
-    """
+    """The state of a resolved path. If two states of the same path are equal, the file was not written between them, as
+    far as `mtime_ns` can tell."""
 
     path: Path
     kind: Literal["file", "directory", "other", "missing"]
     size: int = 0
+    """In bytes."""
     mtime_ns: int = 0
     head: bytes = field(default=b"", repr=False)
+    """The first bytes of the file, if they were requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramResult:
-    """The result of a program that the user configured, such as a hook. `code` is None if the program took too long and
-    crow ended it. `output` and `errors` have the beginning of the program's standard output and standard error. If
-    `is_cut` is set, `output` is incomplete."""
+    """The result of a program that the user configured, such as a hook."""
 
     code: int | None
+    """The exit code. None if the program took too long and crow ended it."""
     output: bytes
+    """The beginning of the program's standard output."""
     errors: bytes
+    """The beginning of the program's standard error."""
     is_cut: bool = False
+    """If set, `output` is incomplete."""
 
 
 class BackgroundCommand(Protocol):
@@ -316,7 +321,7 @@ class BackgroundCommand(Protocol):
         """Restore protected files that the command changed some seconds ago. Call this every few seconds."""
 
     async def end(self, grace_s: float) -> None:
-        """Send SIGTERM to the process group, and SIGKILL after `grace_s`. Returns at most 0.3 s after `grace_s`."""
+        """Send SIGTERM to the process group, and SIGKILL after `grace_s`. Return at most 0.3 s after `grace_s`."""
 
 
 class Workspace(Protocol):
@@ -335,16 +340,16 @@ class Workspace(Protocol):
         """cwd and the additional directories, as they were given: links are not resolved."""
 
     def resolve(self, path: str) -> Path:
-        """The absolute path, with links and `..` resolved. The file need not exist. `~` is not expanded.
+        """Return the absolute path, with links and `..` resolved. The file need not exist. `~` is not expanded.
 
         :raises ~crow.domain.errors.ArgumentError: the path is empty, too long, or has a NUL.
         """
 
     def contains(self, path: Path) -> bool:
-        """Whether a resolved path is inside cwd or an additional directory."""
+        """Return whether a resolved path is inside cwd or an additional directory."""
 
     def protection(self, path: Path) -> Protection:
-        """How a resolved path is protected from tools that write."""
+        """Return how a resolved path is protected from tools that write."""
 
     def read_protection(self, path: Path) -> Protection:
         """Return how a resolved path is protected from tools that read. The result is `ask` for a file in a secret
@@ -362,12 +367,12 @@ class Workspace(Protocol):
         :raises OSError: the path cannot be read."""
 
     async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
-        """At most `limit` bytes of the file on disk, beginning at byte `start`. :raises OSError: the file cannot be
-        read, or is not a regular file."""
+        """Return at most `limit` bytes of the file on disk, beginning at byte `start`. :raises OSError: the file cannot
+        be read, or is not a regular file."""
 
     async def read_text(self, path: Path) -> str:
-        """The whole text as the user sees it: the editor's buffer if the file is open there, else the file on disk as
-        UTF-8. Bytes that cannot be decoded become U+FFFD. Newlines and the byte order mark are not changed.
+        """Return the whole text as the user sees it: the editor's buffer if the file is open there, else the file on
+        disk as UTF-8. Bytes that cannot be decoded become U+FFFD. Newlines and the byte order mark are not changed.
 
         :raises OSError: the file cannot be read. If the editor refuses the request, the error is a `PermissionError`.
         """
@@ -376,7 +381,7 @@ class Workspace(Protocol):
         """Replace the file in one step. If the editor serves the file, the editor replaces it. Keep the file's mode,
         and create missing parent directories.
 
-        Returns the text of the file afterwards. It may differ from `text`, because editors may format a file when they
+        Return the text of the file afterwards. It may differ from `text`, because editors may format a file when they
         save it. :raises OSError: the file cannot be written.
         """
 
@@ -414,7 +419,7 @@ class Workspace(Protocol):
         """Run a shell command in its own process group, without input or a terminal. If the command is confined, it
         cannot read the `excluded` files.
 
-        Returns the exit code, and the text that the command wrote to standard output and standard error, in the order
+        Return the exit code, and the text that the command wrote to standard output and standard error, in the order
         of arrival. If the command timed out and was killed, the code is None. If a signal ended the command, the code
         is the negative signal number. If the output has more than 10 million characters, a marker replaces its middle.
         On cancellation, the process group gets SIGTERM at once, and `reap` sends SIGKILL 2 s later. This method does
@@ -445,8 +450,8 @@ class Workspace(Protocol):
         """
 
     def find_program(self, name: str) -> str | None:
-        """The absolute path of a program that crow starts for itself; None if there is none that can be trusted. See
-        :meth:`crow.programs.Programs.find`. This call blocks."""
+        """Return the absolute path of a program that crow starts for itself; None if there is none that can be trusted.
+        See :meth:`crow.programs.Programs.find`. This call blocks."""
 
     async def start_confined(
         self,
@@ -490,18 +495,18 @@ RecallScope: TypeAlias = Literal["this", "workspace", "all"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallQuery:
     """A query of `recall`. If only `words` is given, find the entries that contain all of the words. If only `entry` is
-    given, read the entry with this id. If both are given, find the places in that entry where one of the words occurs.
-
-    Only entries at or after `since_ms` and before `before_ms` are searched (Unix ms; None: no limit). If `session` is
-    given, only that session is searched.
-    """
+    given, read that entry. If both are given, find the places in that entry where one of the words occurs."""
 
     words: str = ""
     entry: int | None = None
+    """The id of an entry."""
     session: str | None = None
+    """If given, only this session is searched."""
     scope: RecallScope = "this"
     since_ms: int | None = None
+    """Only entries at or after this time are searched (Unix ms). None means no limit."""
     before_ms: int | None = None
+    """Only entries before this time are searched (Unix ms). None means no limit."""
 
 
 class Log(Protocol):
@@ -520,39 +525,42 @@ class Plan(Protocol):
     """The session's plan."""
 
     def current(self) -> tuple[PlanItem, ...]:
-        """The newest plan on the session's path."""
+        """Return the newest plan on the session's path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Work for a sub-agent. `tools` are the names of the tools that the sub-agent may use; None allows all tools except
-    those that sub-agents may never use. `resume` is the id of an earlier task to continue. `kind` is None for a plain
-    sub-agent. Otherwise, `instructions` are the prompt of the kind. If `background` is set, the call returns as soon as
-    the sub-agent has started to work."""
+    """Work for a sub-agent."""
 
     title: str
     prompt: str
     tools: tuple[str, ...] | None = None
+    """The names of the tools that the sub-agent may use. None allows all tools except those that sub-agents may never
+    use."""
     resume: str | None = None
+    """The id of an earlier task to continue."""
     background: bool = False
+    """If set, the call returns as soon as the sub-agent has started to work."""
     kind: AgentKind | None = None
+    """None for a plain sub-agent."""
     instructions: str = ""
+    """The prompt of the kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentResult:
-    """The result of a task. `id` can be used to resume the task; `text` is the sub-agent's last answer, or the error.
-
-    If `is_running` is set, the sub-agent still works in the background and has not given an answer yet.
-    """
+    """The result of a task."""
 
     id: str
+    """Can be used to resume the task."""
     text: str
+    """The sub-agent's last answer, or the error."""
     is_error: bool = False
     steps: int = 0
     usage: Usage | None = None
     cost: float | None = None
     is_running: bool = False
+    """If set, the sub-agent still works in the background and has not given an answer yet."""
 
 
 class SubagentRunner(Protocol):
@@ -569,10 +577,10 @@ class AgentPolicy(Protocol):
     """Decides which kinds of sub-agents the model gets."""
 
     def may_offer(self, kind: AgentKind) -> bool:
-        """Whether the user's rules allow crow to read the kind's file. This call blocks the thread."""
+        """Return whether the user's rules allow crow to read the kind's file. This call blocks the thread."""
 
     def has_model(self, name: str) -> bool:
-        """Whether the user can choose this model."""
+        """Return whether the user can choose this model."""
 
 
 class ElicitationHandler(Protocol):
@@ -606,7 +614,7 @@ class WatchedCommand(Protocol):
         """The state in words, such as `ended with exit code 1`."""
 
     def is_known(self) -> bool:
-        """Whether the model has been told that the command ended."""
+        """Return whether the model has been told that the command ended."""
 
     async def ended(self) -> None:
         """Wait until the command has ended."""
@@ -616,47 +624,51 @@ class BackgroundWatcher(Protocol):
     """Tells the model when a background command has ended."""
 
     async def watch(self, call_id: str, command: WatchedCommand) -> None:
-        """Watch a command that the call has started. Returns at once."""
+        """Watch a command that the call has started. Return at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRequest:
-    """A request of an MCP server to the session's model. The server sends it while it works on a call from crow.
-
-    `prefix` is the server's name in permission rules: `sampling(prefix)`. `call`, `name`, `arguments` and
-    `announcement` belong to the call that the server works on. The roles of the `messages` alternate. The answer ends
-    before the first occurrence of one of the `stop_sequences`. If `is_read_only` is set, the user's settings allow the
-    server to send requests to the model in plan mode.
-    """
+    """A request of an MCP server to the session's model. The server sends it while it works on a call from crow."""
 
     server: str
     prefix: str
+    """The server's name in permission rules: `sampling(prefix)`."""
     call: CallRef
+    """The call that the server works on."""
     name: str
+    """The tool's name in that call."""
     arguments: str
+    """The arguments of that call."""
     announcement: Announcement
+    """The announcement of that call."""
     system: str
     messages: tuple[UserMessage | AssistantMessage, ...]
+    """The roles of the messages alternate."""
     max_tokens: int
     stop_sequences: tuple[str, ...] = ()
+    """The answer ends before the first occurrence of one of these."""
     is_read_only: bool = False
+    """If set, the user's settings allow the server to send requests to the model in plan mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingAnswer:
-    """The model's answer to a server. `model` is the model's name."""
+    """The model's answer to a server."""
 
     text: str
     model: str
+    """The model's name."""
     stop: Literal["end", "length", "stop_sequence"] = "end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRefusal:
-    """The reason why a server gets no answer from the model. If `is_users` is set, the user did not allow an answer."""
+    """The reason why a server gets no answer from the model."""
 
     words: str
     is_users: bool = False
+    """If set, the user did not allow an answer."""
 
 
 class Sampler(Protocol):
@@ -671,14 +683,16 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The parts of the session that tools may use. Without `subagents`, there is no `task` tool. Without `elicitation`,
-    questions from servers are declined. Without `sampler`, servers cannot use the model. Without `background`, the
-    model is not told when a background command ends."""
+    """The parts of the session that tools may use."""
 
     log: Log
     plan: Plan
     subagents: SubagentRunner | None = None
+    """If None, there is no `task` tool."""
     agents: AgentPolicy | None = None
     elicitation: ElicitationHandler | None = None
+    """If None, questions from servers are declined."""
     sampler: Sampler | None = None
+    """If None, servers cannot use the model."""
     background: BackgroundWatcher | None = None
+    """If None, the model is not told when a background command ends."""

@@ -20,16 +20,17 @@ CLOSE_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
-    """A command in the background. `unread` is the output that has arrived since the last read. `told` is set once the
-    model has been told that the command has ended."""
+    """A command in the background."""
 
     id: str
     line: str
     access: CommandAccess
     command: BackgroundCommand
     unread: OutputBuffer
+    """The output that has arrived since the last read."""
     keys: KeySource = HiddenKeys
     told: anyio.Event = field(default_factory=anyio.Event)
+    """Set once the model has been told that the command has ended."""
 
     def is_known(self) -> bool:
         """See :class:`crow.tools.WatchedCommand`."""
@@ -117,7 +118,7 @@ class Jobs:
                     await job.command.check()
 
     def find(self, job_id: str) -> Job:
-        """The job with this id. :raises ~crow.domain.errors.ArgumentError: there is no such job."""
+        """Return the job with this id. :raises ~crow.domain.errors.ArgumentError: there is no such job."""
         if job_id not in self._jobs:
             raise ArgumentError(f'there is no job "{job_id}"; jobs: {", ".join(self._jobs) or "none"}')
         return self._jobs[job_id]

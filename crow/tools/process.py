@@ -62,28 +62,28 @@ starts another, the variable holds the marks of both, separated by a space."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenKeys:
-    """The keys of endpoints, which no child process gets.
-
-    `variables` are the names of environment variables that hold a key; `values` are the keys themselves. A variable
-    whose value contains a key is hidden too, whatever its name. `others` are further secrets, such as tokens of MCP
-    servers. The results of tools do not show them, but child processes may get them. Commands do not get variables that
-    hold other secrets, except those whose names match one of the globs `passed`.
-    """
+    """The keys of endpoints, which no child process gets, and further secrets."""
 
     variables: frozenset[str] = frozenset({"OPENAI_API_KEY"})
+    """The names of environment variables that hold a key of an endpoint."""
     values: tuple[str, ...] = field(default=(), repr=False)
+    """The keys of endpoints. A variable whose value contains one of them is hidden too, whatever its name."""
     others: tuple[str, ...] = field(default=(), repr=False)
+    """Further secrets, such as tokens of MCP servers. The results of tools do not show them, but child processes may
+    get them."""
     passed: tuple[str, ...] = ()
+    """Globs. Commands do not get variables that hold other secrets, except those whose names match one of these
+    globs."""
 
     def withholds(self, name: str, value: str) -> bool:
-        """Whether a variable must not reach a command."""
+        """Return whether a variable must not reach a command."""
         if self.hides(name, value):
             return True
         is_passed = any(fnmatchcase(name, pattern) for pattern in self.passed)
         return not is_passed and holds_secret(name, value, os.path.lexists)
 
     def hides(self, name: str, value: str) -> bool:
-        """Whether a variable must not reach a child."""
+        """Return whether a variable must not reach a child."""
         return name in self.variables or any(is_searched(key) and key in value for key in self.values)
 
     @property
@@ -92,11 +92,12 @@ class HiddenKeys:
         return result_mask((*self.values, *self.others))
 
     def names(self) -> tuple[str, ...]:
-        """The names of the variables to hide from commands that other programs, such as the editor, start for crow."""
+        """Return the names of the variables to hide from commands that other programs, such as the editor, start for
+        crow."""
         return tuple(sorted(self.variables | self.withheld()))
 
     def withheld(self) -> frozenset[str]:
-        """The names of this process's own variables that commands do not get."""
+        """Return the names of this process's own variables that commands do not get."""
         return frozenset(name for name, value in os.environ.items() if self.withholds(name, value))
 
 
@@ -207,7 +208,7 @@ class Process(asyncio.SubprocessProtocol):
             self.errors_ended.set()
 
     def marked(self, env: Mapping[str, str]) -> dict[str, str]:
-        """The environment for the child, with a mark. All processes that the child starts inherit the mark.
+        """Return the environment for the child, with a mark. All processes that the child starts inherit the mark.
 
         If a process has left the process group and lost its parent, crow recognises it by the mark: see
         :class:`Orphans`.
@@ -276,7 +277,7 @@ class Process(asyncio.SubprocessProtocol):
             stray.signal(number)
 
     async def is_alive(self) -> bool:
-        """Whether the child, or any process that it started, still runs."""
+        """Return whether the child, or any process that it started, still runs."""
         if not self.exited.is_set() or not hasattr(os, "killpg"):
             return not self.exited.is_set()
         # Check the group before the strays: a process may leave the group meanwhile, but never comes back.
@@ -290,7 +291,7 @@ class Process(asyncio.SubprocessProtocol):
         return False
 
     async def _has_group(self) -> bool:
-        """Whether a process of the group still runs."""
+        """Return whether a process of the group still runs."""
         try:
             os.killpg(self.pid, 0)
         except ProcessLookupError:
@@ -310,7 +311,7 @@ class Process(asyncio.SubprocessProtocol):
         return strays, None not in orphans.values()
 
     async def end(self, grace_s: float) -> None:
-        """Send SIGTERM. After `grace_s`, send SIGKILL to all processes that still run. Then close the pipes. Returns at
+        """Send SIGTERM. After `grace_s`, send SIGKILL to all processes that still run. Then close the pipes. Return at
         most 0.3 s after `grace_s`."""
         self.signal(signal.SIGTERM)
         is_gone = False
@@ -335,46 +336,50 @@ class Process(asyncio.SubprocessProtocol):
         self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio when the child runs."""
+        """Note that the child runs. Called by asyncio."""
         assert isinstance(transport, asyncio.SubprocessTransport)
         self._transport = transport
         self.pid = transport.get_pid()
         self.not_reaped.add(self.pid)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Called by asyncio with a piece of standard output (1) or error (2)."""
+        """Take a piece of standard output (1) or error (2). Called by asyncio."""
         if fd == 1:
             self._on_output(data)
         elif self._on_errors is not None:
             self._on_errors(data)
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002
-        """Called by asyncio when a pipe has ended."""
+        """Note that a pipe has ended. Called by asyncio."""
         if fd == 1:
             self.output_ended.set()
         elif fd == 2:
             self.errors_ended.set()
 
     def process_exited(self) -> None:
-        """Called by asyncio when the child has ended and was reaped."""
+        """Note that the child has ended and was reaped. Called by asyncio."""
         self.not_reaped.discard(self.pid)
         self.exited.set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessState:
-    """A line of /proc/PID/stat: one letter for the state, the ids of the parent, group and session, and whether the
-    environment is empty. In the middle of an `exec`, it is not known whether the environment is empty."""
+    """A line of /proc/PID/stat."""
 
     state: bytes
+    """One letter."""
     parent: int
+    """The id of the parent."""
     group: int
+    """The id of the process group."""
     session: int
+    """The id of the session."""
     has_empty_environment: bool
+    """Whether the environment is empty. In the middle of an `exec`, this is not known."""
 
     @classmethod
     def of(cls, pid: int | str) -> ProcessState | None:
-        """The state of a process; None if the process has ended, or if the system does not show its state."""
+        """Return the state of a process; None if the process has ended, or if the system does not show its state."""
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 state, *fields = file.read().rpartition(b")")[2].split()
@@ -394,14 +399,15 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relative:
-    """A descendant of this process. `parent` was its parent when crow found it."""
+    """A descendant of this process."""
 
     pid: int
     parent: int
+    """The id of its parent when crow found it."""
 
     def has_mark(self, mark: str) -> bool | None:
-        """Whether the process was started with this mark in its environment. None means that the process is in the
-        middle of an `exec`. During an `exec`, the system does not show the environment."""
+        """Return whether the process was started with this mark in its environment. None means that the process is in
+        the middle of an `exec`. During an `exec`, the system does not show the environment."""
         try:
             for _ in range(EXEC_READS):
                 if environment := self._environment():
@@ -418,7 +424,7 @@ class Relative:
             return file.read()
 
     def is_running_outside(self, group: int) -> bool:
-        """Whether the process still runs, in a group other than `group`."""
+        """Return whether the process still runs, in a group other than `group`."""
         found = ProcessState.of(self.pid)
         return found is not None and found.is_running and found.group != group
 
@@ -435,8 +441,8 @@ class Relative:
 
 
 def adopted() -> list[Relative]:
-    """The children of the main thread. These are the orphans, because the system makes the main thread their parent,
-    and most commands, because the main thread starts them."""
+    """Return the children of the main thread. These are the orphans, because the system makes the main thread their
+    parent, and most commands, because the main thread starts them."""
     pid = os.getpid()
     return [Relative(pid=child, parent=pid) for child in children_of(pid, pid)]
 
@@ -452,7 +458,7 @@ def families(roots: Iterable[Relative]) -> Iterator[Relative]:
 
 
 def children_of(pid: int, thread: int | str) -> list[int]:
-    """The children of a thread; empty if the system does not show them."""
+    """Return the children of a thread; empty if the system does not show them."""
     try:
         with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
             return [int(child) for child in file.read().split()]
@@ -514,8 +520,8 @@ class Orphans:
             logger.warning("These processes cannot be killed: %s", ", ".join(str(each.pid) for each in left))
 
     def _certain_orphans(self) -> list[Relative]:
-        """The orphans that certainly come from crow. If this process has inherited children of another program, only
-        the orphans with crow's mark are certain."""
+        """Return the orphans that certainly come from crow. If this process has inherited children of another program,
+        only the orphans with crow's mark are certain."""
         mark = f"{os.getpid()}-"
         return [each for each in self._orphans() if not self._foreign or each.has_mark(mark)]
 
@@ -528,7 +534,7 @@ class Orphans:
 
 
 def has_running_member(group: int) -> bool:
-    """Whether the group has a process that is not a zombie. True if the system cannot tell."""
+    """Return whether the group has a process that is not a zombie. True if the system cannot tell."""
     try:
         names = os.listdir("/proc")
     except OSError:

@@ -12,63 +12,66 @@ from crow.domain.messages import Part
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """The user's options for an MCP server. `allow`, `deny` and `read_only` are globs that match the server's own tool
-    names.
-
-    An empty `allow` allows every tool. `deny` takes precedence over `allow`. Tools that match `read_only` may be used
-    in plan mode. If a timeout is None, the general setting applies. `problem` says why the server cannot be started
-    with this configuration.
-    """
+    names. If a timeout is None, the general setting applies."""
 
     allow: tuple[str, ...] = ()
+    """The tools that may be used. If empty, every tool is allowed."""
     deny: tuple[str, ...] = ()
+    """The tools that may not be used. Takes precedence over `allow`."""
     read_only: tuple[str, ...] = ()
+    """The tools that may be used in plan mode."""
     start_timeout_s: float | None = None
     call_timeout_s: float | None = None
     problem: str = ""
+    """Why the server cannot be started with this configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StdioServer:
-    """An MCP server that crow starts. `command` is an absolute path, or the name of a program on PATH. `env` is added
-    to a minimal environment. `THE_WORKSPACE` in `args` and `env` stands for the session's working directory. `sandbox`
-    is the access that the server is confined to; None means that the server is not confined."""
+    """An MCP server that crow starts. `THE_WORKSPACE` in `args` and `env` stands for the session's working
+    directory."""
 
     name: str
     command: str
+    """An absolute path, or the name of a program on PATH."""
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    """Added to a minimal environment."""
     sandbox: Literal["read", "write"] | None = None
+    """The access that the server is confined to. None means that the server is not confined."""
     options: ServerOptions = ServerOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OAuthOptions:
-    """The user's options for logging in to an MCP server. If a value is empty or 0, crow finds it out or chooses it.
-
-    `login` is the argument that the user passes to `crow mcp login`. If `login` is empty, the argument is the server's
-    URL. `account` distinguishes two logins at the same URL. If the user registered crow by hand, `client_id` is set,
-    and `client_secret` if there is one. Crow sends both only to `issuer`. Otherwise, crow uses `client_metadata_url` as
-    its client id if the authorization server accepts such ids. The authorization server sends the browser back to
-    `redirect_port` on this machine.
-    """
+    """The user's options for logging in to an MCP server. If a value is empty or 0, crow finds it out or chooses it."""
 
     login: str = ""
+    """The argument that the user passes to `crow mcp login`. If empty, the argument is the server's URL."""
     account: str = ""
+    """Distinguishes two logins at the same URL."""
     client_id: str = ""
+    """Set if the user registered crow by hand. Crow sends it only to `issuer`."""
     client_secret: str = field(default="", repr=False)
+    """The secret of `client_id`, if there is one. Crow sends it only to `issuer`."""
     client_metadata_url: str = ""
+    """If `client_id` is empty, crow uses this URL as its client id, provided that the authorization server accepts such
+    ids."""
     issuer: str = ""
+    """The only authorization server that gets `client_id` and `client_secret`."""
     redirect_port: int = 0
+    """The authorization server sends the browser back to this port on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpServer:
-    """An MCP server that crow connects to. `transport` is `http` for streamable HTTP, or `sse` for the older SSE."""
+    """An MCP server that crow connects to."""
 
     name: str
     url: str
     headers: tuple[tuple[str, str], ...] = ()
     transport: Literal["http", "sse"] = "http"
+    """`http` for streamable HTTP, or `sse` for the older SSE."""
     options: ServerOptions = ServerOptions()
     oauth: OAuthOptions = OAuthOptions()
 
@@ -81,19 +84,21 @@ THE_WORKSPACE = "\0workspace\0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginQuestion:
-    """A request that the user log in to `server`. `page` is the URL of the login page, and `place` is the host of that
-    page.
-
-    `wait` returns when the browser has come back. If the browser cannot come back, the user can enter the URL to which
-    the browser was sent. `take` accepts this URL, and returns whether it belongs to this login.
-    """
+    """A request that the user log in to an MCP server."""
 
     server: str
+    """The name of the server."""
     server_host: str
+    """The host in the URL of the server."""
     page: str
+    """The URL of the login page."""
     place: str
+    """The host of the login page."""
     wait: Callable[[], Awaitable[None]]
+    """Returns when the browser has come back."""
     take: Callable[[str], bool]
+    """If the browser cannot come back, the user can enter the URL to which the browser was sent. `take` accepts this
+    URL, and returns whether it belongs to this login."""
 
 
 class LoginAsker(Protocol):
@@ -110,30 +115,33 @@ class LoginAsker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerListing:
-    """The entries of one kind, such as tools, that an MCP server lists. `problem` says why the listing failed."""
+    """The entries of one kind, such as tools, that an MCP server lists."""
 
     kind: str
     names: Sequence[str] = ()
     seconds: float = 0.0
+    """How long the listing took."""
     problem: str = ""
+    """Why the listing failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerReport:
-    """The result of trying an MCP server.
-
-    If the server did not start, `problem` says why. Otherwise, `implementation` is the server's name and version.
-    `offered` are the names of the tools that the model gets. `faults` says what is wrong with each invalid tool.
-    """
+    """The result of trying an MCP server."""
 
     name: str
     seconds: float
+    """How long the start took."""
     problem: str = ""
+    """Why the server did not start. Empty if it started."""
     implementation: str = ""
+    """The server's name and version, if the server started."""
     protocol: str = ""
     listings: Sequence[ServerListing] = ()
     offered: Sequence[str] = ()
+    """The names of the tools that the model gets."""
     faults: Sequence[str] = ()
+    """What is wrong with each invalid tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +154,12 @@ class PromptArgument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPrompt:
-    """A prompt that an MCP server offers. `name` has the form `server:prompt`, contains no spaces, and is unique in the
-    session. `server` is the server's name for display."""
+    """A prompt that an MCP server offers."""
 
     name: str
+    """Has the form `server:prompt`, contains no spaces, and is unique in the session."""
     server: str
+    """The server's name for display."""
     description: str
     arguments: tuple[PromptArgument, ...] = ()
 
@@ -159,14 +168,29 @@ class ServerPrompts(Protocol):
     """The prompts of a session's MCP servers."""
 
     def prompts(self) -> tuple[ServerPrompt, ...]:
-        """The prompts of the servers that are ready now, in the order of the servers."""
+        """Return the prompts of the servers that are ready now, in the order of the servers."""
 
     async def prompt(self, name: str) -> ServerPrompt | None:
         """Return the prompt with this name, or None if no ready server has it. First wait for the prompt's server if it
         is starting, or start it again if it has failed."""
 
     async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
-        """The content of the prompt, filled with these arguments. It is never empty.
+        """Return the content of the prompt, filled with these arguments. It is never empty.
 
         :raises ~crow.domain.errors.ToolServerError: the server is gone, refused the request, or sent no usable content.
         """
+
+
+def merge_servers(own: Sequence[McpServer], offered: Sequence[McpServer]) -> tuple[McpServer, ...]:
+    """Return the user's servers, followed by the editor's. A server that is in both lists is included only once.
+
+    If two different servers have the same name, both are included. They stay separate, because the user's rules for one
+    of them must not apply to the other.
+    """
+
+    def identity(server: McpServer) -> tuple[str, ...]:
+        address = (server.command, *server.args) if isinstance(server, StdioServer) else (server.url,)
+        return (server.name, *address)
+
+    known = {identity(server) for server in own}
+    return (*own, *(server for server in offered if identity(server) not in known))

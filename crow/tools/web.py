@@ -31,17 +31,19 @@ LOCAL = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("64:ff9b:1::/48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A response. `media` is the media type in lower case. `charset` is what the server declared, and may be empty. If
-    `is_cut` is set, `data` holds only the first bytes. `moved_to` is the target of a redirect. A redirect has no
-    data."""
+    """A response."""
 
     url: str
     status: int
     media: str = ""
+    """The media type in lower case."""
     charset: str = ""
+    """What the server declared. May be empty."""
     data: bytes = b""
     is_cut: bool = False
+    """If set, `data` holds only the first bytes."""
     moved_to: str | None = None
+    """The target of a redirect. A redirect has no data."""
 
 
 async def get(url: str, *, allow_private: bool, rules: UrlRules = NO_URL_RULES) -> Document:
@@ -68,7 +70,7 @@ async def get(url: str, *, allow_private: bool, rules: UrlRules = NO_URL_RULES) 
 
 
 def may_follow(url: str, target: str, rules: UrlRules) -> bool:
-    """Whether a redirect may be followed without asking again. Both URLs are in normal form.
+    """Return whether a redirect may be followed without asking again. Both URLs are in normal form.
 
     It must stay on the same host and must not go from https to http. The port may change only from http to https. The
     target must be the same document, apart from a slash at the end of the path, or a rule must allow it.
@@ -135,7 +137,7 @@ async def checked_address(host: str, port: int, *, allow_private: bool) -> str:
 
 
 def is_public(text: str) -> bool:
-    """Whether an address, and any IPv4 address embedded in it, belong to the public internet."""
+    """Return whether an address, and any IPv4 address embedded in it, belong to the public internet."""
     address = ipaddress.ip_address(text.partition("%")[0])
     addresses = [address]
     if isinstance(address, ipaddress.IPv6Address):

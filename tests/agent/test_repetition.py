@@ -13,7 +13,7 @@ import pytest
 
 from crow.domain.entries import Assistant, Remark, Reminder
 from crow.domain.errors import AnswerTooLong, NetworkError, ProtocolError
-from crow.llm.chat_completions import ChatCompletions
+from crow.llm.client import EndpointClient
 from crow.llm.endpoint import Endpoint
 from crow.llm.stream import RetryTiming
 from tests.agent.harness import Opened, Tool, opened, text
@@ -31,7 +31,7 @@ async def asked(directory: Path, reply: Callable[[Recorded], Reply]) -> AsyncIte
 
     async with FakeEndpoint(otherwise=reply) as endpoint:
         where = Endpoint(base_url=endpoint.base_url, model="fake-model", context_window=128_000)
-        model = ChatCompletions(where, timing=RetryTiming(sleep=sleep, chance=lambda: 0.5))
+        model = EndpointClient(where, timing=RetryTiming(sleep=sleep, chance=lambda: 0.5))
         async with opened(directory, model) as run:
             yield run, endpoint
         await model.close()

@@ -53,7 +53,7 @@ async def test_everything_is_shown_in_order_and_the_answer_is_complete() -> None
     answer = await draft_on(branch).follow(ScriptedStream(Say(text=pieces, thought="hm")))
     assert answer.text == "".join(pieces)
     assert branch.text() == "".join(pieces)
-    assert branch.events[0] == ThoughtShown(message_id="m", text="hm")
+    assert branch.events[0] == ThoughtShown(message_id="m", offset=0, text="hm")
 
 
 async def test_the_first_piece_is_shown_and_saved_while_the_stream_still_runs() -> None:
@@ -81,7 +81,10 @@ async def test_pieces_that_wait_for_a_slow_client_are_joined(monkeypatch: pytest
             await anyio.wait_all_tasks_blocked()
             assert branch.events == []
             branch.gate.set()
-    assert branch.events == [TextShown(message_id="m", text="a"), TextShown(message_id="m", text="a" * 999)]
+    assert branch.events == [
+        TextShown(message_id="m", offset=0, text="a"),
+        TextShown(message_id="m", offset=1, text="a" * 999),
+    ]
 
 
 async def test_pieces_are_shown_while_a_save_is_running() -> None:
@@ -190,7 +193,7 @@ async def test_a_retry_is_reported_before_the_text_that_follows_it() -> None:
     await draft_on(branch).follow(Stream(Say(text=["ok"])))
     assert branch.events == [
         NoticeShown(severity="warning", title="Busy. Trying again in 2 s."),
-        TextShown(message_id="m", text="ok"),
+        TextShown(message_id="m", offset=0, text="ok"),
     ]
 
 

@@ -109,6 +109,7 @@ def test_a_working_endpoint_passes_every_check(run: Run, tmp_path: Path, endpoin
         "usage": "ok",
         "context window": "ok",
         "tool calling": "ok",
+        "API": "ok",
         "learned: usage": "ok",
         "tools": "ok",
         "confinement": "warning",
@@ -442,3 +443,44 @@ def test_the_advice_on_confinement_fits_the_machine(tmp_path: Path, file: str | 
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
     assert words in sandbox_advice(tmp_path, has_bubblewrap=file is not None)
+
+
+REFUSAL = (
+    "Function tools with reasoning_effort are not supported for gpt-x in /v1/chat/completions. To use function tools, "
+    "use /v1/responses or set reasoning_effort to 'none'."
+)
+
+
+def answer_as_the_newest(request: Recorded) -> Reply:
+    """Refuse tools on Chat Completions unless the request turns the reasoning off."""
+    if request.wire == "chat" and "tools" in request.sent and request.sent.get("reasoning_effort") != "none":
+        return failing(400, REFUSAL, type="invalid_request_error", param="reasoning_effort", code=None)
+    return answer_well(request)
+
+
+def test_an_endpoint_that_refuses_tools_with_reasoning_is_asked_on_its_other_api(
+    run: Run, tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    endpoint.answer_with(answer_as_the_newest)
+    endpoint.wires = ("chat", "responses")
+    done = run(tmp_path, "doctor", "--json", **environment(endpoint))
+    found = findings(done)
+    assert (found["tool calling"]["state"], found["API"]["words"]) == ("ok", "crow speaks Responses with this model")
+    assert found["learned: API Chat Completions"]["words"].startswith("Crow uses another API of this endpoint")
+    assert [request.wire for request in endpoint.asked] == ["chat", "chat", "responses"]
+    assert endpoint.asked[-1].sent["reasoning"] == {"effort": "medium", "summary": "auto"}
+
+
+def test_doctor_names_reasoning_as_the_cause_if_the_settings_allow_only_one_api(
+    run: Run, tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    (tmp_path / "config.toml").write_text('model.wire = "chat"\n')
+    (tmp_path / "config.toml").chmod(0o600)
+    endpoint.answer_with(answer_as_the_newest)
+    found = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))["tool calling"]
+    assert found["state"] == "failed"
+    assert found["words"].startswith("the endpoint refuses tools while the model reasons: ")
+    assert found["advice"] == (
+        'Crow speaks Chat Completions with this model. Set wire = "auto" or "responses" in [model] or '
+        '[providers.NAME], so that crow uses another API. Or set thought_level = "off" for this model.'
+    )

@@ -159,3 +159,11 @@ def test_a_file_without_a_valid_model_table_is_not_changed(tmp_path: Path, befor
     with pytest.raises(ConfigError, match="cannot be changed"):
         save_model_settings(file, {"name": "m"})
     assert file.read_text("utf-8") == before
+
+
+def test_an_endpoint_that_refuses_tools_on_one_api_is_tried_on_the_next(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    endpoint.wires = ("responses",)
+    code, out, _ = login(tmp_path, endpoint.base_url, "sk-test-0123456789", "small")
+    assert code == 0
+    assert "It answers (Responses API)." in out
+    assert "anthropic" in out

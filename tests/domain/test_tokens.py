@@ -79,6 +79,12 @@ def test_reasoning_counts_only_if_it_may_be_sent_back() -> None:
     assert estimate_message(AssistantMessage(text="yes", opaque={"details": "hm " * 100})) > plain + 50
 
 
+def test_text_that_the_items_of_an_answer_repeat_counts_once() -> None:
+    plain = estimate_message(AssistantMessage(text=ENGLISH))
+    items = [{"data": {"type": "text", "text": ENGLISH}}]
+    assert plain <= estimate_message(AssistantMessage(text=ENGLISH, opaque={"items": items})) < 1.2 * plain
+
+
 def test_tool_schemas_count() -> None:
     spec = ToolSpec(name="f", description="d" * 400, input_schema={"properties": {"x" * 400: {}}})
     assert estimate_tools([spec]) > 200

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
 from acp_check.schema import SchemaChecker, validate
 from crow.agent import PermissionQuestion
-from crow.domain.entries import Announcement, Assistant, CallRef, Diff, Entry, TurnEnd, User
+from crow.domain.entries import Announcement, CallRef, Diff
 from crow.domain.events import (
     CallAnnounced,
     CallProgressed,
     ElicitationAnswer,
-    EntryStored,
-    Event,
     FormQuestion,
-    TextShown,
     UrlQuestion,
 )
 from crow.frontend.client import SessionClient
-from crow.frontend.cursors import Cursor, Missed
+from crow.frontend.feed import Feed
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import (
+    Dialogs,
     elicitation_answer,
     elicitation_params,
     permission_answer,
@@ -325,11 +322,15 @@ class Wire:
             self.sent.append(f"{method} {params['elicitationId']}")
 
 
+def client_of(wire: Any, caps: ClientCapabilities) -> SessionClient:
+    dialogs = Dialogs(answer_s=60)
+    return SessionClient("s", wire, caps, cwd="/", feed=Feed("s"), options=list, commands=list, dialogs=dialogs)
+
+
 async def test_only_a_page_that_was_shown_is_reported_as_finished_and_only_once() -> None:
     wire: Any = Wire()
     caps = ClientCapabilities(question_kinds=frozenset({"url"}))
-    client = SessionClient("s", wire, caps, cwd="/", options=list, commands=list, user_timeout_s=60)
-    client.open()
+    client = client_of(wire, caps)
     await client.finish_question("e1")
     await client.elicit(UrlQuestion(message="Sign in.", url="https://example.com/", id="e1"))
     for question_id in ("e2", "e1", "e1"):
@@ -340,19 +341,18 @@ async def test_only_a_page_that_was_shown_is_reported_as_finished_and_only_once(
 async def test_a_question_in_a_call_of_a_sub_agent_is_asked_in_its_session() -> None:
     wire: Any = Wire()
     caps = ClientCapabilities(subagents=True)
-    client = SessionClient("s", wire, caps, cwd="/", options=list, commands=list, user_timeout_s=60)
-    client.open()
+    client = client_of(wire, caps)
     own, of_subagent, hidden = (CallRef(assistant=n, index=0) for n in (1, 2, 3))
     announcement = Announcement(title="docs__ask", kind="other")
-    for place, ref in ((client, own), (client.open_subagent("task-1"), of_subagent)):
-        await place.publish(CallAnnounced(call=ref, name="docs__ask", arguments="{}", announcement=announcement))
+    for place, ref in ((client, own), (client.open_subagent("task-1", Feed("task-1")), of_subagent)):
+        await place.show(CallAnnounced(call=ref, name="docs__ask", arguments="{}", announcement=announcement))
     plan = PlannedCall(announcement=announcement, access="external", rule_tool="sampling", argument="docs")
     answers = [
         await client.ask(PermissionQuestion(call=ref, name="docs__ask", arguments="{}", plan=plan, always=""))
         for ref in (own, of_subagent, hidden)
     ]
     for ref in (of_subagent, hidden):
-        await client.publish(CallProgressed(call=ref, text="The model answers docs."))
+        await client.show(CallProgressed(call=ref, text="The model answers docs."))
     assert answers == ["allow_once", "allow_once", "cannot_ask"]
     assert wire.sent == [
         "tool_call s",
@@ -361,54 +361,3 @@ async def test_a_question_in_a_call_of_a_sub_agent_is_asked_in_its_session() -> 
         "session/request_permission task-1",
         "tool_call_update task-1",
     ]
-
-
-class Texts:
-    """A connection that keeps the text of the agent."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    async def notify(self, method: str, params: dict[str, Any]) -> None:
-        update = params["update"]
-        if update["sessionUpdate"] == "agent_message_chunk" and not update["messageId"].startswith("turn_end_"):
-            self.text += update["content"]["text"]
-
-
-def stored(number: int, body: Any) -> EntryStored:
-    return EntryStored(
-        entry=Entry(id=number, parent=number - 1, conversation=1, session="s", turn=2, created_ms=1, body=body)
-    )
-
-
-@pytest.mark.parametrize("has_cursor", [False, True], ids=["load", "resume"])
-@pytest.mark.parametrize(
-    ("later", "text"),
-    [
-        ([TextShown(message_id="m", text=" two")], "One two"),
-        ([stored(7, Assistant(text="One", message_id="m", finish="interrupted"))], "One"),
-        ([stored(7, TurnEnd(stop="interrupted")), stored(8, User(parts=(), message_id="u"))], ""),
-        ([TextShown(message_id="n", text="Other")], "Other"),
-    ],
-    ids=["goes on", "stored", "lost", "next answer"],
-)
-async def test_a_client_that_joins_a_lost_turn_gets_the_unfinished_answer_if_it_is_part_of_the_log(
-    later: list[Event], text: str, *, has_cursor: bool
-) -> None:
-    wire: Any = Texts()
-    client = SessionClient("s", wire, ClientCapabilities(), cwd="/", options=list, commands=list, user_timeout_s=60)
-    client.learn([TextShown(message_id="m", text="One")])
-
-    async def history() -> AsyncIterator[Sequence[Entry]]:
-        yield ()
-
-    if has_cursor:
-        missed = Missed(cursor=Cursor(entry=6), entries=())
-        await client.resume(missed, is_running=False, is_own=lambda _: False)
-    else:
-        await client.replay(history(), is_running=False)
-    client.open()
-    assert wire.text == ""
-    for event in later:
-        await client.publish(event)
-    assert wire.text == text

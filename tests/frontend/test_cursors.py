@@ -11,15 +11,16 @@ from typing import Any
 import anyio
 import pytest
 
-from crow.domain.entries import Announcement, CallRef, Entry
-from crow.domain.events import CallAnnounced, CallProgressed, Event, TextShown
-from crow.domain.replay import RunningTurn
+from crow.domain.entries import Announcement, Assistant, CallRef, Entry
+from crow.domain.events import CallProgressed, EntryStored, TextShown
+from crow.domain.messages import ToolCall
 from crow.frontend.cursors import Cursor, CursorGap
+from crow.frontend.feed import Feed
 from crow.frontend.frames import RequestError
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.sessions import Requester
-from crow.frontend.updates import LiveUpdates
+from crow.frontend.requester import Requester
 from crow.frontend.v2 import NegotiatingAgent
+from crow.frontend.view import View
 from crow.store import Store
 from crow.store.principals import PrincipalStore
 from tests.support.scripted_model import Say, call
@@ -27,6 +28,7 @@ from tests.support.shared_host import Shared, Watcher, shared, transcript
 
 pytestmark = pytest.mark.anyio
 
+SHELL = Announcement(title="make", kind="execute")
 CURSORS = {"_meta": {"acp/cursor": True}}
 Params = dict[str, Any]
 
@@ -256,25 +258,31 @@ async def test_a_cursor_of_a_wrong_type_is_refused(tmp_path: Path) -> None:
 
 def test_only_the_rest_of_a_terminal_is_sent() -> None:
     ref = CallRef(assistant=3, index=0)
-    events: list[Event] = [
-        CallAnnounced(call=ref, name="shell", arguments="{}", announcement=Announcement(title="make", kind="execute")),
+    order = ToolCall(id="c", name="shell", arguments="{}")
+    answer = Assistant(text="", message_id="msg_0", calls=(order,), announcements=(SHELL,))
+    entry = Entry(id=3, conversation=1, session="s", parent=None, turn=1, body=answer)
+    feed = Feed("s")
+    for item in (
+        EntryStored(entry=entry),
         CallProgressed(call=ref, text="abc"),
         CallProgressed(call=ref, text="abcdef"),
-        TextShown(message_id="msg_1", text="Hel"),
-        TextShown(message_id="msg_1", text="lo"),
-    ]
-    running, live = RunningTurn(), LiveUpdates(ClientCapabilities(terminal_output=True))
-    for event in events:
-        running.feed(event)
-    for event in running.events():
-        live.updates(event)
+        TextShown(message_id="msg_1", offset=0, text="Hel"),
+        TextShown(message_id="msg_1", offset=3, text="lo"),
+    ):
+        feed.put(item)
+    caps = ClientCapabilities(terminal_output=True)
+
+    def joined(view: View) -> list[Params]:
+        shown = [*view.end_reading(is_running=True), *(one for item in feed.open_items() for one in view.apply(item))]
+        return [each.update for each in shown]
+
     cursor = Cursor(entry=3, message="msg_1", text=2, calls={ref: 3})
-    text, output = live.catch_up(cursor=cursor)
+    output, text = joined(View.at(cursor, [entry], caps, session_id="s"))
     assert text["content"]["text"] == "llo"
     assert output["_meta"]["terminal_output"]["data"] == "def"
-    text, announced, output = live.catch_up(cursor=Cursor(entry=3))
-    assert text["content"]["text"] == "Hello"
+    announced, output, text = joined(View.at(Cursor(entry=3), [entry], caps, session_id="s"))
     assert announced["sessionUpdate"] == "tool_call"
+    assert text["content"]["text"] == "Hello"
     assert output["_meta"]["terminal_output"]["data"] == "abcdef"
 
 

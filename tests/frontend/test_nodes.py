@@ -17,7 +17,7 @@ import pytest
 from crow.domain.entries import NewEntry, Note
 from crow.domain.errors import StoreUnavailable
 from crow.frontend.frames import RequestError
-from crow.frontend.sessions import Requester
+from crow.frontend.requester import Requester
 from crow.store.postgres import paths
 from crow.store.postgres.store import PostgresStore
 from crow.store.principals import PrincipalStore

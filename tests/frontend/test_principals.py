@@ -15,7 +15,7 @@ import pytest
 
 from crow.frontend import agent
 from crow.frontend.frames import RequestError
-from crow.frontend.sessions import Requester
+from crow.frontend.requester import Requester
 from crow.frontend.v2 import NegotiatingAgent
 from crow.serve.policy import ServePolicy
 from crow.settings.values import ServeSettings

@@ -13,11 +13,11 @@ import anyio.lowlevel
 import pytest
 
 from crow.domain.events import FormQuestion
-from crow.frontend import attached
+from crow.frontend import clients
 from crow.frontend import host as host_module
 from crow.frontend.frames import RequestError
 from crow.frontend.host import ServerDependencies
-from crow.frontend.sessions import Requester
+from crow.frontend.requester import Requester
 from crow.frontend.v2 import NegotiatingAgent
 from crow.store import Access, Store
 from crow.store.principals import PrincipalStore
@@ -179,6 +179,28 @@ async def test_a_permission_is_asked_of_all_and_the_first_answer_counts(tmp_path
         await watcher.until_kind("session_info_update", "end_turn")
         for client in (ann, bob, watcher):
             assert [value for kind, _, value in transcript(client.updates) if kind == "call"] == ["completed"]
+
+
+async def test_a_refusal_of_a_client_that_only_lingers_leaves_the_question_to_the_person(tmp_path: Path) -> None:
+    async with shared(tmp_path, write("a.txt"), Say(text=("Done.",)), write("b.txt"), Say(text=("Done.",))) as host:
+        ann, lingering = await host.client(), await host.client()
+        session = await ann.new()
+        await lingering.open("session/resume", session)
+
+        async def refuse(_method: str, _params: dict[str, Any]) -> dict[str, Any]:
+            return REJECT
+
+        async def think(_method: str, _params: dict[str, Any]) -> dict[str, Any]:
+            await lingering.asked.wait()
+            await anyio.lowlevel.checkpoint()
+            return ALLOW
+
+        ann.on_request, lingering.on_request = think, refuse
+        assert (await ann.prompt(session, "write"))["stopReason"] == "end_turn"
+        assert (host.cwd / "a.txt").read_text() == "x"
+        ann.on_request = refuse  # the person's own refusal counts, and so does that of the last one asked
+        assert (await ann.prompt(session, "write"))["stopReason"] == "end_turn"
+        assert not (host.cwd / "b.txt").exists()
 
 
 async def test_a_question_waits_for_a_client_that_comes(tmp_path: Path) -> None:
@@ -553,7 +575,7 @@ async def test_clients_that_come_and_go_in_any_order_leave_the_session_in_order(
 
 
 async def test_a_client_for_which_too_much_waits_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attached, "MAX_WAITING_BYTES", 12_000)
+    monkeypatch.setattr(clients, "MAX_WAITING_BYTES", 12_000)
     async with shared(tmp_path, *(Say(text=("word " * 1_000,)) for _ in range(3))) as host:
         ann, bob = await host.client(), await host.client()
         session = await ann.new()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -50,9 +52,12 @@ from crow.domain.events import (
     TitleChanged,
 )
 from crow.domain.messages import Image, Link, Resource, Text
+from crow.frontend.feed import Item, TurnBegan
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import LINE_BYTES, result_contents, text_content
-from crow.frontend.updates import LiveUpdates, ReplayLimits, ReplayUpdates, plan_updates
+from crow.frontend.updates import ViewLimits, plan_updates
+from crow.frontend.view import View
+from tests.support.views import reading
 
 PLAIN = ClientCapabilities()
 GATED = ClientCapabilities(notices=True, compaction=True, terminal_output=True)
@@ -67,7 +72,11 @@ EDIT = Announcement(
 SHELL = Announcement(title="make test", kind="execute")
 
 
-def stored(body: Body, number: int = 9) -> EntryStored:
+numbers = count(9)
+
+
+def stored(body: Body, number: int | None = None) -> EntryStored:
+    number = next(numbers) if number is None else number
     return EntryStored(entry=Entry(id=number, conversation=1, session="s", parent=None, turn=1, body=body))
 
 
@@ -79,16 +88,16 @@ def result(announcement: Announcement, text: str, **fields: Any) -> EntryStored:
     return stored(ToolResult(call=CALL, name="tool", text=text, announcement=announcement, **fields))
 
 
-def updates_for(builder: LiveUpdates | ReplayUpdates, *events: Event) -> list[dict[str, Any]]:
-    updates = [update for event in events for update in builder.updates(event)]
+def updates_for(view: View, *events: Item) -> list[dict[str, Any]]:
+    updates = [shown.update for event in events for shown in view.apply(event)]
     for update in updates:
         check_update(update)
         assert len(json.dumps(update, ensure_ascii=False).encode(errors="replace")) < LINE_BYTES
     return updates
 
 
-def live(caps: ClientCapabilities = PLAIN) -> LiveUpdates:
-    return LiveUpdates(caps, cwd="/w", new_id=lambda: "new")
+def live(caps: ClientCapabilities = PLAIN) -> View:
+    return View(caps, session_id="s", cwd="/w", new_id=lambda: "new")
 
 
 def words(*contents: str) -> list[dict[str, Any]]:
@@ -100,7 +109,9 @@ def agent(message_id: str, text: str) -> dict[str, Any]:
 
 
 def test_text_and_thought_of_one_answer_are_two_messages() -> None:
-    assert updates_for(live(), ThoughtShown(message_id="m", text="hm"), TextShown(message_id="m", text="yes")) == [
+    assert updates_for(
+        live(), ThoughtShown(message_id="m", offset=0, text="hm"), TextShown(message_id="m", offset=0, text="yes")
+    ) == [
         {"sessionUpdate": "agent_thought_chunk", "content": {"type": "text", "text": "hm"}, "messageId": "m_thought"},
         agent("m", "yes"),
     ]
@@ -300,7 +311,6 @@ def test_the_complete_plan_follows_its_result() -> None:
         (TitleChanged(title=None), {"sessionUpdate": "session_info_update", "title": None}),
         (ModeChanged(mode="plan"), {"sessionUpdate": "current_mode_update", "currentModeId": "plan"}),
         (stored(Remark(text="r", message_id="m")), agent("m", "r\n\n")),
-        (stored(Command(text="/usage", answer="a", message_id="m")), agent("m", "a")),
         (
             stored(
                 Checkpoint(compaction_id="c", summary="s", first_kept=None, tokens_before=120_400, tokens_after=900)
@@ -308,7 +318,7 @@ def test_the_complete_plan_follows_its_result() -> None:
             agent("c", "(Context compacted: 120k → 900 tokens.)\n\n"),
         ),
         (
-            stored(Mask(before=4, tokens_before=90_000, tokens_after=60_000)),
+            stored(Mask(before=4, tokens_before=90_000, tokens_after=60_000), 9),
             agent("mask_9", "(Older tool outputs elided: 90k → 60k tokens.)\n\n"),
         ),
         (
@@ -319,29 +329,74 @@ def test_the_complete_plan_follows_its_result() -> None:
     ],
 )
 def test_updates_that_every_client_gets(event: Event, update: dict[str, Any]) -> None:
-    assert updates_for(live(), event) == [update]
+    assert updates_for(live(), event, event)[:1] == [update]
+    if isinstance(event, EntryStored):
+        assert updates_for(live(), event, event) == [update]
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        stored(User(parts=(Text(text="hi"),), message_id="m")),
-        stored(Assistant(text="hi", message_id="m")),
         stored(TurnEnd(stop="error", detail="d")),
         stored(Reminder(text="r")),
         stored(Note(about="mode", value="ask")),
         stored(Prompt(system="s", tools=(), cwd="/w", model="m")),
         NoticeShown(severity="info", title="t"),
-        CompactionChanged(compaction_id="c", status="in_progress"),
         SummaryShown(compaction_id="c", text="so far"),
         CompactionChanged(compaction_id="c", status="completed", detail="s"),
+        CompactionChanged(compaction_id="c", status="failed", detail="No room.", is_command=True),
         OptionsChanged(),
         CommandsChanged(),
-        TextShown(message_id="m", text=""),
+        TextShown(message_id="m", offset=0, text=""),
     ],
 )
 def test_events_that_a_live_client_does_not_see(event: Event) -> None:
     assert updates_for(live(), event) == []
+
+
+def test_a_stored_item_is_shown_whole_unless_a_part_of_it_was_shown() -> None:
+    view = live()
+    asked = stored(User(parts=(Text(text="hi"),), message_id="u"))
+    said = stored(Assistant(text="Hello you.", thought="hm", message_id="m"))
+    typed = stored(Command(text="/usage", answer="12 tokens", message_id="c"))
+    hi = {"sessionUpdate": "user_message_chunk", "content": {"type": "text", "text": "hi"}, "messageId": "u"}
+    assert updates_for(view, asked, asked) == [hi]
+    assert updates_for(view, TextShown(message_id="m", offset=0, text="Hello")) == [agent("m", "Hello")]
+    thought, rest = updates_for(view, said, TextShown(message_id="m", offset=5, text=" you."))
+    assert (thought["content"]["text"], rest) == ("hm", agent("m", " you."))
+    begun = TurnBegan(message_id="c", typed="/usage")
+    assert [update.get("messageId") for update in updates_for(view, begun, begun)] == ["c_typed", None, None]
+    assert updates_for(view, typed, typed) == [agent("c", "12 tokens")]
+    assert view.apply(stored(User(parts=(Text(text="mine"),), message_id="v")), is_own=True) == []
+
+
+def test_a_client_without_compactions_is_told_once_that_a_summary_is_written_and_how_that_ended() -> None:
+    going = CompactionChanged(compaction_id="c", status="in_progress")
+    checkpoint = stored(
+        Checkpoint(compaction_id="c", summary="s", first_kept=None, tokens_before=120_400, tokens_after=900)
+    )
+    done = replace(going, status="completed", detail="s")
+    begun = agent("new", "(Writing a summary of the conversation so far.)\n\n")
+    ended = agent("c", "(Context compacted: 120k → 900 tokens.)\n\n")
+    assert updates_for(live(), going, checkpoint, done) == [begun, ended]
+    asked = stored(Checkpoint(compaction_id="c", summary="s", first_kept=None, reason="command"))
+    assert updates_for(live(), replace(going, is_command=True), asked, done) == [begun]
+    stopped = agent("new", "(The summary was cancelled.)\n\n")
+    assert updates_for(live(), going, replace(going, status="cancelled")) == [begun, stopped]
+    notice = {"sessionUpdate": "notice", "severity": "info", "title": "Writing a summary of the conversation so far."}
+    assert updates_for(live(ClientCapabilities(notices=True)), going, checkpoint, done) == [notice, ended]
+
+
+def test_text_that_a_dead_process_never_stored_is_named_once() -> None:
+    lost = agent(
+        "lost_6",
+        "(The end of the text above was lost, because the process that wrote it ended. The model does not see it.)\n\n",
+    )
+    for entry in (Assistant(text="One", message_id="m", finish="interrupted"), TurnEnd(stop="cancelled")):
+        view = live()
+        shown = updates_for(view, TextShown(message_id="m", offset=0, text="One two"), stored(entry, 6))
+        assert shown == [agent("m", "One two"), lost]
+        assert updates_for(view, stored(entry, 6), stored(TurnEnd(stop="cancelled"))) == []
 
 
 def test_clients_get_the_kinds_of_updates_that_they_asked_for() -> None:
@@ -356,7 +411,7 @@ def test_clients_get_the_kinds_of_updates_that_they_asked_for() -> None:
         SummaryShown(compaction_id="c", text=""),
         CompactionChanged(compaction_id="d", status="failed", detail="why"),
         CompactionChanged(compaction_id="e", status="cancelled"),
-        stored(Mask(before=4)),
+        stored(Mask(before=4), 2**40),
     )
     compaction = {"sessionUpdate": "compaction_update"}
     assert updates_for(live(GATED), *events) == [
@@ -372,7 +427,7 @@ def test_clients_get_the_kinds_of_updates_that_they_asked_for() -> None:
         compaction | {"compactionId": "c", "status": "in_progress", "summary": []},
         compaction | {"compactionId": "d", "status": "failed", "error": "why"},
         compaction | {"compactionId": "e", "status": "cancelled"},
-        compaction | {"compactionId": "mask_9", "status": "completed"},
+        compaction | {"compactionId": f"mask_{2**40}", "status": "completed"},
     ]
 
 
@@ -398,7 +453,7 @@ def test_replay_sends_one_update_per_call_with_its_final_status() -> None:
         CallAnnounced(call=CallRef(assistant=8, index=1), name="grep", arguments="{}", announcement=READ),
         CallEnded(call=CallRef(assistant=8, index=1), text="Not run."),
     )
-    done, ended = updates_for(ReplayUpdates(GATED), *events)
+    done, ended = updates_for(reading(GATED), *events)
     assert done == {
         "sessionUpdate": "tool_call",
         "toolCallId": "call_7_0",
@@ -427,7 +482,7 @@ def test_replay_sends_one_update_per_call_with_its_final_status() -> None:
 )
 def test_replay_titles_a_call_without_announcement_by_its_arguments(arguments: str, kind: str, title: str) -> None:
     bare = CallAnnounced(call=CALL, name="tool", arguments=arguments, announcement=Announcement(title="tool"))
-    (ended,) = updates_for(ReplayUpdates(GATED), bare, CallEnded(call=CALL, text="Not run."))
+    (ended,) = updates_for(reading(GATED), bare, CallEnded(call=CALL, text="Not run."))
     assert (ended["kind"], ended["title"], ended["status"]) == (kind, title, "failed")
 
 
@@ -435,20 +490,20 @@ def test_replay_separates_prompts_without_an_answer() -> None:
     def ask(number: int) -> EntryStored:
         return stored(User(parts=(Text(text="go on"),), message_id=f"u{number}"), number)
 
-    spoken = TextShown(message_id="a", text="Going.")
+    spoken = stored(Assistant(text="Going.", message_id="a"), 4)
     updates = updates_for(
-        ReplayUpdates(PLAIN),
+        reading(PLAIN),
         *(ask(1), stored(TurnEnd(stop="cancelled"), 2)),
-        *(ask(3), spoken, stored(TurnEnd(stop="cancelled"), 4)),
-        *(ask(5), stored(TurnEnd(stop="end_turn"), 6)),
+        *(ask(3), spoken, stored(TurnEnd(stop="cancelled"), 5)),
+        *(ask(6), stored(TurnEnd(stop="end_turn"), 7)),
     )
     assert [(update["messageId"], update["content"]["text"]) for update in updates] == [
         ("u1", "go on"),
         ("turn_end_2", "(Cancelled.)\n\n"),
         ("u3", "go on"),
         ("a", "Going."),
-        ("u5", "go on"),
-        ("turn_end_6", "(No answer.)\n\n"),
+        ("u6", "go on"),
+        ("turn_end_7", "(No answer.)\n\n"),
     ]
 
 
@@ -459,7 +514,7 @@ def test_replay_sends_the_prompt_in_its_own_blocks() -> None:
         Resource(uri="file:///w/a", text="t", mime_type="text/plain"),
         Link(uri="/w/b.py", name="b.py"),
     )
-    chunks = updates_for(ReplayUpdates(PLAIN), stored(User(parts=parts, message_id="u")))
+    chunks = updates_for(reading(PLAIN), stored(User(parts=parts, message_id="u")))
     assert {chunk["messageId"] for chunk in chunks} == {"u"}
     assert {chunk["sessionUpdate"] for chunk in chunks} == {"user_message_chunk"}
     assert [chunk["content"] for chunk in chunks] == [
@@ -474,22 +529,25 @@ def test_replay_shows_commands_checkpoints_and_failed_turns() -> None:
     checkpoint = stored(Checkpoint(compaction_id="c", summary="s", first_kept=None))
     events = (
         stored(Command(text="/usage", answer="12 tokens", message_id="m")),
-        checkpoint,
-        stored(TurnEnd(stop="interrupted"), 5),
-        stored(TurnEnd(stop="error", detail="No such model."), 6),
-        stored(TurnEnd(stop="end_turn"), 7),
-        ContextMeasured(used=1, size=2),
+        stored(Checkpoint(compaction_id="c", summary="s", first_kept=None)),
+        stored(TurnEnd(stop="interrupted"), 2**40),
+        stored(TurnEnd(stop="error", detail="No such model."), 2**40 + 1),
+        stored(TurnEnd(stop="end_turn"), 2**40 + 2),
     )
     typed = {
         "sessionUpdate": "user_message_chunk",
         "content": {"type": "text", "text": "/usage"},
         "messageId": "m_typed",
     }
-    ends = [agent("turn_end_5", "(The turn was interrupted.)\n\n"), agent("turn_end_6", "(No such model.)\n\n")]
-    assert updates_for(ReplayUpdates(PLAIN), *events) == [typed, agent("m", "12 tokens"), *ends]
+    compacted = agent("c", "(Context compacted: 0 → 0 tokens.)\n\n")
+    ends = [
+        agent(f"turn_end_{2**40}", "(The turn was interrupted.)\n\n"),
+        agent(f"turn_end_{2**40 + 1}", "(No such model.)\n\n"),
+    ]
+    assert updates_for(reading(PLAIN), *events) == [typed, agent("m", "12 tokens"), compacted, *ends]
     summary = [{"type": "text", "text": "s"}]
     shown = {"sessionUpdate": "compaction_update", "compactionId": "c", "status": "completed", "summary": summary}
-    assert updates_for(ReplayUpdates(GATED), checkpoint) == [shown]
+    assert updates_for(reading(GATED), checkpoint) == [shown]
 
 
 def test_attachments_of_a_result_are_shown_by_their_type() -> None:
@@ -552,7 +610,7 @@ def test_huge_values_stay_below_the_limit_of_a_line() -> None:
         * 100,
         raw_output={"output": wild, "x": [wild]},
     )
-    for builder in (live(), live(GATED), ReplayUpdates(GATED)):
+    for builder in (live(), live(GATED), reading(GATED)):
         updates = updates_for(
             builder,
             announced(write, "write_file", path="/w/a", content=wild),
@@ -560,8 +618,8 @@ def test_huge_values_stay_below_the_limit_of_a_line() -> None:
             CallAnnounced(call=ref, name="shell", arguments=json.dumps({"command": wild}), announcement=SHELL),
             CallProgressed(call=ref, text=wild),
             stored(long),
-            TextShown(message_id="m", text=wild),
-            ThoughtShown(message_id="m", text=wild),
+            TextShown(message_id="m", offset=0, text=wild),
+            ThoughtShown(message_id="m", offset=0, text=wild),
             stored(User(parts=(Text(text=wild), Resource(uri="u", text=wild), picture), message_id="u")),
         )
         text = [update for update in updates if update["sessionUpdate"] == "agent_message_chunk"]
@@ -627,7 +685,7 @@ events = st.one_of(
 @given(st.lists(events, max_size=12), st.builds(ClientCapabilities, terminal_output=st.booleans()))
 def test_any_sequence_of_events_gives_valid_updates(sequence: list[Event], caps: ClientCapabilities) -> None:
     updates_for(live(caps), *sequence)
-    updates_for(ReplayUpdates(caps), *sequence)
+    updates_for(reading(caps), *sequence)
 
 
 @pytest.mark.parametrize("contents", [["x" * 2_000_000], ["é" * 200] * 20_000])
@@ -638,7 +696,7 @@ def test_a_plan_of_any_size_fits_on_a_line(contents: list[str]) -> None:
 
 
 def test_all_histories_of_a_replay_share_its_limits() -> None:
-    limits, alone = ReplayLimits(), ReplayLimits()
+    limits, alone = ViewLimits(), ViewLimits()
     assert limits.result_bytes(100) is None
     first, second = limits.result_bytes(5_000), limits.result_bytes(5_000)
     assert first is not None

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any, cast
 
 import anyio
@@ -16,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.agent import PermissionQuestion
-from crow.agent.pending import PendingPrompt
 from crow.agent.session import Session
 from crow.domain.entries import (
     Announcement,
@@ -53,8 +53,10 @@ from crow.domain.events import (
 from crow.domain.messages import Image, Link, Part, Resource, Text
 from crow.domain.rendering import safe
 from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.feed import Feed, TurnBegan, TurnEnded
 from crow.frontend.options import config_options
 from crow.frontend.params import ClientCapabilities
+from crow.frontend.questions import Dialogs
 from crow.frontend.tool_calls import LINE_BYTES, diff_contents
 from crow.frontend.v2 import SessionClientV2, capabilities_from
 from crow.frontend.v2_updates import call_content
@@ -105,13 +107,14 @@ OPTIONS: dict[str, Any] = {
         {"name": "help", "description": "Helps"},
         {"name": "undo", "description": "", "input": {"hint": "n"}},
     ],
-    "user_timeout_s": 60.0,
 }
 
 
 def client_for(sent: Sent, caps: ClientCapabilities, *cancellable: str) -> SessionClientV2:
     sent.schema = SchemaV2()
-    client = SessionClientV2("s", cast(ClientConnection, sent), caps, **OPTIONS)
+    client = SessionClientV2(
+        "s", cast(ClientConnection, sent), caps, feed=Feed("s"), dialogs=Dialogs(answer_s=60.0), **OPTIONS
+    )
     client.session = cast(Session, OpenCalls(*cancellable))
     client.open()
     return client
@@ -122,8 +125,12 @@ async def replayed(caps: ClientCapabilities, entries: Sequence[Entry]) -> list[d
         yield entries
 
     sent = Sent()
-    client = client_for(sent, V2) if caps is V2 else SessionClient("s", cast(ClientConnection, sent), caps, **OPTIONS)
-    await client.replay(history(), is_running=False)
+    if caps is V2:
+        client: SessionClient = client_for(sent, V2)
+    else:
+        connection, dialogs = cast(ClientConnection, sent), Dialogs(answer_s=60.0)
+        client = SessionClient("s", connection, caps, feed=Feed("s"), dialogs=dialogs, **OPTIONS)
+    await client.load(history(), is_running=lambda: False)
     return sent.updates
 
 
@@ -131,12 +138,15 @@ async def shown(*events: Event, cancellable: Sequence[str] = ()) -> list[dict[st
     sent = Sent()
     client = client_for(sent, V2, *cancellable)
     for event in events:
-        await client.publish(event)
+        await client.show(event)
     return sent.updates
 
 
+numbers = count(9)
+
+
 def stored(body: Any) -> EntryStored:
-    return EntryStored(entry=Entry(id=9, conversation=1, session="s", parent=None, turn=1, body=body))
+    return EntryStored(entry=Entry(id=next(numbers), conversation=1, session="s", parent=None, turn=1, body=body))
 
 
 def announced(name: str, announcement: Announcement, **arguments: Any) -> CallAnnounced:
@@ -360,9 +370,9 @@ async def test_a_command_has_a_terminal_of_its_own() -> None:
 async def test_messages_notices_and_the_context_are_valid() -> None:
     updates = await shown(
         stored(User(parts=(Text(text="hi"), Image(data=PIXEL, mime_type="image/png")), message_id="u")),
-        ThoughtShown(message_id="m", text="hm"),
-        TextShown(message_id="m", text="hel"),
-        TextShown(message_id="m", text="lo"),
+        ThoughtShown(message_id="m", offset=0, text="hm"),
+        TextShown(message_id="m", offset=0, text="hel"),
+        TextShown(message_id="m", offset=3, text="lo"),
         NoticeShown(severity="warning", title="Slow server", description="still starting"),
         ContextMeasured(used=10, size=100, cost=0.5),
         CompactionChanged(compaction_id="c", status="in_progress"),
@@ -405,7 +415,7 @@ def question(call: CallRef, name: str = "shell") -> PermissionQuestion:
 async def test_a_question_describes_itself_and_does_not_change_the_call() -> None:
     sent = Sent({"outcome": {"outcome": "selected", "optionId": "allow_once"}})
     client = client_for(sent, V2)
-    await client.publish(announced("shell", Announcement(title="make test", kind="execute"), command="make test"))
+    await client.show(announced("shell", Announcement(title="make test", kind="execute"), command="make test"))
     assert await client.ask(question(CALL)) == "allow_once"
     (asked,) = sent.requests
     assert asked["title"] == "Allow: make test"
@@ -417,7 +427,7 @@ async def test_a_question_of_a_running_call_does_not_say_that_the_call_is_pendin
     sent = Sent({"outcome": {"outcome": "selected", "optionId": "reject_once"}})
     client = client_for(sent, V2)
     for event in started(CALL, "srv__ask"):
-        await client.publish(event)
+        await client.show(event)
     await client.ask(question(CALL))
     (asked,) = sent.requests
     assert asked["subject"] == {"type": "tool_call", "toolCall": {"toolCallId": "call_7_0"}}
@@ -429,7 +439,7 @@ async def test_a_question_of_a_running_call_does_not_say_that_the_call_is_pendin
 )
 async def test_an_answer_that_crow_does_not_know_is_no_permission(answer: Any) -> None:
     client = client_for(Sent(answer), V2)
-    await client.publish(announced("shell", Announcement(title="make test", kind="execute")))
+    await client.show(announced("shell", Announcement(title="make test", kind="execute")))
     assert await client.ask(question(CALL)) == "reject_once"
 
 
@@ -467,13 +477,13 @@ async def test_a_question_requires_action_only_while_nothing_else_goes_on() -> N
     client = client_for(sent, replace(V2, question_kinds=frozenset({"form"})), "call_1_1", "call_1_2")
     other, asking, task = (CallRef(assistant=1, index=index) for index in range(3))
     async with anyio.create_task_group() as tasks:
-        await client.turn_began(prompted("go"))
+        await client.show(TurnBegan(message_id="p"))
         for event in (*started(other, "fetch"), announced("shell", Announcement(title="make test", kind="execute"))):
-            await client.publish(event)
+            await client.show(event)
         tasks.start_soon(client.ask, question(CALL))
         await sent.asked(1)
         assert sent.states() == ["running"]  # the fetch goes on
-        await client.publish(
+        await client.show(
             stored(ToolResult(call=other, name="fetch", text="ok", announcement=Announcement(title="fetch")))
         )
         assert sent.states() == ["running", "requires_action"]
@@ -481,18 +491,18 @@ async def test_a_question_requires_action_only_while_nothing_else_goes_on() -> N
         await wait_all_tasks_blocked()
         assert sent.states() == ["running", "requires_action", "running"]
         for event in (*started(asking, "ask"), *started(task, "task")):
-            await client.publish(event)
+            await client.show(event)
         tasks.start_soon(client.elicit, FormQuestion(message="Which?", schema={"properties": {}}, call=asking))
         await sent.asked(2)
         assert sent.states()[-1] == "running"  # the sub-agent goes on
         of_subagent, announcement = CallRef(assistant=2, index=0), Announcement(title="make", kind="execute")
-        await client.publish(CallAnnounced(call=of_subagent, name="shell", arguments="{}", announcement=announcement))
+        await client.show(CallAnnounced(call=of_subagent, name="shell", arguments="{}", announcement=announcement))
         tasks.start_soon(client.ask, question(of_subagent))
         await sent.asked(3)
         assert sent.states()[-1] == "requires_action"
         sent.answers[1].set()
         sent.answers[2].set()
-    await client.turn_ended(prompted("go"))
+    await client.show(TurnEnded(message_id="p", state={"state": "idle", "stopReason": "end_turn"}))
     assert sent.states()[-2:] == ["running", "idle"]
 
 
@@ -503,7 +513,3 @@ async def test_a_question_outside_of_a_turn_leaves_the_session_idle() -> None:
     await client.elicit(UrlQuestion(message="Where?", url="http://localhost/consent", id="q"))
     assert [params["mode"] for params in sent.requests] == ["form", "url"]
     assert sent.updates == []
-
-
-def prompted(text: str) -> PendingPrompt:
-    return PendingPrompt(parts=(Text(text=text),), text=text, message_id="p")

@@ -8,8 +8,8 @@ from crow.domain.conversation import Projection
 from crow.domain.entries import Body, Entry, Prompt
 from crow.domain.messages import Message, ToolSpec
 from crow.llm import Request
+from crow.llm.chat.encode import Encoder
 from crow.llm.dialect import Dialect
-from crow.llm.encode import Encoder
 from tests.guards.long import WORDS, turn
 
 HERE = "test scripted"
@@ -66,7 +66,7 @@ def test_a_request_encodes_only_new_messages() -> None:
 
 
 def test_the_tools_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crow.llm import encode
+    from crow.llm.chat import encode
 
     encoded: list[ToolSpec] = []
     tool = encode._tool

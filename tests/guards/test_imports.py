@@ -15,7 +15,10 @@ ABSENT = {
     "crow.demo",
     "crow.doctor",
     "crow.frontend.v2",
-    "crow.llm.chat_completions",
+    "crow.llm.client",
+    "crow.llm.chat.parser",
+    "crow.llm.messages.parser",
+    "crow.llm.responses.parser",
     "crow.store.admin",
     "crow.tools.builtin",
     "crow.tools.mcp.client",
@@ -118,4 +121,7 @@ def test_crow_run_asks_the_model_before_it_imports_other_sdks(tmp_path: Path) ->
     )
     loaded = set(json.loads(next(line for line in done.stderr.splitlines() if line.startswith("["))))
     assert "openai" in loaded
+    others = {"crow.llm.responses.encode", "crow.llm.responses.parser", "crow.llm.messages.encode"}
+    assert "crow.llm.chat.parser" in loaded
+    assert others & loaded == set(), "a wire that is not used is not imported"
     assert {"acp", "mcp", "mcp_types", "jsonschema", "rich", "tomlkit", "prompt_toolkit"} & loaded == set()

@@ -12,9 +12,10 @@ from crow.agent.stream import AnswerDraft
 from crow.domain.events import Event, TextShown
 from crow.domain.messages import Answer
 from crow.llm import Request
+from crow.llm.chat.parser import StreamParser
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import ErrorBody, Origin
-from crow.llm.stream import ChatStream, RetryTiming
+from crow.llm.stream import AnswerStream, RetryTiming
 from tests.support.fake_endpoint import chunk, sse
 
 TOKENS = 20_000
@@ -70,6 +71,9 @@ class Way:
     async def send(self, _request: Request) -> Body:
         return self._body
 
+    def parser(self, request: Request) -> StreamParser:
+        return StreamParser(request.tools)
+
     async def adapt(self, _request: Request, _complaint: ErrorBody) -> bool:
         return False
 
@@ -86,7 +90,7 @@ class Way:
 async def followed(reads: list[bytes], shown: Shown, *, gaps: bool = False) -> Answer:
     """The answer, after all of it was shown."""
     line = Way(Body(reads, shown if gaps else None))
-    async with aclosing(ChatStream(line, Request(messages=()), timing=RetryTiming())) as stream:
+    async with aclosing(AnswerStream(line, Request(messages=()), timing=RetryTiming())) as stream:
         return await AnswerDraft(shown, "m").follow(stream)  # type: ignore[arg-type]
 
 

@@ -22,12 +22,14 @@ import pytest
 
 from tests.stdio.conftest import StartCrow, crow, home, place
 from tests.support.fake_endpoint import FakeEndpoint
+from tests.support.messages_endpoint import MessagesEndpoint
 
 __all__ = [
     "KEY",
     "WINDOW",
     "RunLlama",
     "StartCrow",
+    "claude",
     "crow",
     "gateway",
     "home",
@@ -57,7 +59,17 @@ def upstream() -> Iterator[FakeEndpoint]:
 
 
 @pytest.fixture(scope="session")
-def gateway(upstream: FakeEndpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def claude() -> Iterator[MessagesEndpoint]:
+    """An endpoint behind the gateway that speaks Anthropic's Messages API, and checks what it gets back."""
+    with MessagesEndpoint.in_thread() as endpoint:
+        assert isinstance(endpoint, MessagesEndpoint)
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def gateway(
+    upstream: FakeEndpoint, claude: MessagesEndpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """The base URL of a running gateway."""
     folder = tmp_path_factory.mktemp("gateway")
     models: list[object] = [
@@ -66,6 +78,8 @@ def gateway(upstream: FakeEndpoint, tmp_path_factory: pytest.TempPathFactory) ->
     ]
     behind = {"model": "openai/fake-model", "api_key": "none", "api_base": upstream.base_url}
     models.append({"model_name": "tools", "litellm_params": behind, "model_info": {"max_input_tokens": 48000}})
+    behind = {"model": "anthropic/claude-opus-4-6", "api_key": "none", "api_base": claude.base_url.removesuffix("/v1")}
+    models.append({"model_name": "claude", "litellm_params": behind})
     config = {
         "model_list": models,
         "litellm_settings": {"num_retries": 0, "telemetry": False},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,13 @@ from tests.interop.conftest import MOCKS, StartCrow
 from tests.stdio.conftest import ROOT
 from tests.support.acp_client import CrowProcess, RpcError
 from tests.support.fake_endpoint import FakeEndpoint, calls, text
+from tests.support.messages_endpoint import MessagesEndpoint, says
+
+
+def configure(home: Path, *model: str, wire: str = "messages") -> None:
+    """Let crow speak a wire with a model."""
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text("\n".join(("[model]", f'wire = "{wire}"', *model, "")), "utf-8")
 
 
 def shown(agent: CrowProcess, session: str) -> str:
@@ -88,3 +96,42 @@ def test_doctor_and_models_speak_with_the_gateway(
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "48,000 tokens" in done.stdout
     assert {line.split("\t")[0] for line in run("models").stdout.splitlines()} == {*MOCKS, "tools"}
+
+
+async def test_claude_behind_the_gateway_gets_its_thoughts_back_on_the_messages_api(
+    crow: StartCrow, home: Path, place: Path, environment: dict[str, str], claude: MessagesEndpoint
+) -> None:
+    configure(home, 'name = "claude"', 'thought_level = "medium"')
+    read = {"call": "read_file", "json": ['{"path": "README.md"}']}
+    claude.answer(
+        says({"think": ["Hm."]}, {"text": ["Looking."]}, read), says({"think": ["So."]}, {"text": ["It is a nest."]})
+    )
+    async with crow(env=environment | {"CROW_MODEL": None}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        assert (await agent.prompt(session, "What is this?"))["stopReason"] == "end_turn"
+        assert (await agent.prompt(session, "And now?"))["stopReason"] == "end_turn"
+        assert shown(agent, session) == "Looking.It is a nest.Hello there."
+    assert claude.refused == []
+    assert claude.missing(claude.asked[-1].sent) == []
+    assert '"cache_control"' in claude.asked[-1].raw.decode()
+    assert claude.usages[-1]["cache_read_input_tokens"] > 0
+
+
+@pytest.mark.parametrize("wire", ["responses", "messages"])
+async def test_models_of_other_providers_answer_on_the_other_wires(
+    crow: StartCrow, home: Path, place: Path, environment: dict[str, str], upstream: FakeEndpoint, wire: str
+) -> None:
+    configure(home, 'name = "tools"', wire=wire)
+    upstream.wires = ("chat", "responses")  # the gateway translates to either
+    before = len(upstream.asked)
+    upstream.script(
+        calls(("read_file", {"path": "README.md"}), ("list_files", {}), say="Looking."), text("It is ", "a nest.")
+    )
+    async with crow(env=environment | {"CROW_MODEL": None}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        assert (await agent.prompt(session, "What is this?"))["stopReason"] == "end_turn"
+        assert shown(agent, session) == "Looking.It is a nest."
+        second = upstream.asked[before + 1].body["messages"]
+        assert "Twigs and string." in json.dumps([each for each in second if each["role"] == "tool"])

@@ -105,6 +105,30 @@ async def test_calls_that_the_server_parses_run_and_their_results_go_back(
         assert finished.count("completed") == tools
 
 
+@pytest.mark.parametrize("wire", ["responses", "messages"])
+@pytest.mark.parametrize(("prompt", "said", "tools"), [("Read it.", "Looking.\n", 1), ("Read both.", "", 2)])
+async def test_calls_thoughts_and_usage_arrive_on_the_other_wires(
+    crow: StartCrow, home: Path, place: Path, llama: str, wire: str, prompt: str, said: str, tools: int
+) -> None:
+    configure(home, f'[model]\nname = "tiny"\nwire = "{wire}"\n')
+    (place / "zzz Twigs and string.").touch()  # the last result has these words, too
+    async with crow(env=served(llama) | {"CROW_MODEL": ""}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        before = Ledger.read(llama)
+        call = await agent.start_prompt(session, prompt)
+        assert await call.result() == {"stopReason": "end_turn"}
+        assert agent.usage(call) == Ledger.read(llama).usage_since(before)
+        assert agent.text(session) == f"{said}It is a nest."
+        finished = [update["status"] for update in agent.updates(session, "tool_call_update")]
+        assert finished.count("completed") == tools
+        assert (await agent.prompt(session, "Think."))["stopReason"] == "end_turn"
+        assert agent.text(session).endswith("Because of the twigs.")
+        assert agent.text(session, "agent_thought_chunk").strip() == "The user wants to know why."
+        assert (await agent.prompt(session, "Hello."))["stopReason"] == "end_turn"
+        assert agent.text(session).endswith(PLAIN)
+
+
 async def test_sessions_at_once_share_the_server_and_each_gets_its_own_usage(
     crow: StartCrow, place: Path, llama: str
 ) -> None:

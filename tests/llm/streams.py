@@ -12,7 +12,8 @@ from typing import Any
 from crow.domain.errors import ModelError
 from crow.domain.messages import Answer, ToolSpec
 from crow.llm import TextDelta, ThoughtDelta
-from crow.llm.parser import StreamParser
+from crow.llm.chat.parser import StreamParser
+from crow.llm.parser import AnswerParser
 from crow.llm.sse import SseDecoder
 
 __all__ = ["FIXTURES", "TOOLS", "Fixture", "Outcome", "outcome_of", "read"]
@@ -44,11 +45,12 @@ class Outcome:
     thought: str
 
 
-def outcome_of(fixture: Fixture, pieces: Iterable[bytes]) -> Outcome:
+def outcome_of(fixture: Fixture, pieces: Iterable[bytes], wire: type[AnswerParser] = StreamParser) -> Outcome:
     """Feed the pieces as the transport does."""
     numbers = itertools.count(1)
     decoder = SseDecoder()
-    parser = StreamParser(fixture.tools, new_id=lambda: f"minted{next(numbers):03d}")
+    parser = wire(fixture.tools, new_id=lambda: f"minted{next(numbers):03d}")
+    head: bytes | None = b""
     texts: list[str] = []
     thoughts: list[str] = []
 
@@ -61,11 +63,16 @@ def outcome_of(fixture: Fixture, pieces: Iterable[bytes]) -> Outcome:
     failure: ModelError | None = None
     try:
         for piece in pieces:
-            note(parser.feed(decoder.feed(piece)))
+            events = decoder.feed(piece)
+            head = None if events or head is None else head + piece
+            note(parser.feed(events))
+        last = decoder.finish()
+        if not last and head and wire is not StreamParser:  # a body that is no event stream
+            last = [head.decode("utf-8", "replace").strip()]
         try:
-            note(parser.feed(decoder.finish()))
+            note(parser.feed(last))
         except ModelError as error:
-            if "other than a chat completion" not in str(error):
+            if f"other than {parser.kind}" not in str(error):
                 raise
         note(parser.flush())
         answer = parser.finish()

@@ -15,10 +15,10 @@ from crow.agent.compaction.budget import CompactionPolicy, limits_for
 from crow.domain.errors import ContextOverflow
 from crow.domain.messages import Usage
 from crow.llm import ModelLimits, cost_of
+from crow.llm.chat.parser import StreamParser
 from crow.llm.endpoint import Endpoint
 from crow.llm.errors import ErrorBody, Origin, max_output_tokens, model_error, parse_error_response, retry_after_s
 from crow.llm.models import EndpointFacts, facts_of, read_listing
-from crow.llm.parser import StreamParser
 
 NUMBERS: st.SearchStrategy[Any] = st.one_of(
     st.sampled_from([0, 1, -1, 10**30, -(10**30), 10**400, 1e308, math.nan, math.inf, -math.inf, None, True, False]),

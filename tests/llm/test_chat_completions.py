@@ -30,7 +30,7 @@ from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, Usage, U
 from crow.domain.trace_context import use_trace_context
 from crow.llm import Delta, Request, Retrying, TextDelta, ThoughtDelta
 from crow.llm import stream as exchange
-from crow.llm.chat_completions import ChatCompletions
+from crow.llm.client import EndpointClient
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
 from crow.llm.facts import learned_refusals, utc_today
 from crow.llm.parser import MAX_CHARS
@@ -106,8 +106,8 @@ async def asking(
     window: int | None = None,
     hang_s: float = 60,
     today: Callable[[], date] = utc_today,
-) -> AsyncIterator[ChatCompletions]:
-    model = ChatCompletions(
+) -> AsyncIterator[EndpointClient]:
+    model = EndpointClient(
         Endpoint(
             base_url=endpoint.base_url, model="fake-model", api_key=api_key, context_window=window, timeouts=timeouts
         ),
@@ -123,14 +123,14 @@ async def asking(
         await model.close()
 
 
-async def ask(model: ChatCompletions, request: Request = ASK) -> tuple[list[Delta], Answer]:
+async def ask(model: EndpointClient, request: Request = ASK) -> tuple[list[Delta], Answer]:
     async with model.stream(request) as stream:
         deltas = [delta async for delta in stream]
     await model.settled()
     return deltas, stream.answer
 
 
-async def failure_of(model: ChatCompletions) -> tuple[ModelError, list[Delta], Answer]:
+async def failure_of(model: EndpointClient) -> tuple[ModelError, list[Delta], Answer]:
     deltas: list[Delta] = []
     async with model.stream(ASK) as stream:
         try:
@@ -680,14 +680,14 @@ async def test_offered_models_are_listed() -> None:
 
 
 def test_a_remote_endpoint_without_a_key_says_how_to_set_one() -> None:
-    model = ChatCompletions(Endpoint(base_url="https://api.example.com/v1", model="m"))
+    model = EndpointClient(Endpoint(base_url="https://api.example.com/v1", model="m"))
     with pytest.raises(AuthError, match="OPENAI_API_KEY"):
         model.check()
 
 
 def test_a_local_endpoint_needs_no_key() -> None:
     for base_url in ("http://127.0.0.1:1/v1", "http://localhost:11434/v1", "http://[::1]:1/v1", "http://ollama:11434"):
-        ChatCompletions(Endpoint(base_url=base_url, model="m")).check()
+        EndpointClient(Endpoint(base_url=base_url, model="m")).check()
 
 
 def test_the_repr_of_an_endpoint_has_no_key() -> None:
@@ -700,7 +700,7 @@ async def test_requests_carry_the_trace_context_but_configured_headers_win() -> 
         async with FakeEndpoint() as endpoint:
             configured = (("Baggage", "mine"), ("X-A", "b"))
             settings = Endpoint(base_url=endpoint.base_url, model="fake-model", headers=configured)
-            model = ChatCompletions(settings)
+            model = EndpointClient(settings)
             endpoint.script(text("ok"))
             await ask(model)
             await model.models()

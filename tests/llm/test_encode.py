@@ -23,8 +23,8 @@ from crow.domain.messages import (
     UserMessage,
 )
 from crow.llm import Request
+from crow.llm.chat.encode import Encoder
 from crow.llm.dialect import Dialect
-from crow.llm.encode import Encoder
 
 HERE = "http://here/v1 m"
 SYSTEM = SystemMessage(text="Be brief.")

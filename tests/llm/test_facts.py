@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from crow.domain.errors import BadRequest, ContextOverflow, StoreError
 from crow.domain.messages import Image, Text, UserMessage
-from crow.llm.chat_completions import ChatCompletions
+from crow.llm.client import EndpointClient
 from crow.llm.endpoint import Endpoint
 from crow.llm.facts import describe, learned_refusals, learned_usage, learned_window
 from crow.llm.models import EndpointFacts
@@ -53,12 +53,12 @@ class Days:
 
 
 @asynccontextmanager
-async def choosy(memory: Memory, days: Days, **refuses: str) -> AsyncIterator[tuple[Choosy, ChatCompletions]]:
+async def choosy(memory: Memory, days: Days, **refuses: str) -> AsyncIterator[tuple[Choosy, EndpointClient]]:
     async with Choosy(**refuses) as endpoint, asking(endpoint, memory=memory, today=days) as model:
         yield endpoint, model
 
 
-async def sent_by(model: ChatCompletions, endpoint: FakeEndpoint, session: str) -> list[dict[str, Any]]:
+async def sent_by(model: EndpointClient, endpoint: FakeEndpoint, session: str) -> list[dict[str, Any]]:
     """The bodies of the requests that one question of a session takes."""
     before = len(endpoint.asked)
     await ask(model, replace(ASK, cache_key=session))

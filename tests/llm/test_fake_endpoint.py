@@ -7,7 +7,7 @@ import anyio.to_thread
 
 from crow.domain.messages import Text, UserMessage
 from crow.llm import Request, TextDelta
-from crow.llm.chat_completions import ChatCompletions
+from crow.llm.client import EndpointClient
 from crow.llm.endpoint import Endpoint
 from tests.support.fake_endpoint import FakeEndpoint, Gate, Recorded, Reply, text
 
@@ -18,7 +18,7 @@ async def test_a_gate_holds_the_reply_until_another_thread_opens_it() -> None:
     gate = Gate()
     with FakeEndpoint.in_thread() as endpoint:
         endpoint.script(text("a", "b", between=(gate,)))
-        model = ChatCompletions(Endpoint(base_url=endpoint.base_url, model="fake-model"))
+        model = EndpointClient(Endpoint(base_url=endpoint.base_url, model="fake-model"))
         with anyio.fail_after(60):
             async with model.stream(ASK) as stream:
                 deltas = aiter(stream)
@@ -34,7 +34,7 @@ async def test_a_reply_may_depend_on_the_request() -> None:
         return text(request.body["messages"][-1]["content"][::-1])
 
     with FakeEndpoint.in_thread(otherwise=echo) as endpoint:
-        model = ChatCompletions(Endpoint(base_url=endpoint.base_url, model="fake-model"))
+        model = EndpointClient(Endpoint(base_url=endpoint.base_url, model="fake-model"))
         with anyio.fail_after(60):
             async with model.stream(ASK) as stream:
                 assert [delta async for delta in stream] == [TextDelta(text="iH")]

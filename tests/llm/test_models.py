@@ -12,7 +12,7 @@ import pytest
 from crow.domain.errors import BadRequest, ConfigError
 from crow.domain.messages import Answer, ToolSpec
 from crow.llm import Retrying
-from crow.llm.chat_completions import ChatCompletions
+from crow.llm.client import EndpointClient
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint
 from crow.llm.models import Offered, read_listing
@@ -78,9 +78,9 @@ async def test_a_listed_window_is_read_again_when_it_fills_up() -> None:
 async def test_stored_facts_are_known_before_the_first_request() -> None:
     endpoint = Endpoint(base_url="http://localhost:1/v1", model="m")
     facts = {"listed": {"context_window": 9000, "input_price": 0.0, "output_price": 2.5}}
-    info = ChatCompletions(endpoint, learned=facts).info
+    info = EndpointClient(endpoint, learned=facts).info
     assert (info.context_window, info.input_price, info.output_price) == (9000, 0.0, 2.5)
-    info = ChatCompletions(replace(endpoint, context_window=16000), learned=facts).info
+    info = EndpointClient(replace(endpoint, context_window=16000), learned=facts).info
     assert info.context_window == 16000
 
 
@@ -131,7 +131,7 @@ async def test_a_part_that_is_refused_again_after_leaving_it_out_is_reported() -
 async def test_extra_members_replace_all_but_the_conversation() -> None:
     async with FakeEndpoint() as endpoint:
         wanted = {"temperature": 0.2, "max_tokens": 7, "messages": [], "stream": False}
-        model = ChatCompletions(Endpoint(base_url=endpoint.base_url, model="fake-model", extra_body=wanted))
+        model = EndpointClient(Endpoint(base_url=endpoint.base_url, model="fake-model", extra_body=wanted))
         with anyio.fail_after(60):
             await ask(model)
         await model.close()
@@ -159,7 +159,7 @@ async def test_a_thought_level_is_sent_where_the_vendor_reads_it_and_dropped_whe
         named = Endpoint(
             base_url=endpoint.base_url, model="fake-model", dialect=Dialect(thinking=thinking), thought_level="medium"
         )
-        model = ChatCompletions(named)
+        model = EndpointClient(named)
         words = f"Unsupported parameter: '{next(iter(sent))}' is not supported with this model."
         endpoint.script(text("ok"), body(json.dumps({"error": {"message": words}}).encode(), status=400))
         with anyio.fail_after(60):
@@ -176,7 +176,7 @@ async def test_models_that_cache_on_request_get_a_marker() -> None:
     async with FakeEndpoint() as endpoint:
         marked: list[object] = []
         for name in ("anthropic/claude-x", "other/m"):
-            model = ChatCompletions(Endpoint(base_url=endpoint.base_url, model=name, dialect=Dialect(cache="marker")))
+            model = EndpointClient(Endpoint(base_url=endpoint.base_url, model=name, dialect=Dialect(cache="marker")))
             await ask(model)
             await model.close()
             marked.append(endpoint.asked[-1].body.get("cache_control"))
@@ -188,7 +188,7 @@ async def test_a_summary_keeps_the_tool_choice_of_models_that_would_drop_their_c
     sent: dict[str, object] = {}
     async with FakeEndpoint() as endpoint:
         for name in ("anthropic/claude-x", "other/m"):
-            model = ChatCompletions(Endpoint(base_url=endpoint.base_url, model=name, dialect=Dialect(cache="marker")))
+            model = EndpointClient(Endpoint(base_url=endpoint.base_url, model=name, dialect=Dialect(cache="marker")))
             await ask(model, replace(ASK, tools=(tool,), tool_choice="none"))
             await model.close()
             sent[name] = endpoint.asked[-1].body.get("tool_choice")
@@ -198,13 +198,13 @@ async def test_a_summary_keeps_the_tool_choice_of_models_that_would_drop_their_c
 async def test_a_proxy_is_used_and_a_missing_ca_file_is_reported(tmp_path: Any) -> None:
     async with FakeEndpoint() as endpoint:
         proxy = endpoint.base_url.removesuffix("/v1")
-        model = ChatCompletions(Endpoint(base_url="http://models.invalid/v1", model="m", api_key="k", proxy=proxy))
+        model = EndpointClient(Endpoint(base_url="http://models.invalid/v1", model="m", api_key="k", proxy=proxy))
         with anyio.fail_after(60):
             await ask(model)
         await model.close()
         assert endpoint.requests[0].path == "http://models.invalid/v1/chat/completions"
     missing = str(tmp_path / "ca.pem")
-    model = ChatCompletions(Endpoint(base_url="https://models.invalid/v1", model="m", api_key="k", ca_file=missing))
+    model = EndpointClient(Endpoint(base_url="https://models.invalid/v1", model="m", api_key="k", ca_file=missing))
     with pytest.raises(ConfigError, match=r"ca\.pem cannot be used: No such file"):
         await ask(model)
 

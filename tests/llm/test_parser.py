@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from crow.domain.errors import AnswerTooLong
 from crow.domain.messages import Answer, ToolCall, Usage
 from crow.llm import TextDelta, ThoughtDelta
-from crow.llm.parser import LOOP_CHARS, MAX_CHARS, StreamParser
+from crow.llm.chat.parser import StreamParser
+from crow.llm.parser import LOOP_CHARS, MAX_CHARS
 from crow.llm.reasoning import ThinkSplitter
 from crow.llm.tool_calls import new_call_id
 from tests.llm.streams import FIXTURES, TOOLS, Fixture, Outcome, outcome_of

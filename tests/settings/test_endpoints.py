@@ -13,7 +13,16 @@ from crow.domain.errors import ArgumentError, AuthError, ConfigError
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
 from crow.settings import Loaded, load_settings, names_offered, target_of
-from crow.settings.endpoints import PRESETS, Gateways, Preset, preset_at, provider_target, run_key_command
+from crow.settings.endpoints import (
+    PRESETS,
+    Gateways,
+    Preset,
+    preset_at,
+    provider_target,
+    run_key_command,
+    url_named,
+    wires_at,
+)
 
 FILE = """
 [model]
@@ -82,7 +91,7 @@ def test_a_provider_and_a_named_model_make_one_endpoint(tmp_path: Path) -> None:
         key_hint="Set providers.work.api_key_env or providers.work.api_key_command",
         context_window=64000,
         max_output_tokens=4000,
-        dialect=Dialect(takes_images=False),
+        dialect=Dialect(takes_images=False, wires=("chat", "responses", "messages")),
         input_price=1.0,
         output_price=4.0,
         timeouts=EndpointTimeouts(connect_s=5.0),
@@ -202,3 +211,55 @@ def test_a_gateway_replaces_address_key_and_headers_of_its_provider_only(tmp_pat
         gateways.route(target_of("m", settings))
     with pytest.raises(ArgumentError, match='providerId "b" is unknown; expected main, a/b'):
         gateways.set("b", "https://gw.example.com/v1", {}, settings)
+
+
+@pytest.mark.parametrize(
+    ("base_url", "model", "wires"),
+    [
+        ("https://api.openai.com/v1", "gpt-x", ("responses", "chat")),
+        ("https://nest.openai.azure.com/openai/v1", "gpt-x", ("responses", "chat")),
+        ("https://api.x.ai/v1", "grok-x", ("responses", "chat")),
+        ("https://api.anthropic.com/v1", "claude-x", ("messages", "chat")),
+        ("https://generativelanguage.googleapis.com/v1beta/openai", "gemini-x", ("chat",)),
+        ("https://openrouter.ai/api/v1", "anthropic/claude-x", ("chat", "responses", "messages")),
+        ("https://bedrock-mantle.eu-west-1.api.aws/v1", "openai.gpt-oss-120b", ("responses", "chat", "messages")),
+        ("https://bedrock-mantle.eu-west-1.api.aws/v1", "anthropic.claude-x", ("messages", "responses", "chat")),
+        ("https://aiplatform.googleapis.com/v1/projects/p/locations/global/endpoints/openapi", "google/x", ("chat",)),
+        ("https://api.deepseek.com/anthropic/v1", "deepseek-x", ("messages", "chat", "responses")),
+        ("http://localhost:4000/v1", "claude-x", ("messages", "chat", "responses")),
+        ("http://localhost:8080/v1", "qwen", ("chat", "responses", "messages")),
+    ],
+)
+def test_the_host_the_path_and_the_model_tell_which_apis_to_try(
+    base_url: str, model: str, wires: tuple[str, ...]
+) -> None:
+    assert wires_at(base_url, model) == wires
+
+
+def test_a_wire_in_the_settings_is_the_only_one(tmp_path: Path) -> None:
+    toml = (
+        '[model]\nname = "a"\nbase_url = "http://127.0.0.1:1/v1"\nwire = "responses"\n'
+        '[providers.p]\nbase_url = "http://127.0.0.1:2/v1"\nwire = "messages"\nmodels = ["b"]\n'
+        '[models.c]\nprovider = "p"\nname = "c"\nwire = "auto"\n'
+    )
+    wires = {name: endpoint(tmp_path, name, toml).dialect.wires for name in ("a", "other", "p/b", "c")}
+    assert wires == {
+        "a": ("responses",),
+        "other": ("responses",),
+        "p/b": ("messages",),
+        "c": ("chat", "responses", "messages"),
+    }
+
+
+def test_a_wire_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    assert problem(tmp_path, '[model]\nwire = "soap"\n') == (
+        'model.wire is "soap"; expected "auto", "chat", "responses" or "messages"'
+    )
+
+
+def test_the_name_of_a_preset_stands_for_its_url() -> None:
+    assert [url_named(name) for name in ("Anthropic", "azure", "http://x/v1")] == [
+        "https://api.anthropic.com/v1",
+        "azure",
+        "http://x/v1",
+    ]

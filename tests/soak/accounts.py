@@ -1,6 +1,7 @@
 """Compares crow's accounts with those of an endpoint over many random turns. Run with `make soak-accounts`.
 
-SOAK_TURNS is the number of turns (1000), SOAK_SEED the seed of the random choices (1).
+SOAK_TURNS is the number of turns on each wire (1000), SOAK_SEED the seed of the random choices (1), SOAK_WIRES the
+wires (all three).
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from pathlib import Path
 
 from tests.support.acp_client import CrowProcess
 from tests.support.fake_endpoint import FakeEndpoint
-from tests.support.ledger import SETTINGS, Driver, stats_of
+from tests.support.ledger import Driver, settings_for, stats_of
 
 ROOT = Path(__file__).parents[2]
 
 
-async def compare(folder: Path, turns: int, seed: int) -> None:
-    """Run `turns` turns in one process, with 8 sessions, and print what was compared."""
+async def compare(folder: Path, wire: str, turns: int, seed: int) -> None:
+    """Run `turns` turns on a wire in one process, with 8 sessions, and print what was compared."""
     home, place = folder / "home", folder / "work"
     for directory in (home, place):
         directory.mkdir()
     (place / "README.md").write_text("# Nest\nTwigs and string.\n")
-    (home / "config.toml").write_text(SETTINGS)
+    (home / "config.toml").write_text(settings_for(wire))
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home), "CROW_SANDBOX": "off"}
     began = time.monotonic()
     async with FakeEndpoint() as endpoint:
@@ -38,7 +39,7 @@ async def compare(folder: Path, turns: int, seed: int) -> None:
     driver.check_sums(await stats_of(env))
     charges = driver.ledger.charges
     kinds = ", ".join(f"{name} {count}" for name, count in sorted(driver.kinds.items()))
-    print(f"{driver.turns} turns in {time.monotonic() - began:.0f} s: {kinds}")
+    print(f"{wire}: {driver.turns} turns in {time.monotonic() - began:.0f} s: {kinds}")
     print(
         f"{len(charges)} requests that the endpoint charged for, all counted once; "
         f"{driver.estimated} not or not wholly reported, all marked as estimated"
@@ -50,7 +51,7 @@ async def compare(folder: Path, turns: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as name:
-        asyncio.run(
-            compare(Path(name), int(os.environ.get("SOAK_TURNS", "1000")), int(os.environ.get("SOAK_SEED", "1")))
-        )
+    turns, seed = int(os.environ.get("SOAK_TURNS", "1000")), int(os.environ.get("SOAK_SEED", "1"))
+    for wire in os.environ.get("SOAK_WIRES", "chat responses messages").split():
+        with tempfile.TemporaryDirectory() as name:
+            asyncio.run(compare(Path(name), wire, turns, seed))

@@ -1,4 +1,4 @@
-"""Feeds mutated streams to the SSE decoder and parser: `python -m tests.soak.parser [CASES] [SEED]`.
+"""Feeds mutated streams of all wires to the SSE decoder and the parsers: `python -m tests.soak.parser [CASES] [SEED]`.
 
 Each case is a fixture with bytes cut, doubled, flipped, swapped or replaced by those of another fixture, fed in
 random pieces. Only the parser's own errors may be raised, no case may take too long, and every call in the result
@@ -15,7 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from crow.llm.chat.parser import StreamParser
+from crow.llm.messages.parser import MessagesParser
+from crow.llm.parser import AnswerParser
+from crow.llm.responses.parser import ResponsesParser
 from crow.llm.sse import SseDecoder
+from tests.llm.messages.streams import FIXTURES as MESSAGES
+from tests.llm.responses.streams import FIXTURES as RESPONSES
 from tests.llm.streams import FIXTURES, Fixture, Outcome, outcome_of
 
 CASES = 200_000
@@ -35,6 +41,10 @@ VALUES: tuple[object, ...] = (
 )
 DECODER = json.JSONDecoder(strict=False)
 ARGUMENTS = ("arguments", "parameters", "input", "args")
+PIECES = ("delta", "partial_json")
+"""Members with pieces of a call's input on the wires `responses` and `messages`."""
+FREEFORM = ("patch", "input")
+"""Names of the property that takes a call's plain text."""
 LETTERS = re.compile(r"[A-Za-z0-9]+")
 
 
@@ -81,8 +91,9 @@ def reshaped(stream: bytes, chance: random.Random, other: bytes) -> bytes:
     """Replace or remove a value in one event: still well-formed, but not what a provider sends."""
     events = stream.split(b"\n\n")
     at = chance.randrange(len(events))
+    head, mark, data = events[at].rpartition(b"data: ")
     try:
-        event = json.loads(events[at].removeprefix(b"data: "))
+        event = json.loads(data)
     except (ValueError, RecursionError):
         return stream
     node: Any = event
@@ -98,7 +109,7 @@ def reshaped(stream: bytes, chance: random.Random, other: bytes) -> bytes:
         del parent[key]
     else:
         parent[key] = chance.choice((*VALUES, node))
-    events[at] = b"data: " + json.dumps(event).encode()
+    events[at] = head + mark + json.dumps(event).encode()
     return b"\n\n".join(events)
 
 
@@ -133,7 +144,11 @@ class Said:
     def __init__(self, stream: bytes) -> None:
         self.names = self.arguments = self.content = ""
         decoder = SseDecoder()
-        for event in (*decoder.feed(stream), *decoder.finish()):
+        for event in (
+            *decoder.feed(stream),
+            *decoder.finish(),
+            *([stream.decode("utf-8", "replace")] * is_body(stream)),
+        ):
             for value in objects(event):
                 self._walk(value, "")
 
@@ -150,10 +165,15 @@ class Said:
             value = str(value)
             if key in {"name", "recipient_name"}:
                 self.names += letters(value)
-            elif key in ARGUMENTS:
+            elif key in ARGUMENTS or key in PIECES:
                 self.arguments += letters(value)
             elif key in {"content", "text", "refusal"}:
                 self.content += letters(value)
+
+
+def is_body(stream: bytes) -> bool:
+    """Whether this is a whole body instead of events."""
+    return stream.lstrip().startswith(b"{")
 
 
 def objects(event: str) -> Iterator[object]:
@@ -187,6 +207,8 @@ def invented(outcome: Outcome, fixture: Fixture) -> str | None:
         if not isinstance(arguments, dict):
             return f"a call of {call.name} with {call.arguments!r}, which is no object"
         for text in texts(arguments):
+            if text in FREEFORM:
+                continue
             if not any(is_within(letters(text), source) for source in (said.arguments, said.content)):
                 return f"a call of {call.name} with {text!r}, which nobody said"
     return None
@@ -208,7 +230,17 @@ def texts(value: object) -> list[str]:
 
 
 def main(cases: int, seed: int) -> int:
-    streams = [fixture for fixture in FIXTURES if 0 < len(fixture.stream) < LARGEST]
+    wires: tuple[tuple[type[AnswerParser], list[Fixture]], ...] = (
+        (StreamParser, FIXTURES),
+        (ResponsesParser, RESPONSES),
+        (MessagesParser, MESSAGES),
+    )
+    return max([attack(wire, fixtures, cases, seed) for wire, fixtures in wires])
+
+
+def attack(wire: type[AnswerParser], fixtures: list[Fixture], cases: int, seed: int) -> int:
+    """Feed `cases` mutated streams to one parser. Return 1 if something went wrong."""
+    streams = [fixture for fixture in fixtures if 0 < len(fixture.stream) < LARGEST]
     answers = failures = calls = 0
     slowest = 0.0
     began = time.monotonic()
@@ -218,7 +250,7 @@ def main(cases: int, seed: int) -> int:
         started = time.monotonic()
         problem: str | None = None
         try:
-            outcome = outcome_of(fixture, pieces(fixture.stream, chance))
+            outcome = outcome_of(fixture, pieces(fixture.stream, chance), wire)
             problem = invented(outcome, fixture)
         except Exception as error:  # noqa: BLE001  that is what is looked for
             problem = f"{type(error).__name__}: {error}"
@@ -235,8 +267,8 @@ def main(cases: int, seed: int) -> int:
             if failures >= 10:
                 break
     print(
-        f"{number + 1:,} cases of {len(streams)} fixtures in {time.monotonic() - began:.0f} s: {answers:,} answers "
-        f"with {calls:,} calls, the slowest case {slowest * 1000:.0f} ms, {failures} failures"
+        f"{wire.wire}: {number + 1:,} cases of {len(streams)} fixtures in {time.monotonic() - began:.0f} s: "
+        f"{answers:,} answers with {calls:,} calls, the slowest case {slowest * 1000:.0f} ms, {failures} failures"
     )
     return 1 if failures else 0
 

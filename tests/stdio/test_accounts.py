@@ -14,14 +14,15 @@ from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess
 from tests.support.fake_endpoint import FakeEndpoint, Gate
-from tests.support.ledger import SETTINGS, Driver, stats_of
+from tests.support.ledger import Driver, settings_for, stats_of
 
 
+@pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
 async def test_every_request_is_counted_once_as_the_endpoint_reports_it(
-    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, wire: str
 ) -> None:
     await anyio.Path(home).mkdir()
-    await anyio.Path(home / "config.toml").write_text(SETTINGS)
+    await anyio.Path(home / "config.toml").write_text(settings_for(wire))
     async with crow(endpoint=endpoint, env={"CROW_MODEL": "alpha"}) as agent:
         await agent.initialize()
         driver = Driver(agent, endpoint, home, place, seed=5)
@@ -85,7 +86,7 @@ async def test_a_program_that_runs_agents_finds_tokens_and_cost_where_it_looks(
 ) -> None:
     """Benchmark runners such as Harbor read the response to the one prompt, and the newest cost."""
     await anyio.Path(home).mkdir()
-    await anyio.Path(home / "config.toml").write_text(SETTINGS)
+    await anyio.Path(home / "config.toml").write_text(settings_for("chat"))
     report = {
         "prompt_tokens": 1200,
         "completion_tokens": 80,

@@ -13,13 +13,13 @@ from tests.support.fake_endpoint import FakeEndpoint, Reply
 from tests.support.prefix_cache import CachingEndpoint, run_session, write_config
 
 
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize(("wire", "seed"), [("chat", 2), ("chat", 3), ("responses", 2), ("messages", 3)])
 async def test_scripted_sessions_break_the_prefix_only_where_a_break_is_declared(
-    crow: StartCrow, home: Path, tmp_path: Path, seed: int
+    crow: StartCrow, home: Path, tmp_path: Path, seed: int, wire: str
 ) -> None:
     model = CachingEndpoint(home / "crow.db")
     async with model.endpoint as endpoint:
-        write_config(home, endpoint.base_url)
+        write_config(home, endpoint.base_url, wire)
         async with crow(env={"CROW_MODEL": None, "OPENAI_API_KEY": "sk-test-0123456789"}) as agent:
             await agent.initialize()
             said = await run_session(agent, model, tmp_path / "places" / str(seed), seed, prompts=8)

@@ -157,7 +157,7 @@ def test_fields_of_other_versions_are_ignored_or_take_their_defaults() -> None:
 def test_pictures_files_and_prompts_become_blobs() -> None:
     picture = Image(data="aGVsbG8=", mime_type="image/png")
     spec = ToolSpec(name="t", description="d", input_schema={"type": "object"})
-    specs = '[{"name":"t","description":"d","input_schema":{"type":"object"}}]'
+    specs = '[{"name":"t","description":"d","input_schema":{"type":"object"},"freeform":null}]'
     cases: list[tuple[Body, list[bytes]]] = [
         (User(parts=(picture, Text(text="x")), message_id="u"), [b"hello"]),
         (dataclasses.replace(result(1), images=(picture,)), [b"hello"]),

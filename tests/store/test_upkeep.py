@@ -151,7 +151,7 @@ async def test_a_session_is_found_by_id_alias_or_unique_prefix(sqlite_store: Sql
     for name, found in (("a1b2", "a1b2"), ("a1", "a1"), ("a1b", "a1b2"), ("cli:default", "zz"), ("z", "zz")):
         assert await upkeep.find(name) == found
     for name, words in (
-        ("a", '3 session ids begin with "a": a1, a1b2, a1c3. Give more of the id.'),
+        ("a", '"a" may mean 3 sessions: a1, a1b2, a1c3. Give more of the id.'),
         ("b", 'No session "b". Run "crow sessions" to list them.'),
         ("", 'No session "". Run "crow sessions" to list them.'),
         ("%", 'No session "%". Run "crow sessions" to list them.'),

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that speaks chat completions from a script.
+"""A real HTTP server on loopback that speaks chat completions from a script, and other wires if a test wants them.
 
 A reply is a list of bytes and steps between them (wait, cut, hang), so a test can write down any dialect and any
 fault. The server records every request. It runs in the loop of an async test (`async with FakeEndpoint()`) or in
@@ -12,9 +12,11 @@ import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Self
+
+from tests.support.wires import PATHS, as_chat, sent_as
 
 __all__ = [
     "CUT",
@@ -103,8 +105,19 @@ class Recorded:
     left: threading.Event = field(default_factory=threading.Event)
 
     @property
+    def wire(self) -> str:
+        """The wire of the request."""
+        return PATHS.get(self.path[self.path.rfind("/") :], "chat")
+
+    @property
     def body(self) -> Any:
-        """The JSON body of the request."""
+        """The JSON body of the request. A request on another wire is shown as a chat completion."""
+        body = self.sent
+        return body if body is None or self.wire == "chat" else as_chat(body, self.wire)
+
+    @property
+    def sent(self) -> Any:
+        """The JSON body as it was sent."""
         return json.loads(self.raw) if self.raw else None
 
 
@@ -171,6 +184,7 @@ class FakeEndpoint:
     """Answers chat completions with the scripted replies in order, then with `otherwise`.
 
     A script entry may be a function of the request. `GET /models` lists `models`, which are names or whole items.
+    `wires` are the wires that it serves; replies are translated to them.
     """
 
     def __init__(self, *, otherwise: Reply | Callable[[Recorded], Reply] | None = None) -> None:
@@ -178,6 +192,7 @@ class FakeEndpoint:
         self.connections = 0
         self.models: list[str | Mapping[str, object]] = ["fake-model"]
         self.base_url = ""
+        self.wires: tuple[str, ...] = ("chat",)
         self._script: list[Reply | Callable[[Recorded], Reply]] = []
         self._otherwise = otherwise or text("Hello", " there", ".")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -196,8 +211,11 @@ class FakeEndpoint:
 
     @property
     def asked(self) -> list[Recorded]:
-        """The chat completion requests so far."""
-        return [request for request in self.requests if request.path.endswith("/chat/completions")]
+        """The requests to a model so far, on the wires that the endpoint serves."""
+        return [each for each in self.requests if self._serves(each)]
+
+    def _serves(self, request: Recorded) -> bool:
+        return request.path.endswith(("/chat/completions", *PATHS)) and request.wire in self.wires
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -254,7 +272,8 @@ class FakeEndpoint:
         """Send the reply. Returns false if the connection is closed."""
         reply = self._reply(request)
         async with _watching(request, writer):
-            head = f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\n"
+            phrase = HTTPStatus(reply.status).phrase if reply.status != 529 else "Overloaded"  # Anthropic's own
+            head = f"HTTP/1.1 {reply.status} {phrase}\r\n"
             headers = {**reply.headers, "Transfer-Encoding": "chunked"}
             head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             writer.write(head.encode() + b"\r\n")
@@ -283,10 +302,13 @@ class FakeEndpoint:
         if request.path.endswith("/models"):
             items = [{"id": each, "object": "model"} if isinstance(each, str) else each for each in self.models]
             return body(json.dumps({"object": "list", "data": items}).encode())
-        if not request.path.endswith("/chat/completions"):
+        if not self._serves(request):
             return failing(404, "Not found")
         reply = self._script.pop(0) if self._script else self._otherwise
-        return reply(request) if callable(reply) else reply
+        reply = reply(request) if callable(reply) else reply
+        if request.wire == "chat" or reply.headers is not SSE:
+            return reply
+        return replace(reply, steps=sent_as(iter(reply.steps), request.wire))
 
 
 class _Connection(asyncio.StreamReaderProtocol):

@@ -177,7 +177,7 @@ def _import_all() -> None:
     import crow.agent.runner
     import crow.app
     import crow.frontend.connection
-    import crow.llm.chat_completions
+    import crow.llm.client
     import crow.llm.offline
     import crow.serve.server
     import crow.store.sqlite.store

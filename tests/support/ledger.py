@@ -25,7 +25,7 @@ from tests.support import fake_endpoint as fake
 from tests.support.acp_client import Call, CrowProcess, RpcError
 from tests.support.fake_endpoint import CUT, FakeEndpoint, Gate, Recorded, Reply
 
-__all__ = ["MODELS", "SETTINGS", "Driver", "Ledger", "stats_of"]
+__all__ = ["MODELS", "Driver", "Ledger", "settings_for", "stats_of"]
 
 MODELS: Mapping[str, Mapping[str, float]] = {
     "alpha": {"input_price": 3.0, "cached_price": 0.3, "cache_write_price": 3.75, "output_price": 15.0},
@@ -33,11 +33,15 @@ MODELS: Mapping[str, Mapping[str, float]] = {
 }
 """Two models and their prices in USD per million tokens."""
 
-SETTINGS = "".join(
-    f"[models.{name}]\ncontext_window = 24000\n" + "".join(f"{key} = {price}\n" for key, price in prices.items())
-    for name, prices in MODELS.items()
-)
-"""The `config.toml` that the driver needs."""
+
+def settings_for(wire: str) -> str:
+    """The `config.toml` that the driver needs, with the models on this wire."""
+    return "".join(
+        f'[models.{name}]\ncontext_window = 24000\nwire = "{wire}"\n'
+        + "".join(f"{key} = {price}\n" for key, price in prices.items())
+        for name, prices in MODELS.items()
+    )
+
 
 STYLES = ("end", "details", "each", "text", "input", "never", "junk")
 """How an endpoint reports usage: at the end, with details, with each chunk, as text, only the input, never, or with
@@ -74,7 +78,8 @@ class Ledger:
         """Answer a request; an argument of `FakeEndpoint`."""
         if SUMMARY_REQUEST in json.dumps(request.body["messages"][-1]):
             if self._chance.random() < 0.2:
-                return self.answer("Not a summary. " * 2_000)(request)
+                # It does not repeat itself: crow would stop reading, and the endpoint may be some chunks ahead.
+                return self.answer(" ".join(f"No summary {number}." for number in range(1_500)))(request)
             return self.answer(f"## Goal\nmark:{mark_of(request)}\n## Next\nGo on.")(request)
         assert self.scripts, f"an unexpected request: {request.body['messages'][-1]}"
         return self.scripts.pop(0)(request)
@@ -164,10 +169,11 @@ async def stats_of(env: Mapping[str, str]) -> Sequence[Mapping[str, Any]]:
 
 
 def mark_of(request: Recorded) -> str:
-    """Return the mark of the session that sent the request: the first one in its messages."""
-    found = MARK.search(json.dumps(request.body["messages"][1:]))
-    assert found is not None, "a request without a mark"
-    return found[1]
+    """Return the mark of the session that sent the request. A session also has the marks of its sub-agents in its
+    messages, and a summary may name one of them first."""
+    found: list[str] = MARK.findall(json.dumps(request.body["messages"][1:]))
+    assert found, "a request without a mark"
+    return next((mark for mark in found if mark.startswith("s")), found[0])
 
 
 class Driver:
@@ -186,6 +192,7 @@ class Driver:
         self._checked = 0
         self._newest_entry = 0
         self._since = 0
+        endpoint.wires = ("chat", "responses", "messages")
         endpoint.answer_with(self.ledger.reply)
 
     async def run(self, turns: int, *, sessions: int = 3) -> None:
@@ -321,7 +328,8 @@ class Driver:
             expected = [expected_row(charge) for charge in charges if charge.mark == name]
             found = [row for row in rows if row["session"] == session]
             assert [row["model"] for row in found] == [model for model, _, _ in expected]
-            assert [known_counts(row) for row in found] == [counts for _, counts, _ in expected]
+            counted = [known_counts(row) for row in found]
+            assert counted == [counts for _, counts, _ in expected], f"{counted} is not {expected}"
             assert [row["estimated"] for row in found] == [estimated for _, _, estimated in expected]
         assert len(rows) == len(charges)
         self._newest_entry = max([self._newest_entry, *(row["id"] for row in rows)])

@@ -23,10 +23,14 @@ from tests.support.fake_endpoint import CUT, HANG, FakeEndpoint, Recorded, Reply
 __all__ = ["CachingEndpoint", "Prefixes", "Step", "run_session", "write_config"]
 
 NOT_CACHED = frozenset(
-    {"messages", "tools", "stream", "stream_options", "max_tokens", "max_completion_tokens", "tool_choice"}
+    {
+        *("messages", "input", "system", "tools", "stream", "stream_options", "tool_choice"),
+        *("max_tokens", "max_completion_tokens", "max_output_tokens"),
+    }
 )
 """Members of a request that no provider puts before the conversation. All others must be equal for a hit."""
 
+CACHE_MARK = b',"cache_control":{"type":"ephemeral"}'
 MARK = re.compile(r"mark-\d+-\d+")
 CWD = re.compile(r"Working directory: ([^\\]+)")
 BREAKS = "('prompt', 'checkpoint', 'mask', 'restore')"
@@ -44,10 +48,13 @@ class PrefixCache:
         self._known: dict[str, list[bytes]] = {}
 
     def add(self, raw: bytes) -> tuple[bytes, int]:
-        """Return the bytes of the tools and messages of a request, and how many of them are a prefix hit."""
+        """Return the bytes of the tools and messages of a request on any wire, without cache marks, and how many of
+        them are a prefix hit."""
         members = json.loads(raw)
+        raw = raw.replace(CACHE_MARK, b"")
         key = json.dumps({name: value for name, value in members.items() if name not in NOT_CACHED}, sort_keys=True)
-        start = raw.find(b'"tools":[') if "tools" in members else raw.find(b'"messages":[')
+        first = next(name for name in ("tools", "system", "input", "messages") if name in members)
+        start = raw.find(f'"{first}":['.encode())
         prompt = raw[start:].removesuffix(b"]}")
         known = self._known.setdefault(key, [])
         hit = max((common_prefix(prompt, other) for other in known), default=0)
@@ -105,6 +112,7 @@ class CachingEndpoint:
 
     def __init__(self, database: Path) -> None:
         self.endpoint = FakeEndpoint(otherwise=self._reply)
+        self.endpoint.wires = ("chat", "responses", "messages")
         self.found = Prefixes()
         self.sessions: dict[str, str] = {}
         self.steps: dict[str, deque[Step]] = {}
@@ -127,7 +135,7 @@ class CachingEndpoint:
         is_summary = INSTRUCTION[:30] in str(messages[-1]["content"])
         cause = "summary"
         if not is_transcript:
-            judged = self._judge(session, prompt, hit, added=sent_size(messages, is_summary=is_summary))
+            judged = self._judge(session, prompt, hit, added=sent_size(request, is_summary=is_summary))
             cause = cause if is_summary else judged
         fresh = len(prompt) - hit
         if cause == "checkpoint":
@@ -188,13 +196,16 @@ class CachingEndpoint:
         return "added"
 
 
-def sent_size(messages: Sequence[Mapping[str, Any]], *, is_summary: bool) -> int:
+def sent_size(request: Recorded, *, is_summary: bool) -> int:
     """The bytes of the instruction at the end of a request for a summary, with crow's fixed answer before it if there
     is one. 0 for any other request."""
     if not is_summary:
         return 0
-    count = 1 + (messages[-2].get("content") in (NO_ANSWER, "Seen."))
-    return json_size(messages[-count:])
+    count = 1 + (request.body["messages"][-2].get("content") in (NO_ANSWER, "Seen."))
+    sent = request.sent["input" if request.wire == "responses" else "messages"]
+    return (
+        len(",".join(json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in sent[-count:]).encode()) + 1
+    )
 
 
 def json_size(messages: Sequence[Mapping[str, Any]]) -> int:
@@ -232,11 +243,15 @@ def too_long() -> Step:
     )
 
 
-def write_config(home: Path, base_url: str) -> None:
+def write_config(home: Path, base_url: str, wire: str = "chat") -> None:
+    """Write settings with two models. On Messages, they have names of Claude's kind, because other models may not begin
+    to think in the middle of a turn."""
     home.mkdir(exist_ok=True)
+    own = {name: f'name = "claude-{name}-5"\n' if wire == "messages" else "" for name in ("small", "large")}
     (home / "config.toml").write_text(
-        f'[model]\nname = "small"\nbase_url = "{base_url}"\ncontext_window = {SMALL_WINDOW}\n'
-        '[models."large"]\ncontext_window = 400000\n[permissions]\nmode = "auto"\n',
+        f'[model]\nname = "small"\nbase_url = "{base_url}"\nwire = "{wire}"\n'
+        f'[models."small"]\ncontext_window = {SMALL_WINDOW}\n{own["small"]}'
+        f'[models."large"]\ncontext_window = 400000\n{own["large"]}[permissions]\nmode = "auto"\n',
         "utf-8",
     )
 

@@ -15,7 +15,7 @@ from crow.agent import Adapters
 from crow.app import Wiring
 from crow.frontend.agent import AcpAgent, serve
 from crow.frontend.host import ServerDependencies, SessionHost, share_host
-from crow.frontend.sessions import Requester
+from crow.frontend.requester import Requester
 from crow.settings import load_settings
 from crow.store import Store
 from crow.store.principals import session_view
@@ -31,6 +31,11 @@ class _Connection(TerminalConnection):
     """Also passes on the requests that a terminal never gets, and lets version 2 through unchecked."""
 
     checks_parameters = True
+
+    @property
+    def is_patient(self) -> bool:
+        """Like the connection of a server, which disconnects a client that does not read."""
+        return False
 
     async def _ask(self, method: str, params: Any) -> dict[str, Any]:
         assert isinstance(self._client, Watcher)

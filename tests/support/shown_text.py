@@ -20,15 +20,16 @@ from crow.domain.errors import CrowError, ModelError, NetworkError
 from crow.domain.events import Event, TextShown, ThoughtShown
 from crow.domain.messages import Answer, AssistantMessage, ToolSpec
 from crow.domain.rendering import NO_ANSWER, interrupted_text
-from crow.domain.replay import Replay
 from crow.llm import ModelInfo, Request
+from crow.llm.chat.encode import Encoder
+from crow.llm.chat.parser import StreamParser
 from crow.llm.dialect import Dialect
-from crow.llm.encode import Encoder
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import ErrorBody, Origin
-from crow.llm.stream import ChatStream, RetryTiming
+from crow.llm.stream import AnswerStream, RetryTiming
 from tests.agent.harness import NoteTaker, Opened, Tool, opened, text
 from tests.support import fake_endpoint as fake
+from tests.support.views import read_log, texts
 
 __all__ = ["Stream", "check_draft", "check_session", "pieces_of"]
 
@@ -75,6 +76,9 @@ class StreamTransport:
     async def send(self, request: Request) -> StreamBody:
         return StreamBody(self.streams.pop(0) if self.streams else Stream(pieces=[DONE]))
 
+    def parser(self, request: Request) -> StreamParser:
+        return StreamParser(request.tools, origin=self.origin)
+
     async def adapt(self, request: Request, body: ErrorBody) -> bool:
         return False
 
@@ -99,9 +103,9 @@ class StreamedModel:
     def check(self) -> None:
         """Always ready."""
 
-    def stream(self, request: Request) -> AbstractAsyncContextManager[ChatStream]:
+    def stream(self, request: Request) -> AbstractAsyncContextManager[AnswerStream]:
         request = replace(request, tools=self.tools)
-        return aclosing(ChatStream(self.transport, request, timing=RetryTiming(sleep=no_sleep)))
+        return aclosing(AnswerStream(self.transport, request, timing=RetryTiming(sleep=no_sleep)))
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -185,15 +189,16 @@ def script(stream: bytes, chance: random.Random) -> list[Stream]:
 def check_log(log: Sequence[Entry], events: Sequence[Event]) -> None:
     """What was shown in the newest turn is stored, and what is stored is replayed and sent back."""
     stored = {entry.body.message_id: entry.body for entry in log if isinstance(entry.body, Assistant)}
-    texts, thoughts = joined(events, TextShown), joined(events, ThoughtShown)
-    assert texts == {each: stored[each].text for each in texts}
+    live, thoughts = joined(events, TextShown), joined(events, ThoughtShown)
+    assert live == {each: stored[each].text for each in live}
     assert thoughts == {each: stored[each].thought for each in thoughts}
     newest = {each.body.message_id for each in log if isinstance(each.body, Assistant) and each.turn == log[-1].turn}
-    assert {each for each in newest if stored[each].text} == set(texts)
-    replay = Replay()
-    later = [event for entry in log for event in replay.feed(entry)]
-    assert joined(later, ThoughtShown) == {each: body.thought for each, body in stored.items() if body.thought}
-    replayed = joined(later, TextShown)
+    assert {each for each in newest if stored[each].text} == set(live)
+    later = read_log(log)
+    assert texts(later, "agent_thought_chunk") == {
+        f"{each}_thought": body.thought for each, body in stored.items() if body.thought
+    }
+    replayed = texts(later)
     expected = {each: shown_later(body) for each, body in stored.items() if body.text.strip()}
     assert {each: text for each, text in replayed.items() if each in expected} == expected
     projection = Projection(log)  # without the entries that a compaction covers

@@ -79,6 +79,8 @@ def test_a_login_escapes_names_and_errors(hostile: Shell) -> None:
             terminal.type(f"{typed}\n".replace("\x1b", ""))
         terminal.wait_for("Save anyway")
         terminal.type("n\n")
+        terminal.wait_for("Endpoint [")
+        terminal.type("\x04")
         terminal.wait()
     check(terminal.shown)
 

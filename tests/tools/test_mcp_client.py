@@ -380,8 +380,7 @@ async def test_bad_calls_get_precise_errors_and_do_not_run(open_box: OpenBox) ->
             faults[what] = offer.fault
     takes = (
         "Expected a JSON object with command (string), access (string, optional), timeout_s (integer, optional), "
-        "background (boolean, optional), "
-        "description (string, optional)."
+        "background (boolean, optional)."
     )
     assert faults == {
         "no tool": 'No tool "read_fiel". Did you mean read_file? The tools are: '

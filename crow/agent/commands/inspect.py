@@ -30,6 +30,7 @@ from crow.domain.entries import (
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
 from crow.domain.rendering import code, safe
+from crow.llm import WIRE_TITLES
 from crow.store import Move, UsageTotal, hits_by_session
 from crow.store.transcript import Transcript, fenced
 from crow.tools import ServerStatus, Workspace
@@ -80,7 +81,8 @@ async def show_context(context: CommandContext, argument: str) -> str:
     await gauge.tell()
     learned_facts = "".join(f"\n- {fact.about}: {safe(fact.words)}" for fact in facts)
     head = f"\n\nCrow also learned this about the endpoint:\n{learned_facts}" if facts else ""
-    return f"{done}\n{gauge.context_window.describe(gauge.info)}{head}"
+    api = f"\nAPI: {WIRE_TITLES[gauge.info.wire]}.\n" if " " in gauge.info.endpoint else ""
+    return f"{done}{api}\n{gauge.context_window.describe(gauge.info)}{head}"
 
 
 def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
@@ -109,6 +111,8 @@ def reason_of_break(body: Body) -> str:
     match body:
         case Note(about="thought_level", value=value):
             return f"the thought level changed to {value or 'the default of the endpoint'}"
+        case Note(value=value) if value.startswith("API "):
+            return f"crow speaks another API with the endpoint ({value.removeprefix('API ')})"
         case Note(value=value):
             return f"the endpoint began to refuse a part of the messages, or to accept it again ({value})"
         case Checkpoint():

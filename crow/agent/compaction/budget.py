@@ -55,50 +55,54 @@ count may be larger than the new messages by this many tokens."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPolicy:
-    """The settings for compaction.
-
-    If `auto` is false, crow compacts only on command. `threshold` is the fraction of the window at which compaction
-    starts. At most `keep_tokens` tokens of recent messages are kept verbatim. `target` is the fraction of the room (see
-    `Limits`) that may be full after a compaction. `instruction` replaces crow's summary prompt. Crow replaces `{words}`
-    in it with the maximum number of words. If `compact_model` is set, crow asks that model for the summary first. If
-    that fails, crow asks the session's own model. `early` is a fraction of the threshold. If the context of an idle
-    session is larger than this fraction, crow writes the summary before the next prompt needs it. If `early` is None,
-    crow never writes a summary early.
-    """
+    """The settings for compaction."""
 
     auto: bool = True
+    """If false, crow compacts only on command."""
     threshold: float | None = None
+    """The fraction of the window at which compaction starts."""
     keep_tokens: int | None = None
+    """At most this many tokens of recent messages are kept verbatim."""
     target: float | None = None
+    """The fraction of the room (see `Limits`) that may be full after a compaction."""
     instruction: str = ""
+    """Replaces crow's summary prompt. Crow replaces `{words}` in it with the maximum number of words."""
     compact_model: str = ""
+    """If set, crow asks this model for the summary first. If that fails, crow asks the session's own model."""
     early: float | None = None
+    """A fraction of the threshold. If the context of an idle session is larger than this fraction, crow writes the
+    summary before the next prompt needs it. If None, crow never writes a summary early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a context, in tokens.
-
-    `fixed` is the size of the system message and the tools. Compaction starts at `threshold` and aims at `target`;
-    `room` is `threshold` minus `fixed`. `keep` is the limit for messages kept verbatim, `pins` for pinned messages,
-    `summary` for the summary, `lists` for the plan and the file lists together, `skills` for the skills in use, and
-    `files` for the files in use. `output` is the output limit to send, or None if it is unknown. `is_configured` means
-    that the user configured `window`. Crow then refuses a request that cannot fit.
-    """
+    """Limits of a context, in tokens."""
 
     window: int
     is_configured: bool
+    """The user configured `window`. Crow then refuses a request that cannot fit."""
     output: int | None
+    """The output limit to send, or None if it is unknown."""
     fixed: int
+    """The size of the system message and the tools."""
     threshold: int
+    """The size at which compaction starts."""
     room: int
+    """`threshold` minus `fixed`."""
     target: int
+    """The size that compaction aims at."""
     keep: int
+    """The limit for messages kept verbatim."""
     pins: int
+    """The limit for pinned messages."""
     summary: int
+    """The limit for the summary."""
     lists: int
+    """The limit for the plan and the file lists together."""
     skills: int
+    """The limit for the skills in use."""
     files: int
+    """The limit for the files in use."""
 
     @property
     def ceiling(self) -> int:
@@ -118,14 +122,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """How full a context is. `used` is the size of the next request in tokens. `fixed` is the part of `used` that the
-    system message and the tools take. To convert an estimate to tokens, multiply it by `scale`. `is_reported` means
-    that the scale comes from the provider's own counts."""
+    """How full a context is."""
 
     used: int
+    """The size of the next request in tokens."""
     fixed: int
+    """The part of `used` that the system message and the tools take."""
     scale: float
+    """To convert an estimate to tokens, multiply it by this number."""
     is_reported: bool
+    """The scale comes from the provider's own counts."""
 
 
 class Gauge:
@@ -152,15 +158,15 @@ class Gauge:
             await self.context_window.look_up(info())
 
     def window(self) -> int:
-        """The model's context window in tokens, lowered if the endpoint has shown that it accepts less."""
+        """Return the model's context window in tokens, lowered if the endpoint has shown that it accepts less."""
         return self.context_window.tokens(self.info)
 
     def used(self) -> int:
-        """Tokens of the next request."""
+        """Return the tokens of the next request."""
         return self.measured().used
 
     def estimate(self) -> int:
-        """The uncalibrated estimate of the next request. It is stored with the answer to that request, as
+        """Return the uncalibrated estimate of the next request. It is stored with the answer to that request, as
         `NewEntry.estimate`."""
         return self.branch.context().estimate
 
@@ -183,7 +189,7 @@ class Gauge:
         return limits_for(window, info.max_output_tokens, fixed, self.settings, is_configured=is_configured)
 
     def max_output_tokens(self) -> int | None:
-        """The output limit to send with a request, or None to leave it to the endpoint."""
+        """Return the output limit to send with a request, or None to leave it to the endpoint."""
         return self._cautious_limits(self.measured().fixed).output
 
     def _cautious_limits(self, fixed: int) -> Limits:
@@ -192,7 +198,7 @@ class Gauge:
         return self.limits(fixed, window=self.context_window.cautious_tokens(self.info))
 
     def is_full(self) -> bool:
-        """Whether compaction is due."""
+        """Return whether compaction is due."""
         measured = self.measured()
         return measured.used >= self.limits(measured.fixed).threshold
 
@@ -214,7 +220,7 @@ class Gauge:
         return max(int(limits.threshold * early), grown)
 
     def is_switched(self) -> bool:
-        """Whether the newest answer came from another model than the current one."""
+        """Return whether the newest answer came from another model than the current one."""
         answers = (entry.body for entry in reversed(self.branch.entries) if isinstance(entry.body, Assistant))
         endpoint = next((answer.endpoint for answer in answers if answer.endpoint), self.info.endpoint)
         return endpoint != self.info.endpoint
@@ -356,19 +362,20 @@ def clamped(calibration: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSize:
-    """The size of the request that `entry` answers. `tokens` is the provider's count, `estimate` is crow's uncalibrated
-    estimate in tokens."""
+    """The size of the request that an entry answers."""
 
     entry: Entry
     tokens: int
+    """The provider's count."""
     estimate: int
+    """Crow's uncalibrated estimate in tokens."""
 
     def ratio(self, calibration: float) -> float:
-        """The count as a multiple of the calibrated estimate."""
+        """Return the count as a multiple of the calibrated estimate."""
         return self.tokens / max(1.0, self.estimate * clamped(calibration))
 
     def doubt(self, calibration: float) -> float:
-        """How far the count is from the calibrated estimate. The result is 0 if both are equal."""
+        """Return how far the count is from the calibrated estimate. The result is 0 if both are equal."""
         return abs(math.log(self.ratio(calibration)))
 
     def is_believed(self, calibration: float) -> bool:

@@ -120,12 +120,13 @@ def files_touched(previous: Checkpoint | None, entries: Sequence[Entry]) -> tupl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInUse:
-    """A file that the model works with. `tokens` is the estimated size of the file's text as the model last saw it.
-    `entry` is the id of the tool result with this text, or None if a checkpoint shows the text."""
+    """A file that the model works with."""
 
     path: str
     tokens: int
+    """The estimated size of the file's text as the model last saw it."""
     entry: int | None
+    """The id of the tool result with this text, or None if a checkpoint shows the text."""
 
 
 def files_in_use(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple[FileInUse, ...]:
@@ -234,7 +235,7 @@ def masking_order(entries: Sequence[Entry]) -> tuple[int, ...]:
 
 
 def call_arguments(entries: Iterable[Entry]) -> dict[CallRef, str]:
-    """The arguments (JSON) of all calls."""
+    """Return the arguments (JSON) of all calls."""
     return {
         CallRef(assistant=entry.id, index=index): call.arguments
         for entry in entries

@@ -55,57 +55,64 @@ Status = Literal["in_progress", "completed", "failed", "cancelled"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helpers:
-    """What a compaction needs in addition to the model. `fresh_prompt` builds the prompt entry that is stored with a
-    checkpoint. If `fresh_prompt` is None, the current prompt entry stays. If there is a `compact_model`, crow asks that
-    model for the summary first. `read_file` returns the text that the tool `read_file` would show to the model. It
-    returns None if the file may not be read or cannot be read. `deadline_s` limits the time of each request, in
-    seconds."""
+    """What a compaction needs in addition to the model."""
 
     fresh_prompt: Callable[[], Awaitable[Prompt]] | None = None
+    """Builds the prompt entry that is stored with a checkpoint. If None, the current prompt entry stays."""
     compact_model: Model | None = None
+    """If set, crow asks this model for the summary first."""
     hooks: BranchHooks | None = None
     read_file: Callable[[str], Awaitable[str | None]] | None = None
+    """Returns the text that the tool `read_file` would show to the model. Returns None if the file may not be read or
+    cannot be read."""
     deadline_s: float = DEADLINE_S
+    """Limits the time of each request, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionResult:
-    """The result of a pass. `words` is a message for the user. `entry` is the stored mask or checkpoint, if any."""
+    """The result of a pass."""
 
     outcome: Literal["noop", "masked", "compacted", "too_small"]
     words: str
+    """A message for the user."""
     entry: Entry | None = None
+    """The stored mask or checkpoint, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A pass in progress: its reason and focus, the measured context, the limits that apply, and the advice of
-    hooks."""
+    """A pass in progress."""
 
     reason: Reason
     focus: str
+    """What the summary should favour, in the user's words. May be empty."""
     measured: Measure
+    """The context as measured at the beginning of the pass."""
     limits: Limits
+    """The limits that apply."""
     advice: CompactionAdvice = field(default_factory=CompactionAdvice)
+    """The advice of hooks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedCheckpoint:
-    """A summary, and drafts of the checkpoint that will contain it. The drafts were made from `projection` and its
-    `context`. When they were made, `leaf` was the id of the newest entry, and `endpoint` was the endpoint of the
-    session's model."""
+    """A summary, and drafts of the checkpoint that will contain it."""
 
     summary: Summary
     drafts: Sequence[CheckpointDraft]
     projection: Projection
+    """The drafts were made from this projection."""
     context: Context
+    """The context of `projection`."""
     leaf: int
+    """The id of the newest entry when the drafts were made."""
     endpoint: str
+    """The endpoint of the session's model when the drafts were made."""
 
 
 class Compactor:
-    """Compacts one branch for one turn, with the turn's model. If `prepared` is set, it is used before the first
-    request of the turn, provided that it still fits the branch."""
+    """Compacts one branch for one turn, with the turn's model."""
 
     def __init__(self, gauge: Gauge, model: Model, helpers: Helpers | None = None) -> None:
         self.gauge = gauge
@@ -116,6 +123,8 @@ class Compactor:
         self._passes: list[int] = []
         """The id of the newest entry after each pass."""
         self.prepared: PreparedCheckpoint | None = None
+        """If set, this checkpoint is used before the first request of the turn, provided that it still fits the
+        branch."""
 
     async def use(self, model: Model) -> None:
         """Compact for another model from now on."""
@@ -183,7 +192,7 @@ class Compactor:
         if fitting is None:
             return False
         store = partial(self._store_checkpoint, *fitting, prepared.summary, going.measured)
-        result = await self._announce(compaction_id, store)
+        result = await self._announce(compaction_id, "early", store)
         assert result.entry is not None
         await self._finish(result.entry, "early")
         await self.gauge.context_window.on_compaction(self.model.info)
@@ -298,12 +307,16 @@ class Compactor:
     async def _summarise(self, drafts: Sequence[CheckpointDraft], going: Pass) -> CompactionResult:
         """Write and store a checkpoint, and tell the client about it."""
         compaction_id = new_compaction_id()
-        return await self._announce(compaction_id, partial(self._write_checkpoint, compaction_id, drafts, going))
+        work = partial(self._write_checkpoint, compaction_id, drafts, going)
+        return await self._announce(compaction_id, going.reason, work)
 
-    async def _announce(self, compaction_id: str, work: Callable[[], Awaitable[CompactionResult]]) -> CompactionResult:
+    async def _announce(
+        self, compaction_id: str, reason: Reason, work: Callable[[], Awaitable[CompactionResult]]
+    ) -> CompactionResult:
         """Run `work`, which stores a checkpoint. Tell the client when the compaction starts and how it ends, even if it
         fails or is cancelled."""
-        await self._publish(compaction_id, "in_progress")
+        event = CompactionChanged(compaction_id=compaction_id, status="in_progress", is_command=reason == "command")
+        await self._branch.publish(event)
         status: Status = "cancelled"
         detail = ""
         try:
@@ -320,10 +333,7 @@ class Compactor:
                 # the checkpoint was stored, even if the pass was cancelled right after
                 status, detail = "completed", newest.summary
             with anyio.move_on_after(PUBLISH_S, shield=True):
-                await self._publish(compaction_id, status, detail)
-
-    async def _publish(self, compaction_id: str, status: Status, detail: str = "") -> None:
-        await self._branch.publish(CompactionChanged(compaction_id=compaction_id, status=status, detail=detail))
+                await self._branch.publish(replace(event, status=status, detail=detail))
 
     async def _write_checkpoint(
         self, compaction_id: str, drafts: Sequence[CheckpointDraft], going: Pass
@@ -492,7 +502,7 @@ class Compactor:
         return checkpoint.summary if checkpoint else ""
 
     def _is_refused_too_often(self) -> bool:
-        """Whether compaction has failed to help. This is true if there was no answer since the first of the last
+        """Return whether compaction has failed to help. This is true if there was no answer since the first of the last
         `MAX_RETRIES` passes. It is also true if there were fewer than `MIN_ANSWERS` answers since the first of the last
         `2 * MAX_RETRIES` passes."""
         newest, all_of_them = self._answers_since(MAX_RETRIES), self._answers_since(2 * MAX_RETRIES)
@@ -508,7 +518,7 @@ class Compactor:
 
 
 def new_compaction_id() -> str:
-    """A random id for a compaction."""
+    """Return a random id for a compaction."""
     return f"compaction_{secrets.token_hex(8)}"
 
 

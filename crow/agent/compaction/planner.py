@@ -39,24 +39,25 @@ MIN_PINS = 240
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noop:
-    """There is nothing to do; `why` is a sentence for the user."""
+    """There is nothing to do."""
 
     why: str
+    """A sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDraft:
-    """A checkpoint without its summary, which may take up to `summary_tokens`.
-
-    Messages from index `start` on are kept, and `body.first_kept` is the id of the entry with the first kept message.
-    After the compaction, the whole request may take up to `max_tokens`. If `max_tokens` is None, the request may take
-    up to the target of the limits, or up to their ceiling if no message is kept.
-    """
+    """A checkpoint without its summary."""
 
     start: int
+    """Messages from this index on are kept."""
     summary_tokens: int
+    """The summary may take up to this many tokens."""
     body: Checkpoint
+    """`body.first_kept` is the id of the entry with the first kept message."""
     max_tokens: int | None = None
+    """The size that the whole request may have after the compaction. If None, the request may take up to the target of
+    the limits, or up to their ceiling if no message is kept."""
 
 
 Decision: TypeAlias = Noop | Mask | tuple[CheckpointDraft, ...]
@@ -91,16 +92,15 @@ def with_bodies(entries: Sequence[Entry], *bodies: Body) -> Context:
 
 
 def fits(tokens: int, draft: CheckpointDraft, limits: Limits, count: int) -> bool:
-    """Whether the compaction with `draft` makes the request small enough. `tokens` is the size of the request after the
-    compaction, and `count` is the number of messages before the compaction."""
+    """Return whether the compaction with `draft` makes the request small enough. `tokens` is the size of the request
+    after the compaction, and `count` is the number of messages before the compaction."""
     if draft.max_tokens is not None:
         return tokens <= draft.max_tokens
     return tokens <= (limits.target if draft.start < count else limits.ceiling)
 
 
 class Cuts:
-    """Finds where a projection can be cut. Messages are identified by index. `first` is the index of the first message
-    that a checkpoint can cover."""
+    """Finds where a projection can be cut. Messages are identified by index."""
 
     def __init__(self, projection: Projection, limits: Limits, measured: Measure, reason: Reason) -> None:
         self.projection = projection
@@ -112,6 +112,7 @@ class Cuts:
         self.checkpoint = projection.checkpoint
         self.checkpoint_body = projection.checkpoint_body
         self.first = 1 if self.checkpoint is None else 2
+        """The index of the first message that a checkpoint can cover."""
         self.kinds = {entry.id: type(entry.body) for entry in projection.entries}
         self.suffix = [0] * (self.count + 1)
         """Estimated tokens from each message to the end."""
@@ -141,7 +142,7 @@ class Cuts:
         return boundaries
 
     def has_news(self) -> bool:
-        """Whether anything follows the checkpoint."""
+        """Return whether anything follows the checkpoint."""
         newest = max(self.context.origins[self.first :], default=0)
         return newest > (self.checkpoint.id if self.checkpoint else 0)
 
@@ -251,8 +252,8 @@ class Cuts:
         return next((index for index in self.boundaries if self.suffix[index] <= tokens), self.count)
 
     def preferred_tail(self, tokens: int) -> int:
-        """Like `tail`, but if a shorter tail starts at a user message and has at least half of `tokens`, return the
-        start of that tail."""
+        """Do the same as `tail`, but if a shorter tail starts at a user message and has at least half of `tokens`,
+        return the start of that tail."""
         start = self.tail(tokens)
         for index in self.boundaries:
             if index >= start and self.suffix[index] * 2 >= tokens and self.is_prompt(index):
@@ -268,8 +269,8 @@ class Cuts:
         return self.first
 
     def is_prompt(self, index: int) -> bool:
-        """Whether the message at `index` is a user message, or a fixed line that crow inserted directly before a user
-        message."""
+        """Return whether the message at `index` is a user message, or a fixed line that crow inserted directly before a
+        user message."""
         if isinstance(self.context.messages[index], AssistantMessage):
             index += self.kinds.get(self.context.origins[index]) is not Assistant
         if index == self.count or not isinstance(self.context.messages[index], UserMessage):

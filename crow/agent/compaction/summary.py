@@ -89,41 +89,45 @@ DELTA_CHARS = 160
 
 
 async def ignore(_: str) -> None:
-    """The default of `SummaryJob.show`."""
+    """Ignore the text. This is the default of `SummaryJob.show`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryJob:
-    """A job to write a summary: the messages to summarise, and the limits and instructions for the summary.
-
-    `messages` are the first messages of a request, including the system message, and `tools` are sent with them.
-    `estimate` is the uncalibrated size of messages and tools, and `scale` turns estimates into tokens. `previous` is
-    the earlier summary, or empty if there is none. If there is an earlier summary, `messages[1]` contains it. The new
-    summary may have at most `limits.summary` tokens.
-
-    If `instruction` is not empty, it replaces crow's own instruction. `focus` comes from the user, `context` from
-    hooks. `cache_key` and `thought_level` are the same as in the session's other requests. Some models read the thought
-    level before the conversation, so with another level the provider could not use its cache. If `keeps_prefix` is
-    false, crow does not send the request with the session's prefix. Each request takes at most `deadline_s` seconds.
-    `stream(model, request, sent=tokens)` sends a request and records its usage. `show` receives the text as it arrives.
-    An empty string retracts the text that was shown.
-    """
+    """A job to write a summary: the messages to summarise, and the limits and instructions for the summary."""
 
     messages: tuple[Message, ...]
+    """The first messages of a request, including the system message. If there is an earlier summary, the second message
+    contains it."""
     limits: Limits
+    """The new summary may have at most `limits.summary` tokens."""
     scale: float
+    """To convert an estimate to tokens, multiply it by this number."""
     deadline_s: float
+    """The longest time of each request, in seconds."""
     stream: Callable[..., AbstractAsyncContextManager[Stream]]
+    """`stream(model, request, sent=tokens)` sends a request and records its usage."""
     tools: tuple[ToolSpec, ...] = ()
+    """Sent with the messages."""
     estimate: int = 0
+    """The uncalibrated size of the messages and the tools, in tokens."""
     previous: str = ""
+    """The earlier summary, or empty if there is none."""
     instruction: str = ""
+    """If not empty, it replaces crow's own instruction."""
     focus: str = ""
+    """What the summary should favour, in the user's words. May be empty."""
     context: str = ""
+    """Text from hooks that the summary should take into account. May be empty."""
     cache_key: str = ""
+    """The same as in the session's other requests."""
     thought_level: ThoughtLevel | None = None
+    """The same as in the session's other requests. Some models read the thought level before the conversation, so with
+    another level the provider could not use its cache."""
     keeps_prefix: bool = True
+    """If false, crow does not send the request with the session's prefix."""
     show: Callable[[str], Awaitable[None]] = ignore
+    """Receives the text as it arrives. An empty string retracts the text that was shown."""
 
     @property
     def budget(self) -> int:
@@ -133,12 +137,13 @@ class SummaryJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A summary, and how it was made. `model` names the model that wrote it, or is empty if no model did."""
+    """A summary, and how it was made."""
 
     text: str
     method: Literal["prefix", "serialised", "fallback", "hook"]
     model_calls: int = 0
     model: str = ""
+    """The name of the model that wrote it, or empty if no model did."""
 
 
 async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | None = None) -> Summary:
@@ -272,7 +277,7 @@ async def ask(model: Model, request: Request, job: SummaryJob) -> Answer | None:
 
 
 def is_complete(answer: Answer, budget: int) -> bool:
-    """Whether an answer consists of one complete summary that has at most `budget` estimated tokens."""
+    """Return whether an answer consists of one complete summary that has at most `budget` estimated tokens."""
     text = answer.text.strip()
     is_whole = bool(text) and not answer.calls and answer.finish == "stop"
     return is_whole and estimate_text(FRAME.sub("> ", text)) <= budget

@@ -42,23 +42,25 @@ MIN_ROOM = 2_000
 
 @dataclass(slots=True)
 class EndpointWindow:
-    """A session's knowledge about the context window of one endpoint.
-
-    `worked` is the largest request, in tokens, that was accepted since the last refusal. `refusals` counts the requests
-    that were refused since the last answer. `was_refused` is true if the endpoint has refused any request in this
-    session. While `probing` is true, crow ignores `learned` to test whether it still holds. `answers` counts the
-    answers since `learned` was stored.
-    """
+    """A session's knowledge about the context window of one endpoint. Windows are in tokens."""
 
     loaded: bool = False
+    """What earlier sessions learned about the window has been loaded."""
     configured: int | None = None
+    """The window that the user configured."""
     learned: LearnedWindow | None = None
     listed: int | None = None
+    """The window that the endpoint lists."""
     worked: int = 0
+    """The largest request, in tokens, that was accepted since the last refusal."""
     refusals: int = 0
+    """The number of requests that were refused since the last answer."""
     was_refused: bool = False
+    """The endpoint has refused a request in this session."""
     probing: bool = False
+    """While true, crow ignores `learned` to test whether it still holds."""
     answers: int = 0
+    """The number of answers since `learned` was stored."""
 
 
 class ContextWindow:
@@ -78,7 +80,7 @@ class ContextWindow:
         return self.declared(info) if self._of(info).probing else self.cautious_tokens(info)
 
     def cautious_tokens(self, info: ModelInfo) -> int:
-        """Like `tokens`, but a learned window applies even while crow tests whether it still holds."""
+        """Return the same as `tokens`, but a learned window applies even while crow tests whether it still holds."""
         learned = self.learned(info)
         return self.declared(info) if learned is None else min(self.declared(info), learned.tokens)
 
@@ -93,9 +95,9 @@ class ContextWindow:
         return learned if learned is not None and learned.applies_to(self._session) else None
 
     def is_larger_than_accepted(self, info: ModelInfo, used: int) -> bool:
-        """Whether a request of `used` tokens may be too long for the endpoint. This is the case if it has at least
-        `MIN_SUSPECT` tokens and is larger than every request that the endpoint has accepted in this session since its
-        last refusal."""
+        """Return whether a request of `used` tokens may be too long for the endpoint. This is the case if it has at
+        least `MIN_SUSPECT` tokens and is larger than every request that the endpoint has accepted in this session since
+        its last refusal."""
         return used >= MIN_SUSPECT and used > self._of(info).worked
 
     def describe(self, info: ModelInfo) -> str:
@@ -120,7 +122,7 @@ class ContextWindow:
         return describe({key: fact for key, fact in learned.items() if key != WINDOW}, self._session)
 
     def is_loaded_for(self, info: ModelInfo) -> bool:
-        """Whether `look_up` was called for this model with its present configured window."""
+        """Return whether `look_up` was called for this model with its present configured window."""
         return self._of(info).loaded and self._of(info).configured == configured_window(info)
 
     async def look_up(self, info: ModelInfo) -> None:
@@ -202,7 +204,8 @@ class ContextWindow:
         self._of(info).probing = self.is_test_due(info)
 
     def is_test_due(self, info: ModelInfo) -> bool:
-        """Whether crow is testing a window larger than the learned one, or will do so when the context is full."""
+        """Return whether crow is testing a window larger than the learned one, or will do so when the context is
+        full."""
         state, learned = self._of(info), self.learned(info)
         if learned is None or state.probing:
             return state.probing

@@ -44,45 +44,45 @@ Read: TypeAlias = Callable[[NewConversation, Problems], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A session of another tool that can be imported. `session_id` is its id in crow, or empty if this id is not known
-    until the session is read.
-
-    `read` builds the session's conversations. `place` tells the user where the session is. Sessions are sorted by
-    `updated_ms` (Unix milliseconds).
-    """
+    """A session of another tool that can be imported."""
 
     tool: str
     place: str
+    """Tells the user where the session is."""
     session_id: str
+    """The session's id in crow, or empty if this id is not known until the session is read."""
     parent_id: str | None = None
     updated_ms: int
+    """Unix milliseconds. Sessions are sorted by this time."""
     read: Read = field(repr=False)
+    """Builds the session's conversations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Importable:
-    """A tool whose usual directory has sessions. `sessions` is the number of these sessions."""
+    """A tool whose usual directory has sessions."""
 
     tool: str
     path: Path
+    """The directory."""
     sessions: int
+    """The number of sessions."""
 
 
 class SessionScan:
-    """A search for the sessions below a path. Use it as a context manager, because it keeps copies of databases open.
-
-    Each of the `groups` is a session followed by its sub-agents. The oldest group is first. With `tool`, files of other
-    tools are ignored.
-    """
+    """A search for the sessions below a path. Use it as a context manager, because it keeps copies of databases
+    open."""
 
     def __init__(self, path: Path, *, tool: str | None = None) -> None:
         """:raises ArgumentError: `path` cannot be read."""
         self._root = real_path(path)
         self._tool = tool
+        """If this is given, files of other tools are ignored."""
         self._stack = ExitStack()
         self._titles: dict[str, str] | None = None
         self.problems = Problems()
         self.groups: list[tuple[Source, ...]] = []
+        """Each group is a session followed by its sub-agents. The oldest group is first."""
 
     def __enter__(self) -> SessionScan:
         with ExitStack() as stack:
@@ -205,18 +205,18 @@ class SessionScan:
 
 class Batch:
     """Translates sessions into one crow export. Import this export before you begin the next batch.
-
-    Sessions without a directory get `cwd`. `tools` maps the ids of translated sessions to their tools. `empty` is the
-    number of sessions without messages. Whoever opens `file` must close it.
-    """
+    Whoever opens the file must close it."""
 
     def __init__(self, file: BinaryIO, *, cwd: str) -> None:
         self._file = file
         self._cwd = cwd
+        """The directory of sessions that have none of their own."""
         self._writer = ExportWriter(file)
         self._ids: set[str] = set()
         self.tools: dict[str, str] = {}
+        """Maps the ids of translated sessions to their tools."""
         self.empty = 0
+        """The number of sessions without messages."""
 
     @property
     def size(self) -> int:
@@ -265,7 +265,7 @@ class Batch:
 
 
 def is_crow_export(path: Path) -> bool:
-    """Whether crow has exported the file."""
+    """Return whether crow has exported the file."""
     try:
         with open_regular(real_path(path)) as file:
             return parse_object(file.readline(_PEEK_BYTES)).get("type") == "crow"

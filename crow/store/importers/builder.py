@@ -48,38 +48,47 @@ class ConversationBuilder:
     The methods may be called in any order. The conversation is always valid. Other agents store the parts of an answer
     one after another, so the builder collects an answer and the results of its tool calls until the next message. Texts
     may contain any characters.
-
-    `leaf` is the number (from 1) of the newest entry of the current branch, or None while the branch has no entries.
-    `cwd` is the session's directory until `set_cwd` sets another one.
     """
 
     def __init__(self, session_id: str, *, cwd: str, parent_id: str | None = None) -> None:
         self.session_id = session_id
         self.parent_id = parent_id
         self.leaf: int | None = None
+        """The number (from 1) of the newest entry of the current branch, or None while the branch has no entries."""
         self.title: str | None = None
         self.title_by_user = False
         self.archived = False
         self.created_ms: int | None = None
+        """The earliest time so far, in Unix milliseconds, or None if no time is known."""
         self.updated_ms = 0
+        """Unix milliseconds."""
         self.messages = 0
+        """The number of prompts and answers so far."""
         self.lines = 0
+        """The number of lines in the temporary file."""
         self.model = ""
+        """The model of the entries that follow."""
         self._cwd = cwd
+        """The session's directory, unless `set_cwd` sets another one."""
         self._first_prompt = ""
         self._has_prompt = False
         self._now_ms = 0
-        self._turns = array("q")  # the turn of each entry, in order
-        self._open = bytearray()  # whether each entry's turn was still open after the entry
-        self._before: dict[int, int | None] = {}  # maps each turn to the leaf before it
-        self._ends: dict[int, int | None] = {}  # maps each turn to its newest entry
+        self._turns = array("q")
+        """The turn of each entry, in order."""
+        self._open = bytearray()
+        """Whether each entry's turn was still open after the entry."""
+        self._before: dict[int, int | None] = {}
+        """Maps each turn to the leaf before it."""
+        self._ends: dict[int, int | None] = {}
+        """Maps each turn to its newest entry."""
         self._newest_turn = 0
         self._step: _Step | None = None
         self._last_key: str | None = None
         self._stop = _DONE
         self._usage: tuple[Usage, float | None] | None = None
         self._calls: dict[str, tuple[CallRef, ToolCall, Announcement]] = {}
-        self._prompts: dict[bytes, int] = {}  # maps the hash of a prompt to its entry
+        self._prompts: dict[bytes, int] = {}
+        """Maps the hash of a prompt to its entry."""
         self._moves: list[MoveRecord] = []
         self._blobs: set[str] = set()
         self._spool: Any = tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)  # noqa: SIM115  closed by close()
@@ -462,21 +471,24 @@ class ConversationBuilder:
 
 @dataclass(slots=True)
 class _Step:
-    """An answer and the results of its calls.
-
-    `calls` lists the calls, each with the id that it has in the imported session. `results` maps the index of a call
-    to its result.
-    """
+    """An answer and the results of its calls."""
 
     key: str | None
+    """The id of the answer in the imported session, or None if it has none. Messages with the same key are parts of one
+    answer."""
     model: str
     time_ms: int
-    is_rest: bool = False  # whether it continues an answer whose usage is already counted
+    """Unix milliseconds."""
+    is_rest: bool = False
+    """Whether it continues an answer whose usage is already counted."""
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[tuple[str, ToolCall, Announcement]] = field(default_factory=list)
+    """The calls, each with the id that it has in the imported session."""
     results: dict[int, _Result] = field(default_factory=dict)
+    """Maps the index of a call to its result."""
     usage: tuple[Usage, float | None] | None = None
+    """The usage, and the cost in US dollars."""
     finish: FinishReason = "stop"
 
     @property
@@ -486,12 +498,15 @@ class _Step:
 
 @dataclass(slots=True)
 class _Result:
+    """The result of a tool call."""
+
     text: str
     images: tuple[Image, ...]
     is_error: bool
     duration_ms: int
     title: str
     time_ms: int
+    """When the result arrived, in Unix milliseconds."""
 
 
 NewConversation: TypeAlias = Callable[..., ConversationBuilder]

@@ -36,11 +36,11 @@ _MAX_COUNT = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that could not be imported. `line` is the number of the line, from 1. It is None if the problem
-    concerns the whole file."""
+    """Something that could not be imported."""
 
     path: str
     line: int | None
+    """The number of the line, from 1, or None if the problem concerns the whole file."""
     words: str
 
     def __str__(self) -> str:
@@ -50,11 +50,14 @@ class Problem:
 
 @dataclass(slots=True)
 class Problems:
-    """The numbers of lines and files that could not be imported. `named` has the first 20 problems."""
+    """The lines and files that could not be imported."""
 
     lines: int = 0
+    """The number of lines."""
     files: int = 0
+    """The number of files."""
     named: list[Problem] = field(default_factory=list)
+    """The first 20 problems."""
 
     def skip_line(self, path: Path | str, line: int, words: str) -> None:
         """Report a line (or another part of a file) that is skipped."""

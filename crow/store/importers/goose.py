@@ -31,10 +31,12 @@ DATABASE = "sessions.db"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GooseSession:
-    """A session in goose's database."""
+    """A session in goose's database. Times are Unix milliseconds."""
 
     name: str
+    """The id that goose uses."""
     session_id: str
+    """The id that the session gets in crow."""
     title: str
     title_by_user: bool
     cwd: str
@@ -56,7 +58,7 @@ def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str 
 
 
 def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
-    """Whether a database with these tables is goose's."""
+    """Return whether a database with these tables is goose's."""
     return {"sessions", "messages"} <= tables.keys() and {"session_id", "content_json"} <= tables["messages"]
 
 

@@ -35,11 +35,12 @@ _FINISH: Mapping[str, FinishReason] = {"length": "length", "content-filter": "re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpencodeSession:
-    """A session as opencode describes it. `undone_from` is the id of the first message that the user has undone. All
-    later messages are undone, too. `undone_from` is empty if no message is undone."""
+    """A session as opencode describes it. Times are Unix milliseconds."""
 
     name: str
+    """The id that opencode uses."""
     session_id: str
+    """The id that the session gets in crow."""
     parent_id: str | None
     title: str
     cwd: str
@@ -47,6 +48,8 @@ class OpencodeSession:
     updated_ms: int | None
     archived: bool
     undone_from: str
+    """The id of the first message that the user has undone, or empty if no message is undone. All later messages are
+    undone, too."""
 
 
 Messages = Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]
@@ -54,12 +57,12 @@ Messages = Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]
 
 
 def is_storage(directory: Path) -> bool:
-    """Whether a directory is the `storage` directory of opencode."""
+    """Return whether a directory is the `storage` directory of opencode."""
     return all((directory / name).is_dir() for name in ("session", "message", "part"))
 
 
 def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
-    """Whether a database with these tables is opencode's."""
+    """Return whether a database with these tables is opencode's."""
     return {"session", "message", "part"} <= tables.keys() and {"id", "directory"} <= tables["session"]
 
 

@@ -41,18 +41,24 @@ _ADD = "SELECT crow.add_entries($1, $2, $3, $4, $5, $6, $7, $8)"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
     """A chain of entries to insert, each under the one before it. The entries are encoded as the functions in the
-    schema expect them. `turns` has the turn of each entry. For each blob, `hashes` has its hash, `datas` has its
-    content, and `numbers` has the number (from 1) of the entry that refers to it."""
+    schema expect them."""
 
     entries: Sequence[NewEntry]
     bodies: Sequence[Body]
+    """The bodies as later reads will return them."""
     usages: Sequence[Usage | None]
     turns: Sequence[int]
+    """The turn of each entry."""
     rows: str
+    """The rows of the entries, as JSON."""
     counts: SessionCounts
+    """The sums that the entries add to the row of their session."""
     hashes: Sequence[str]
+    """The hash of each blob."""
     datas: Sequence[bytes]
+    """The content of each blob."""
     numbers: Sequence[int]
+    """For each blob, the number (from 1) of the entry that refers to it."""
 
     @property
     def added(self) -> tuple[object, ...]:
@@ -378,9 +384,7 @@ class TurnMethods(PathMethods):
 
 @dataclass(slots=True, kw_only=True)
 class SessionState:
-    """A session's row inside a transaction. `orphans` has the seq, owner, parts and message id of each queued prompt
-    whose store is dead. `waiting` has the texts in the inbox that are not prompts, except the texts of other living
-    stores."""
+    """A session's row inside a transaction."""
 
     session_id: str
     conversation: int
@@ -388,14 +392,20 @@ class SessionState:
     turn: int
     is_running: bool
     owner: str
+    """The store that runs the turn, or empty if no turn runs."""
     epoch: int
+    """Each claim of a turn raises it. A store that holds an older epoch may not write."""
     model: str
     parent_id: str | None
     now_ms: int
+    """The server's time, in Unix milliseconds."""
     is_owner_alive: bool
     is_owned: bool
+    """Whether this store is the owner."""
     orphans: Sequence[tuple[int, str, str, str]] = ()
+    """The seq, owner, parts and message id of each queued prompt whose store is dead."""
     waiting: tuple[QueuedPrompt, ...] = ()
+    """The texts in the inbox that are not prompts, except the texts of other living stores."""
 
     @classmethod
     async def read(cls, sql: Sql, session_id: str, owner: str, *, lock: bool = False) -> SessionState:

@@ -71,23 +71,23 @@ _EXAMPLE = "Expected a URL such as postgresql://crow@db.example/crow."
 
 class Database:
     """A pool of connections for statements, and a separate connection for the store's presence. Whoever opens it must
-    close it.
-
-    With `is_pooled`, statements go through a pooler in transaction mode, such as PgBouncer. In this case, no prepared
-    statement is used after the transaction that prepared it.
-    """
+    close it."""
 
     def __init__(self, name: str, presence: Presence, pool: Any, *, is_pooled: bool) -> None:
         self.name = name
+        """Names the database in messages."""
         self.presence = presence
         self._pool = pool
         self._is_pooled = is_pooled
+        """Whether statements go through a pooler in transaction mode, such as PgBouncer. In this case, no prepared
+        statement is used after the transaction that prepared it."""
         self._calls: deque[_Call] = deque()
         self._commits: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._was_reached = False
         self._is_read_only = False
         self.timeout_s = _STATEMENT_TIMEOUT_S
+        """The time limit of each statement."""
 
     @classmethod
     async def open(
@@ -334,19 +334,19 @@ class _Failures:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether an error is about reaching the server, so that it may pass without a change of the settings."""
+    """Return whether an error is about reaching the server, so that it may pass without a change of the settings."""
     if isinstance(error, (ssl.SSLError, asyncpg.ProtocolViolationError)):
         return False
     return isinstance(error, (OSError, TimeoutError, asyncpg.PostgresConnectionError, *_NOT_NOW))
 
 
 class UsesDatabase:
-    """Base of the classes that have the store's methods. `owner` is the name that stands for this store in the
-    database."""
+    """Base of the classes that have the store's methods."""
 
     def __init__(self, database: Database, owner: str) -> None:
         self.database = database
         self.owner = owner
+        """The name that stands for this store in the database."""
 
 
 def _operation(

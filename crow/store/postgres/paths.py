@@ -24,10 +24,10 @@ from crow.store.watching import News, Piece, SessionRead, follow
 
 @dataclass(slots=True)
 class _StoredRow(EntryRow):
-    """A row of `_ENTRY_SOURCE`. Entries have no checksums here, because PostgreSQL checks its pages itself. `has_blobs`
-    is true if the body refers to blobs."""
+    """A row of `_ENTRY_SOURCE`. Entries have no checksums here, because PostgreSQL checks its pages itself."""
 
     has_blobs: bool
+    """Whether the body refers to blobs."""
 
 
 _BODY = "coalesce(convert_to(e.body, 'UTF8'), b.data)"
@@ -362,7 +362,7 @@ async def path_ids(sql: Sql, leaf: int | None) -> list[int]:
 
 
 async def is_on_path(sql: Sql, leaf: int | None, entry_id: int) -> bool:
-    """Whether the entry is on the path that ends at `leaf`."""
+    """Return whether the entry is on the path that ends at `leaf`."""
     query = (
         "WITH RECURSIVE path (id, parent) AS ("
         " SELECT id, parent FROM crow.entries WHERE id = $1 AND id >= $2"
@@ -498,5 +498,5 @@ def _prompt_text(body: Mapping[str, Any]) -> str:
 
 
 def _is_storable(text: str) -> bool:
-    """Whether a column of type text can hold this text."""
+    """Return whether a column of type text can hold this text."""
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)

@@ -79,17 +79,19 @@ _LOOK = """
 
 
 class Presence:
-    """Holds the lock number `lock` for the store `owner`, and notifies watchers of changed sessions.
+    """Holds a lock for a store, and notifies watchers of changed sessions.
 
-    Call `locked`, then `start`. Whoever calls `start` must call `close`. `when_lost` is called when the server stops
-    answering.
+    Call `locked`, then `start`. Whoever calls `start` must call `close`.
     """
 
     def __init__(self, url: str, owner: str, lock: int, *, when_lost: Callable[[], Awaitable[object]]) -> None:
         self._url = url
         self._owner = owner
+        """The store that holds the lock."""
         self._lock = lock
+        """The number of the lock."""
         self._when_lost = when_lost
+        """Called when the server stops answering."""
         self._connection: Any = None
         self._connecting = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None

@@ -81,11 +81,17 @@ from computing the same expression several times.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Query:
+    """A search in the form that the statements need."""
+
     words: Sequence[str]
+    """The words to find, folded."""
     likes: Sequence[str]
+    """A pattern for LIKE for each word."""
     trigrams: Sequence[int]
+    """The numbers of all trigrams in the words."""
     scope: Scope
     seen_by: str | None
+    """If it is given, only sessions that this principal may read are searched."""
 
     @property
     def limits(self) -> tuple[str | None, int, int]:

@@ -64,11 +64,12 @@ views read most bodies as text."""
 
 
 class TurnMethods(PathMethods):
-    """Methods of the store that run turns. `owner` identifies this store in rows."""
+    """Methods of the store that run turns."""
 
     def __init__(self, database: Database, owner: str) -> None:
         super().__init__(database)
         self.owner = owner
+        """Identifies this store in rows."""
         self._unstored_ends: dict[str, Callable[[Connection], object]] = {}
 
     async def open_session(self, session_id: str) -> Tail:
@@ -279,10 +280,10 @@ class TurnMethods(PathMethods):
 
 class SessionState:
     """A session's row inside a write transaction. `add` appends an entry to the session's path, and `save` writes the
-    row.
+    row. Callers may set `leaf`, `turn`, `state` and `owner`.
 
     Every entry is inserted through this class, so the entry's blobs, its full text and the session's counters are
-    always stored together with the entry. Callers may set `leaf`, `turn`, `state` and `owner`.
+    always stored together with the entry.
     """
 
     def __init__(self, sql: Connection, session_id: str, *, now_ms: int) -> None:
@@ -296,7 +297,9 @@ class SessionState:
         self.turn: int = row[2]
         self.state: str = row[3]
         self.owner: str = row[4]
+        """The store that runs the turn, or empty if no turn runs."""
         self.lease_ms: int = row[5]
+        """The owner's last sign of life, in Unix milliseconds."""
         self.model: str = row[6]
         self._parent_id: str | None = row[7]
         self._inbox: list[tuple[int, str, str, str, int]] | None = None
@@ -421,8 +424,8 @@ def _check_writable(state: SessionState, owner: str, leaf: int | None) -> None:
 
 
 def _needs_repair(state: SessionState, owner: str) -> bool:
-    """Whether a dead owner left a turn or a queued prompt behind. While a living owner runs a turn, the session needs
-    no repair."""
+    """Return whether a dead owner left a turn or a queued prompt behind. While a living owner runs a turn, the session
+    needs no repair."""
     if state.state == "running":
         return state.owner != owner and not state.is_owner_alive
     return bool(_orphans(state, owner))
@@ -482,7 +485,7 @@ def _estimated_usage(state: SessionState, answer: Assistant) -> tuple[str, Usage
 
 
 def _has_ended(state: SessionState) -> bool:
-    """Whether the turn's end is already stored. This is the case if the owner died between storing the end and
+    """Return whether the turn's end is already stored. This is the case if the owner died between storing the end and
     releasing the turn."""
     row = state.sql.execute("SELECT kind, turn FROM entries WHERE id = ?", (state.leaf,)).fetchone()
     return bool(row == ("turn_end", state.turn))

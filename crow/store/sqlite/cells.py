@@ -85,18 +85,16 @@ Votes: TypeAlias = dict[str, Counter[Value]]
 
 
 class Witnesses:
-    """What the indexes in the pages of a file say about rows.
-
-    `sessions` maps numbers of sessions, and `entries` maps ids of entries, to the values of their columns, with the
-    number of indexes that have this value. `deleted` and `listed` are the numbers of sessions that an index lists as
-    deleted, or as not deleted.
-    """
+    """What the indexes in the pages of a file say about rows."""
 
     def __init__(self, pages: Pages) -> None:
         self._rows = {name: tuple(self._read(pages, name, columns)) for name, columns in _INDEXES.items()}
         self.sessions: dict[int, Votes] = defaultdict(lambda: defaultdict(Counter))
+        """Maps numbers of sessions to the values of their columns, with the number of indexes that have this value."""
         self.deleted: set[int] = set()
+        """The numbers of sessions that an index lists as deleted."""
         self.listed: set[int] = set()
+        """The numbers of sessions that an index lists as not deleted."""
         for index, columns in _SESSION_INDEXES.items():
             for *values, number in self.rows(index):
                 if index == "sessions_deleted":
@@ -293,7 +291,7 @@ def _witnesses_beside(sql: sqlite3.Connection, name: str, row: Mapping[str, Any]
 
 
 def is_possible_time(value: object) -> bool:
-    """Whether this can be a Unix time in milliseconds."""
+    """Return whether this can be a Unix time in milliseconds."""
     return isinstance(value, int) and 0 <= value < _LATEST_MS
 
 

@@ -89,12 +89,13 @@ def open_blob(sql: Connection, rowid: int) -> Iterator[BlobReader]:
 
 
 class CompressedBlob:
-    """Reads a compressed blob whose content has `size` bytes. The end can be read without the middle. `read` raises
-    `Unreadable` if the blob is damaged."""
+    """Reads a compressed blob. The end can be read without the middle. `read` raises `Unreadable` if the blob is
+    damaged."""
 
     def __init__(self, blob: Blob, size: int) -> None:
         self._blob = blob
         self._size = size
+        """The size of the blob's content, in bytes."""
         self._at = 0
 
     def __len__(self) -> int:
@@ -155,34 +156,43 @@ def members_of(data: bytes) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """A blob to compress. `is_body` is true if the blob is the body of a tool result."""
+    """A blob to compress."""
 
     rowid: int
     name: str
+    """The hash of the blob."""
     is_body: bool
+    """Whether the blob is the body of a tool result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Compressed:
+    """A blob after its compression."""
+
     name: str
+    """The hash of the blob."""
     data: bytes
+    """The compressed content."""
     body: str | None
+    """For the body of a tool result: the members to store beside the blob."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """Blobs to compress. `before` and `after` are the positions in `blob_refs` before and after these blobs. A position
-    consists of an entry id and a blob's name."""
+    """Blobs to compress."""
 
     before: tuple[int, str]
+    """The position in `blob_refs` before these blobs: an entry id and a blob's name."""
     after: tuple[int, str]
+    """The position in `blob_refs` after these blobs: an entry id and a blob's name."""
     blobs: Sequence[_Found]
 
 
 class CompressionMethods(UsesDatabase):
-    """Methods of the store that compress old blobs. If `compress_after_days` is None, nothing is compressed."""
+    """Methods of the store that compress old blobs."""
 
     compress_after_days: int | None = None
+    """If it is None, nothing is compressed."""
 
     async def compress_old(self) -> None:
         """Compress the blobs of entries that are older than `compress_after_days`. Each transaction compresses about a

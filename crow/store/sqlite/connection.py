@@ -147,13 +147,12 @@ class SqliteConnection:
     aiosqlite runs one statement at a time. Between two statements of one task, another task may use the connection, and
     a cancelled task leaves its transaction open. In this class, a function runs all its statements without
     interruption. A function that has started always finishes, and only then does the next function start.
-
-    `file` identifies the open file, or is None if the file is unknown.
     """
 
     def __init__(self, path: Path, connection: aiosqlite.Connection, file: FileId | None) -> None:
         self.path = path
         self.file = file
+        """Identifies the open file, or None if the file is unknown."""
         self._connection = connection
         self._is_closed = False
 
@@ -273,10 +272,11 @@ async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosql
 
 
 class LockTimeout:
-    """Limits each wait for other processes to `timeout_s`. After `end` is called, all waits are short."""
+    """Limits each wait for other processes. After `end` is called, all waits are short."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
+        """The limit of each wait."""
         self._ends_at = math.inf
 
     def end(self) -> None:
@@ -285,7 +285,7 @@ class LockTimeout:
         self._ends_at = min(self._ends_at, time.monotonic() + _CLOSING_TIMEOUT_S)
 
     def is_over(self, since: float) -> bool:
-        """Whether a wait that began at `since` (a value of `time.monotonic`) must end."""
+        """Return whether a wait that began at `since` (a value of `time.monotonic`) must end."""
         return time.monotonic() > min(since + self.timeout_s, self._ends_at)
 
 
@@ -318,7 +318,7 @@ class FileLock:
             os.close(file)  # releases the lock
 
     def _is_there(self, file: int) -> bool:
-        """Whether the path still names the open lock file. This is also true if the file's directory no longer
+        """Return whether the path still names the open lock file. This is also true if the file's directory no longer
         exists."""
         opened, found = os.fstat(file), file_id(self._path)
         return found == (opened.st_dev, opened.st_ino) or (found is None and not self._path.parent.is_dir())
@@ -356,11 +356,13 @@ class FileLock:
 
 @dataclass(slots=True)
 class WriteJob(Generic[T]):
-    """A function to run in a write transaction. After the function was called, `result` or `error` is set."""
+    """A function to run in a write transaction."""
 
     function: Callable[[sqlite3.Connection], T]
     result: T | None = None
+    """Set after the function returned."""
     error: Exception | None = None
+    """Set after the function failed."""
     is_done: bool = False
 
 

@@ -109,14 +109,11 @@ def _runs_in(
 
 
 class Database:
-    """The file at `path` and the connections to it.
+    """A SQLite file and the connections to it.
 
     If the open file is deleted or replaced, its content is copied to a new file, and the connections continue with the
     new file. Then the next call with `raise_if_moved` raises an error that tells the user what happened. Calls without
     `raise_if_moved` do not raise this error.
-
-    `foreign_version` is a number that changes when another process writes to the file. Each write transaction updates
-    this number. `warning` is a message for the user, or empty if all is well.
     """
 
     _writer: SqliteConnection
@@ -125,7 +122,9 @@ class Database:
         self.path = path
         self.journal_mode = ""
         self.warning = ""
+        """A message for the user, or empty if all is well."""
         self.foreign_version = 0
+        """A number that changes when another process writes to the file. Each write transaction updates it."""
         self.lock_timeout = LockTimeout(busy_timeout_s)
         self._connect = partial(SqliteConnection.open, busy_timeout_s=busy_timeout_s)
         self._wanted_journal_mode = journal_mode
@@ -140,9 +139,12 @@ class Database:
         # `_exchange` is held while the connections are replaced. `_exchanges` counts the replacements.
         self._exchange = anyio.Lock(fast_acquire=True)
         self._exchanges = 0
-        self._notice = ""  # what happened to the file; empty after the user was told
-        self._replaced = ""  # the same, while another file has the path; otherwise empty
-        self._read_only = ""  # why nothing can be stored; empty while writing works
+        self._notice = ""
+        """What happened to the file. It is empty after the user was told."""
+        self._replaced = ""
+        """What happened to the file, while another file has the path. Otherwise empty."""
+        self._read_only = ""
+        """Why nothing can be stored, or empty while writing works."""
         self._read_only_copy: Path | None = None
         self._stays_read_only = False
 
@@ -656,8 +658,8 @@ def _words_of(refused: StoreUnavailable) -> str:
 
 
 def _is_unwritable(refused: StoreUnavailable) -> bool:
-    """Whether the error says that the file could not be opened because the file, its directory or its disk is not
-    writable."""
+    """Return whether the error says that the file could not be opened because the file, its directory or its disk is
+    not writable."""
     code = getattr(refused.__cause__, "sqlite_errorcode", 0) & 0xFF
     return isinstance(refused.__cause__, OSError) or code in (
         sqlite3.SQLITE_READONLY,

@@ -32,9 +32,10 @@ _MAX_ROW_BYTES = 1_000_000_000
 
 
 class Undecodable(str):
-    """A text with bytes that are not UTF-8. They are replaced in the text. `raw` has all bytes."""
+    """A text with bytes that are not UTF-8. They are replaced in the text."""
 
     raw: bytes
+    """All bytes, unchanged."""
 
 
 def text_of(data: bytes) -> str:
@@ -49,14 +50,13 @@ def text_of(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PageRow:
-    """A row of a table, or of an index (`rowid` is None).
-
-    `is_whole` is false if at least one value is missing because its page cannot be reached.
-    """
+    """A row of a table or of an index."""
 
     rowid: int | None
+    """None for a row of an index."""
     values: tuple[Value, ...]
     is_whole: bool = True
+    """False if at least one value is missing because its page cannot be reached."""
 
 
 @dataclass
@@ -163,7 +163,8 @@ class Pages:
         return frozenset(found) if len(found) == expected and max(found, default=0) <= self.count else None
 
     def _is_marked_free(self, number: int) -> bool:
-        """Whether the page is marked as free in the map of page types. A database with auto_vacuum has such a map."""
+        """Return whether the page is marked as free in the map of page types. A database with auto_vacuum has such a
+        map."""
         entries = self._usable // 5
         map_page = (number - 2) // (entries + 1) * (entries + 1) + 2
         at = (number - map_page - 1) * 5
@@ -238,7 +239,7 @@ class Pages:
 
 
 def _is_of_schema(row: PageRow) -> bool:
-    """Whether this is the row of a table or an index in the schema."""
+    """Return whether this is the row of a table or an index in the schema."""
     match row.values:
         case ("table" | "index", str(), str(), int() as root, str() | None) if root > 0:
             return row.rowid is not None

@@ -47,13 +47,13 @@ _checked_values = attrgetter(*CHECKED_COLUMNS)
 
 @dataclass(slots=True)
 class StoredRow(EntryRow):
-    """A row of `_ENTRY_SOURCE`. If the body is stored as a blob, `size` is the size of the blob's content, and `body`
-    may be compressed. If the body of a long tool result is left out, `long_body` is the rowid of this body in
-    `blobs`."""
+    """A row of `_ENTRY_SOURCE`."""
 
     checksum: int | None
     size: int | None
+    """The size of the blob's content, if the body is stored as a blob. Then `body` may be compressed."""
     long_body: int | None
+    """The rowid of the body in `blobs`, if the body of a long tool result is left out."""
 
 
 _BODY = "coalesce(CAST(e.body AS BLOB), {blob})"
@@ -263,12 +263,12 @@ def common_ids(left: Iterator[int], right: Iterator[int]) -> Iterator[int]:
 
 
 def is_on_path(sql: Connection, leaf: int | None, entry_id: int) -> bool:
-    """Whether the entry is on the path that ends at `leaf`."""
+    """Return whether the entry is on the path that ends at `leaf`."""
     return next((found for found in path_ids(sql, leaf) if found <= entry_id), None) == entry_id
 
 
 def has_user(sql: Connection, leaf: int) -> bool:
-    """Whether a prompt is on the path that ends at `leaf`."""
+    """Return whether a prompt is on the path that ends at `leaf`."""
     return _newest_of_kind(sql, leaf, "user") is not None
 
 

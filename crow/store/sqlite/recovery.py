@@ -66,14 +66,13 @@ def index_words(connection: sqlite3.Connection) -> None:
 
 
 class Recovery:
-    """Copies rows from the pages of a damaged database into a new one.
-
-    After `run`, `changes` has a line for each row whose values were changed, and `lost` a line for what is missing.
-    """
+    """Copies rows from the pages of a damaged database into a new one."""
 
     def __init__(self, pages: Pages, new: sqlite3.Connection) -> None:
         self.changes: list[str] = []
+        """After `run`: a line for each row whose values were changed."""
         self.lost: list[str] = []
+        """After `run`: a line for each thing that is missing."""
         self._pages = pages
         self._new = new
         self._witnesses = Witnesses(pages)
@@ -150,7 +149,7 @@ class Recovery:
             self._new.execute("INSERT INTO sqlite_sequence (seq, name) VALUES (?, ?)", (number, table))
 
     def _is_place_known(self, entry: Mapping[str, Any]) -> bool:
-        """Whether the indexes have this entry under its id, or have no entries at all."""
+        """Return whether the indexes have this entry under its id, or have no entries at all."""
         known = self._indexed.get(entry["id"])
         if known is None:
             return not self._indexed
@@ -430,7 +429,8 @@ def _unfit(row: PageRow, types: Mapping[str, tuple[type, ...]]) -> list[str] | N
 
 
 def _has_valid_checksum(values: Mapping[str, Any]) -> bool:
-    """Whether the checksum of an entry is right. Entries from schema versions before 5 have no checksum and pass."""
+    """Return whether the checksum of an entry is right. Entries from schema versions before 5 have no checksum and
+    pass."""
     body = values["body"] if values["body_blob"] is None else values["body_blob"]
     columns = {name: values.get(name) for name in CHECKED_COLUMNS}
     if columns["cost"] is not None:  # SQLite stores 1.0 as 1

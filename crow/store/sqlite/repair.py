@@ -70,19 +70,19 @@ _MENDABLE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repaired:
-    """The result of `repair`.
-
-    `outcome` is "whole" if the file was undamaged, "mended" if values and indexes in it were mended, or "recovered" if
-    its rows were copied into a new file. `copy` is the path at which the damaged file was kept, or None if the file was
-    undamaged. `problems` are SQLite's messages. `changes` lists each value that was replaced, and `lost` lists the data
-    that could not be recovered.
-    """
+    """The result of `repair`."""
 
     outcome: Literal["whole", "mended", "recovered"]
+    """"whole" if the file was undamaged, "mended" if values and indexes in it were mended, or "recovered" if its rows
+    were copied into a new file."""
     copy: Path | None
+    """The path at which the damaged file was kept, or None if the file was undamaged."""
     problems: tuple[str, ...]
+    """SQLite's messages."""
     changes: tuple[str, ...]
+    """Each value that was replaced."""
     lost: tuple[str, ...]
+    """The data that could not be recovered."""
     sessions: int
     entries: int
 
@@ -362,7 +362,7 @@ def _foreign(log: WriteAheadLog) -> str:
 
 
 def _hides_entries(path: Path, other: Path) -> bool:
-    """Whether an entry of the database `other` is not in the database at `path`, or differs."""
+    """Return whether an entry of the database `other` is not in the database at `path`, or differs."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("ATTACH ? AS other", (str(other),))
         query = (

@@ -118,8 +118,8 @@ def _move(part: Path, target: Path) -> bool:
 
 
 def _holds_all(path: Path, connection: sqlite3.Connection) -> bool:
-    """Whether the database at `path` has every session of `connection`, with the same leaf. If so, another crow process
-    has already restored the database."""
+    """Return whether the database at `path` has every session of `connection`, with the same leaf. If so, another crow
+    process has already restored the database."""
     query = (
         "SELECT s.id, s.conversation, e.id, e.parent, e.kind, e.created_ms, e.body, e.body_blob"
         " FROM sessions s LEFT JOIN entries e ON e.id = s.leaf WHERE s.deleted_ms IS NULL"

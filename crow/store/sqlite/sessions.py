@@ -41,15 +41,14 @@ time after the opening, crow assumes that the session is still open."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """The data to remove from a conversation. `entries` are sorted newest first.
-
-    `living` is a text that describes the conversation's sessions and their leaves. When `_living` returns a different
-    text, the removal is out of date.
-    """
+    """The data to remove from a conversation."""
 
     conversation: int
     living: str
+    """A text that describes the conversation's sessions and their leaves. When `_living` returns a different text, the
+    removal is out of date."""
     entries: tuple[int, ...]
+    """Sorted newest first."""
 
 
 class SessionMethods(UsesDatabase):
@@ -318,7 +317,7 @@ class SessionMethods(UsesDatabase):
 
 
 def _is_empty(sql: Connection, session_id: str) -> bool:
-    """Whether the session has never been used: it has no prompt, name, title, tag, metadata or imported data."""
+    """Return whether the session has never been used: it has no prompt, name, title, tag, metadata or imported data."""
     return sql.execute(_EMPTY, {"id": session_id}).fetchone() is not None
 
 

@@ -165,8 +165,7 @@ class Importer:
 
     Each call is a small transaction, so that other processes can write in between. Until `show` is called, the sessions
     are hidden like deleted ones, and this store owns them as if it were running a turn in each. If the process dies,
-    `tidy` removes the hidden sessions. Entry number n of the conversation gets the id `_base` + n. `begin` reserves
-    these ids.
+    `tidy` removes the hidden sessions.
     """
 
     def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
@@ -180,6 +179,7 @@ class Importer:
         self._defaults = defaults
         self._records: Iterator[tuple[Record, Body | None]] = file.records(block)
         self._base = 0
+        """Entry number n of the conversation gets the id `_base` + n. `begin` reserves these ids."""
         self._conversation = 0
         self._rows: list[SessionRecord] = []
         self._states: dict[str | None, SessionState] = {}
@@ -403,7 +403,7 @@ def abandon(connection: sqlite3.Connection, here: str) -> None:
 
 
 def _exists(connection: sqlite3.Connection, block: Block) -> bool:
-    """Whether the conversation was imported before, or one of its sessions exists.
+    """Return whether the conversation was imported before, or one of its sessions exists.
 
     If the imported sessions were deleted, the conversation counts as not imported, even if forks of them still exist.
     """

@@ -24,11 +24,11 @@ _MASK = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A page in the log. `database_pages` is the size of the database after the transaction, in the last frame of a
-    transaction, and otherwise 0."""
+    """A page in the log."""
 
     page: int
     database_pages: int
+    """In the last frame of a transaction, the size of the database after the transaction. Otherwise 0."""
     at: int
     """Offset of the page's bytes in the log."""
     is_intact: bool
@@ -36,10 +36,11 @@ class Frame:
 
 @dataclass
 class WriteAheadLog:
-    """The bytes of a log, for a database with pages of `page_bytes` bytes."""
+    """The bytes of a log."""
 
     data: bytes
     page_bytes: int
+    """The size of the database's pages."""
 
     @cached_property
     def frames(self) -> tuple[Frame, ...]:

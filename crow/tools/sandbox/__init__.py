@@ -20,36 +20,37 @@ CHECK_S = 2.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
-    """The limits of one command: what it may see and change. All paths are absolute, with links resolved.
-
-    `masked`: directories that the command sees as empty, such as /home, /run and /tmp. `readable` and `writable`: trees
-    that are visible, even inside a masked directory. Paths that are neither masked nor in one of these trees can be
-    read but not written. `read_only`: existing protected paths in a writable tree, which the command must not change.
-    `hidden`: files and directories inside a visible tree that the command must not see, such as keys and crow's own
-    files. `throwaway`: trees in which the command can write, but everything that it writes is discarded when the
-    command ends. If the sandbox cannot discard writes, these trees are read-only. `temporary`: the session's private
-    directory for temporary files, which is writable too. `fixed`: trees inside a writable tree that no command can
-    change, because crow itself starts programs from them.
-
-    `blank` is a file to show in place of a hidden file. `layers` is a new, empty directory for the files that the
-    command writes into throwaway trees; None if these trees are read-only. `has_network`: the command may reach more
-    than the loopback interface. `sockets`: Unix sockets that the command may use, or directories that contain them. If
-    there are none, the command cannot open Unix sockets at all, except for socket pairs.
-    """
+    """The limits of one command: what it may see and change. All paths are absolute, with links resolved. Paths that
+    are neither masked nor in a readable or writable tree can be read but not written."""
 
     access: ConfinedAccess
     masked: tuple[Path, ...] = ()
+    """Directories that the command sees as empty, such as /home, /run and /tmp."""
     readable: tuple[Path, ...] = ()
+    """Trees that are visible, even inside a masked directory."""
     writable: tuple[Path, ...] = ()
+    """Trees that are visible, even inside a masked directory, and that the command may change."""
     read_only: tuple[Path, ...] = ()
+    """Existing protected paths in a writable tree, which the command must not change."""
     fixed: tuple[Path, ...] = ()
+    """Trees inside a writable tree that no command can change, because crow itself starts programs from them."""
     hidden: tuple[Path, ...] = ()
+    """Files and directories inside a visible tree that the command must not see, such as keys and crow's own files."""
     throwaway: tuple[Path, ...] = ()
+    """Trees in which the command can write, but everything that it writes is discarded when the command ends. If the
+    sandbox cannot discard writes, these trees are read-only."""
     temporary: Path
+    """The session's private directory for temporary files, which is writable too."""
     blank: Path = Path(os.devnull)
+    """A file to show in place of a hidden file."""
     layers: Path | None = None
+    """A new, empty directory for the files that the command writes into throwaway trees. None if these trees are
+    read-only."""
     has_network: bool = False
+    """The command may reach more than the loopback interface."""
     sockets: tuple[Path, ...] = ()
+    """Unix sockets that the command may use, or directories that contain them. If there are none, the command cannot
+    open Unix sockets at all, except for socket pairs."""
 
 
 class Sandbox(Protocol):
@@ -122,7 +123,7 @@ class Confiner(Protocol):
 
     async def check(self, process: Process) -> tuple[str, ...]:
         """While a command runs, restore protected files that it changed some seconds ago. Return a sentence for each
-        such file. Does nothing for a process that cannot write, or that is not a command."""
+        such file. Do nothing for a process that cannot write, or that is not a command."""
 
     async def finish(self, process: Process) -> tuple[str, ...]:
         """Clean up after a command that has ended: discard what it wrote into throwaway trees, and restore protected

@@ -110,12 +110,13 @@ class ConfinedProcess(Process):
                 os.kill(pid, number)
 
     async def is_alive(self) -> bool:
-        """Whether the sandbox still runs."""
+        """Return whether the sandbox still runs."""
         return not self.exited.is_set()
 
 
 def processes_inside(outer: int) -> list[int]:
-    """The processes in the sandbox of the bubblewrap process `outer`, except for bubblewrap's own inner process."""
+    """Return the processes in the sandbox of the bubblewrap process `outer`, except for bubblewrap's own inner
+    process."""
     children = child_table() if not os.path.exists(f"/proc/{outer}/task/{outer}/children") else None
     first = children_of(outer, children)
     found, level = [], [pid for parent in first for pid in children_of(parent, children)]
@@ -137,7 +138,7 @@ def children_of(pid: int, table: Mapping[int, Sequence[int]] | None) -> Sequence
 
 
 def child_table() -> dict[int, list[int]]:
-    """Maps each process to its children, for kernels that do not list the children of a process."""
+    """Map each process to its children, for kernels that do not list the children of a process."""
     table: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
@@ -148,18 +149,19 @@ def child_table() -> dict[int, list[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bubblewrap:
-    """The :class:`crow.tools.sandbox.Sandbox` of bubblewrap.
-
-    `overlay` tells how commands with the access `read` get a throwaway layer over the workspace. With `native`,
-    bubblewrap makes the layer. With `mounted`, the layer is mounted before bubblewrap starts. With `none`, there is no
-    layer. `program`, `unshare` and `mount` are the absolute paths of programs.
-    """
+    """The :class:`crow.tools.sandbox.Sandbox` of bubblewrap."""
 
     program: str
+    """The absolute path of bubblewrap."""
     name: str
+    """The sandbox with its version, such as `bubblewrap 0.8.0`."""
     unshare: str = ""
+    """The absolute path of `unshare`, or empty if there is none."""
     mount: str = ""
+    """The absolute path of `mount`, or empty if there is none."""
     overlay: Literal["none", "native", "mounted"] = "none"
+    """How commands with the access `read` get a throwaway layer over the workspace. With `native`, bubblewrap makes the
+    layer. With `mounted`, the layer is mounted before bubblewrap starts. With `none`, there is no layer."""
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -221,8 +223,8 @@ class Bubblewrap:
         variables: Mapping[str, str] = NO_VARIABLES,
         filters: Sequence[int] = (),
     ) -> list[str]:
-        """The command line that starts a confined command. Only the command gets the `variables`. `filters` are open
-        files with filters of system calls."""
+        """Return the command line that starts a confined command. Only the command gets the `variables`. `filters` are
+        open files with filters of system calls."""
         layers, trees = confinement.layers, confinement.throwaway
         overlay = self.overlay if layers is not None else "none"
         before: list[str] = []
@@ -249,7 +251,8 @@ class Bubblewrap:
 
 
 def mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str, ...]]:
-    """bubblewrap's options for the file system. The option for a directory comes before the options for its content."""
+    """Return bubblewrap's options for the file system. The option for a directory comes before the options for its
+    content."""
     layers = confinement.layers
     views = path_views(confinement, has_overlay=overlay != "none")
     masks = []
@@ -286,7 +289,7 @@ def mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str,
 
 
 def is_temporary(path: Path, views: Mapping[Path, View]) -> bool:
-    """Whether this directory is replaced by the command's own directory for temporary files."""
+    """Return whether this directory is replaced by the command's own directory for temporary files."""
     return path in TEMPORARY and views[path] == "mask"
 
 

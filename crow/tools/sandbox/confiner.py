@@ -68,10 +68,12 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The sandbox that works on this machine. If there is none, `problem` says why."""
+    """The sandbox that works on this machine."""
 
     sandbox: Sandbox | None
+    """None if no sandbox works."""
     problem: str = ""
+    """If there is no sandbox, why."""
 
 
 _probed: dict[str, Sandbox | str] = {}
@@ -124,7 +126,7 @@ def probe_seatbelt() -> Sandbox | str:
 
 
 def filter_problems(sandbox: Sandbox, options: SandboxOptions) -> Iterator[str]:
-    """What the filter of system calls cannot do here, one sentence each."""
+    """Yield what the filter of system calls cannot do here, one sentence each."""
     if not isinstance(sandbox, bubblewrap.Bubblewrap):
         if options.sockets:
             yield f"sandbox.sockets has no effect under {sandbox.name}, because only bubblewrap can hide other sockets"
@@ -134,11 +136,13 @@ def filter_problems(sandbox: Sandbox, options: SandboxOptions) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The preparations for one command: its confinement, its variables, and a snapshot of the protected paths."""
+    """The preparations for one command."""
 
     confinement: Confinement
     env: Mapping[str, str]
+    """The command's variables."""
     snapshot: Snapshot | None
+    """The protected paths before the command."""
 
 
 class KernelConfiner:
@@ -241,7 +245,7 @@ class KernelConfiner:
         return await anyio.to_thread.run_sync(put_back)
 
     def _keeps_files(self, prepared: Prepared) -> bool:
-        """Whether the sandbox keeps a command from changing the protected files that exist."""
+        """Return whether the sandbox keeps a command from changing the protected files that exist."""
         sandbox = None if self._choice is None else self._choice.sandbox
         is_whole = len(prepared.confinement.read_only) < MAX_READ_ONLY
         return sandbox is not None and sandbox.protects_files and is_whole
@@ -286,8 +290,8 @@ class KernelConfiner:
         )
 
     def _unchanged(self, text: str) -> Sequence[str]:
-        """The protected files of the workspace that a command could not change, judging by its output. If there are
-        many, only some are returned."""
+        """Return the protected files of the workspace that a command could not change, judging by its output. If there
+        are many, only some are returned."""
         names: dict[str, None] = {}
         for line in list(filter(UNCHANGED.search, text.splitlines()))[:MAX_NAMED]:
             for word in NAME.findall(line):
@@ -334,8 +338,8 @@ class KernelConfiner:
         return Prepared(confinement=confinement, env=env, snapshot=snapshot)
 
     def _overlay_works(self, sandbox: Sandbox, confinement: Confinement, private: Private) -> bool:
-        """Whether an overlay can be mounted over the file system of this workspace. Only the first call tries to mount
-        one."""
+        """Return whether an overlay can be mounted over the file system of this workspace. Only the first call tries to
+        mount one."""
         with self._lock:
             if self._has_overlay is None:
                 assert isinstance(sandbox, bubblewrap.Bubblewrap)
@@ -347,13 +351,14 @@ class KernelConfiner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Private:
-    """The private directories of one session. When a protected file is put back, the content that a command wrote there
-    is moved to `kept`."""
+    """The private directories of one session."""
 
     root: Path
     directories: PrivateDirectories
     kept: Path
+    """When a protected file is put back, the content that a command wrote there is moved to this directory."""
     lock: int
+    """The file descriptor of the lock, which is held until the session ends."""
 
     @classmethod
     def create(cls, caches: Path | None, roots: Sequence[Path]) -> Private:
@@ -383,7 +388,7 @@ class Private:
         return cls(root=root, directories=directories, kept=place / "kept", lock=lock)
 
     def new_layers(self, number: int) -> Path:
-        """A new directory for the overlays of one command."""
+        """Create a new directory for the overlays of one command."""
         path = self.root / "layers" / str(number)
         path.mkdir(mode=0o700, parents=True)
         return path

@@ -36,15 +36,16 @@ ANY_NAME = "\1"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file, folder or link. `path` is the path by which the search reached it. `real` is that path with links
-    resolved, except for a link in its last part. `is_denied` says whether the rules cover the file, or everything that
-    could be in the folder."""
+    """A file, folder or link."""
 
     path: str
+    """The path by which the search reached it."""
     real: str
+    """That path with links resolved, except for a link in its last part."""
     kind: Literal["file", "folder", "link"]
     inode: int
     is_denied: bool
+    """Whether the rules cover the file, or everything that could be in the folder."""
 
 
 class DeniedFiles:
@@ -69,7 +70,7 @@ class DeniedFiles:
         self._lock = threading.Lock()
 
     def find(self, excluded: ExcludedPaths, trees: Iterable[Path]) -> tuple[Path, ...]:
-        """The denied files and folders in `trees` and in the places that the rules name, with links resolved.
+        """Return the denied files and folders in `trees` and in the places that the rules name, with links resolved.
 
         :raises PermissionError: there are too many files and folders to hide.
         """
@@ -108,7 +109,7 @@ class DeniedFiles:
         return [path for path in denied if not any(str(parent) in folders for parent in Path(path).parents)]
 
     def _walk(self, top: str) -> Iterator[Found]:
-        """The files and folders at and below a path. The content of a denied folder is left out."""
+        """Yield the files and folders at and below a path. The content of a denied folder is left out."""
         real = os.path.realpath(top)
         if not os.path.exists(real):
             return
@@ -125,7 +126,7 @@ class DeniedFiles:
             level = [each for each in below if quick_fold(os.path.basename(each.path)) not in NOT_SEARCHED]
 
     def _list_folder(self, folder: Found) -> tuple[Found, ...]:
-        """The entries of a folder; empty if the folder cannot be read. The folder is read again only if it has
+        """Return the entries of a folder; empty if the folder cannot be read. The folder is read again only if it has
         changed."""
         known = self._listings.get(folder.path)
         try:
@@ -152,7 +153,7 @@ class DeniedFiles:
         return Found(path, real, kind, inode, is_denied)
 
     def _covers(self, name: str, kind: str) -> bool:
-        """Whether the rules cover a file with this name, or all files in a folder with this name."""
+        """Return whether the rules cover a file with this name, or all files in a folder with this name."""
         if kind != "folder":
             return self._matches(name) is not None
         return all(self._matches(f"{name}/{rest}") for rest in (ANY_NAME, "/".join([ANY_NAME] * 3)))

@@ -191,19 +191,16 @@ class Landlock:
 
 @dataclass(slots=True)
 class Ruleset:
-    """A ruleset of the kernel, which any number of threads can apply.
-
-    Rules belong to files, not to paths. `stamps` show whether each path still leads to the same file. In some
-    directories, each entry has its own rule. The stamps of these directories also show whether the entries are still
-    the same.
-    """
+    """A ruleset of the kernel, which any number of threads can apply. Rules belong to files, not to paths."""
 
     handle: int
     rights: int
     stamps: dict[str, tuple[int, ...] | None] = field(default_factory=dict)
+    """Show whether each path still leads to the same file. In some directories, each entry has its own rule. The stamps
+    of these directories also show whether the entries are still the same."""
 
     def is_current(self) -> bool:
-        """Whether the rules still fit the paths."""
+        """Return whether the rules still fit the paths."""
         return all(
             directory_stamp(path, is_listed=len(stamp or ()) > 2) == stamp for path, stamp in self.stamps.items()
         )
@@ -299,7 +296,7 @@ def directory_stamp(path: str, *, is_listed: bool) -> tuple[int, ...] | None:
 
 
 def list_directory(handle: int) -> list[str]:
-    """The names in a directory; none if it cannot be read."""
+    """Return the names in a directory; none if it cannot be read."""
     try:
         readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=handle)
     except OSError:
@@ -328,7 +325,7 @@ def missing_landlock() -> str:
 
 
 def landlock_abi() -> int:
-    """The version of the kernel's Landlock; 0 if there is none."""
+    """Return the version of the kernel's Landlock; 0 if there is none."""
     try:
         return syscall(CREATE_RULESET, None, 0, GET_VERSION)
     except OSError:
@@ -360,7 +357,7 @@ def syscall(number: int, *arguments: int | bytes | None) -> int:
 
 @cache
 def libc() -> ctypes.PyDLL:
-    """The C library. Its calls do not release the interpreter's lock, because they are short."""
+    """Return the C library. Its calls do not release the interpreter's lock, because they are short."""
     library = ctypes.PyDLL(None, use_errno=True)
     library.syscall.restype = ctypes.c_long
     return library

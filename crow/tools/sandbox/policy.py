@@ -114,21 +114,21 @@ because confined commands cannot reach those programs."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxOptions:
-    """The user's settings for the sandbox, and crow's own places.
-
-    `own` are crow's files and directories, which no confined command can see. `masked` are further directories to mask,
-    in addition to those in `MASKED`. In `caches`, each workspace gets a directory for the caches of its commands. If
-    `caches` is None, these caches last only as long as the session. `names` are the names of protected files.
-    """
+    """The user's settings for the sandbox, and crow's own places."""
 
     enabled: Literal["auto", "off", "required"] = "auto"
     network: bool = False
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     own: tuple[Path, ...] = ()
+    """Crow's files and directories, which no confined command can see."""
     masked: tuple[Path, ...] = ()
+    """Further directories to mask, in addition to those in `MASKED`."""
     caches: Path | None = None
+    """Each workspace gets a directory in this one, for the caches of its commands. If None, these caches last only as
+    long as the session."""
     names: ProtectedNames = DEFAULT_NAMES
+    """The names of protected files."""
     sockets: tuple[str, ...] = ()
     """Unix sockets that commands can use, or directories that contain them, from the user's settings."""
     programs: Programs = SYSTEM_PROGRAMS
@@ -137,41 +137,45 @@ class SandboxOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateDirectories:
-    """The private directories of the commands of one session: `temporary` for temporary files, and `caches` for the
-    caches of package managers. `blank` is an empty file that nobody can read."""
+    """The private directories of the commands of one session."""
 
     temporary: Path
+    """For temporary files."""
     caches: Path
+    """For the caches of package managers."""
     blank: Path
+    """An empty file that nobody can read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundPlaces:
-    """The toolchains and secret places that exist. `stamp` has the times when the searched folders last changed."""
+    """The toolchains and secret places that exist."""
 
     stamp: tuple[int, ...]
+    """The times when the searched folders last changed."""
     toolchains: tuple[Path, ...]
     hidden: tuple[Path, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OuterRepository:
-    """A repository whose worktree `tree` contains a root, and whose git directory `common` is outside of all roots."""
+    """A repository around a root."""
 
     tree: Path
+    """The worktree of the repository, which contains the root."""
     common: Path
+    """The git directory of the repository, which is outside of all roots."""
 
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """The rules that say which paths the commands of one workspace may see and change.
-
-    `roots` are the workspace's directories with links resolved. `env` is the environment that crow adapts for commands.
-    """
+    """The rules that say which paths the commands of one workspace may see and change."""
 
     roots: tuple[Path, ...]
+    """The workspace's directories with links resolved."""
     options: SandboxOptions
     env: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    """The environment that crow adapts for commands."""
     _places: list[FoundPlaces] = field(default_factory=list, repr=False)
     _repositories: dict[Path, OuterRepository | None] = field(default_factory=dict, repr=False)
 
@@ -182,7 +186,7 @@ class Policy:
         return Path(home) if os.path.isabs(home) and os.path.isdir(home) else None
 
     def problems(self) -> tuple[str, ...]:
-        """One sentence for each directory that commands should be able to use, but cannot."""
+        """Return one sentence for each directory that commands should be able to use, but cannot."""
         foreign = [root for root in self.roots if is_foreign(root)]
         return (
             *(
@@ -205,13 +209,13 @@ class Policy:
         )
 
     def writable_roots(self) -> tuple[Path, ...]:
-        """The directories that commands with the access `write` can change: the workspace, the writable directories of
-        the settings, and the git directories of repositories around the workspace."""
+        """Return the directories that commands with the access `write` can change: the workspace, the writable
+        directories of the settings, and the git directories of repositories around the workspace."""
         common = [repository.common for repository in self._outer_repositories()]
         return tuple(dict.fromkeys([*self.roots, *self._named(self.options.writable, is_writable=True), *common]))
 
     def searched_trees(self) -> tuple[Path, ...]:
-        """The user's trees that commands can see. They are searched for files that the deny rules hide."""
+        """Return the user's trees that commands can see. They are searched for files that the deny rules hide."""
         named = [*self._named(self.options.readable), *self._named(self.options.writable, is_writable=True)]
         return (*self.roots, *(repository.tree for repository in self._outer_repositories()), *named)
 
@@ -222,8 +226,8 @@ class Policy:
         snapshot: Snapshot | None = None,
         denied: Sequence[Path] = (),
     ) -> Confinement:
-        """The confinement of a command with this access. With the access `write`, `snapshot` has the protected paths.
-        `denied` are additional paths to hide."""
+        """Return the confinement of a command with this access. With the access `write`, `snapshot` has the protected
+        paths. `denied` are additional paths to hide."""
         home, writable = self.home, self.writable_roots()
         masked = self._masked(home)
         found = self._found_places(home)
@@ -269,7 +273,7 @@ class Policy:
     def environment(
         self, access: ConfinedAccess, private: PrivateDirectories, *, has_overlay: bool = False
     ) -> dict[str, str]:
-        """Additional variables for a confined command: private places for temporary files and caches.
+        """Return additional variables for a confined command: private places for temporary files and caches.
 
         A cache that the command can write to anyway stays where it is. `has_overlay` means that a `read` command can
         write into the workspace, but everything that it writes there is discarded.
@@ -299,8 +303,8 @@ class Policy:
         return variables
 
     def _found_places(self, home: Path | None) -> FoundPlaces:
-        """Toolchains and secret places. The search is repeated only if something was created or removed in one of the
-        searched folders."""
+        """Return the toolchains and secret places. The search is repeated only if something was created or removed in
+        one of the searched folders."""
         folders = [Path("/etc"), *(() if home is None else (home, *(home / name for name in FOLDERS)))]
         stamp = tuple(modified_ns(folder) for folder in (*folders, *self.options.own))
         if not self._places or self._places[0].stamp != stamp:
@@ -378,8 +382,8 @@ class Policy:
         yield from (Path(os.path.realpath(path)) for path in self.options.own if os.path.exists(path))
 
     def _outer_repositories(self) -> tuple[OuterRepository, ...]:
-        """The repositories around the roots that existed at the first call. Commands get no access to a repository that
-        is created later, because its hooks would not be protected."""
+        """Return the repositories around the roots that existed at the first call. Commands get no access to a
+        repository that is created later, because its hooks would not be protected."""
         found = []
         for root in self.roots:
             repository = self._find_repository(root)
@@ -390,8 +394,8 @@ class Policy:
         return tuple(dict.fromkeys(found))
 
     def _find_repository(self, root: Path) -> OuterRepository | None:
-        """The repository that git would use in this root. None if there is no such repository, if its git directory is
-        inside a root, or if commands must not see its whole tree."""
+        """Return the repository that git would use in this root. None if there is no such repository, if its git
+        directory is inside a root, or if commands must not see its whole tree."""
         tree = next((folder for folder in (root, *root.parents) if os.path.lexists(folder / ".git")), None)
         if tree is None or (tree != root and not self._may_show(tree, root)):
             return None
@@ -401,7 +405,7 @@ class Policy:
         return OuterRepository(tree, common)
 
     def _may_show(self, tree: Path, root: Path) -> bool:
-        """Whether commands may see the whole of a tree that contains a root. They may not see all of HOME, of a
+        """Return whether commands may see the whole of a tree that contains a root. They may not see all of HOME, of a
         collection such as ~/.config, or of a directory that belongs to the system or to several users."""
         if tree in SYSTEM or (self.home is not None and is_general(tree, self.home)):
             return False
@@ -416,12 +420,12 @@ class Policy:
 
 
 def is_repository(path: Path) -> bool:
-    """Whether this is a repository's own directory, and not a link to one."""
+    """Return whether this is a repository's own directory, and not a link to one."""
     return not path.is_symlink() and os.path.isfile(path / "HEAD")
 
 
 def linked_repository(tree: Path) -> Path | None:
-    """The repository of a linked worktree, if the repository itself confirms that the worktree belongs to it.
+    """Return the repository of a linked worktree, if the repository itself confirms that the worktree belongs to it.
 
     The `.git` file in the worktree alone proves nothing, because the workspace may be hostile.
     """
@@ -438,8 +442,8 @@ def linked_repository(tree: Path) -> Path | None:
 
 
 def linked_path(file: Path, prefix: str = "") -> Path | None:
-    """The path in a file that git wrote; None if the file contains no path. Links are resolved, except for the last
-    part of the path."""
+    """Return the path in a file that git wrote; None if the file contains no path. Links are resolved, except for the
+    last part of the path."""
     if os.path.islink(file) or not os.path.isfile(file):
         return None
     with file.open("rb") as opened:
@@ -450,8 +454,8 @@ def linked_path(file: Path, prefix: str = "") -> Path | None:
 
 
 def is_foreign(root: Path) -> bool:
-    """Whether crow runs as root in a directory of another user. Confined commands cannot write there, because they have
-    none of root's powers."""
+    """Return whether crow runs as root in a directory of another user. Confined commands cannot write there, because
+    they have none of root's powers."""
     try:
         return os.geteuid() == 0 and root.stat().st_uid != 0
     except (OSError, AttributeError):
@@ -459,7 +463,7 @@ def is_foreign(root: Path) -> bool:
 
 
 def modified_ns(path: Path) -> int:
-    """The time when something in a directory was last created or removed; 0 if the directory does not exist."""
+    """Return the time when something in a directory was last created or removed; 0 if the directory does not exist."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -484,12 +488,12 @@ def existing(paths: Iterable[str | Path]) -> Iterator[Path]:
 
 
 def is_inside_any(path: Path, roots: Iterable[Path]) -> bool:
-    """Whether the path is one of the roots or below one."""
+    """Return whether the path is one of the roots or below one."""
     return any(path.is_relative_to(root) for root in roots)
 
 
 def is_general(place: Path, home: Path) -> bool:
-    """Whether a directory holds more than programs. This is true for HOME, for directories above HOME, and for
+    """Return whether a directory holds more than programs. This is true for HOME, for directories above HOME, and for
     collections such as ~/.config."""
     return home.is_relative_to(place) or (place.parent == home and place.name in GENERAL)
 
@@ -513,7 +517,7 @@ def folders_above(paths: Iterable[Path], roots: Sequence[Path]) -> Iterator[Path
 
 
 def is_visible(path: Path, masked: Iterable[Path], visible: Iterable[Path]) -> bool:
-    """Whether a command would see the path: nothing masks it, or it is in a visible tree."""
+    """Return whether a command would see the path: nothing masks it, or it is in a visible tree."""
     return is_inside_any(path, visible) or not is_inside_any(path, masked)
 
 

@@ -29,15 +29,14 @@ CHECK_SHARE = 20
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Snapshot:
-    """The states of the protected paths before a command. Commands that run at the same time share these states.
-
-    `named` are the paths that settings of git and links named before the command: a repository or link that the command
-    creates protects nothing. `suspected` are the paths that differed at a check while the command ran.
-    """
+    """The states of the protected paths before a command. Commands that run at the same time share these states."""
 
     states: dict[str, FileState] = field(repr=False)
     named: set[str] = field(repr=False)
+    """The paths that settings of git and links named before the command: a repository or link that the command creates
+    protects nothing."""
     suspected: set[str] = field(default_factory=set, repr=False)
+    """The paths that differed at a check while the command ran."""
 
 
 class ProtectedFiles:
@@ -140,7 +139,7 @@ class ProtectedFiles:
                         del states[changed]
 
     def _scan(self) -> tuple[dict[str, FileState], set[str]]:
-        """The current states of the protected paths, and the paths that settings of git and links name now."""
+        """Return the current states of the protected paths, and the paths that settings of git and links name now."""
         scan = Scan(self._states, self._listings, self._names, opens_folders=False)
         for root in self._roots:
             scan.add_root(root)
@@ -150,7 +149,7 @@ class ProtectedFiles:
         return dict(scan.states), named
 
     def _scan_again(self, snapshot: Snapshot) -> dict[str, FileState]:
-        """The current states of the protected paths, including the paths of the snapshot that still exist."""
+        """Return the current states of the protected paths, including the paths of the snapshot that still exist."""
         scan = Scan(self._states, self._listings, self._names, opens_folders=True)
         for root in self._roots:
             scan.add_root(root)
@@ -199,8 +198,8 @@ class Undo:
             self._say(path, "the command keeps changing {}: a process that it started still runs, so end that process")
 
     def differences(self, current: Mapping[str, FileState]) -> set[str]:
-        """The paths whose changes must be undone. The content of a created folder is left
-        out, because it moves with the folder."""
+        """Return the paths whose changes must be undone. The content of a created folder is left out, because it moves
+        with the folder."""
         created = {path for path in current if path not in self._before}
         differences = {path for path in created if os.path.dirname(path) not in created}
         for path, before in self._before.items():
@@ -325,7 +324,7 @@ class Undo:
 
 
 def escape(text: str) -> str:
-    """The text with everything that cannot be printed escaped."""
+    """Return the text with everything that cannot be printed escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
 
 

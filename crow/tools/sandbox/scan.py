@@ -41,30 +41,31 @@ Kind: TypeAlias = Literal["file", "directory", "link", "other"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileState:
-    """The state of one protected path.
-
-    `stamp` holds device, inode, size, and the times of modification and change. `content` is a file's content or a
-    link's target; None if it is not kept. `is_settled`: any later change of the content also changes the stamp. This is
-    not certain for a file that changed a moment ago. `is_repository`: the path is a repository's own directory.
-    `is_mutable`: the content may change, and only the existence of the path is protected. HEAD of a repository is an
-    example. `commands`: the lines that git would run, if the rest of the file may change; None for other files.
-    `has_other_names`: the file has hard links, so its content can be changed by another name.
-    """
+    """The state of one protected path."""
 
     kind: Kind
     mode: int
     owner: tuple[int, int]
+    """The ids of the user and of the group."""
     stamp: tuple[int, ...]
+    """Device, inode, size, and the times of modification and change."""
     content: bytes | None = field(default=None, repr=False)
+    """A file's content or a link's target. None if it is not kept."""
     is_settled: bool = True
+    """Any later change of the content also changes the stamp. This is not certain for a file that changed a moment
+    ago."""
     is_repository: bool = False
+    """The path is a repository's own directory."""
     is_mutable: bool = False
+    """The content may change, and only the existence of the path is protected. HEAD of a repository is an example."""
     commands: frozenset[bytes] | None = None
+    """The lines that git would run, if the rest of the file may change. None for other files."""
     has_other_names: bool = False
+    """The file has hard links, so its content can be changed by another name."""
 
     def is_like(self, other: FileState) -> bool:
-        """Whether two states have the same kind and content. The mode is not compared, and neither is content that may
-        change."""
+        """Return whether two states have the same kind and content. The mode is not compared, and neither is content
+        that may change."""
         if self.kind != other.kind:
             return False
         if self.commands is not None and other.commands is not None:
@@ -78,10 +79,10 @@ class FileState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """The paths that a scan found in an ordinary folder. `stamp` is None if the folder must be read again, because it
-    may have changed unnoticed."""
+    """The paths that a scan found in an ordinary folder."""
 
     stamp: tuple[int, ...] | None
+    """None if the folder must be read again, because it may have changed unnoticed."""
     folders: tuple[str, ...]
     watched: tuple[str, ...]
     is_repository: bool
@@ -322,22 +323,22 @@ class Scan:
 
 
 def quick_fold(name: str) -> str:
-    """The same as :func:`crow.tools.workspace.fold_name`, but faster for ordinary names."""
+    """Return the same as :func:`crow.tools.workspace.fold_name`, but faster for ordinary names."""
     return name.lower() if name.isascii() and ":" not in name and name[-1] not in " ." else fold_name(name)
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Whether the path is the folder or below it."""
+    """Return whether the path is the folder or below it."""
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def is_related(path: str, other: str) -> bool:
-    """Whether one path is the other or contains it."""
+    """Return whether one path is the other or contains it."""
     return is_inside(path, other) or is_inside(other, path)
 
 
 def kind_of(mode: int) -> Kind:
-    """The kind of a file with this `st_mode`."""
+    """Return the kind of a file with this `st_mode`."""
     match modes.S_IFMT(mode):
         case modes.S_IFREG:
             return "file"
@@ -350,7 +351,7 @@ def kind_of(mode: int) -> Kind:
 
 
 def make_stamp(found: os.stat_result) -> tuple[int, ...]:
-    """The metadata that show whether a file has changed."""
+    """Return the metadata that show whether a file has changed."""
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 

@@ -106,8 +106,8 @@ def run_confined(argv: Sequence[str], confinement: Confinement) -> subprocess.Co
 
 
 def confined_command(argv: Sequence[str], confinement: Confinement) -> list[str]:
-    """The command line that runs `argv` confined. Paths are passed as parameters, so that no path can be mistaken for a
-    rule."""
+    """Return the command line that runs `argv` confined. Paths are passed as parameters, so that no path can be
+    mistaken for a rule."""
     profile, parameters = make_profile(confinement)
     definitions = [part for name, path in parameters.items() for part in ("-D", f"{name}={path}")]
     return [PROGRAM, "-p", profile, *definitions, "--", *argv]

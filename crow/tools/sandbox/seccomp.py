@@ -117,7 +117,7 @@ def missing_architecture() -> str:
 
 @cache
 def landlock_filter(access: ConfinedAccess, *, has_network: bool, checks_truncate: bool) -> bytes:
-    """The filter beside Landlock, for this machine, as an array of BPF instructions.
+    """Return the filter beside Landlock, for this machine, as an array of BPF instructions.
 
     `checks_truncate` says that Landlock itself checks calls of `truncate`, which it does since ABI 3. Without network,
     the filter refuses all internet sockets, because Landlock's rules for TCP miss TCP Fast Open, Multipath TCP and
@@ -141,7 +141,7 @@ def landlock_filter(access: ConfinedAccess, *, has_network: bool, checks_truncat
 
 @cache
 def namespace_filter(*, has_unix_sockets: bool) -> bytes:
-    """The filter inside bubblewrap's namespaces, for this machine, as an array of BPF instructions.
+    """Return the filter inside bubblewrap's namespaces, for this machine, as an array of BPF instructions.
 
     Internet sockets are allowed, because the network namespace limits them. `has_unix_sockets` says that the command
     may use Unix sockets. A filter cannot read the path to which a call connects, so it can only allow all or none.
@@ -151,7 +151,7 @@ def namespace_filter(*, has_unix_sockets: bool) -> bytes:
 
 
 def basic_program(families: tuple[int, ...]) -> Program:
-    """A program that refuses what no confined command may call, and sockets of other `families`.
+    """Return a program that refuses what no confined command may call, and sockets of other `families`.
 
     Unix sockets are refused even with network: through them, D-Bus or Docker would run commands outside the sandbox. A
     command may always make pairs of connected sockets, and read the network interfaces by netlink.

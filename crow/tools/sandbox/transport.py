@@ -75,15 +75,15 @@ class ChildTransport(asyncio.SubprocessTransport):
             self._loop.call_soon_threadsafe(self._process.process_exited)
 
     def get_pid(self) -> int:
-        """The child's process id."""
+        """Return the child's process id."""
         return self._child.pid
 
     def get_returncode(self) -> int | None:
-        """The exit code, or the negative number of the signal that ended the child; None while it runs."""
+        """Return the exit code, or the negative number of the signal that ended the child; None while it runs."""
         return self._child.returncode
 
     def get_pipe_transport(self, fd: int) -> asyncio.BaseTransport | None:
-        """The transport of the child's standard input (0), output (1) or error (2)."""
+        """Return the transport of the child's standard input (0), output (1) or error (2)."""
         return self._pipes.get(fd)
 
     def send_signal(self, signal: int) -> None:
@@ -99,7 +99,7 @@ class ChildTransport(asyncio.SubprocessTransport):
         self._child.kill()
 
     def is_closing(self) -> bool:
-        """Whether `close` was called."""
+        """Return whether `close` was called."""
         return self._is_closing
 
     def close(self) -> None:
@@ -127,11 +127,11 @@ class PipeProtocol(asyncio.Protocol):
         self._fd = fd
 
     def data_received(self, data: bytes) -> None:
-        """Called by asyncio with a piece of output."""
+        """Pass on a piece of output. Called by asyncio."""
         self._process.pipe_data_received(self._fd, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio when the pipe is closed."""
+        """Pass on that the pipe is closed. Called by asyncio."""
         self._process.pipe_connection_lost(self._fd, exc)
 
 

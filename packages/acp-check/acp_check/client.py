@@ -26,19 +26,20 @@ MAX_SILENCES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
-    """Time limits of the check, in seconds.
-
-    `answer_s`: the wait for an answer. `settle_s`: the wait for late messages. `exit_s`: the wait for a process to
-    exit. `begin_s`: the wait for a turn to begin. `slow_s`: the pause in which a slow client does not read. `total_s`:
-    the whole check.
-    """
+    """Time limits of the check, in seconds."""
 
     answer_s: float = 30.0
+    """The wait for an answer."""
     settle_s: float = 0.3
+    """The wait for late messages."""
     exit_s: float = 10.0
+    """The wait for a process to exit."""
     begin_s: float = 10.0
+    """The wait for a turn to begin."""
     slow_s: float = 1.5
+    """The pause in which a slow client does not read."""
     total_s: float = 600.0
+    """The whole check."""
 
 
 class OutOfTime(Exception):
@@ -46,19 +47,22 @@ class OutOfTime(Exception):
 
 
 class CheckStopped(Exception):
-    """The user stopped the check with a signal. `number` is the number of that signal."""
+    """The error when the user stops the check with a signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+        """The number of the signal."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SentRequest:
-    """A request that the client has sent. `response` is None until the response arrives."""
+    """A request that the client has sent."""
 
     line: int
+    """The number of the request's line."""
     response: dict[str, Any] | None = None
+    """None until the response arrives."""
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -79,19 +83,19 @@ class Clock:
         self._end = time.monotonic() + limits.total_s
 
     def answer_s(self) -> float:
-        """Returns how many seconds to wait for the next answer. :raises OutOfTime: the time for the whole check is
+        """Return how many seconds to wait for the next answer. :raises OutOfTime: the time for the whole check is
         up."""
         if time.monotonic() > self._end:
             raise OutOfTime
         return self.limits.answer_s if self._silences < MAX_SILENCES else self.limits.answer_s / 3
 
     def check_signal(self) -> None:
-        """Asks whether a signal has arrived. :raises CheckStopped: a signal has arrived."""
+        """Ask whether a signal has arrived. :raises CheckStopped: a signal has arrived."""
         if number := self._signalled():
             raise CheckStopped(number)
 
     def count_silence(self) -> None:
-        """Counts a request that was not answered in time."""
+        """Count a request that was not answered in time."""
         self._silences += 1
 
 
@@ -102,30 +106,39 @@ class CheckClient:
         self.connection = Connection(name=name)
         self.io = io
         self.answer: Answer = "allow"
+        """How permission requests are answered."""
         self.fails = False
+        """If this is true, all requests but those for permission are answered with errors."""
         self.has_ended = False
         self.questions = 0
+        """The number of permission requests so far."""
         self._is_closed = False
         self.offered: dict[str, Any] = {}
+        """The capabilities that the client offers."""
         self.initialized: dict[str, Any] = {}
+        """The result of `initialize`, or {} if there is none."""
         self.opened: dict[str, dict[str, Any]] = {}
+        """Maps the ids of sessions to the results of the requests that opened them."""
         self.called: set[str] = set()
+        """The methods that the agent has called."""
         self._joined: bytearray | None = None
+        """The lines to write in one piece. None if each line is written at once."""
         self._clock = clock
         self._endpoint = endpoint
         self._workspace = workspace
         self._ids = itertools.count(1)
         self._open: dict[str, SentRequest] = {}
         self._held: list[Any] = []
+        """The ids of the permission requests that wait for an answer."""
         self._terminals = itertools.count(1)
         self._updates: dict[str, int] = {}
 
     def send(self, message: Any, purpose: str = "") -> int:
-        """Sends a message and returns the number of its line."""
+        """Send a message and return the number of its line."""
         return self.send_bytes(json.dumps(message, ensure_ascii=False).encode(), purpose)
 
     def send_bytes(self, raw: bytes, purpose: str = "", cut: int = 0) -> int:
-        """Sends a line and returns the number of this line. If `cut` is set, the line is written in two pieces."""
+        """Send a line and return the number of this line. If `cut` is set, the line is written in two pieces."""
         number = self._record("client", raw, purpose)
         data = raw + b"\n"
         if self._joined is not None:
@@ -137,7 +150,7 @@ class CheckClient:
 
     @contextmanager
     def single_write(self) -> Iterator[None]:
-        """Collects everything sent inside the block, and writes it to stdin in one piece when the block ends."""
+        """Collect everything sent inside the block, and write it to stdin in one piece when the block ends."""
         self._joined = bytearray()
         try:
             yield
@@ -146,30 +159,30 @@ class CheckClient:
             self.io.write(joined)
 
     def request(self, method: str, params: Any, purpose: str = "", request_id: Any = None, cut: int = 0) -> SentRequest:
-        """Sends a request without waiting for its response."""
+        """Send a request without waiting for its response."""
         request_id = next(self._ids) + 100 if request_id is None else request_id
         message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
         return self.request_bytes(json.dumps(message, ensure_ascii=False).encode(), request_id, purpose, cut)
 
     def request_bytes(self, raw: bytes, request_id: Any, purpose: str, cut: int = 0) -> SentRequest:
-        """Sends `raw`, a request with the id `request_id`, without waiting for its response."""
+        """Send `raw`, a request with the id `request_id`, without waiting for its response."""
         pending = SentRequest(line=0)
         self._open[json.dumps(request_id)] = pending
         pending.line = self.send_bytes(raw, purpose, cut)
         return pending
 
     def notify(self, method: str, params: Any, purpose: str = "") -> None:
-        """Sends a notification."""
+        """Send a notification."""
         self.send({"jsonrpc": "2.0", "method": method, "params": params}, purpose)
 
     def ask(self, method: str, params: Any, purpose: str = "", request_id: Any = None) -> dict[str, Any] | None:
-        """Sends a request and waits for its response. Returns the result if that is an object, otherwise None."""
+        """Send a request and wait for its response. Return the result if that is an object, otherwise None."""
         pending = self.request(method, params, purpose, request_id)
         self.wait(pending)
         return pending.result
 
     def wait(self, *pending: SentRequest) -> None:
-        """Waits until all these requests are answered, the agent has ended, or the time is up."""
+        """Wait until all these requests are answered, the agent has ended, or the time is up."""
         self.pump(lambda: all(each.response is not None for each in pending), self._clock.answer_s())
         for each in pending:
             if each.response is None and each.line not in self.connection.gave_up:
@@ -177,17 +190,17 @@ class CheckClient:
                 self._clock.count_silence()
 
     def barrier(self) -> None:
-        """Sends a request with an unknown method and waits for the error. When the error arrives, the agent has read
-        all earlier lines."""
+        """Send a request with an unknown method and wait for the error. When the error arrives, the agent has read all
+        earlier lines."""
         self.ask("_acp_check/barrier", {})
 
     def settle(self) -> None:
-        """Handles messages until none arrives for `settle_s` seconds."""
+        """Handle messages until none arrives for `settle_s` seconds."""
         while self._take(self._clock.limits.settle_s):
             pass
 
     def pump(self, until: Callable[[], bool], timeout_s: float) -> bool:
-        """Handles messages until `until()` is true, the agent has ended, or the time is up. Returns the last value of
+        """Handle messages until `until()` is true, the agent has ended, or the time is up. Return the last value of
         `until()`."""
         end = time.monotonic() + timeout_s
         while not until():
@@ -198,7 +211,7 @@ class CheckClient:
         return True
 
     def watch(self, session: str) -> Callable[[], bool]:
-        """Returns a function that says whether a prompt has begun since `watch` was called.
+        """Return a function that says whether a prompt has begun since `watch` was called.
 
         If the agent uses the check's endpoint, a prompt has begun when a request arrives there. Otherwise, a prompt has
         begun when the session gets an update.
@@ -209,14 +222,14 @@ class CheckClient:
         return lambda: self._updates.get(session, 0) > updates
 
     def release_held(self) -> None:
-        """Answers all permission requests that were held back. The answer is `cancelled`, because their prompt was
+        """Answer all permission requests that were held back. The answer is `cancelled`, because their prompt was
         cancelled."""
         for request_id in self._held:
             self._respond(request_id, {"outcome": {"outcome": "cancelled"}})
         self._held.clear()
 
     def close(self, *, at_once: bool = False) -> None:
-        """Closes the agent's stdin, waits for the process to exit, and reads the rest of its output. Later calls do
+        """Close the agent's stdin, wait for the process to exit, and read the rest of its output. Later calls do
         nothing."""
         if self._is_closed:
             return
@@ -227,7 +240,7 @@ class CheckClient:
             pass
 
     def _take(self, timeout_s: float) -> bool:
-        """Reads and handles one line. Returns False if no line came in time."""
+        """Read and handle one line. Return False if no line came in time."""
         line = self.io.read_line(max(0.0, timeout_s))
         if not line:
             self.has_ended = self.has_ended or line == b""
@@ -332,15 +345,15 @@ class CheckClient:
         self._respond(request_id, {})
 
     def _inside(self, path: Any) -> Path | None:
-        """Returns the resolved path if it is inside the workspace of the check, otherwise None."""
+        """Return the resolved path if it is inside the workspace of the check, otherwise None."""
         if not isinstance(path, str) or "\0" in path:
             return None
         resolved = Path(path).resolve()
         return resolved if resolved.is_relative_to(self._workspace.resolve()) else None
 
     def _terminal(self, method: str) -> dict[str, Any]:
-        """Returns the result of a terminal request. The client does not run commands, but answers as if each command
-        had printed one line."""
+        """Return the result of a terminal request. The client does not run commands, but answers as if each command had
+        printed one line."""
         status = {"exitCode": 0, "signal": None}
         match method:
             case "terminal/create":

@@ -37,19 +37,24 @@ _WITHHELD = (
 
 @dataclass(kw_only=True)
 class Drive:
-    """A check of one agent. `start` starts a new agent process for each connection."""
+    """A check of one agent."""
 
     start: Callable[[str], AgentIO]
+    """Starts a new agent process for each connection. Its argument is the name of the connection."""
     workspace: Path
     endpoint: EndpointLog
     limits: TimeLimits = field(default_factory=TimeLimits)
     server: dict[str, Any] | None = None
+    """The MCP server for new sessions, or None for no server."""
     trace: Callable[[bytes], None] = lambda _: None
+    """Gets each line of the recording."""
     report: Callable[[str], None] = lambda _: None
+    """Gets the name of each part of the check, and messages for the user."""
     signalled: Callable[[], int] = lambda: 0
+    """Returns the number of the last signal that arrived, or 0."""
 
     def run(self) -> Run:
-        """Opens all connections, one after another, and sends the messages. :raises CheckStopped: a signal arrived."""
+        """Open all connections, one after another, and send the messages. :raises CheckStopped: a signal arrived."""
         self._clock = Clock(self.limits, self.trace, self.signalled)
         self._clients: list[CheckClient] = []
         is_complete = False
@@ -108,9 +113,9 @@ class Drive:
         client.wait(self._prompt(client, session, word, purpose, *more, **members))
 
     def _main(self) -> tuple[str | None, str | None]:
-        """Opens the main connection, on which the client offers every capability, and makes most of the checks there.
+        """Open the main connection, on which the client offers every capability, and make most of the checks there.
 
-        Returns two session ids: the session to load and the session to resume. An id is None if the agent cannot load
+        Return two session ids: the session to load and the session to resume. An id is None if the agent cannot load
         or resume sessions, or if the session was not created.
         """
         client = self._open("main")
@@ -144,7 +149,7 @@ class Drive:
         return (first if can_load else None), (first if can_resume else None)
 
     def _requests(self, client: CheckClient, session: str | None) -> None:
-        """Sends requests with unusual ids, unknown methods and invalid params."""
+        """Send requests with unusual ids, unknown methods and invalid params."""
         for purpose, request_id in (
             ("id-zero", 0),
             ("id-large", (1 << 53) - 1),
@@ -213,7 +218,7 @@ class Drive:
             client.wait(flood)
 
     def _begin(self, client: CheckClient, session: str, word: str, purpose: str) -> SentRequest:
-        """Sends a prompt and waits until it has begun."""
+        """Send a prompt and wait until it has begun."""
         begun = client.watch(session)
         sent = self._prompt(client, session, word, purpose)
         client.pump(lambda: sent.response is not None or begun(), self.limits.begin_s)
@@ -260,7 +265,7 @@ class Drive:
             client.ask("session/list", {"cursor": "acp-check-no-such-cursor"}, "list-bad-cursor")
 
     def _settings(self, client: CheckClient, session: str) -> None:
-        """Sets each mode, changes each option once, and then restores the earlier values."""
+        """Set each mode, change each option once, and then restore the earlier values."""
         opened = client.opened[session]
         modes = opened.get("modes")
         if isinstance(modes, dict):
@@ -310,7 +315,7 @@ class Drive:
             client.ask(method, {} if method in ("session/list", "logout") else opening, "unadvertised")
 
     def _versions(self) -> None:
-        """Opens connections that ask for protocol versions that no agent supports."""
+        """Open connections that ask for protocol versions that no agent supports."""
         for name, version, purpose, offered in (
             ("newer", 65535, "initialize-newer", {"acpCheckFuture": {"any": True}}),
             ("older", 0, "initialize-zero", {}),
@@ -320,7 +325,7 @@ class Drive:
             client.close()
 
     def _bare(self) -> None:
-        """Opens a connection on which the client offers no capability, and closes it during a prompt."""
+        """Open a connection on which the client offers no capability, and close it during a prompt."""
         client = self._open("bare")
         client.ask("initialize", {"protocolVersion": 1}, "initialize-minimal")
         session = self._new(client, "new")
@@ -331,7 +336,7 @@ class Drive:
         client.close()
 
     def _broken(self) -> None:
-        """Sends unusual and broken lines. If the agent exits after a line, it is started again for the next line."""
+        """Send unusual and broken lines. If the agent exits after a line, it is started again for the next line."""
         client: CheckClient | None = None
         for number, line in enumerate(self._lines(), 1):
             if client is None or client.has_ended:

@@ -53,7 +53,7 @@ class ScriptedEndpoint:
                 endpoint.answer_post(self)
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the base class
-                """Logs nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -75,18 +75,18 @@ class ScriptedEndpoint:
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     def wait_until_left(self, timeout_s: float) -> None:
-        """Waits until the agent has closed the connections of all answers that never end, or the time is up."""
+        """Wait until the agent has closed the connections of all answers that never end, or the time is up."""
         deadline = time.monotonic() + timeout_s
         while self.log.left < self.log.hung and time.monotonic() < deadline:
             self._stopping.wait(0.02)
 
     def answer_get(self, handler: BaseHTTPRequestHandler) -> None:
-        """Answers a GET request with the list of models, which contains one model."""
+        """Answer a GET request with the list of models, which contains one model."""
         models = [{"id": MODEL, "object": "model", "created": 0, "owned_by": "acp-check", "context_length": WINDOW}]
         _send_json(handler, {"object": "list", "data": models})
 
     def answer_post(self, handler: BaseHTTPRequestHandler) -> None:
-        """Answers a chat completion."""
+        """Answer a chat completion."""
         try:
             length = min(int(handler.headers.get("Content-Length") or 0), _MAX_BODY)
             request = json.loads(handler.rfile.read(length))
@@ -135,7 +135,7 @@ class ScriptedEndpoint:
                     self.log.left += 1
 
     def _wait_until_closed(self, connection: socket.socket) -> None:
-        """Waits until the check ends or the connection is closed. :raises OSError: the agent has closed the
+        """Wait until the check ends or the connection is closed. :raises OSError: the agent has closed the
         connection."""
         while not self._stopping.is_set():
             readable, _, _ = select.select([connection], [], [], 0.05)
@@ -152,7 +152,7 @@ _TEXTS = {
 
 
 def _purpose(messages: list[dict[str, Any]]) -> str:
-    """Returns the word after `acp-check:` in the last user message, or an empty string if there is none."""
+    """Return the word after `acp-check:` in the last user message, or an empty string if there is none."""
     for message in reversed(messages):
         if message.get("role") == "user":
             found = _PURPOSE.findall(json.dumps(message.get("content"), ensure_ascii=False))
@@ -161,7 +161,7 @@ def _purpose(messages: list[dict[str, Any]]) -> str:
 
 
 def _tool_calls(tools: Any, families: tuple[tuple[str, ...], ...], workspace: str) -> Iterator[dict[str, Any]]:
-    """Yields one tool call for each family of tools. Skips a family if the agent offers none of its tools."""
+    """Yield one tool call for each family of tools. Skip a family if the agent offers none of its tools."""
     functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     named = [each for each in functions if isinstance(each, dict) and isinstance(each.get("name"), str)]
     for number, words in enumerate(families):
@@ -173,7 +173,7 @@ def _tool_calls(tools: Any, families: tuple[tuple[str, ...], ...], workspace: st
 
 
 def _example(schema: Any, name: str, workspace: str) -> Any:
-    """Returns a harmless value that the JSON schema allows. `name` is the name of the member that the schema
+    """Return a harmless value that the JSON schema allows. `name` is the name of the member that the schema
     describes."""
     if not isinstance(schema, dict):
         return {}

@@ -25,20 +25,20 @@ class AgentIO(Protocol):
     """The stdin and stdout of an agent."""
 
     def write(self, data: bytes) -> None:
-        """Writes to stdin, without waiting until the agent has read the data."""
+        """Write to stdin, without waiting until the agent has read the data."""
 
     def read_line(self, timeout_s: float) -> bytes | None:
-        """Returns the next line of stdout with its newline, None if no line came in time, or b"" at the end of
+        """Return the next line of stdout with its newline, None if no line came in time, or b"" at the end of
         stdout."""
 
     def pause(self) -> None:
-        """Stops reading stdout."""
+        """Stop reading stdout."""
 
     def resume(self) -> None:
-        """Continues to read stdout."""
+        """Continue to read stdout."""
 
     def close(self, timeout_s: float) -> Exit:
-        """Closes stdin, waits for the process to exit, and kills the agent's processes that still run."""
+        """Close stdin, wait for the process to exit, and kill the agent's processes that still run."""
 
 
 class AgentProcess:
@@ -108,7 +108,7 @@ class AgentProcess:
         return Exit(code=code, leftovers=leftovers)
 
     def _end_group(self, *, was_alive: bool) -> bool:
-        """Ends every process of the group. Returns True if the agent had exited, but other processes still ran."""
+        """End every process of the group. Return True if the agent had exited, but other processes still ran."""
         if not _group_exists(self._process.pid):
             return False
         leftovers = not was_alive and not self._are_gone(0.5)  # children may need a moment to exit
@@ -131,7 +131,7 @@ class AgentProcess:
         return True
 
     def _read(self) -> None:
-        """Reads stdout to its end. Queues each whole line, then an unfinished last line, then b""."""
+        """Read stdout to its end. Queue each whole line, then an unfinished last line, then b""."""
         assert self._process.stdout is not None
         descriptor, rest, size = self._process.stdout.fileno(), bytearray(), 0
         while size < MAX_BYTES:
@@ -170,7 +170,7 @@ class AgentProcess:
 
 
 def _group_exists(group: int) -> bool:
-    """Whether a process of the group is alive. Zombie processes are ignored."""
+    """Return whether a process of the group is alive. Zombie processes are ignored."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

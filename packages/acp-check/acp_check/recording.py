@@ -33,7 +33,7 @@ class Recorded:
 
 
 def read_recording(file: Path) -> Iterator[Recorded]:
-    """Yields the lines of `file` in order, except blank lines. :raises CheckError: the file cannot be read."""
+    """Yield the lines of `file` in order, except blank lines. :raises CheckError: the file cannot be read."""
     senders = _Senders()
     try:
         with file.open(encoding="utf-8", errors="replace") as lines:
@@ -72,7 +72,7 @@ class _Senders:
         self._open: dict[Side, set[Any]] = {"client": set(), "agent": set()}
 
     def guess(self, message: Any) -> Side:
-        """Returns the most likely sender of a message."""
+        """Return the most likely sender of a message."""
         match message:
             case {"method": "$/cancel_request", "params": {"requestId": int() | str() as request_id}}:
                 return "agent" if self._is_open_only_for("agent", request_id) else "client"
@@ -84,7 +84,7 @@ class _Senders:
                 return "agent"
 
     def remember(self, sender: Side, message: Any) -> None:
-        """Updates the open requests after a request or response."""
+        """Update the open requests after a request or response."""
         match message:
             case {"method": _, "id": int() | str() as request_id}:
                 self._open[sender].add(request_id)

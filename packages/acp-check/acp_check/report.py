@@ -23,23 +23,22 @@ _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The verdicts about a run.
-
-    `client_faults` are the client's errors as `line 12: text`. `unanswered` are the requests that had no response when
-    a recording ended, as `method (id)`. Neither of these counts as an error of the agent.
-    """
+    """The verdicts about a run."""
 
     run: Run
     verdicts: tuple[Verdict, ...]
     client_faults: tuple[str, ...] = ()
+    """The client's errors as `line 12: text`. They do not count as errors of the agent."""
     unanswered: tuple[str, ...] = ()
+    """The requests that had no response when a recording ended, as `method (id)`. They do not count as errors of the
+    agent."""
 
     def failed(self, *, strict: bool = False) -> bool:
-        """Whether a rule of severity MUST failed. With `strict`, whether any rule failed."""
+        """Return whether a rule of severity MUST failed or, with `strict`, whether any rule failed."""
         return any(verdict.findings and (strict or verdict.rule.severity == "MUST") for verdict in self.verdicts)
 
     def text(self, *, everything: bool = False) -> Iterator[str]:
-        """Yields the lines to print: each failed rule with its findings, and a summary. With `everything`, rules that
+        """Yield the lines to print: each failed rule with its findings, and a summary. With `everything`, rules that
         did not fail are listed too."""
         for verdict in self.verdicts:
             if verdict.findings:
@@ -59,7 +58,7 @@ class Report:
         yield self.summary()
 
     def summary(self) -> str:
-        """Returns one line with the number of messages and the numbers of rules that passed or failed."""
+        """Return one line with the number of messages and the numbers of rules that passed or failed."""
         states = Counter(verdict.state for verdict in self.verdicts)
         binding = sum(1 for verdict in self.verdicts if verdict.findings and verdict.rule.severity == "MUST")
         lines = sum(len(connection.lines) for connection in self.run.connections)
@@ -69,7 +68,7 @@ class Report:
         )
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yields one JSON object for each rule."""
+        """Yield one JSON object for each rule."""
         for verdict in self.verdicts:
             rule = verdict.rule
             yield {
@@ -94,7 +93,7 @@ class Report:
             }
 
     def junit(self, name: str) -> bytes:
-        """Returns JUnit XML with a test case for each rule. `name` is the name of the suite."""
+        """Return JUnit XML with a test case for each rule. `name` is the name of the suite."""
         states = Counter(verdict.state for verdict in self.verdicts)
         totals = {"tests": str(len(self.verdicts)), "failures": str(states["failed"]), "errors": "0"}
         totals["skipped"] = str(states["not applicable"])
@@ -134,7 +133,7 @@ class Report:
 
 
 def check(recording: Iterable[Recorded]) -> Report:
-    """Applies the rules to a recording, and returns a report."""
+    """Apply the rules to a recording, and return a report."""
     lines = tuple(recording)
     run = Run(connections=split(lines))
     schema, faults = SchemaChecker(), []
@@ -150,7 +149,7 @@ def check(recording: Iterable[Recorded]) -> Report:
 
 
 def _lines_of(connection: Connection) -> range:
-    """Returns the line numbers of a connection, which are consecutive."""
+    """Return the line numbers of a connection, which are consecutive."""
     first = connection.lines[0].line if connection.lines else 0
     return range(first, first + len(connection.lines))
 
@@ -163,7 +162,7 @@ def _quote(line: Recorded) -> str:
 
 
 def _xml(text: str) -> str:
-    """Returns `text`, with a replacement for each character that XML does not allow."""
+    """Return `text`, with a replacement for each character that XML does not allow."""
     return _NOT_XML.sub("�", text)
 
 

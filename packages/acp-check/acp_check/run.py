@@ -19,34 +19,35 @@ NO_CODE = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """The end of an agent's process after its stdin was closed.
-
-    `code` is the exit code, or None if the process had to be killed. `leftovers` says whether other processes of the
-    agent's group were still running after the agent had exited.
-    """
+    """The end of an agent's process after its stdin was closed."""
 
     code: int | None
+    """The exit code, or None if the process had to be killed."""
     leftovers: bool = False
+    """Whether other processes of the agent's group were still running after the agent had exited."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EndpointLog:
-    """The counters of the check's endpoint. `requests` counts all requests. `hung` counts the answers that never end.
-    `left` counts those endless answers whose connection the agent closed."""
+    """The counters of the check's endpoint."""
 
     requests: int = 0
+    """All requests."""
     hung: int = 0
+    """The answers that never end."""
     left: int = 0
+    """Those endless answers whose connection the agent closed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """A request and its response. `gave_up` means that the check stopped waiting for the response."""
+    """A request and its response."""
 
     method: str
     request: Recorded
     response: Recorded | None = None
     gave_up: bool = False
+    """Whether the check stopped waiting for the response."""
 
     @property
     def params(self) -> dict[str, Any]:
@@ -100,7 +101,9 @@ class Update:
 
     line: Recorded
     session: str
+    """The id of the session."""
     body: dict[str, Any]
+    """The member `update`."""
 
     @property
     def kind(self) -> str:
@@ -126,17 +129,17 @@ class Update:
 
 @dataclass(slots=True, kw_only=True)
 class RecordedTurn:
-    """A prompt or a load, with the updates of its session up to the response.
-
-    `cancels` are the client's `session/cancel` notifications. `late` are the updates that came after the response and
-    before the next turn. `permissions` are the agent's permission requests.
-    """
+    """A prompt or a load, with the updates of its session."""
 
     exchange: Exchange
     updates: list[Update] = field(default_factory=list)
+    """The updates up to the response."""
     late: list[Update] = field(default_factory=list)
+    """The updates that came after the response and before the next turn."""
     cancels: list[Recorded] = field(default_factory=list)
+    """The client's `session/cancel` notifications."""
     permissions: list[Exchange] = field(default_factory=list)
+    """The agent's permission requests."""
 
     @property
     def purpose(self) -> str:
@@ -154,11 +157,11 @@ class RecordedTurn:
         return self.exchange.lines
 
     def text(self, kind: str = "agent_message_chunk") -> str:
-        """Returns the text of all chunks of this kind, joined."""
+        """Return the text of all chunks of this kind, joined."""
         return "".join(update.text for update in self.updates if update.kind == kind)
 
     def statuses(self) -> dict[str, list[str]]:
-        """Maps the id of each tool call to its statuses, in order."""
+        """Map the id of each tool call to its statuses, in order."""
         found: dict[str, list[str]] = {}
         for update in self.updates:
             if update.kind in ("tool_call", "tool_call_update"):
@@ -171,14 +174,16 @@ class RecordedTurn:
 
 @dataclass(kw_only=True)
 class Connection:
-    """One connection, from start to end. `name` says what a check used the connection for. In a recording, `name` is
-    empty."""
+    """One connection, from start to end."""
 
     name: str = ""
+    """What a check used the connection for. It is empty in a recording."""
     lines: list[Recorded] = field(default_factory=list)
     gave_up: set[int] = field(default_factory=set)
+    """The numbers of the lines of requests for whose response the check stopped waiting."""
     exit: Exit | None = None
     unfinished_line: bytes = b""
+    """The last line of stdout, if it had no newline."""
 
     @property
     def is_live(self) -> bool:
@@ -236,7 +241,7 @@ class Connection:
         return self._sorted.reused
 
     def asked_for(self, *methods: str) -> Iterator[Exchange]:
-        """The client's requests with one of these methods."""
+        """Return the client's requests with one of these methods."""
         return (each for each in self.asked if each.method in methods)
 
     @property
@@ -261,7 +266,7 @@ class Connection:
         return [method for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
 
     def reactions(self, purpose: str) -> list[tuple[Recorded, list[Recorded], Exchange]]:
-        """For each line that the client sent for this purpose, returns the line, the lines that the agent wrote before
+        """For each line that the client sent for this purpose, return the line, the lines that the agent wrote before
         it answered the client's next request, and that next request."""
         found = []
         for place, line in enumerate(self.lines):
@@ -280,17 +285,16 @@ class Connection:
 
 @dataclass(kw_only=True)
 class Run:
-    """All connections of a check, or of a recording. For a recording, the other members keep their defaults.
-
-    `is_complete` is False if the check ran out of time. `servers_started` has an item for each start of the check's MCP
-    server: the arguments and the environment variable. `stderr` is the last part of the agent's stderr.
-    """
+    """All connections of a check, or of a recording. For a recording, the other members keep their defaults."""
 
     connections: list[Connection]
     endpoint: EndpointLog | None = None
     servers_started: list[dict[str, Any]] | None = None
+    """An item for each start of the check's MCP server: the arguments and the environment variable."""
     stderr: str = ""
+    """The last part of the agent's stderr."""
     is_complete: bool = True
+    """False if the check ran out of time."""
 
     @property
     def is_live(self) -> bool:
@@ -298,29 +302,29 @@ class Run:
         return any(connection.is_live for connection in self.connections)
 
     def named(self, name: str) -> Connection | None:
-        """Returns the connection with this name, or None."""
+        """Return the connection with this name, or None."""
         return next((each for each in self.connections if each.name == name), None)
 
     def exchanges(self, *purposes: str) -> list[Exchange]:
-        """Returns the client's requests that the check sent for one of these purposes."""
+        """Return the client's requests that the check sent for one of these purposes."""
         return [
             each for connection in self.connections for each in connection.asked if each.request.purpose in purposes
         ]
 
     def asked_for(self, *methods: str) -> list[Exchange]:
-        """The client's requests with one of these methods."""
+        """Return the client's requests with one of these methods."""
         return [each for connection in self.connections for each in connection.asked_for(*methods)]
 
     def called(self, *methods: str) -> list[Exchange]:
-        """The agent's requests with one of these methods."""
+        """Return the agent's requests with one of these methods."""
         return [each for connection in self.connections for each in connection.called if each.method in methods]
 
     def updates(self, *kinds: str) -> list[Update]:
-        """Returns the updates of these kinds."""
+        """Return the updates of these kinds."""
         return [each for connection in self.connections for each in connection.updates if each.kind in kinds]
 
     def turns(self, *purposes: str) -> list[RecordedTurn]:
-        """Returns the prompts with one of these purposes, or all prompts if no purpose is given. Loads are left out."""
+        """Return the prompts with one of these purposes, or all prompts if no purpose is given. Loads are left out."""
         return [
             turn
             for connection in self.connections
@@ -329,7 +333,7 @@ class Run:
         ]
 
     def loads(self) -> list[RecordedTurn]:
-        """Returns the loads that were answered with a result."""
+        """Return the loads that were answered with a result."""
         return [
             turn
             for connection in self.connections
@@ -343,18 +347,24 @@ class _Sorted:
 
     def __init__(self, connection: Connection) -> None:
         self.asked: list[Exchange] = []
+        """The client's requests."""
         self.called: list[Exchange] = []
+        """The agent's requests."""
         self.notified: list[Recorded] = []
+        """The agent's notifications."""
         self.updates: list[Update] = []
         self.turns: list[RecordedTurn] = []
         self.strays: list[tuple[Recorded, str]] = []
+        """The agent's responses that belong to no open request. See `Connection.strays`."""
         self.reused: list[Recorded] = []
-        # Requests that are not answered yet, by sender and id. `_unusual` has ids in broken requests and batches.
+        """The agent's requests with an id that another open request of the agent already had."""
         self._open: dict[tuple[str, str], Exchange] = {}
+        """Requests that are not answered yet, by sender and id."""
         self._closed: set[tuple[str, str]] = set()
         self._turns_of: dict[str, list[RecordedTurn]] = {}
         self._children: set[str] = set()
         self._unusual: set[str] = set()
+        """The ids in broken requests and batches."""
         for line in connection.lines:
             if isinstance(line.message, dict):
                 self._sort(line, line.message)
@@ -407,7 +417,7 @@ class _Sorted:
                 self._children.add(update.child)  # a sub-agent may send updates outside a turn of its own
 
     def _turn(self, session: str) -> RecordedTurn | None:
-        """Returns the running turn of a session. If no turn is running, returns the session's last turn, or None if
+        """Return the running turn of a session. If no turn is running, return the session's last turn, or None if
         there was none.
 
         While a load runs, all updates of its session are counted as part of the load, because a replay looks like the
@@ -434,7 +444,7 @@ class _Sorted:
 
 
 def split(lines: Iterable[Recorded]) -> list[Connection]:
-    """Splits a recording into connections. A new connection begins at each `initialize` request."""
+    """Split a recording into connections. A new connection begins at each `initialize` request."""
     connections = [Connection()]
     for line in lines:
         is_start = (
@@ -447,12 +457,12 @@ def split(lines: Iterable[Recorded]) -> list[Connection]:
 
 
 def as_text(value: Any) -> str:
-    """Returns a string unchanged, and any other value as JSON."""
+    """Return a string unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else _key(value)
 
 
 def _key(value: Any) -> str:
-    """Returns a value as JSON. So values of different types, such as 7 and "7", never get the same key."""
+    """Return a value as JSON. So values of different types, such as 7 and "7", never get the same key."""
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 

@@ -41,7 +41,7 @@ class SchemaChecker:
         self._requests: dict[tuple[Side, Any], str] = {}
 
     def check(self, sender: Side, message: Any) -> None:
-        """Checks the next message. :raises Violation: the message is not allowed; the error says what is wrong and
+        """Check the next message. :raises Violation: the message is not allowed; the error says what is wrong and
         where."""
         if not isinstance(message, dict):
             if sender == "client":
@@ -58,7 +58,7 @@ class SchemaChecker:
             self._check_response(sender, receiver, message)
 
     def unanswered(self) -> tuple[str, ...]:
-        """Returns each unanswered request as `method (id)`."""
+        """Return each unanswered request as `method (id)`."""
         return tuple(f"{method} ({request_id})" for (_, request_id), method in self._requests.items())
 
     def _check_call(self, sender: Side, receiver: Side, message: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class SchemaChecker:
 
 
 def check_update(update: Any, message: Any = None) -> None:
-    """Checks the update of a `session/update` strictly, according to its kind. :raises Violation: the update is not
+    """Check the update of a `session/update` strictly, according to its kind. :raises Violation: the update is not
     valid."""
     kind = update.get("sessionUpdate") if isinstance(update, dict) else None
     file = STABLE if kind in _update_kinds(STABLE) else UNSTABLE
@@ -115,7 +115,7 @@ def check_update(update: Any, message: Any = None) -> None:
 
 
 def validate(name: str, value: Any, *, strict: bool = True, message: Any = None) -> None:
-    """Checks `value`, a part of `message`, against the definition `name` of the schema.
+    """Check `value`, a part of `message`, against the definition `name` of the schema.
 
     With `strict`, unknown members are not allowed, but a response may have members of the unstable schema.
 
@@ -130,7 +130,7 @@ def validate(name: str, value: Any, *, strict: bool = True, message: Any = None)
 
 
 def problems(name: str, value: Any, *, strict: bool = False) -> tuple[str, ...]:
-    """Returns the problems of `value` under the definition `name`, or () if `value` is valid. With `strict`, unknown
+    """Return the problems of `value` under the definition `name`, or () if `value` is valid. With `strict`, unknown
     members are problems too.
 
     A value is valid if the stable or the unstable schema allows it. `name` may be `SessionUpdate/KIND`.
@@ -150,9 +150,9 @@ def problems(name: str, value: Any, *, strict: bool = False) -> tuple[str, ...]:
 
 
 def definition(receiver: Side, method: str, kind: str) -> str | None:
-    """Returns the name of the definition of the parameters or the result of a method that `receiver` serves.
+    """Return the name of the definition of the parameters or the result of a method that `receiver` serves.
 
-    `kind` is Request, Response or Notification. Returns None if neither the stable nor the unstable schema has a
+    `kind` is Request, Response or Notification. Return None if neither the stable nor the unstable schema has a
     definition.
     """
     for methods in (_methods(STABLE), _methods(UNSTABLE)):
@@ -163,12 +163,12 @@ def definition(receiver: Side, method: str, kind: str) -> str | None:
 
 
 def update_kinds() -> tuple[str, ...]:
-    """Returns the kinds of `session/update` in the stable and the unstable schema."""
+    """Return the kinds of `session/update` in the stable and the unstable schema."""
     return tuple(dict.fromkeys((*_update_kinds(), *_update_kinds(UNSTABLE))))
 
 
 def _place(name: str, file: str) -> str | None:
-    """Returns the path of the definition `name` in the schema `file`, or None if `file` does not have it."""
+    """Return the path of the definition `name` in the schema `file`, or None if `file` does not have it."""
     base, _, kind = name.partition("/")
     if not kind:
         return name if name in _definitions(file) else None
@@ -177,17 +177,17 @@ def _place(name: str, file: str) -> str | None:
 
 
 def violation(message: Any, problem: str) -> Violation:
-    """Returns an error that quotes the beginning of `message`."""
+    """Return an error that quotes the beginning of `message`."""
     return Violation(f"{problem}\n  in {json.dumps(message, ensure_ascii=False, default=str)[:2000]}")
 
 
 def is_served_by_client(method: str) -> bool:
-    """Whether the client serves `method`."""
+    """Return whether the client serves `method`."""
     return any(served[:2] == ("client", method) for file in (STABLE, UNSTABLE) for served in _methods(file))
 
 
 def _is_plain_chunk(update: dict[str, Any]) -> bool:
-    """Whether `update` is a chunk of plain text with a message id.
+    """Return whether `update` is a chunk of plain text with a message id.
 
     These updates are the most frequent. They are always valid, so they need no check against the schema.
     """
@@ -203,7 +203,7 @@ def _is_plain_chunk(update: dict[str, Any]) -> bool:
 
 
 def _errors(name: str, value: Any, *, strict: bool, file: str = STABLE) -> str:
-    """Returns everything that is wrong with `value`, or an empty string if it is valid."""
+    """Return everything that is wrong with `value`, or an empty string if it is valid."""
     if isinstance(value, dict) and isinstance(value.get("sessionId"), str):
         value = value | {"sessionId": "id"}  # any string is a valid id, so values that differ only in it need one check
     return _errors_in(json.dumps(value), name, strict=strict, file=file)
@@ -211,14 +211,14 @@ def _errors(name: str, value: Any, *, strict: bool, file: str = STABLE) -> str:
 
 @lru_cache(maxsize=1_000)
 def _errors_in(text: str, name: str, *, strict: bool, file: str) -> str:
-    """The same as `_errors` for a value in JSON. Connections repeat many messages, and a check takes milliseconds."""
+    """Return the same as `_errors` for a value in JSON. Connections repeat many messages, and a check takes
+    milliseconds."""
     errors = _validator(name, strict=strict, file=file).iter_errors(json.loads(text))
     return "; ".join(f"{error.json_path}: {error.message[:300]}" for error in errors)
 
 
 def _definition(receiver: Side, method: str, kind: str) -> str | None:
-    """Returns the name of the definition of the parameters or the result of a method that `receiver` serves, or
-    None."""
+    """Return the name of the definition of the parameters or the result of a method that `receiver` serves, or None."""
     for methods in (_methods(STABLE), _methods(UNSTABLE)):
         if name := methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind)):
             return name
@@ -227,7 +227,7 @@ def _definition(receiver: Side, method: str, kind: str) -> str | None:
 
 @cache
 def _definitions(file: str, *, strict: bool = False) -> dict[str, Any]:
-    """Returns the definitions in `file`.
+    """Return the definitions in `file`.
 
     If `strict`, unknown members are forbidden in every value, but not inside the parts of an allOf.
     """
@@ -242,7 +242,7 @@ def _definitions(file: str, *, strict: bool = False) -> dict[str, Any]:
 
 @cache
 def _methods(file: str) -> dict[tuple[str, str, str], str]:
-    """Maps (side, method, kind) to the name of the definition. The kind is Request, Response or Notification."""
+    """Map (side, method, kind) to the name of the definition. The kind is Request, Response or Notification."""
     return {
         (body["x-side"], body["x-method"], kind): name
         for name, body in _definitions(file).items()
@@ -253,7 +253,7 @@ def _methods(file: str) -> dict[tuple[str, str, str], str]:
 
 @cache
 def _update_kinds(file: str = STABLE) -> dict[str, int]:
-    """Maps each kind of update to its index in the schema's list of update types."""
+    """Map each kind of update to its index in the schema's list of update types."""
     variants = _definitions(file)["SessionUpdate"]["oneOf"]
     return {variant["properties"]["sessionUpdate"]["const"]: index for index, variant in enumerate(variants)}
 

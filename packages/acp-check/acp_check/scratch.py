@@ -54,17 +54,16 @@ for line in sys.stdin.buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The agent to check: its command, and variables for its environment.
-
-    The placeholders `{base_url}`, `{model}`, `{key}`, `{workspace}` and `{home}` are replaced in the command and in the
-    values of variables. `endpoint_variables` are the names of variables that are set to the base URL. `inherited` are
-    the names of variables that the agent gets from the current environment.
-    """
+    """The agent to check. The placeholders `{base_url}`, `{model}`, `{key}`, `{workspace}` and `{home}` are replaced in
+    the command and in the values of variables."""
 
     command: Sequence[str]
     variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables for the agent's environment."""
     endpoint_variables: Sequence[str] = ()
+    """The names of variables that are set to the base URL."""
     inherited: Sequence[str] = ()
+    """The names of variables that the agent gets from the current environment."""
 
 
 def check_agent(
@@ -75,7 +74,7 @@ def check_agent(
     report: Callable[[str], None] = lambda _: None,
     signalled: Callable[[], int] = lambda: 0,
 ) -> Run:
-    """Runs the whole check of an agent, and returns all that happened. The check ends early if `signalled` returns a
+    """Run the whole check of an agent, and return all that happened. The check ends early if `signalled` returns a
     number other than 0.
 
     :raises CheckError: the agent cannot be started, or `trace` cannot be written.
@@ -149,7 +148,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _started(log: Path) -> list[dict[str, Any]]:
-    """Returns the arguments and the environment variable of each start of the MCP server."""
+    """Return the arguments and the environment variable of each start of the MCP server."""
     try:
         return [json.loads(line) for line in log.read_text("utf-8").splitlines()]
     except FileNotFoundError:

@@ -89,7 +89,7 @@ async def test_bring_names_what_it_cannot_find(tmp_path: Path) -> None:
         await converse(run.store, "crow-ab1", "x")
         await converse(run.store, "crow-ab2", "x")
         told = {name: await say(run, f"/bring {name}".strip()) for name in ("", "s1", "nothing", "crow-ab", "empty")}
-    assert told[""].startswith("`/bring` needs a session: its id, name or title.")
+    assert told[""].startswith("`/bring` needs a session: its id, alias or title.")
     assert told["s1"] == "That is this session. The model sees it already."
     assert told["nothing"].startswith("No session “nothing”. `/search WORDS` finds sessions")
     assert told["crow-ab"].startswith("Several sessions match “crow-ab”: `crow-ab2`, `crow-ab1`.")

@@ -33,15 +33,16 @@ from crow.domain.entries import (
     User,
 )
 from crow.domain.errors import StoreError
-from crow.domain.events import EntryStored, Event
 from crow.domain.messages import SystemMessage, Text, UserMessage
 from crow.domain.rendering import parts_text, user_parts
-from crow.domain.replay import Replay
+from crow.frontend.params import ClientCapabilities
 from crow.llm import ModelInfo
 from crow.store import Store
 from tests.support.compaction import PROMPT, Notes, Simulation, Way, compactor_on, flaky, same_prompt, summariser
 from tests.support.memory_store import MemoryStore
 from tests.support.paths import damaged, problems
+from tests.support.shared_host import transcript
+from tests.support.views import read_log
 
 SESSIONS = 500
 WINDOWS = st.sampled_from([4_000, 5_000, 6_000, 8_000, 16_000])
@@ -192,13 +193,12 @@ async def test_every_law_holds_at_every_step_of_any_session(simulation: Simulati
 def replayed_differently(path: list[Entry]) -> bool:
     """Law 10: whether compaction changed the client's history beyond its own entries."""
     own = (Checkpoint, Mask, Restore)
-
-    def replayed(entries: list[Entry]) -> list[Event]:
-        replay = Replay()
-        events = [event for entry in entries for event in replay.feed(entry)] + list(replay.end())
-        return [e for e in events if not (isinstance(e, EntryStored) and isinstance(e.entry.body, own))]
-
-    return replayed(path) != replayed([entry for entry in path if not isinstance(entry.body, own)])
+    caps = ClientCapabilities(compaction=True)
+    before, after = (
+        transcript(read_log(entries, caps))
+        for entries in (path, [entry for entry in path if not isinstance(entry.body, own)])
+    )
+    return before != after
 
 
 @given(simulation=simulations(), steps=st.integers(1, 25))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -248,7 +249,13 @@ async def test_configured_instruction_replaces_the_summary_prompt(tmp_path: Path
     async with opened(tmp_path, model, compaction=settings) as run:
         await talked(run, 4)
         (asked,) = model.requests[3].messages[-1:]
-        assert asked == UserMessage(parts=(Text(text=f"Summarise in 622 words.\n\n{DATA}"),))
+        assert isinstance(asked, UserMessage)
+        (part,) = asked.parts
+        assert isinstance(part, Text)
+        # The number depends on the length of the system message, which names the working directory.
+        words = re.fullmatch(rf"Summarise in (\d+) words\.\n\n{re.escape(DATA)}", part.text)
+        assert words is not None
+        assert 500 < int(words[1]) < 700
 
 
 @pytest.mark.parametrize("window", [16_000, 32_000, 128_000])

@@ -54,12 +54,12 @@ def migrate(connection: sqlite3.Connection, version: int = VERSION) -> None:
 
 
 def is_schema_damaged(connection: sqlite3.Connection) -> bool:
-    """Whether a part of crow's schema is missing or altered in this database."""
+    """Return whether a part of crow's schema is missing or altered in this database."""
     return not set(_definitions_of_new()) <= set(_definitions(connection))
 
 
 def has_this_schema(connection: sqlite3.Connection) -> bool:
-    """Whether this database has the schema of `VERSION`, and nothing else."""
+    """Return whether this database has the schema of `VERSION`, and nothing else."""
     return set(_definitions_of_new()) == set(_definitions(connection))
 
 

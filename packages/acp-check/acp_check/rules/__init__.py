@@ -21,7 +21,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def judge(run: Run, rules: tuple[Rule, ...] = RULES) -> list[Verdict]:
-    """Applies the rules to a run, and returns one verdict for each rule.
+    """Apply the rules to a run, and return one verdict for each rule.
 
     Findings are dropped if they only show that the agent requires authentication, or that no prompt worked at all. If
     all findings of a rule are dropped, the rule does not apply. Only the rule `prompt.text` still reports that no

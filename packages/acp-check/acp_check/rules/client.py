@@ -62,7 +62,7 @@ def _is_boolean_option(line: Recorded) -> bool:
 
 
 def _not_offered(capability: str, is_use: Callable[[Recorded], bool]) -> Check:
-    """Returns a check that fails if the agent uses a capability on a connection where the client does not offer it."""
+    """Return a check that fails if the agent uses a capability on a connection where the client does not offer it."""
 
     def check(run: Run) -> Outcome:
         found, has_any = [], False

@@ -19,16 +19,17 @@ JSON = "https://www.rfc-editor.org/rfc/rfc8259"
 
 
 def page(name: str) -> str:
-    """Returns the URL of a page about the protocol. An example of `name` is `prompt-turn#cancellation`."""
+    """Return the URL of a page about the protocol. An example of `name` is `prompt-turn#cancellation`."""
     return _PAGES + name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A violation of a rule. `lines` are the messages that show the violation."""
+    """A violation of a rule."""
 
     words: str
     lines: tuple[Recorded, ...] = ()
+    """The messages that show the violation."""
 
 
 Outcome: TypeAlias = "list[Finding] | str"
@@ -39,22 +40,26 @@ Check: TypeAlias = Callable[[Run], Outcome]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule. `says` is its text, `link` is its place in the specification, and `check` applies the rule to a run."""
+    """A rule for agents."""
 
     id: str
     severity: Severity
     says: str
+    """The text of the rule."""
     link: str
+    """The rule's place in the specification."""
     check: Check
+    """Applies the rule to a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of applying a rule. If the rule does not apply, `reason` says why; otherwise `reason` is empty."""
+    """The result of applying a rule."""
 
     rule: Rule
     findings: tuple[Finding, ...] = ()
     reason: str = ""
+    """Why the rule does not apply, or empty if it applies."""
 
     @property
     def state(self) -> Literal["passed", "failed", "not applicable"]:
@@ -71,7 +76,7 @@ Item = TypeVar("Item", bound=_HasLines)
 
 
 def every(items: Callable[[Run], Iterable[Item]], problem: Callable[[Item], str | None], nothing: str) -> Check:
-    """Returns a check that examines each of the `items`.
+    """Return a check that examines each of the `items`.
 
     `problem` returns the words of a finding, or None if nothing is wrong with the item. If there are no items, the rule
     does not apply, and `nothing` is the reason.
@@ -92,7 +97,7 @@ def every(items: Callable[[Run], Iterable[Item]], problem: Callable[[Item], str 
 def every_line(
     lines: Callable[[Run], Iterable[Recorded]], problem: Callable[[Recorded], str | None], nothing: str
 ) -> Check:
-    """Returns a check that examines each line. See `every`."""
+    """Return a check that examines each line. See `every`."""
     return every(lambda run: (Shown(line) for line in lines(run)), lambda shown: problem(shown.line), nothing)
 
 
@@ -109,7 +114,7 @@ class Shown:
 
 
 def answered_by_result(words: str, nothing: str, *purposes: str) -> Check:
-    """Returns a check for the requests with one of these purposes: each must have been answered with a result."""
+    """Return a check for the requests with one of these purposes: each must have been answered with a result."""
     return every(
         lambda run: run.exchanges(*purposes),
         lambda exchange: None if exchange.result is not None else f"{words}: {describe(exchange)}",
@@ -120,7 +125,7 @@ def answered_by_result(words: str, nothing: str, *purposes: str) -> Check:
 def answered_by_error(
     words: str, nothing: str, *purposes: str, codes: tuple[int, ...] = (), if_refused: bool = False
 ) -> Check:
-    """Returns a check for the requests with one of these purposes: each must have been answered with an error.
+    """Return a check for the requests with one of these purposes: each must have been answered with an error.
 
     With `codes`, the error must have one of these codes. With `if_refused`, a request that was answered with a result
     passes too.
@@ -137,7 +142,7 @@ def answered_by_error(
 
 
 def answered(words: str, nothing: str, *purposes: str) -> Check:
-    """Returns a check for the requests with one of these purposes: each must have been answered with a result or an
+    """Return a check for the requests with one of these purposes: each must have been answered with a result or an
     error."""
     return every(
         lambda run: run.exchanges(*purposes),
@@ -147,7 +152,7 @@ def answered(words: str, nothing: str, *purposes: str) -> Check:
 
 
 def describe(exchange: Exchange) -> str:
-    """Says in words how a request was answered."""
+    """Say in words how a request was answered."""
     if not exchange.is_answered:
         return f"{exchange.method} was not answered"
     if exchange.error is not None:
@@ -158,12 +163,12 @@ def describe(exchange: Exchange) -> str:
 
 
 def advertised(connection: Connection, path: str) -> bool:
-    """Whether the agent advertises a capability, such as `sessionCapabilities.list`."""
+    """Return whether the agent advertises a capability, such as `sessionCapabilities.list`."""
     return _is_on(connection.agent_capabilities, path)
 
 
 def offers(connection: Connection, path: str) -> bool:
-    """Whether the client offers a capability, such as `fs.readTextFile`."""
+    """Return whether the client offers a capability, such as `fs.readTextFile`."""
     return _is_on(connection.offered, path)
 
 
@@ -176,5 +181,5 @@ def _is_on(capabilities: Any, path: str) -> bool:
 
 
 def is_absolute(path: object) -> bool:
-    """Whether a path is absolute on POSIX or on Windows."""
+    """Return whether a path is absolute on POSIX or on Windows."""
     return isinstance(path, str) and (path.startswith(("/", "\\\\")) or path[1:3] in (":\\", ":/"))

@@ -33,7 +33,7 @@ _NOT_FOUND = (-32002,)
 
 
 def _opened(run: Run) -> list[Exchange]:
-    """Returns the requests that opened a session."""
+    """Return the requests that opened a session."""
     return [each for each in run.asked_for(*OPENING) if each.result is not None]
 
 
@@ -47,7 +47,7 @@ def _session_id(exchange: Exchange) -> str | None:
 
 
 def _different(run: Run) -> Outcome:
-    """Finds sessions with the same id. Ids from different processes of an agent are compared only if that agent stores
+    """Find sessions with the same id. Ids from different processes of an agent are compared only if that agent stores
     sessions."""
     seen: dict[tuple[int, str], Exchange] = {}
     found = []
@@ -65,7 +65,7 @@ def _different(run: Run) -> Outcome:
 
 
 def _early(run: Run) -> Outcome:
-    """Finds updates for sessions that the client cannot know about yet."""
+    """Find updates for sessions that the client cannot know about yet."""
     found = []
     for connection in run.connections:
         known: dict[str, int] = {}
@@ -103,7 +103,7 @@ def _mcp_environment(run: Run) -> Outcome:
 
 
 def _shown(run: Run) -> list[RecordedTurn]:
-    """Returns the finished prompts of sessions that are loaded somewhere in the run."""
+    """Return the finished prompts of sessions that are loaded somewhere in the run."""
     loaded = {turn.exchange.session for turn in run.loads()}
     purposes = ("prompt-say", "prompt-tool")
     return [turn for turn in run.turns(*purposes) if turn.exchange.session in loaded and turn.stop_reason == "end_turn"]
@@ -114,7 +114,7 @@ def _replay_of(run: Run, turn: RecordedTurn) -> RecordedTurn | None:
 
 
 def _replayed(problem: Callable[[RecordedTurn, RecordedTurn], str | None]) -> Check:
-    """Returns a check that compares turns with the later replays of their sessions."""
+    """Return a check that compares turns with the later replays of their sessions."""
 
     def check(run: Run) -> Outcome:
         found, has_any = [], False
@@ -255,7 +255,7 @@ def _row_time(_: Exchange, row: dict[str, Any]) -> str | None:
 
 
 def time_problem(value: Any) -> str | None:
-    """Returns the problem with an ISO 8601 time, or None if the time is valid or missing."""
+    """Return the problem with an ISO 8601 time, or None if the time is valid or missing."""
     if value is None:
         return None
     try:
@@ -321,7 +321,7 @@ def _unadvertised(run: Run) -> Outcome:
 
 
 def _is_used(problem: str, *purposes: str) -> Check:
-    """Returns a check for the prompts with one of these purposes: each must have been answered with a result."""
+    """Return a check for the prompts with one of these purposes: each must have been answered with a result."""
     return answered_by_result(problem, "no session was opened this way", *purposes)
 
 
@@ -625,7 +625,7 @@ RULES = (
 
 
 def _was_running(run: Run, turn: RecordedTurn) -> bool:
-    """Whether the turn was still running when the session was closed."""
+    """Return whether the turn was still running when the session was closed."""
     response = turn.exchange.response
     closes = [each for each in run.exchanges("close") if each.session == turn.exchange.session]
     return any(response is None or response.line > close.request.line for close in closes)

@@ -23,7 +23,7 @@ _NO_OPTIONS = "the agent has no configuration options to choose from"
 
 
 def _opened(run: Run) -> list[Exchange]:
-    """Returns the requests that opened a session."""
+    """Return the requests that opened a session."""
     return [each for each in run.asked_for(*OPENING) if each.result is not None]
 
 
@@ -62,12 +62,12 @@ def _shown_modes(run: Run) -> Outcome:
 
 
 def options_of(value: Any) -> list[dict[str, Any]]:
-    """Returns the options in a `configOptions` member, or [] if it is not a list."""
+    """Return the options in a `configOptions` member, or [] if it is not a list."""
     return [option for option in value if isinstance(option, dict)] if isinstance(value, list) else []
 
 
 def choices(option: dict[str, Any]) -> list[Any]:
-    """Returns the values that can be chosen for an option, including the values in groups."""
+    """Return the values that can be chosen for an option, including the values in groups."""
     found: list[Any] = []
     for each in options_of(option.get("options")):
         found += (
@@ -77,7 +77,7 @@ def choices(option: dict[str, Any]) -> list[Any]:
 
 
 def _configured(run: Run) -> list[Exchange]:
-    """Returns the requests whose response contains configuration options."""
+    """Return the requests whose response contains configuration options."""
     asked = run.asked_for(*OPENING, "session/set_config_option")
     return [each for each in asked if options_of((each.result or {}).get("configOptions"))]
 
@@ -134,8 +134,8 @@ def _all_options(run: Run) -> Outcome:
 
 
 def _in_sync(run: Run) -> Outcome:
-    """Finds requests that set a mode, but left the option of the category `mode` with another value. Agents without
-    this option are not checked."""
+    """Find requests that set a mode, but left the option of the category `mode` with another value. Agents without this
+    option are not checked."""
     found, has_any = [], False
     for connection in run.connections:
         for exchange in connection.asked_for("session/set_mode"):
@@ -151,8 +151,8 @@ def _in_sync(run: Run) -> Outcome:
 
 
 def _mode_option(connection: Connection, exchange: Exchange) -> Any:
-    """Returns the value that the option of the category `mode` has just before the next request that sets a mode or an
-    option. Returns None if the agent does not have this option, or if the option does not offer the mode that was
+    """Return the value that the option of the category `mode` has just before the next request that sets a mode or an
+    option. Return None if the agent does not have this option, or if the option does not offer the mode that was
     set."""
     if exchange.response is None:
         return None

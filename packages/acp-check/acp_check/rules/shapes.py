@@ -92,7 +92,8 @@ def _update(kind: str) -> Check:
 
 
 def is_plain_chunk(body: dict[str, Any]) -> bool:
-    """Whether an update is a chunk of plain text. These updates are the most frequent, and they are always valid."""
+    """Return whether an update is a chunk of plain text. These updates are the most frequent, and they are always
+    valid."""
     match body:
         case {"content": {"type": "text", "text": str(), **others}, **rest} if not others:
             message = rest.pop("messageId", "")
@@ -128,7 +129,7 @@ def _update_params(line: Recorded) -> str | None:
 
 
 def _custom_fields(run: Run) -> Outcome:
-    """Finds members that the schema does not have, in messages that are valid apart from these members."""
+    """Find members that the schema does not have, in messages that are valid apart from these members."""
     found, has_any = [], False
     for connection in run.connections:
         for name, value, line in _values(connection):
@@ -141,8 +142,7 @@ def _custom_fields(run: Run) -> Outcome:
 
 
 def _values(connection: Any) -> Iterator[tuple[str, Any, Recorded]]:
-    """Yields each value from the agent that has a definition in the schema, as (name of the definition, value,
-    line)."""
+    """Yield each value from the agent that has a definition in the schema, as (name of the definition, value, line)."""
     for exchange in connection.asked:
         name = definition("agent", exchange.method, "Response")
         if name is not None and exchange.result is not None and exchange.response is not None:

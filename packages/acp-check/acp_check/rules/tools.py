@@ -54,8 +54,8 @@ def _unique_ids(run: Run) -> Outcome:
 
 
 def _is_below(session: str, root: str, parents: Mapping[str, str]) -> bool:
-    """Whether a session is `root` or one of its sub-agents, at any depth. `parents` maps sub-agents to parents, and may
-    have cycles."""
+    """Return whether a session is `root` or one of its sub-agents, at any depth. `parents` maps sub-agents to parents,
+    and may have cycles."""
     seen = set[str]()
     while session != root and session in parents and session not in seen:
         seen.add(session)
@@ -68,8 +68,8 @@ def _reopened(run: Run) -> Outcome:
 
 
 def _walk_calls(run: Run, wanted: str) -> Outcome:
-    """Follows each tool call of each session, and finds problems of several kinds. Returns only the findings of the
-    kind `wanted`."""
+    """Follow each tool call of each session, and find problems of several kinds. Return only the findings of the kind
+    `wanted`."""
     found, has_any = [], False
     for connection in run.connections:
         calls: dict[tuple[str, str], str] = {}
@@ -101,7 +101,7 @@ def _walk_calls(run: Run, wanted: str) -> Outcome:
 
 
 def _unfinished(turn: RecordedTurn) -> str | None:
-    """Finds calls that have not ended when their turn ends. Cancelled and failed turns are left out, because version 1
+    """Find calls that have not ended when their turn ends. Cancelled and failed turns are left out, because version 1
     of the protocol has no status for cancelled calls."""
     if turn.stop_reason in (None, "cancelled"):
         return None
@@ -171,7 +171,8 @@ def _known_terminal(run: Run) -> Outcome:
 
 
 def offers_terminal_output(offered: dict[str, Any]) -> bool:
-    """Whether the client can show the agent's own terminals. Only some clients have this extension of the protocol."""
+    """Return whether the client can show the agent's own terminals. Only some clients have this extension of the
+    protocol."""
     meta = offered.get("_meta")
     return isinstance(meta, dict) and bool(meta.get("terminal_output"))
 
@@ -193,7 +194,7 @@ def _allowed_calls(run: Run) -> Iterator[tuple[RecordedTurn, Exchange, str]]:
 
 
 def _chosen_kind(question: Exchange) -> str:
-    """Returns the kind of the option that the client chose, or an empty string if it chose none."""
+    """Return the kind of the option that the client chose, or an empty string if it chose none."""
     chosen = ((question.result or {}).get("outcome") or {}).get("optionId")
     return next((str(o.get("kind")) for o in _options(question) if o.get("optionId") == chosen), "")
 

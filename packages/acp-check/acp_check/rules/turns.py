@@ -62,7 +62,7 @@ class _LateTurn:
 
 
 def _outside(run: Run) -> Outcome:
-    """Finds messages and tool calls that were sent in a session before its first prompt or load."""
+    """Find messages and tool calls that were sent in a session before its first prompt or load."""
     found = []
     for connection in run.connections:
         begun: dict[str, int] = {}
@@ -140,7 +140,7 @@ def _turn_ids(run: Run) -> Outcome:
 
 
 def _interleaved(run: Run) -> Outcome:
-    """Finds messages that continue after another message of the same kind has begun."""
+    """Find messages that continue after another message of the same kind has begun."""
     found, has_any = [], False
     for turn in run.turns():
         last: dict[str, str] = {}
@@ -185,7 +185,7 @@ def _base64(run: Run) -> Outcome:
 
 
 def _cancelled(run: Run) -> list[RecordedTurn]:
-    """Returns the prompts that were cancelled while they ran."""
+    """Return the prompts that were cancelled while they ran."""
     return [turn for turn in run.turns() if turn.cancels]
 
 
@@ -200,7 +200,7 @@ def _cancel_result(turn: RecordedTurn) -> str | None:
 
 
 def _cancel_reason(turn: RecordedTurn) -> str | None:
-    """Finds a stop reason other than `cancelled` after a cancellation. If the prompt may have ended by itself just
+    """Find a stop reason other than `cancelled` after a cancellation. If the prompt may have ended by itself just
     before it was cancelled, every stop reason is allowed."""
     if turn.exchange.result is None or turn.stop_reason == "cancelled":
         return None
@@ -243,7 +243,7 @@ def _plan_entries(update: Update) -> str | None:
 
 
 def _complete_plan(run: Run) -> Outcome:
-    """Finds plans that repeat only one entry of the previous plan: the agent sent only the change, not the whole
+    """Find plans that repeat only one entry of the previous plan: the agent sent only the change, not the whole
     plan."""
     found, has_any = [], False
     for turn in run.turns():
@@ -269,7 +269,7 @@ def _currency(update: Update) -> str | None:
 
 
 def _other_session(run: Run) -> Outcome:
-    """Finds prompts that stopped when a prompt of another session was cancelled."""
+    """Find prompts that stopped when a prompt of another session was cancelled."""
     others = run.turns("prompt-other")
     if not others:
         return _NOT_SENT
@@ -281,7 +281,7 @@ def _other_session(run: Run) -> Outcome:
 
 
 def _own_updates(run: Run) -> Outcome:
-    """Finds turns that show the text of another session."""
+    """Find turns that show the text of another session."""
     if not run.endpoint or not run.endpoint.requests:
         return _NO_ENDPOINT
     found = []

@@ -67,7 +67,7 @@ def _is_json(line: Recorded) -> str | None:
 
 
 def _is_other_problem(line: Recorded) -> bool:
-    """Whether another rule reports this line."""
+    """Return whether another rule reports this line."""
     return line.raw is not None and (not line.raw.strip() or bool(_utf8(line.raw) or _bom(line.raw)))
 
 
@@ -76,7 +76,7 @@ def _bom(raw: bytes) -> str | None:
 
 
 def _numbers(line: Recorded) -> str | None:
-    """Finds NaN and Infinity, which JSON does not have. Python's parser accepts them, but the check reads such lines as
+    """Find NaN and Infinity, which JSON does not have. Python's parser accepts them, but the check reads such lines as
     text."""
     if line.text is None or _is_other_problem(line):
         return None
@@ -123,7 +123,7 @@ def _last_line(run: Run) -> Outcome:
 
 
 def _survives(*purposes: str) -> Check:
-    """Returns a check for the lines with one of these purposes: after each line, the agent must still answer the next
+    """Return a check for the lines with one of these purposes: after each line, the agent must still answer the next
     request."""
 
     def check(run: Run) -> Outcome:
@@ -140,7 +140,7 @@ def _survives(*purposes: str) -> Check:
 
 
 def _refused(code: int, *purposes: str) -> Check:
-    """Returns a check for the lines with one of these purposes: the agent must answer each line with exactly one error,
+    """Return a check for the lines with one of these purposes: the agent must answer each line with exactly one error,
     and the error must have this code."""
 
     def check(run: Run) -> Outcome:
@@ -179,7 +179,7 @@ def _null_id(run: Run) -> Outcome:
 
 
 def _silent(*purposes: str) -> Check:
-    """Returns a check for the notifications with one of these purposes: the agent must not answer them."""
+    """Return a check for the notifications with one of these purposes: the agent must not answer them."""
 
     def check(run: Run) -> Outcome:
         reactions = [each for at in run.connections for purpose in purposes for each in at.reactions(purpose)]
@@ -215,7 +215,7 @@ def _id_problem(line: Recorded) -> str | None:
 
 
 def _unanswered(run: Run) -> Iterable[Exchange]:
-    """Yields the requests that an agent has to answer. Requests after a broken line are left out, because the rules
+    """Yield the requests that an agent has to answer. Requests after a broken line are left out, because the rules
     about broken lines check them."""
     return (
         each
@@ -274,7 +274,7 @@ def _reused(run: Run) -> Outcome:
 
 
 def _while_prompt(run: Run) -> Outcome:
-    """Finds requests that the agent did not answer while a prompt was running. Only prompts that ran until they were
+    """Find requests that the agent did not answer while a prompt was running. Only prompts that ran until they were
     cancelled count."""
     found, has_any = [], False
     for connection in run.connections:

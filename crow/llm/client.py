@@ -1,9 +1,9 @@
-"""A model at any endpoint that speaks OpenAI's chat completions.
+"""A model at any endpoint that speaks one of the wires.
 
-The `openai` package provides headers, connections and the list of models. `encode` writes request bodies, and `sse` and
-`parser` read answers from raw bytes, because the typed layers of the package are slower and assume that endpoints send
-valid data. If an endpoint refuses a part of a request by name, crow remembers this and leaves the part out of all later
-requests.
+The `openai` package provides headers, connections and the list of models. The wire's encoder writes request bodies, and
+`sse` and the wire's parser read answers from raw bytes, because the typed layers of the package are slower and assume
+that endpoints send valid data. If an endpoint refuses a part of a request by name, or a whole wire, crow remembers this
+and does without it in all later requests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import lru_cache
 from urllib.parse import urlsplit, urlunsplit
@@ -29,11 +29,10 @@ from openai import RequestOptions
 
 from crow import __version__
 from crow.domain import errors
-from crow.domain.messages import Answer
+from crow.domain.messages import Answer, WireName
 from crow.domain.trace_context import current_trace_context
 from crow.llm import EndpointMemory, ModelInfo, Request
-from crow.llm.dialect import Dialect
-from crow.llm.encode import Encoder
+from crow.llm.dialect import Dialect, is_wire, wire_part
 from crow.llm.endpoint import Endpoint, is_local
 from crow.llm.errors import (
     ErrorBody,
@@ -42,11 +41,14 @@ from crow.llm.errors import (
     model_error,
     parse_error_response,
     refused_part,
+    refuses_wire,
     retry_after_s,
 )
 from crow.llm.facts import OUTPUT_LIMIT, utc_today
 from crow.llm.models import EndpointFacts, Offered, RequestForm, read_listing
-from crow.llm.stream import MAX_ADAPTATIONS, ChatStream, RetryTiming
+from crow.llm.parser import AnswerParser
+from crow.llm.stream import MAX_ADAPTATIONS, AnswerStream, RetryTiming
+from crow.llm.wires import Encoder, wire_named
 
 _MAX_ENCODERS = 64
 _MAX_BUFFERED_BYTES = 256 * 1024
@@ -64,6 +66,9 @@ _NO_TELEMETRY: RequestOptions = {"headers": {f"X-Stainless-{about}": openai.omit
 _CONNECT_ERRORS = (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream)
 """Errors that a failed connection raises. The HTTP client does not wrap all of them in its own error types."""
 
+_KEY_HEADER_ONLY = frozenset({"api.anthropic.com"})
+"""Hosts that take a key only in the wire's own header."""
+
 _NO_KEY = "none"
 """A placeholder for endpoints that need no key, because the client library requires one."""
 
@@ -72,16 +77,17 @@ _NO_KEY = "none"
 class _Client:
     """The client of an endpoint.
 
-    `template` is a request without a body. Each request is built from this template, because merging all headers again
-    would take 0.1 ms.
+    `templates` holds a request without a body for each wire that was used. Each request is built from its template,
+    because merging all headers again would take 0.1 ms.
     """
 
     api: openai.AsyncOpenAI
     http: httpx2.AsyncClient
-    template: httpx2.Request
+    headers: httpx2.Headers
+    templates: dict[WireName, httpx2.Request] = field(default_factory=dict)
 
 
-class ChatCompletions:
+class EndpointClient:
     """One model at one endpoint; see :class:`crow.llm.Model`. Sessions share this object. It connects to the endpoint
     when the first request is sent.
 
@@ -102,7 +108,7 @@ class ChatCompletions:
         self._facts = EndpointFacts(endpoint, memory, learned or {}, today=today)
         self._listing: asyncio.Task[None] | None = None
         # Returns the encoder of the session that has this cache key.
-        self._encoder = lru_cache(_MAX_ENCODERS)(lambda _cache_key: Encoder())
+        self._encoder = lru_cache(_MAX_ENCODERS)(lambda _cache_key, wire: wire_named(wire).encoder())
         self._client: _Client | None = None
         self._opening = anyio.Lock()
         self.timeouts = endpoint.timeouts
@@ -118,18 +124,19 @@ class ChatCompletions:
         """The endpoint and model for error messages. The URL appears without its user name and query."""
         parts = urlsplit(self._endpoint.base_url)
         host = parts.netloc.rpartition("@")[2]
-        return Origin(endpoint=urlunsplit((parts.scheme, host, parts.path, "", "")), model=self._endpoint.model)
+        endpoint = urlunsplit((parts.scheme, host, parts.path, "", ""))
+        return Origin(endpoint=endpoint, model=self._endpoint.model, wire=self._facts.info.wire)
 
     def check(self) -> None:
         """See :meth:`crow.llm.Model.check`."""
         self._endpoint.check()
 
-    def stream(self, request: Request) -> AbstractAsyncContextManager[ChatStream]:
+    def stream(self, request: Request) -> AbstractAsyncContextManager[AnswerStream]:
         """Return a stream with the answer to `request`. The request is sent when the stream is first read. Leaving the
         context manager closes the connection."""
         if request.thought_level is None and self._endpoint.thought_level is not None:
             request = replace(request, thought_level=self._endpoint.thought_level)
-        return aclosing(ChatStream(ChatTransport(self, request), request, timing=self._timing))
+        return aclosing(AnswerStream(EndpointTransport(self, request), request, timing=self._timing))
 
     async def close(self) -> None:
         """Close the connections within a limited time. `close` may be called more than once."""
@@ -158,8 +165,10 @@ class ChatCompletions:
         try:
             api = (await self._open()).api
             headers = {**_NO_TELEMETRY["headers"], **self._trace_headers()}
-            if not self._endpoint.sends_authorization:
+            own = self._wire_headers(httpx2.Headers({"Authorization": ""}), self._endpoint.dialect.wire)
+            if not self._endpoint.sends_authorization or "Authorization" not in own:
                 headers["Authorization"] = openai.omit
+            headers.update({name: value for name, value in own.items() if name.lower() != "authorization"})
             response = await api.get("/models", cast_to=httpx2.Response, options={"headers": headers})
             offered = read_listing(json.loads(response.content))
         except openai.APIStatusError as error:
@@ -177,7 +186,12 @@ class ChatCompletions:
     async def form_for(self, request: Request) -> RequestForm:
         """Return the form in which to send `request`, based on what crow knows about the endpoint now."""
         await self._facts.refresh()
-        return self._facts.form(request.cache_key)
+        return self._facts.form(request.cache_key, has_tools=bool(request.tools))
+
+    def parser(self, request: Request, form: RequestForm | None) -> AnswerParser:
+        """Return a parser for the answer to `request`, which was sent in the given form."""
+        wire = self._facts.info.wire if form is None else form.dialect.wire
+        return wire_named(wire).parser(request.tools, origin=replace(self.origin, wire=wire))
 
     async def send(self, request: Request, form: RequestForm) -> _HttpBody:
         """Send `request` in the given form. If the endpoint refuses a part of it, change the form and send it again.
@@ -185,13 +199,21 @@ class ChatCompletions:
         :raises ~crow.domain.errors.ModelError: the request failed.
         """
         self.check()
+        first: tuple[ErrorBody, WireName] | None = None  # the first refusal of a wire
         for _ in range(MAX_ADAPTATIONS):
-            body = self._body(self._encoder(request.cache_key), request, form.dialect, form.max_output)
-            response = await self._post(body)
+            wire = form.dialect.wire
+            body = self._body(self._encoder(request.cache_key, wire), request, form.dialect, form.max_output)
+            response = await self._post(body, wire)
             if isinstance(response, _HttpBody):
                 return response
-            if not await self.adapt(request, form, response):
-                error = await self._error_of(response)
+            if await self.adapt(request, form, response):
+                if first is None and form.dialect.wire != wire:
+                    first = response, wire
+            else:
+                if first is not None and refuses_wire(response, wire):
+                    # No wire works, so the reason that the first one gave says most.
+                    response, wire = first
+                error = await self._error_of(response, wire)
                 if isinstance(error, errors.ContextOverflow):
                     # The endpoint complained only about the length, so crow treats the rest of the form as accepted.
                     # But the endpoint may check the length first, so this proves nothing about the tested parts.
@@ -206,9 +228,14 @@ class ChatCompletions:
             model=self._endpoint.model,
             endpoint=self._endpoint.name,
             dialect=dialect,
-            limit=self._facts.output_limit(request.max_output_tokens, max_output),
+            limit=self._limit(request, dialect.wire, max_output),
             extra=self._endpoint.extra_body,
         )
+
+    def _limit(self, request: Request, wire: WireName, known: int | None) -> int | None:
+        """Return the output limit to send. `known` is the largest limit that the endpoint is known to accept."""
+        wanted = request.max_output_tokens or self._endpoint.max_output_tokens
+        return self._facts.output_limit(wanted or wire_named(wire).default_limit(self._endpoint.model), known)
 
     async def adapt(self, request: Request, form: RequestForm, body: ErrorBody) -> bool:
         """Change `form` so that the error in `body` does not happen again: leave out the part that the error names, or
@@ -217,7 +244,11 @@ class ChatCompletions:
         error = model_error(body, self.origin)
         if isinstance(error, (errors.AuthError, errors.QuotaExceeded, errors.RateLimited)):
             return False
-        accepted, limit = max_output_tokens(body), self._facts.output_limit(request.max_output_tokens, form.max_output)
+        dialect = form.dialect
+        if len(dialect.wires) > 1 and refuses_wire(body, dialect.wire):
+            self._facts.refuse(form, wire_part(dialect.wire), body.shown)
+            return True
+        accepted, limit = max_output_tokens(body), self._limit(request, dialect.wire, form.max_output)
         if accepted is not None and limit is not None and accepted < limit:
             self._facts.refuse(form, OUTPUT_LIMIT, body.shown, limit=accepted)
             return True
@@ -232,12 +263,15 @@ class ChatCompletions:
         accepts."""
 
         def shows(part: str) -> bool:
+            if is_wire(part):
+                return bool(request.tools)
             sent, without = form.dialect, form.dialect_without(part)
             limit = form.known[part].limit
             if limit is not None:
-                wanted = self._facts.output_limit(request.max_output_tokens, form.max_output)
+                wanted = self._limit(request, sent.wire, form.max_output)
                 return wanted is not None and wanted > limit
-            return self._body(Encoder(), request, sent, None) != self._body(Encoder(), request, without, None)
+            encoder = wire_named(sent.wire).encoder
+            return self._body(encoder(), request, sent, None) != self._body(encoder(), request, without, None)
 
         await self._facts.settle(form, shows)
 
@@ -281,7 +315,7 @@ class ChatCompletions:
         endpoint = self._endpoint
         is_plain_local = is_local(endpoint.base_url) and endpoint.base_url.startswith("http:")
         http = openai.DefaultAsyncHttpx2Client(
-            # `ChatStream` limits how long reads may take.
+            # `AnswerStream` limits how long reads may take.
             timeout=httpx2.Timeout(None, connect=endpoint.timeouts.connect_s),
             limits=httpx2.Limits(max_keepalive_connections=20, keepalive_expiry=_KEEPALIVE_S),
             # Requests to this machine must not go through a proxy from the environment, and plain HTTP needs no
@@ -308,10 +342,29 @@ class ChatCompletions:
                 headers[name] = value
         if not endpoint.sends_authorization:
             del headers["Authorization"]
-        url = f"{str(api.base_url).rstrip('/')}/chat/completions"
-        template = http.build_request("POST", url, headers=headers)
+        return _Client(api=api, http=http, headers=headers)
+
+    def _template(self, client: _Client, name: WireName) -> httpx2.Request:
+        """Return the request without a body for this wire."""
+        if (known := client.templates.get(name)) is not None:
+            return known
+        url, wire = str(client.api.base_url).rstrip("/"), wire_named(name)
+        template = client.http.build_request("POST", url + wire.path, headers=self._wire_headers(client.headers, name))
         del template.headers["Content-Length"]
-        return _Client(api=api, http=http, template=template)
+        client.templates[name] = template
+        return template
+
+    def _wire_headers(self, headers: httpx2.Headers, name: WireName) -> httpx2.Headers:
+        """Return `headers` with those of a wire. A header that the user has configured takes precedence."""
+        endpoint, wire = self._endpoint, wire_named(name)
+        found = httpx2.Headers({**wire.headers, **headers})
+        if wire.key_header is not None and endpoint.api_key:
+            found.setdefault(wire.key_header, endpoint.api_key)
+            has_own = any(each.lower() == "authorization" for each, _ in endpoint.headers)
+            if urlsplit(endpoint.base_url).hostname in _KEY_HEADER_ONLY and not has_own:
+                # It takes every other `Authorization` for a login.
+                found.pop("Authorization", None)
+        return found
 
     def _trace_headers(self) -> dict[str, str]:
         """Return the headers with the trace context of the client's request, except headers that the user has
@@ -319,10 +372,10 @@ class ChatCompletions:
         configured = {name.lower() for name, _ in self._endpoint.headers}
         return {name: value for name, value in current_trace_context().items() if name not in configured}
 
-    async def _post(self, body: bytes) -> _HttpBody | ErrorBody:
+    async def _post(self, body: bytes, wire: WireName) -> _HttpBody | ErrorBody:
         """Send `body`. Return the open response body, or the content of an HTTP error."""
         client = self._client or await self._open()
-        of = client.template
+        of = self._template(client, wire)
         request = httpx2.Request(of.method, of.url, headers=of.headers, content=body, extensions=of.extensions)
         request.headers.update(self._trace_headers())
         try:
@@ -346,9 +399,9 @@ class ChatCompletions:
         hint = " Is the server running?" if is_local(self._endpoint.base_url) else " Check the network and base URL."
         return errors.NetworkError(f"No connection to {who}: {error or type(error).__name__}.{hint}")
 
-    async def _error_of(self, body: ErrorBody) -> errors.ModelError:
+    async def _error_of(self, body: ErrorBody, wire: WireName) -> errors.ModelError:
         """Return the error to raise. If the endpoint does not serve the model, the message suggests other models."""
-        error = model_error(body, self.origin)
+        error = model_error(body, replace(self.origin, wire=wire))
         if not isinstance(error, errors.ModelNotFound):
             return error
         names: tuple[str, ...] = ()
@@ -358,10 +411,10 @@ class ChatCompletions:
         return errors.ModelNotFound(f"{error} It offers {', '.join(near)}.") if near else error
 
 
-class ChatTransport:
-    """Sends one request of a :class:`ChatStream`; see :class:`crow.llm.stream.RequestTransport`."""
+class EndpointTransport:
+    """Sends one request of a :class:`AnswerStream`; see :class:`crow.llm.stream.RequestTransport`."""
 
-    def __init__(self, model: ChatCompletions, request: Request) -> None:
+    def __init__(self, model: EndpointClient, request: Request) -> None:
         self.timeouts = model.timeouts
         self._model = model
         self._request = request
@@ -375,6 +428,9 @@ class ChatTransport:
         if self._form is None:
             self._form = await self._model.form_for(request)
         return await self._model.send(request, self._form)
+
+    def parser(self, request: Request) -> AnswerParser:
+        return self._model.parser(request, self._form)
 
     async def adapt(self, request: Request, body: ErrorBody) -> bool:
         return self._form is not None and await self._model.adapt(request, self._form, body)

@@ -1,5 +1,5 @@
-"""The clients of one shared session. Every client gets each event. Each question goes to all clients that may answer
-it."""
+"""The clients of one session. Every client gets each item of the session's feed. Each question goes to all clients that
+may answer it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import anyio.abc
 from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.agent.pending import PendingPrompt
 from crow.agent.session import Session
-from crow.domain.entries import Assistant, CallRef, Entry, ToolResult, User
+from crow.domain.entries import Assistant, CallRef, Command, Entry, ToolResult, User
 from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.events import (
     CallEnded,
@@ -34,10 +34,9 @@ from crow.domain.events import (
     TextShown,
     ThoughtShown,
 )
-from crow.domain.replay import RunningTurn
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import SessionClient
-from crow.frontend.cursors import CursorTracker
+from crow.frontend.feed import Feed, Item, TurnBegan, TurnEnded
 from crow.frontend.frames import RequestError
 from crow.frontend.subagents import merged_state
 from crow.frontend.workspace import EditorWorkspace, SharedWorkspace
@@ -51,8 +50,11 @@ MAX_WAITING_BYTES = 64 * 1024 * 1024
 STALLED_S = 60.0
 """If updates wait for a client and the client has read nothing for this many seconds, crow disconnects the client."""
 
+PATIENT_BYTES = 64 * 1024
+"""If more than this many bytes wait to be sent to a patient connection, the session waits, too."""
+
 EVENT_BYTES = 500
-"""The estimated memory that a waiting event takes in addition to its text, in bytes."""
+"""The estimated memory that a waiting item takes in addition to its text, in bytes."""
 
 MAX_ORIGINS = 200
 """Crow remembers which client sent a prompt for this many of a session's newest prompts."""
@@ -65,20 +67,20 @@ without a connection id is identified by its connection object."""
 
 @dataclass(slots=True, eq=False)
 class WaitingItem:
-    """An event that waits to be sent to a client. Calling `send` sends the event. `size` is the approximate memory that
-    the event takes, in bytes."""
+    """An item that waits to be sent to a client. Calling `send` sends the item. `size` is the approximate memory that
+    the item takes, in bytes."""
 
     send: Callable[[], Awaitable[object]]
     size: int
     is_begun: bool = False
 
 
-class AttachedClient:
-    """One client of a shared session, with the queue of events that are still to be sent to the client. `run` sends
-    these events.
+class ClientQueue:
+    """One client of a session, with the queue of items that are still to be sent to it. `run` sends these items.
 
     A client that does not read delays neither the session nor other clients. If its queue grows too large, or if it
-    reads nothing for too long, the client is disconnected. `may_write` means that the client may send prompts and
+    reads nothing for too long, the client is disconnected. But if `is_patient` is true, crow waits for the client: it
+    is at the other end of a pipe, whose end is always noticed. `may_write` means that the client may send prompts and
     answer questions.
     """
 
@@ -88,10 +90,12 @@ class AttachedClient:
         *,
         origin: Origin,
         may_write: bool,
+        is_patient: bool,
         drop: Callable[[str], None],
-        leave: Callable[[AttachedClient], None],
+        leave: Callable[[ClientQueue], None],
     ) -> None:
         self.client = client
+        self._is_patient = is_patient
         self.origin = origin
         self.may_write = may_write
         self.is_detached = False
@@ -107,15 +111,20 @@ class AttachedClient:
         self._progress: dict[CallRef, tuple[WaitingItem, list[CallProgressed]]] = {}
         self._moved_at = 0.0
         self._wake = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._scope = anyio.CancelScope()
         self._flushes: set[asyncio.Future[None]] = set()
 
     async def run(self) -> None:
-        """Sends the waiting events in order. Ends after `detach`."""
+        """Sends the waiting items in order, while the client is open. Ends after `detach`."""
         use_trace_context({})  # the client outlives the request that attached it
         with self._scope:
             while True:
                 while self._items:
+                    await self.client.is_open.wait()
+                    if self.is_detached:
+                        return
                     item = self._items[0]
                     item.is_begun = True
                     try:
@@ -129,6 +138,8 @@ class AttachedClient:
                     self._items.popleft()
                     self._bytes -= item.size
                     self._moved_at = time.monotonic()
+                    if self._bytes <= PATIENT_BYTES:
+                        self._has_room.set()
                 self._wake.clear()
                 await self._wake.wait()
 
@@ -143,10 +154,13 @@ class AttachedClient:
         now = time.monotonic()
         if not self._items:
             self._moved_at = now
-        if self._bytes + size > MAX_WAITING_BYTES and self._items:
+        if self._is_patient:
+            if self._bytes + size > PATIENT_BYTES:
+                self._has_room.clear()
+        elif self._bytes + size > MAX_WAITING_BYTES and self._items:
             self._end(f"This client read too slowly: {self._bytes // 2**20} MiB waited for it.")
             return None
-        if now - max(self._moved_at, self.client.sent_at) > STALLED_S:
+        elif now - max(self._moved_at, self.client.sent_at) > STALLED_S:
             self._end(f"This client read nothing for {STALLED_S:.0f} s.")
             return None
         item = WaitingItem(send, size)
@@ -155,26 +169,35 @@ class AttachedClient:
         self._wake.set()
         return item
 
-    def publish(self, client: SessionClient, event: Event, *, is_own: bool) -> None:
-        """Adds an event to the queue. `client` is the object that will send the event: either this client's own
+    async def room(self) -> None:
+        """Waits until a patient connection has sent most of its queue. Returns at once for any other connection."""
+        await self._has_room.wait()
+
+    def publish(self, client: SessionClient, item: Item, *, is_own: bool) -> None:
+        """Adds an item to the queue. `client` is the object that will send the item: either this client's own
         `SessionClient`, or the one that shows a sub-agent to this client."""
-        if isinstance(event, CallProgressed):
-            # Each progress event holds the whole output so far, so a newer one replaces one that still waits.
-            waiting = self._progress.get(event.call)
+        if isinstance(item, CallProgressed):
+            # Each progress item holds the whole output so far, so a newer one replaces one that still waits.
+            waiting = self._progress.get(item.call)
             if waiting is not None and not waiting[0].is_begun:
-                waiting[1][0] = event
+                waiting[1][0] = item
                 return
-            holder = [event]
-            item = self.put(lambda: client.publish(holder[0]), _size(event))
-            if item is not None:
-                self._progress[event.call] = (item, holder)
+            holder = [item]
+            queued = self.put(lambda: client.show(holder[0]), _size(item))
+            if queued is not None:
+                self._progress[item.call] = (queued, holder)
             return
-        if isinstance(event, EntryStored) and isinstance(event.entry.body, Assistant):
-            self.check_access()
-        match event:
+        match item:
+            case TurnBegan() | EntryStored(entry=Entry(body=Assistant())):
+                self.check_access()
             case EntryStored(entry=Entry(body=ToolResult(call=call))) | CallEnded(call=call):
                 self._progress.pop(call, None)
-        self.put(partial(client.publish_shared, event, is_own=is_own), _size(event))
+        self.put(partial(self._show, client, item, is_own), _size(item))
+
+    async def _show(self, client: SessionClient, item: Item, is_own: bool) -> None:
+        if isinstance(item, SubagentChanged):
+            client.note_state(item)
+        await client.show(item, is_own=is_own)
 
     def check_access(self) -> None:
         """Adds a check to the queue. Before any later event is sent, the check finds out whether the client may still
@@ -215,6 +238,7 @@ class AttachedClient:
         self._scope.cancel()
         self._items.clear()
         self._progress.clear()
+        self._has_room.set()
         for done in self._flushes:
             if not done.done():
                 done.set_result(None)
@@ -240,7 +264,11 @@ class Failure(Generic[Answer]):
 class OpenQuestion(Generic[Answer]):
     """A question that is sent to every client that may answer it. The first answer counts.
 
-    `ask` sends the question to one client. It returns a `Failure` if that client could not ask its user.
+    A refusal counts at once only if it comes from the client whose prompt runs. A refusal of another client, which may
+    have no user, counts when no other client is still being asked.
+
+    `ask` sends the question to one client. It returns a `Failure` if that client could not ask its user. `refuses`
+    returns whether an answer is a refusal.
     """
 
     def __init__(
@@ -248,16 +276,19 @@ class OpenQuestion(Generic[Answer]):
         group: ClientGroup,
         ask: Callable[[SessionClient], Awaitable[Answer | Failure[Answer]]],
         can_ask: Callable[[SessionClient], bool],
+        refuses: Callable[[Answer], bool],
     ) -> None:
         self.group = group
         self._ask = ask
         self._can_ask = can_ask
+        self._refuses = refuses
         self._answers: list[Answer] = []
-        self._failures: dict[AttachedClient, Answer] = {}
-        self._asked: dict[AttachedClient, anyio.CancelScope] = {}
+        self._refusals: dict[ClientQueue, Answer] = {}
+        self._failures: dict[ClientQueue, Answer] = {}
+        self._asked: dict[ClientQueue, anyio.CancelScope] = {}
         self._changed = anyio.Event()
 
-    def ask(self, attachment: AttachedClient, tasks: anyio.abc.TaskGroup) -> None:
+    def ask(self, attachment: ClientQueue, tasks: anyio.abc.TaskGroup) -> None:
         """Asks a client, after all events that wait for the client have been sent. Does nothing if the client may not
         answer, or if it was already asked."""
         if self._is_candidate(attachment) and attachment not in self._asked:
@@ -270,20 +301,23 @@ class OpenQuestion(Generic[Answer]):
         answer changes."""
         self._changed.set()
 
-    def forget(self, attachment: AttachedClient) -> None:
+    def forget(self, attachment: ClientQueue) -> None:
         """Treats a client that is gone as if it had never been asked."""
         if (scope := self._asked.pop(attachment, None)) is not None:
             scope.cancel()
         self._failures.pop(attachment, None)
+        self._refusals.pop(attachment, None)
         self.note_change()
 
     async def answer(self, wait_s: float) -> Answer | None:
-        """Waits for the first answer and returns it. If every client that may answer fails to ask its user, returns the
-        `answer` of a `Failure`. Returns None if for `wait_s` seconds there is no client that may answer."""
+        """Waits for the first answer that counts, and returns it. If every client that may answer fails to ask its
+        user, returns the `answer` of a `Failure`. Returns None if for `wait_s` seconds there is no client that may
+        answer."""
         while not self._answers:
             candidates = [each for each in self.group.root.attachments if self._is_candidate(each)]
-            if candidates and all(each in self._failures for each in candidates):
-                return self._failures[candidates[-1]]
+            if candidates and all(each in self._failures or each in self._refusals for each in candidates):
+                refusals = [self._refusals[each] for each in candidates if each in self._refusals]
+                return refusals[0] if refusals else self._failures[candidates[-1]]
             with anyio.move_on_after(None if candidates else wait_s) as scope:
                 await self._changed.wait()
             if scope.cancelled_caught:
@@ -296,14 +330,14 @@ class OpenQuestion(Generic[Answer]):
         for scope in self._asked.values():
             scope.cancel()
 
-    def _is_candidate(self, attachment: AttachedClient) -> bool:
+    def _is_candidate(self, attachment: ClientQueue) -> bool:
         client = self.group.client_of(attachment)
         return attachment.may_write and client is not None and self._can_ask(client)
 
-    async def _start(self, attachment: AttachedClient, tasks: anyio.abc.TaskGroup) -> None:
+    async def _start(self, attachment: ClientQueue, tasks: anyio.abc.TaskGroup) -> None:
         tasks.start_soon(self._ask_one, attachment)
 
-    async def _ask_one(self, attachment: AttachedClient) -> None:
+    async def _ask_one(self, attachment: ClientQueue) -> None:
         client, scope = self.group.client_of(attachment), self._asked.get(attachment)
         if client is None or scope is None:
             return
@@ -320,6 +354,8 @@ class OpenQuestion(Generic[Answer]):
                 return
             if isinstance(answer, Failure):
                 self._failures[attachment] = answer.answer
+            elif self._refuses(answer) and not self.group.root.is_prompting(attachment):
+                self._refusals[attachment] = answer
             else:
                 self._answers.append(answer)
             self.note_change()
@@ -328,36 +364,45 @@ class OpenQuestion(Generic[Answer]):
 class ClientGroup:
     """A :class:`crow.agent.Client` that stands for all clients of a session, or of one of its sub-agents."""
 
-    root: AttachedClients
+    root: SessionClients
 
-    def __init__(self) -> None:
-        self.running = RunningTurn()
+    def __init__(self, session_id: str) -> None:
+        self.feed = Feed(session_id)
 
-    def client_of(self, attachment: AttachedClient) -> SessionClient | None:
+    def client_of(self, attachment: ClientQueue) -> SessionClient | None:
         """Returns the object that shows this session or sub-agent to an attached client, or None if that client does
         not show it."""
         raise NotImplementedError
 
-    def pairs(self) -> Iterator[tuple[AttachedClient, SessionClient]]:
+    def pairs(self) -> Iterator[tuple[ClientQueue, SessionClient]]:
         """Yields all attachments with their clients."""
         for attachment in tuple(self.root.attachments):
             if (client := self.client_of(attachment)) is not None:
                 yield attachment, client
 
     async def publish(self, event: Event) -> None:
-        """See :class:`crow.agent.Client`. Never waits for a client."""
-        self.running.feed(event)
+        """See :class:`crow.agent.Client`. Waits only for clients with a patient connection."""
+        self.put(event)
+        for attachment in tuple(self.root.attachments):
+            await attachment.room()
+
+    def put(self, item: Item) -> None:
+        """Adds an item to the feed, and so to the queue of each client."""
+        item = self.feed.put(item)
         for attachment, client in self.pairs():
-            attachment.publish(client, event, is_own=self.root.is_own(attachment, event))
+            attachment.publish(client, item, is_own=self.root.is_own(attachment, item))
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """See :class:`crow.agent.Client`."""
 
         async def ask(client: SessionClient) -> PermissionAnswer | Failure[PermissionAnswer]:
-            answer = await client.ask_shared(question)
+            answer = await client.ask(question)
             return Failure(answer) if answer in ("cannot_ask", "unanswered") else answer
 
-        return await self._ask(OpenQuestion(self, ask, lambda _client: True)) or "unanswered"
+        def refuses(answer: PermissionAnswer) -> bool:
+            return not answer.startswith("allow")
+
+        return await self._ask(OpenQuestion(self, ask, lambda _client: True, refuses)) or "unanswered"
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """See :class:`crow.agent.Client`."""
@@ -366,11 +411,14 @@ class ClientGroup:
 
         async def ask(client: SessionClient) -> ElicitationAnswer | Failure[ElicitationAnswer]:
             try:
-                return await client.elicit_shared(question)
+                return await client.elicit(question)
             except (RequestError, TimeoutError):
                 return Failure(dismissed)
 
-        return await self._ask(OpenQuestion(self, ask, lambda client: kind in client.question_kinds)) or dismissed
+        asked = OpenQuestion(
+            self, ask, lambda client: kind in client.question_kinds, lambda answer: answer.action != "accept"
+        )
+        return await self._ask(asked) or dismissed
 
     async def _ask(self, question: OpenQuestion[Answer]) -> Answer | None:
         self.root.questions.append(question)
@@ -412,7 +460,7 @@ class ClientGroup:
         group = SubagentClients(self.root, session_id)
         for attachment, client in self.pairs():
             if client.shows_subagents:
-                group.clients[attachment] = client.open_subagent(session_id)
+                group.clients[attachment] = client.open_subagent(session_id, group.feed)
         self.root.subagents[session_id] = group
         return group
 
@@ -426,18 +474,17 @@ class ClientGroup:
 class SubagentClients(ClientGroup):
     """The clients of a session that show one of its sub-agents."""
 
-    def __init__(self, root: AttachedClients, session_id: str) -> None:
-        super().__init__()
+    def __init__(self, root: SessionClients, session_id: str) -> None:
+        super().__init__(session_id)
         self.root = root
-        self.session_id = session_id
-        self.clients: dict[AttachedClient, SessionClient] = {}
+        self.clients: dict[ClientQueue, SessionClient] = {}
 
-    def client_of(self, attachment: AttachedClient) -> SessionClient | None:
+    def client_of(self, attachment: ClientQueue) -> SessionClient | None:
         """See `ClientGroup`."""
         return self.clients.get(attachment)
 
 
-class AttachedClients(ClientGroup):
+class SessionClients(ClientGroup):
     """All clients that are attached to a session. Clients may be attached and detached while the session works.
 
     This object is also the session's :class:`crow.agent.session.TurnListener`. While a client's prompt runs, this
@@ -445,13 +492,15 @@ class AttachedClients(ClientGroup):
     question, the question waits `wait_s` seconds for a client that can.
     """
 
-    def __init__(self, tasks: anyio.abc.TaskGroup, workspace: SharedWorkspace, *, wait_s: float) -> None:
-        super().__init__()
+    def __init__(
+        self, session_id: str, tasks: anyio.abc.TaskGroup, workspace: SharedWorkspace, *, wait_s: float
+    ) -> None:
+        super().__init__(session_id)
         self.workspace = workspace
         self.root = self
         self.tasks = tasks
         self.wait_s = wait_s
-        self.attachments: list[AttachedClient] = []
+        self.attachments: list[ClientQueue] = []
         self.questions: list[OpenQuestion[Any]] = []
         self.subagents: dict[str, SubagentClients] = {}
         self.known_kinds: frozenset[ElicitationKind] = frozenset()
@@ -459,17 +508,16 @@ class AttachedClients(ClientGroup):
         """The state of the last turn, as clients get it in `_meta["acp/turnState"]`."""
         self._states: dict[str, SubagentChanged] = {}
         self._origins: dict[str, Origin] = {}
-        self._senders: dict[str, AttachedClient] = {}
+        self._senders: dict[str, ClientQueue] = {}
         self._turn_origin: Origin | None = None
         self._turn_id = ""
-        self.leaf: Callable[[], int | None] = lambda: None
+        self.stored_prompt: Callable[[str], Entry | None] = lambda _message_id: None
+        """Returns the stored prompt with this message id, if it is the session's newest prompt."""
         self.runs_elsewhere: Callable[[], bool] = lambda: False
         self.on_publish: Callable[[Event], object] = lambda _event: None
         """Called with each event of the session before it is sent."""
-        self.place = CursorTracker()
-        """The place in the session's log up to which all events have been published."""
 
-    def client_of(self, attachment: AttachedClient) -> SessionClient | None:
+    def client_of(self, attachment: ClientQueue) -> SessionClient | None:
         """See `ClientGroup`."""
         return attachment.client
 
@@ -477,24 +525,33 @@ class AttachedClients(ClientGroup):
         """Connects the clients with their session, which is created after this object. Must be called before the
         session runs."""
         branch = session.branch
-        self.leaf = lambda: branch.leaf
+
+        def stored_prompt(message_id: str) -> Entry | None:
+            entry = branch.newest_user()
+            return entry if entry is not None and getattr(entry.body, "message_id", "") == message_id else None
+
+        self.stored_prompt = stored_prompt
         self.runs_elsewhere = lambda: session.runs_elsewhere
-        self.place.pass_prompt(entry=branch.leaf)
+        self.feed.entry = branch.leaf or 0
 
     def attach(
-        self, client: SessionClient, *, origin: Origin, may_write: bool, drop: Callable[[str], None]
-    ) -> AttachedClient:
-        """Adds a client, which gets all events from now on. If a turn is running, `SessionClient.learn` tells the
-        client about the turn's earlier events."""
-        attachment = AttachedClient(client, origin=origin, may_write=may_write, drop=drop, leave=self.detach)
-        client.learn(self.running.events(), self.place.copy())
+        self,
+        client: SessionClient,
+        *,
+        origin: Origin,
+        may_write: bool,
+        is_patient: bool,
+        drop: Callable[[str], None],
+    ) -> ClientQueue:
+        """Adds a client, which gets all items from now on. `SessionClient.join` sends the unfinished items."""
+        attachment = ClientQueue(
+            client, origin=origin, may_write=may_write, is_patient=is_patient, drop=drop, leave=self.detach
+        )
         for state in self._states.values():
             client.note_state(state)
         for session_id, group in self.subagents.items():
             if client.shows_subagents:
-                group.clients[attachment] = subagent = client.open_subagent(session_id)
-                subagent.hold()
-                subagent.learn(group.running.events())
+                group.clients[attachment] = client.open_subagent(session_id, group.feed)
         self.attachments.append(attachment)
         self._note_kinds()
         self.tasks.start_soon(attachment.run)
@@ -502,7 +559,7 @@ class AttachedClients(ClientGroup):
             question.ask(attachment, self.tasks)
         return attachment
 
-    def detach(self, attachment: AttachedClient) -> None:
+    def detach(self, attachment: ClientQueue) -> None:
         """Removes a client. Open questions then count this client as never asked."""
         if attachment in self.attachments:
             self.attachments.remove(attachment)
@@ -515,12 +572,17 @@ class AttachedClients(ClientGroup):
             question.forget(attachment)
         self._note_kinds()
 
+    async def flushed(self) -> None:
+        """Waits until all items have been sent."""
+        for attachment in tuple(self.attachments):
+            await attachment.flushed()
+
     def close(self) -> None:
         """Detaches all clients, because the session has been closed."""
         for attachment in tuple(self.attachments):
             self.detach(attachment)
 
-    def note_sender(self, message_id: str, attachment: AttachedClient) -> None:
+    def note_sender(self, message_id: str, attachment: ClientQueue) -> None:
         """Remembers which client sent a prompt. That client already shows the prompt, and waits for the response."""
         self._origins[message_id] = attachment.origin
         self._senders[message_id] = attachment
@@ -538,59 +600,67 @@ class AttachedClients(ClientGroup):
         """Whether the prompt's turn is running and the prompt was sent to the clients."""
         return self._turn_id == prompt.message_id and not prompt.needs_servers
 
-    def is_own_prompt(self, attachment: AttachedClient, message_id: str) -> bool:
+    def is_own_prompt(self, attachment: ClientQueue, message_id: str) -> bool:
         """Whether this client has sent the prompt."""
         return self._origins.get(message_id, self._turn_origin) == attachment.origin
 
-    def is_own(self, attachment: AttachedClient, event: Event) -> bool:
-        """Whether the event is a prompt that this client has sent."""
-        match event:
-            case EntryStored(entry=entry) if isinstance(entry.body, User):
-                return self.is_own_prompt(attachment, entry.body.message_id)
+    def is_prompting(self, attachment: ClientQueue) -> bool:
+        """Whether the running turn's prompt came from this client."""
+        return attachment.origin == self._turn_origin
+
+    def is_own(self, attachment: ClientQueue, item: Item) -> bool:
+        """Whether the item shows a prompt that this client has sent, or the state of its turn."""
+        match item:
+            case EntryStored(entry=Entry(body=User(message_id=message_id) | Command(message_id=message_id))):
+                return self.is_own_prompt(attachment, message_id)
+            case TurnBegan(message_id=message_id):
+                return self.is_own_prompt(attachment, message_id)
+            case TurnEnded(message_id=message_id):
+                return attachment is self._senders.get(message_id)
             case _:
                 return False
 
     async def publish(self, event: Event) -> None:
         """See `ClientGroup`."""
         self.on_publish(event)
-        if isinstance(event, EntryStored):
-            self.place.pass_entry(event.entry)
         if isinstance(event, SubagentChanged):
             self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
         await super().publish(event)
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
         """See :class:`crow.agent.session.TurnListener`."""
-        self.show_turn(prompt, self.leaf())
+        self.begin_turn(prompt, self.stored_prompt(prompt.message_id))
 
-    def show_turn(self, prompt: PendingPrompt, leaf: int | None) -> None:
-        """Tells the clients that a turn began, here or in another process. `leaf` is the id of the session's newest
-        entry. If the prompt is already stored, the newest entry is the prompt's entry."""
-        self.place.pass_prompt(entry=leaf)
+    def begin_turn(self, prompt: PendingPrompt, stored: Entry | None) -> None:
+        """Shows that a turn began, here or in another process. `stored` is the entry of the prompt, or None if the
+        prompt is not stored yet."""
         self._turn_id, self._turn_origin = prompt.message_id, self._origins.get(prompt.message_id)
-        sender = self._senders.get(prompt.message_id)
-        self.workspace.use(None if sender is None or sender.is_detached else sender.editor)
+        self.workspace.use(self._editor_for(self._senders.get(prompt.message_id)))
         self.last_turn = {"state": "running"}
-        for attachment in tuple(self.attachments):
-            is_own = self.is_own_prompt(attachment, prompt.message_id)
-            attachment.check_access()
-            attachment.put(partial(attachment.client.show_turn, prompt, leaf, is_own=is_own))
+        if stored is not None:
+            self.put(EntryStored(entry=stored))
+        self.put(TurnBegan(message_id=prompt.message_id, typed=None if prompt.command is None else prompt.text))
+
+    def _editor_for(self, sender: ClientQueue | None) -> EditorWorkspace | None:
+        """Returns the workspace of the client whose prompt runs. A turn that no client has asked for uses the only
+        client's."""
+        if sender is None and len(self.attachments) == 1:
+            sender = self.attachments[0]
+        return None if sender is None or sender.is_detached else sender.editor
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
         """See :class:`crow.agent.session.TurnListener`."""
         if self.runs_elsewhere() and prompt.message_id != self._turn_id:  # it was cancelled while it waited
             self._senders.pop(prompt.message_id, None)
         else:
-            await self.show_turn_end(prompt)
+            self.end_turn(prompt)
 
-    async def show_turn_end(self, prompt: PendingPrompt) -> None:
+    def end_turn(self, prompt: PendingPrompt) -> None:
         """Shows that a turn has ended, here or in another process."""
-        sender = self._senders.pop(prompt.message_id, None)
         stop = {"stopReason": prompt.stop} if prompt.error is None else {"stopReason": "error"}
         self.last_turn = {"state": "idle", **stop}
-        for attachment in tuple(self.attachments):
-            is_own = attachment is sender
-            attachment.put(partial(attachment.client.show_turn_end, prompt, self.last_turn, is_own=is_own))
+        self.put(TurnEnded(message_id=prompt.message_id, state=self.last_turn, error=prompt.error))
+        self._senders.pop(prompt.message_id, None)
         self._turn_id, self._turn_origin = "", None
 
     def _note_kinds(self) -> None:
@@ -603,8 +673,8 @@ async def _close_subagent(client: SessionClient, session_id: str) -> None:
     client.close_subagent(session_id)
 
 
-def _size(event: Event) -> int:
-    match event:
+def _size(item: Item) -> int:
+    match item:
         case TextShown(text=text) | ThoughtShown(text=text) | CallProgressed(text=text) | SummaryShown(text=text):
             return EVENT_BYTES + len(text)
         case EntryStored(entry=Entry(body=ToolResult(text=text))):

@@ -8,7 +8,6 @@ consecutive results are sent in a user message after these results.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +15,9 @@ from typing import assert_never
 
 from crow.domain import messages as domain
 from crow.llm import Request, ThoughtLevel
+from crow.llm.content import EMPTY_TEXT, NO_OUTPUT, json_bytes, left_out, user_content
 from crow.llm.dialect import Dialect, Thinking
-from crow.llm.sse import replace_lone
 
-_EMPTY_TEXT = "(empty message)"
 _FIXED_MEMBERS = frozenset({"messages", "tools", "stream"})
 _OWN_KEYS = frozenset({"role", "content", "tool_calls", "id", "type", "function", "name", "arguments"})
 _CACHES_ON_REQUEST = re.compile(r"claude|anthropic", re.IGNORECASE)
@@ -84,11 +82,11 @@ class Encoder:
         if request.tools and dialect.parallel_calls is not None:
             head["parallel_tool_calls"] = dialect.parallel_calls
         head.update({key: value for key, value in (extra or {}).items() if key not in _FIXED_MEMBERS})
-        pieces = [_json(head)[:-1]]
+        pieces = [json_bytes(head)[:-1]]
         if request.tools:
             if not self._tools_sent or (request.tools is not self._tools and request.tools != self._tools):
                 self._tools = request.tools
-                self._tools_sent = b",".join(_json(_tool(tool)) for tool in request.tools)
+                self._tools_sent = b",".join(json_bytes(_tool(tool)) for tool in request.tools)
             pieces.append(b',"tools":[' + self._tools_sent + b"]")
         messages = self.messages(request.messages, endpoint=endpoint, dialect=dialect)
         # With a single join, a long conversation is copied only once.
@@ -136,7 +134,7 @@ class _Sequence:
             self._sent = self.sent()
             self._images = []
             if isinstance(each.message, domain.UserMessage):
-                self._sent.append(_json({"role": "assistant", "content": "Seen."}))
+                self._sent.append(json_bytes({"role": "assistant", "content": "Seen."}))
         self._sent.append(each.sent)
         self._images.extend(each.images)
 
@@ -145,7 +143,7 @@ class _Sequence:
         follows."""
         if not self._images:
             return list(self._sent)
-        intro = _json({"type": "text", "text": "Images of the tool results above:"})
+        intro = json_bytes({"type": "text", "text": "Images of the tool results above:"})
         return [*self._sent, b'{"role":"user","content":[' + b",".join((intro, *self._images)) + b"]}"]
 
 
@@ -171,70 +169,43 @@ def _thinking(level: ThoughtLevel, thinking: Thinking) -> dict[str, object]:
 def _encode(message: domain.Message, *, endpoint: str, dialect: Dialect) -> _Encoded:
     match message:
         case domain.SystemMessage(text=text):
-            sent = _json({"role": dialect.system_role, "content": text})
+            sent = json_bytes({"role": dialect.system_role, "content": text})
             if dialect.system_role == "user":
                 # Chat templates without a system role require that user and assistant messages alternate.
-                sent += b"," + _json({"role": "assistant", "content": "Understood."})
+                sent += b"," + json_bytes({"role": "assistant", "content": "Understood."})
             return _Encoded(message, sent)
         case domain.UserMessage(parts=parts):
-            return _Encoded(message, _json({"role": "user", "content": _user_content(parts, dialect)}))
+            return _Encoded(message, json_bytes({"role": "user", "content": _user_content(parts, dialect)}))
         case domain.AssistantMessage():
             alone = [message]
             if dialect.parallel_calls is False and len(message.calls) > 1:
                 alone = [replace(message, calls=(call,)) for call in message.calls]
                 alone[1:] = [replace(each, text="", thought="", opaque={}) for each in alone[1:]]
-            first, *rest = (_json(_assistant(each, endpoint=endpoint, dialect=dialect)) for each in alone)
+            first, *rest = (json_bytes(_assistant(each, endpoint=endpoint, dialect=dialect)) for each in alone)
             return _Encoded(message, first, calls=tuple(rest))
         case domain.ToolMessage(call_id=call_id, text=text, images=images):
             if not dialect.takes_images:
-                text = "\n".join((text, *map(_left_out, images)))
+                text = "\n".join((text, *map(left_out, images)))
                 images = ()
-            result = {"role": "tool", "tool_call_id": call_id, "content": text if text.strip() else "(no output)"}
-            return _Encoded(message, _json(result), tuple(_json(_image(image)) for image in images))
+            result = {"role": "tool", "tool_call_id": call_id, "content": text if text.strip() else NO_OUTPUT}
+            return _Encoded(message, json_bytes(result), tuple(json_bytes(_image(image)) for image in images))
         case _ as never:
             assert_never(never)
 
 
 def _user_content(parts: Sequence[domain.Part], dialect: Dialect) -> object:
     """Return one string if all parts can be written as text, else the list of parts."""
-    content: list[dict[str, object]] = []
-    texts: list[str] = []
-    before: domain.Part | None = None
-    for part in parts:
-        if isinstance(part, domain.Text) and isinstance(before, domain.Text):
-            # Two adjacent texts are separate paragraphs. A link belongs to the sentence around it.
-            texts.append("\n\n")
-        before = part
-        match part:
-            case domain.Text(text=text):
-                texts.append(text)
-            case domain.Link(uri=uri, name=name):
-                texts.append(f"[{name}]({uri})")
-            case domain.Resource(uri=uri, text=text):
-                texts.append(f'\n<resource uri="{uri}">\n{text}\n</resource>\n')
-            case domain.Image() if not dialect.takes_images:
-                texts.append(f"\n{_left_out(part)}\n")
-            case domain.Image():
-                content += [{"type": "text", "text": _joined(texts)}] if texts else []
-                texts = []
-                content.append(_image(part))
-            case _ as never:
-                assert_never(never)
-    if not content:
-        return _joined(texts)
-    return [*content, {"type": "text", "text": _joined(texts)}] if texts else content
-
-
-def _joined(texts: Sequence[str]) -> str:
-    text = "".join(texts).strip("\n")
-    return text if text.strip() else _EMPTY_TEXT
+    content = user_content(parts, takes_images=dialect.takes_images)
+    if len(content) == 1 and isinstance(content[0], str):
+        return content[0]
+    return [{"type": "text", "text": each} if isinstance(each, str) else _image(each) for each in content]
 
 
 def _assistant(message: domain.AssistantMessage, *, endpoint: str, dialect: Dialect) -> dict[str, object]:
-    is_own = message.endpoint == endpoint
+    is_own = message.endpoint == endpoint and message.wire == "chat"
     sent: dict[str, object] = {"role": "assistant"}
     if message.text.strip() or not message.calls:
-        sent["content"] = message.text if message.text.strip() else _EMPTY_TEXT
+        sent["content"] = message.text if message.text.strip() else EMPTY_TEXT
     elif dialect.empty_content != "omitted":
         sent["content"] = None if dialect.empty_content == "null" else " "
     field = message.reasoning_field if message.reasoning_field not in {"content", "reasoning_details"} else None
@@ -267,23 +238,3 @@ def _tool(tool: domain.ToolSpec) -> dict[str, object]:
 
 def _image(image: domain.Image) -> dict[str, object]:
     return {"type": "image_url", "image_url": {"url": f"data:{image.mime_type};base64,{image.data}"}}
-
-
-def _left_out(image: domain.Image) -> str:
-    kilobytes = max(1, len(image.data) * 3 // 4 // 1024)
-    return f"[An image ({image.mime_type}, {kilobytes} KB) was left out: this model takes no images.]"
-
-
-def _json(value: object) -> bytes:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return replace_lone(text).encode()
-
-
-def _plain(value: object) -> object:
-    """Return a read-only mapping as a dict, which `json` can write."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

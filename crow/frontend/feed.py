@@ -1,0 +1,180 @@
+"""The feed of a session: everything that its clients are told, in order.
+
+Each item has a position, so a view can apply it twice, or after a newer item, without harm. The position of a stored
+entry is its id. The position of a piece of text is its offset in the message, which comes after an entry. The position
+of a command's output is its length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from crow.domain import entries
+from crow.domain.entries import CallRef
+from crow.domain.events import (
+    CallAnnounced,
+    CallEnded,
+    CallProgressed,
+    EntryStored,
+    Event,
+    SubagentLinked,
+    TextShown,
+    ThoughtShown,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnBegan:
+    """A turn began, here or in another process."""
+
+    message_id: str
+    """The message id of the turn's prompt."""
+    typed: str | None = None
+    """The slash command that the user typed, or None if the prompt is not a command. Commands are stored only at the
+    end of the turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnded:
+    """A turn ended, here or in another process."""
+
+    message_id: str
+    """The message id of the turn's prompt."""
+    state: dict[str, Any]
+    """How the turn ended, as clients get it in `_meta["acp/turnState"]`."""
+    error: Exception | None = None
+    """Why the turn failed, or None."""
+
+
+Item: TypeAlias = Event | TurnBegan | TurnEnded
+
+
+@dataclass(slots=True)
+class _OpenCall:
+    """A call that has not ended."""
+
+    announced: CallAnnounced
+    started: EntryStored | None = None
+    linked: SubagentLinked | None = None
+    progress: CallProgressed | None = None
+
+
+@dataclass(slots=True)
+class _OpenMessage:
+    """The answer that is being streamed."""
+
+    message_id: str = ""
+    text: list[str] = field(default_factory=list)
+    text_chars: int = 0
+    thought: list[str] = field(default_factory=list)
+    thought_chars: int = 0
+
+
+class Feed:
+    """The items of a session that are not in its log yet: the unfinished message and the unfinished calls.
+
+    `put` must be called with each item of the session. Then the log up to `entry`, followed by `open_items`, is
+    everything that clients have been told.
+    """
+
+    def __init__(self, session_id: str, entry: int = 0) -> None:
+        self._session_id = session_id
+        self.entry = entry
+        """The id of the newest stored entry."""
+        self._message = _OpenMessage()
+        self._calls: dict[CallRef, _OpenCall] = {}
+
+    def put(self, item: Item) -> Item:
+        """Adds the next item. Returns it with its position."""
+        if isinstance(item, TextShown | ThoughtShown):
+            item = replace(item, after=self.entry)
+        match item:
+            case TextShown(message_id=message_id, text=text):
+                message = self._open(message_id)
+                message.text.append(text)
+                message.text_chars += len(text)
+            case ThoughtShown(message_id=message_id, text=text):
+                message = self._open(message_id)
+                message.thought.append(text)
+                message.thought_chars += len(text)
+            case CallAnnounced(call=call):
+                self._calls.setdefault(call, _OpenCall(item)).announced = item
+            case CallProgressed(call=call) if call in self._calls:
+                self._calls[call].progress = item
+            case CallEnded(call=call):
+                self._calls.pop(call, None)
+            case SubagentLinked(call_id=call_id):
+                for ref, opened in self._calls.items():
+                    if ref.call_id == call_id:
+                        opened.linked = item
+            case EntryStored(entry=entry):
+                self._store(item, entry)
+            case _:
+                pass
+        return item
+
+    def open_items(self) -> tuple[Item, ...]:
+        """Returns the items that lead from the log to the present state, in order."""
+        items: list[Item | None] = []
+        for call in self._calls.values():
+            items += [call.announced, call.started, call.linked, call.progress]
+        message = self._message
+        message_id, after = message.message_id, self.entry
+        if message.thought:
+            thought = "".join(message.thought)
+            items.append(ThoughtShown(message_id=message_id, offset=0, text=thought, after=after))
+        if message.text:
+            items.append(TextShown(message_id=message_id, offset=0, text="".join(message.text), after=after))
+        return tuple(item for item in items if item is not None)
+
+    def growth(self, message_id: str, *, text: str, thought: str) -> tuple[Event, ...]:
+        """Returns items with the new part of an unfinished answer that another process streams. `text` and `thought`
+        are the whole answer so far."""
+        is_open = message_id == self._message.message_id
+        text_at, thought_at = (self._message.text_chars, self._message.thought_chars) if is_open else (0, 0)
+        items: list[Event] = []
+        if len(thought) > thought_at:
+            items.append(ThoughtShown(message_id=message_id, offset=thought_at, text=thought[thought_at:]))
+        if len(text) > text_at:
+            items.append(TextShown(message_id=message_id, offset=text_at, text=text[text_at:]))
+        return tuple(items)
+
+    def _open(self, message_id: str) -> _OpenMessage:
+        if self._message.message_id != message_id:
+            self._message = _OpenMessage(message_id)
+        return self._message
+
+    def _store(self, item: EntryStored, entry: entries.Entry) -> None:
+        match entry.body:
+            case entries.Assistant(calls=calls):
+                self._message = _OpenMessage()
+                self._calls = (
+                    {announced.call: _OpenCall(announced) for announced in announcements(entry.id, entry.body)}
+                    if calls
+                    else {}
+                )
+            case entries.Started(call=call) if call in self._calls:
+                self._calls[call].started = item
+            case entries.ToolResult(call=call):
+                self._calls.pop(call, None)
+            case entries.TurnEnd():
+                self._message, self._calls = _OpenMessage(), {}
+            case _:
+                pass
+        if entry.session == self._session_id:  # otherwise a sub-agent has stored it
+            self.entry = max(self.entry, entry.id)
+
+
+def announcements(entry_id: int, answer: entries.Assistant) -> tuple[CallAnnounced, ...]:
+    """Returns an announcement of each call of an answer, which is stored under `entry_id`."""
+    planned = dict(enumerate(answer.announcements))
+    return tuple(
+        CallAnnounced(
+            call=CallRef(assistant=entry_id, index=index),
+            name=call.name,
+            arguments=call.arguments,
+            announcement=planned.get(index, entries.Announcement(title=call.name)),
+        )
+        for index, call in enumerate(answer.calls)
+    )

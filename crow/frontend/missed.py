@@ -1,0 +1,80 @@
+"""Reads what a client has missed since its cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from crow.domain import entries
+from crow.domain.entries import CallRef, Entry
+from crow.domain.errors import NoSuchSession
+from crow.frontend.cursors import Cursor, CursorGap
+from crow.store import Store
+from crow.store.codec import KINDS
+
+MAX_MISSED_TURNS = 500
+"""A client that has missed more turns than this cannot resume from its cursor. It must load the session."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """The part of a session that a client has missed: the `entries` after its cursor.
+
+    `before` contains earlier entries. It includes the answers that made the calls whose results are in `entries`. The
+    cursor may also list calls that sub-agents made. `results` contains the results of those calls.
+    """
+
+    cursor: Cursor
+    entries: tuple[Entry, ...]
+    before: tuple[Entry, ...] = ()
+    results: Mapping[CallRef, Entry] = field(default_factory=dict)
+
+
+async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Sequence[Entry]) -> Missed:
+    """Returns the part of a session that a client has missed since `cursor`. `newest` contains the newest entries of
+    the session, which are in memory.
+
+    :raises CursorGap: the cursor is not in the current history of the session, or the client has missed too many turns.
+    """
+    if cursor.entry and await store.entry(cursor.entry, session_id=session_id) is None:
+        raise CursorGap(f"entry {cursor.entry} is not in the current history of this session.")
+    leaf, place = (await store.session(session_id)).leaf, cursor.entry or None
+    if len(await store.left_behind(leaf, place, ("turn_end",))) > MAX_MISSED_TURNS:
+        raise CursorGap(f"the client has missed more than {MAX_MISSED_TURNS} turns.")
+    answers = (each for each in reversed(newest) if isinstance(each.body, entries.Assistant))
+    answer = next((each for each in answers if each.id <= cursor.entry), None)
+    found = await store.left_behind(leaf, place if answer is None else answer.parent, frozenset(KINDS.values()))
+    missed = tuple(entry for entry in found if entry.id > cursor.entry)
+    before = tuple(entry for entry in found if entry.id <= cursor.entry)
+    if answer is None:
+        before = await _answers_of_calls(store, session_id, missed)
+    ended = {entry.body.call for entry in found if isinstance(entry.body, entries.ToolResult)}
+    own = {entry.id for entry in found}
+    others = [call for call in cursor.calls if call not in ended and call.assistant not in own]
+    return Missed(cursor=cursor, entries=missed, before=before, results=await _results(store, session_id, others))
+
+
+async def _answers_of_calls(store: Store, session_id: str, missed: Sequence[Entry]) -> tuple[Entry, ...]:
+    """The entries in `missed` may contain results of earlier calls. Returns the model's answers that made those
+    calls."""
+    known = {entry.id for entry in missed}
+    calls = (entry.body.call for entry in missed if isinstance(entry.body, entries.ToolResult))
+    wanted = sorted({call.assistant for call in calls} - known)
+    found = [await store.entry(each, session_id=session_id) for each in wanted]
+    return tuple(entry for entry in found if entry is not None)
+
+
+async def _results(store: Store, session_id: str, calls: Sequence[CallRef]) -> dict[CallRef, Entry]:
+    """Returns the results of those `calls` that sub-agents of the session made."""
+    found: dict[CallRef, Entry] = {}
+    subagents = await store.subagents(session_id) if calls else ()
+    for call in calls:
+        for row in subagents:
+            try:
+                result = await store.result(row.id, call)
+            except NoSuchSession:
+                continue
+            if result is not None:
+                found[call] = result
+                break
+    return found

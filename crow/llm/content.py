@@ -1,0 +1,72 @@
+"""What the encoders of all wires share: the content of user messages, and JSON as bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+from crow.domain import messages as domain
+from crow.llm.sse import replace_lone
+
+EMPTY_TEXT = "(empty message)"
+"""Sent in place of a message without words, which endpoints refuse."""
+
+NO_OUTPUT = "(no output)"
+"""Sent in place of an empty tool result."""
+
+
+def user_content(parts: Sequence[domain.Part], *, takes_images: bool) -> list[str | domain.Image]:
+    """Return the texts and images of a user message in order. Adjacent texts are joined. If there is no image, the
+    result is exactly one text."""
+    content: list[str | domain.Image] = []
+    texts: list[str] = []
+    before: domain.Part | None = None
+    for part in parts:
+        if isinstance(part, domain.Text) and isinstance(before, domain.Text):
+            # Two adjacent texts are separate paragraphs. A link belongs to the sentence around it.
+            texts.append("\n\n")
+        before = part
+        match part:
+            case domain.Text(text=text):
+                texts.append(text)
+            case domain.Link(uri=uri, name=name):
+                texts.append(f"[{name}]({uri})")
+            case domain.Resource(uri=uri, text=text):
+                texts.append(f'\n<resource uri="{uri}">\n{text}\n</resource>\n')
+            case domain.Image() if not takes_images:
+                texts.append(f"\n{left_out(part)}\n")
+            case domain.Image():
+                content += [_joined(texts)] if texts else []
+                texts = []
+                content.append(part)
+            case _ as never:
+                assert_never(never)
+    return [*content, _joined(texts)] if texts or not content else content
+
+
+def left_out(image: domain.Image) -> str:
+    """Return the text that takes the place of an image."""
+    kilobytes = max(1, len(image.data) * 3 // 4 // 1024)
+    return f"[An image ({image.mime_type}, {kilobytes} KB) was left out: this model takes no images.]"
+
+
+def json_bytes(value: object) -> bytes:
+    """Return `value` as compact JSON."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return replace_lone(text).encode()
+
+
+def _joined(texts: Sequence[str]) -> str:
+    text = "".join(texts).strip("\n")
+    return text if text.strip() else EMPTY_TEXT
+
+
+def _plain(value: object) -> object:
+    """Return a read-only mapping as a dict, which `json` can write."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

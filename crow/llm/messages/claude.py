@@ -1,0 +1,129 @@
+"""What each Claude model takes, read from its name.
+
+Anthropic's Messages API has changed with its models: how a request asks for thinking, whether thinking can be turned
+off, how long a prompt must be to be cached, and how long an answer may be. Endpoints that serve Claude under another
+name, and other models behind this API, get the form that most of them understand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from crow.llm import ThoughtLevel
+
+_NAME = re.compile(
+    r"claude[-_.]?(?:(?P<major>\d)(?:[-._](?P<minor>\d))?[-_.])?(?P<line>[a-z]+)"
+    r"(?:[-_.](?P<major_after>\d)(?!\d)(?:[-._](?P<minor_after>\d{1,2})(?!\d))?)?",
+    re.IGNORECASE,
+)
+_ALWAYS_THINK = frozenset({"fable", "mythos"})
+_NEWEST = (99, 0)
+_BUDGETS: Mapping[ThoughtLevel, int] = {"low": 2_048, "medium": 8_192, "high": 24_576}
+_MIN_BUDGET = 1_024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claude:
+    """What one model takes."""
+
+    thinking: Literal["adaptive", "budget", "none"]
+    """`adaptive`: the model decides how much it thinks, guided by an effort. `budget`: the request limits the
+    tokens."""
+    off: Literal["disabled", "between_tools", "omitted", "never"]
+    """How a request turns thinking off. `omitted`: it says nothing about thinking. `never`: it cannot be turned off."""
+    thinks_by_default: bool
+    """Whether the model thinks if a request says nothing about thinking."""
+    min_cached_tokens: int
+    """Shorter prompts are not cached."""
+    max_output_tokens: int
+    """The output limit of requests for which no limit is set."""
+
+
+_OTHER = Claude(
+    thinking="budget", off="disabled", thinks_by_default=False, min_cached_tokens=1_024, max_output_tokens=8_192
+)
+"""Models that are not named after Claude."""
+
+
+def claude(model: str) -> Claude:
+    """Return what the model of this name takes."""
+    found = _NAME.search(model)
+    if found is None:
+        return _OTHER
+    line, version = found["line"].lower(), _version(found)
+    return Claude(
+        thinking="adaptive" if version >= (4, 6) else "budget" if version >= (3, 7) else "none",
+        off=_off(line, version),
+        thinks_by_default=version >= (5, 0) or line in _ALWAYS_THINK,
+        min_cached_tokens=_min_cached(line, version),
+        max_output_tokens=_max_output(line, version),
+    )
+
+
+def _version(found: re.Match[str]) -> tuple[int, int]:
+    major = found["major"] or found["major_after"]
+    if major is None:
+        return _NEWEST
+    return int(major), int((found["minor"] if found["major"] else found["minor_after"]) or 0)
+
+
+def _off(line: str, version: tuple[int, int]) -> Literal["disabled", "between_tools", "omitted", "never"]:
+    if line in _ALWAYS_THINK or (line == "opus" and version >= (5, 5)):
+        return "never"
+    if version < (4, 6):
+        return "omitted"
+    return "between_tools" if line == "sonnet" and version >= (5, 5) else "disabled"
+
+
+def _min_cached(line: str, version: tuple[int, int]) -> int:
+    """Return the least number of tokens that the model caches. Where Anthropic's platforms differ, return the smaller
+    one: a marker that is too early costs nothing."""
+    if (line == "haiku" and version == (4, 5)) or (line == "opus" and (4, 5) <= version <= (4, 6)):
+        return 4_096
+    if (line == "opus" and version == (4, 7)) or (line == "haiku" and version < (4, 5)):
+        return 2_048
+    has_low_minimum = line in _ALWAYS_THINK or version >= ((5, 5) if line in {"sonnet", "haiku"} else (5, 0))
+    return 512 if has_low_minimum else 1_024
+
+
+def _max_output(line: str, version: tuple[int, int]) -> int:
+    if version >= (4, 5) or (line == "sonnet" and version >= (3, 7)):
+        return 64_000
+    if version >= (4, 0):
+        return 32_000
+    return 8_192 if version >= (3, 5) else 4_096
+
+
+def thinking_members(
+    level: ThoughtLevel | None, model: str, *, limit: int, forms: frozenset[str], may_think: bool
+) -> dict[str, object]:
+    """Return the request members that ask for this thought level. `limit` is the output limit in tokens.
+
+    `forms` are the forms that the endpoint refuses: `adaptive_thinking`, `thinking_budget`, `thinking_off`, `effort`
+    and `thinking_display`. If `may_think` is False, the conversation stands in the middle of a tool loop without
+    thoughts, and models with a budget cannot begin to think there.
+    """
+    known = claude(model)
+    form = known.thinking
+    if form == "adaptive" and "adaptive_thinking" in forms:
+        form = "budget"
+    if form == "budget" and "thinking_budget" in forms:
+        form = "none" if "adaptive_thinking" in forms else "adaptive"
+    shown = {} if "thinking_display" in forms else {"display": "summarized"}
+    adaptive: dict[str, object] = {"thinking": {"type": "adaptive", **shown}}
+    if level is None:
+        # Newer models think anyway, but send their thoughts only on request.
+        return adaptive if form == "adaptive" and known.thinks_by_default and shown else {}
+    if level == "off":
+        if known.off == "never" or "thinking_off" in forms:
+            return {} if form != "adaptive" or "effort" in forms else {"output_config": {"effort": "low"}}
+        return {} if known.off == "omitted" else {"thinking": {"type": known.off}}
+    if form == "adaptive":
+        return adaptive if "effort" in forms else {**adaptive, "output_config": {"effort": level}}
+    budget = min(_BUDGETS[level], limit - _MIN_BUDGET)
+    if form == "none" or budget < _MIN_BUDGET or not may_think:
+        return {}
+    return {"thinking": {"type": "enabled", "budget_tokens": budget}}

@@ -1,0 +1,317 @@
+"""Encodes requests of Anthropic's Messages API as the bytes that are sent.
+
+Each message is encoded once, as the bytes of its blocks, so that the next request only has to join them. The blocks
+depend only on the message, the dialect and the endpoint. Therefore, as long as messages are only appended, each request
+starts with the blocks of the previous one. Only the marks that ask the endpoint to cache the prompt move: they stand
+after the system prompt, after the newest message, and after the message that was the newest one in the request before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, assert_never
+
+from crow.domain import messages as domain
+from crow.llm import Request
+from crow.llm.content import EMPTY_TEXT, NO_OUTPUT, json_bytes, left_out, user_content
+from crow.llm.dialect import Dialect
+from crow.llm.items import Item, PlainText, items_of
+from crow.llm.messages import schema
+from crow.llm.messages.claude import claude, thinking_members
+
+_CONTINUE = "Continue."
+_FIXED_MEMBERS = frozenset({"messages", "system", "tools", "stream"})
+_THOUGHTS = frozenset({"thinking", "redacted_thinking"})
+_IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+_MARK = b',"cache_control":{"type":"ephemeral"}'
+_END = b"}]}"
+"""Every message and the system prompt end with these bytes. A cache mark is put in front of them."""
+
+_BYTES_PER_TOKEN = 4
+
+THINKING_FORMS = frozenset({"adaptive_thinking", "thinking_budget", "thinking_off", "effort", "thinking_display"})
+"""Parts of a request that say how much the model should think, and that an endpoint may refuse one by one."""
+
+Role: TypeAlias = Literal["user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A message as its blocks in the form in which they are sent. `starts_with_thought` means that its first block is a
+    thought."""
+
+    message: domain.Message
+    role: Role
+    blocks: bytes
+    starts_with_thought: bool = False
+
+
+class Encoder:
+    """Encodes the requests of one session to one endpoint. Caches the encoded messages of the last request."""
+
+    def __init__(self) -> None:
+        self._messages: tuple[domain.Message, ...] = ()
+        self._encoded: list[_Encoded] = []
+        self._sequence = _Sequence()
+        self._for: tuple[Dialect, str] | None = None
+        self._system = _System()
+        self._tools: tuple[domain.ToolSpec, ...] = ()
+        self._tools_sent = b""
+
+    def body(
+        self,
+        request: Request,
+        *,
+        model: str,
+        endpoint: str,
+        dialect: Dialect,
+        limit: int | None,
+        extra: Mapping[str, object] | None = None,
+    ) -> bytes:
+        """Return the request body; see :meth:`crow.llm.wires.Encoder.body`. If `limit` is None, the request has a limit
+        that the model accepts, because this API requires one."""
+        limit = limit or default_limit(model)
+        self._read(request.messages, endpoint=endpoint, dialect=dialect)
+        is_streamed = dialect.streams and "stream" not in dialect.left_out
+        head: dict[str, object] = {"model": model, "max_tokens": limit, "stream": is_streamed}
+        if "thought_level" not in dialect.left_out:
+            forms, may_think = dialect.left_out & THINKING_FORMS, _may_think(self._encoded)
+            head.update(thinking_members(request.thought_level, model, limit=limit, forms=forms, may_think=may_think))
+        if choice := _tool_choice(request, dialect):
+            head["tool_choice"] = choice
+        head.update({key: value for key, value in (extra or {}).items() if key not in _FIXED_MEMBERS})
+        pieces = [json_bytes(head)[:-1]]
+        if request.tools:
+            if not self._tools_sent or (request.tools is not self._tools and request.tools != self._tools):
+                self._tools = request.tools
+                self._tools_sent = b",".join(json_bytes(schema.tool(tool)) for tool in request.tools)
+            pieces.append(b',"tools":[' + self._tools_sent + b"]")
+        messages, marked = self._sequence.sent()
+        if "cache_marker" in dialect.left_out:
+            pieces.append(self._system.sent)
+        else:
+            minimum = claude(model).min_cached_tokens * _BYTES_PER_TOKEN
+            size = len(self._system.sent) + (len(self._tools_sent) if request.tools else 0)
+            pieces.append(self._system.marked if size >= minimum else self._system.sent)
+            for at in marked:
+                if size >= minimum or size + sum(map(len, messages[: at + 1])) >= minimum:
+                    messages[at] = messages[at][: -len(_END)] + _MARK + _END
+        # With a single join, a long conversation is copied only once.
+        messages[0] = b"".join((*pieces, b',"messages":[', messages[0]))
+        messages[-1] += b"]}"
+        return b",".join(messages)
+
+    def messages(self, messages: Sequence[domain.Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
+        """Return the bytes of the system prompt and of each message in order, without cache marks."""
+        self._read(tuple(messages), endpoint=endpoint, dialect=dialect)
+        return [*filter(None, [self._system.block]), *self._sequence.sent()[0]]
+
+    def _read(self, messages: tuple[domain.Message, ...], *, endpoint: str, dialect: Dialect) -> None:
+        """Encode the messages that were not in the last request."""
+        first = messages[0] if messages else None
+        if isinstance(first, domain.SystemMessage):
+            messages = messages[1:]
+            if first.text != self._system.text:
+                self._system = _System(first.text)
+        if self._for != (dialect, endpoint):
+            self._for = (dialect, endpoint)
+            self._messages, self._encoded = (), []
+        old: Sequence[_Encoded] = ()
+        if not self._messages or self._messages != messages[: len(self._messages)]:
+            self._messages, self._sequence = (), _Sequence()
+            old, self._encoded = self._encoded, []
+        for position in range(len(self._messages), len(messages)):
+            message = messages[position]
+            known = old[position] if position < len(old) else None
+            if known is None or (known.message is not message and known.message != message):
+                known = _encode(message, endpoint=endpoint, dialect=dialect)
+            self._encoded.append(known)
+            self._sequence.add(known)
+        self._messages = messages
+
+
+def default_limit(model: str) -> int:
+    """Return the output limit in tokens of requests for which no limit is set."""
+    return claude(model).max_output_tokens
+
+
+class _System:
+    """The system prompt as it is sent: the bytes of its block, and the member of the request with and without a cache
+    mark."""
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text
+        self.block = json_bytes(_text(text)) if text.strip() else b""
+        self.sent = b',"system":[' + self.block + b"]" if self.block else b""
+        self.marked = b',"system":[' + self.block[:-1] + _MARK + b"}]" if self.block else b""
+
+
+class _Sequence:
+    """Collects messages in the order in which they are sent. The results of one step are one message."""
+
+    def __init__(self) -> None:
+        self._sent: list[bytes] = []
+        self._roles: list[Role] = []
+        self._is_after_result = False
+
+    def add(self, each: _Encoded) -> None:
+        """Add the next message."""
+        is_result = isinstance(each.message, domain.ToolMessage)
+        if is_result and self._is_after_result:
+            self._sent[-1] = self._sent[-1].removesuffix(b"]}") + b"," + each.blocks + b"]}"
+            return
+        if not self._roles and each.role == "assistant":
+            self._append("user", json_bytes(_text(EMPTY_TEXT)))
+        self._append(each.role, each.blocks)
+        self._is_after_result = is_result
+
+    def _append(self, role: Role, blocks: bytes) -> None:
+        self._roles.append(role)
+        self._sent.append(_message(role, blocks))
+
+    def sent(self) -> tuple[list[bytes], list[int]]:
+        """Return all messages so far, and the positions of those that may have a cache mark: the newest message, and
+        the one that was the newest in the request before, where the endpoint finds what it cached then. A conversation
+        ends with a message of the user, because newer models do not continue an answer."""
+        sent, at = list(self._sent), len(self._roles) - 1
+        if at < 0 or self._roles[at] == "assistant":
+            sent.append(_message("user", json_bytes(_text(_CONTINUE if sent else EMPTY_TEXT))))
+        while at >= 0 and self._roles[at] == "user":
+            at -= 1
+        while at >= 0 and self._roles[at] == "assistant":
+            at -= 1
+        return sent, [*([at] if at >= 0 else []), len(sent) - 1]
+
+
+def _message(role: Role, blocks: bytes) -> bytes:
+    return b'{"role":"' + role.encode() + b'","content":[' + blocks + b"]}"
+
+
+def _may_think(encoded: Sequence[_Encoded]) -> bool:
+    """Whether the model may begin to think with a budget of tokens: at the start of a turn, or if the turn began with a
+    thought. Else it would have to think in the middle of a turn that began without thoughts, which is refused."""
+    first: _Encoded | None = None
+    for at in range(len(encoded) - 1, -1, -1):
+        each = encoded[at]
+        if each.role == "assistant":
+            first = each
+        elif not any(isinstance(near.message, domain.ToolMessage) for near in encoded[max(0, at - 1) : at + 1]):
+            break  # text that directly follows results does not begin a new turn
+    return first is None or first.starts_with_thought
+
+
+def _tool_choice(request: Request, dialect: Dialect) -> dict[str, object]:
+    if not request.tools or "tool_choice" in dialect.left_out:
+        return {}
+    if request.tool_choice == "none":
+        return {"type": "none"}
+    is_single = dialect.parallel_calls is False and "parallel_tool_calls" not in dialect.left_out
+    return {"type": "auto", "disable_parallel_tool_use": True} if is_single else {}
+
+
+def _encode(message: domain.Message, *, endpoint: str, dialect: Dialect) -> _Encoded:
+    match message:
+        case domain.SystemMessage(text=text):
+            return _Encoded(message, "user", json_bytes(_text(text)))
+        case domain.UserMessage(parts=parts):
+            return _Encoded(message, "user", b",".join(map(json_bytes, _user_blocks(parts, dialect))))
+        case domain.ToolMessage():
+            return _Encoded(message, "user", json_bytes(_result(message, dialect)))
+        case domain.AssistantMessage():
+            blocks = _assistant_blocks(message, endpoint=endpoint, dialect=dialect)
+            return _Encoded(
+                message,
+                "assistant",
+                b",".join(map(json_bytes, blocks)),
+                starts_with_thought=blocks[0]["type"] in _THOUGHTS,
+            )
+        case _ as never:
+            assert_never(never)
+
+
+def _user_blocks(parts: Sequence[domain.Part], dialect: Dialect) -> list[dict[str, object]]:
+    content = user_content(parts, takes_images=_takes_images(dialect))
+    return [_text(each) if isinstance(each, str) else _image(each) for each in content]
+
+
+def _result(message: domain.ToolMessage, dialect: Dialect) -> dict[str, object]:
+    text = message.text if _takes_images(dialect) else "\n".join((message.text, *map(left_out, message.images)))
+    content = [_text(text if text.strip() else NO_OUTPUT)] if text.strip() or not message.images else []
+    if _takes_images(dialect):
+        content += map(_image, message.images)
+    return {"type": "tool_result", "tool_use_id": schema.call_id(message.call_id), "content": content}
+
+
+def _assistant_blocks(message: domain.AssistantMessage, *, endpoint: str, dialect: Dialect) -> list[dict[str, object]]:
+    """Return the blocks of an answer. If this endpoint sent the answer, they are the same as it sent, in its order."""
+    items = items_of(message, endpoint=endpoint, wire="messages", text_of=_text_of)
+    if items is None or "opaque" in dialect.left_out:
+        items = (*((PlainText(text=message.text),) if message.text.strip() else ()), *message.calls)
+    blocks = [block for item in items if (block := _own_block(item, message)) is not None]
+    if "earlier_thoughts" in dialect.left_out and message.is_before_break:
+        blocks = [block for block in blocks if block["type"] not in _THOUGHTS]
+    # A tool of the server that was paused or cut off has no result, and a call without a result is refused.
+    finished = {block.get("tool_use_id") for block in blocks}
+    blocks = [block for block in blocks if not _is_server_call(block) or block.get("id") in finished]
+    # An answer may not consist of thoughts alone, or end with one.
+    return [*blocks, _text(EMPTY_TEXT)] if not blocks or blocks[-1]["type"] in _THOUGHTS else blocks
+
+
+def _is_server_call(block: Mapping[str, object]) -> bool:
+    """Whether the block is a call of a tool that the server runs itself."""
+    return str(block["type"]).endswith("_tool_use")
+
+
+def _own_block(item: Item | PlainText | domain.ToolCall, message: domain.AssistantMessage) -> dict[str, object] | None:
+    match item:
+        case PlainText(text=text):
+            return _text(text)
+        case domain.ToolCall():
+            return _call(item)
+        case Item(data=data, call=int(number)):
+            return {**data, **_call(message.calls[number])}
+        case Item(data=data):
+            words = _text_of(data)
+            if words is not None and not words.strip():
+                return None  # Anthropic sends blocks of blank text, but does not accept them
+            required = ("thinking", "signature") if data.get("type") == "thinking" else ()
+            return {**data, **{key: "" for key in required if key not in data}}
+        case _ as never:
+            assert_never(never)
+
+
+def _text_of(data: domain.JsonObject) -> str | None:
+    text = data.get("text")
+    return text if data.get("type") == "text" and isinstance(text, str) else None
+
+
+def _call(call: domain.ToolCall) -> dict[str, object]:
+    try:
+        arguments = json.loads(call.arguments, parse_constant=lambda _name: None)  # JSON has no NaN
+    except (ValueError, RecursionError):
+        arguments = {}
+    return {
+        "type": "tool_use",
+        "id": schema.call_id(call.id),
+        "name": schema.name(call.name),
+        "input": arguments if isinstance(arguments, dict) else {},
+    }
+
+
+def _takes_images(dialect: Dialect) -> bool:
+    return dialect.takes_images and "images" not in dialect.left_out
+
+
+def _image(image: domain.Image) -> dict[str, object]:
+    """Return the block of an image. Images of a kind that this API does not have become a text."""
+    kind = "image/jpeg" if image.mime_type == "image/jpg" else image.mime_type
+    if kind not in _IMAGES:
+        return _text(f"[An image was left out: its type {kind} is not supported.]")
+    source = {"type": "base64", "media_type": kind, "data": image.data}
+    return {"type": "image", "source": source}
+
+
+def _text(text: str) -> dict[str, object]:
+    return {"type": "text", "text": text}

@@ -1,0 +1,1 @@
+"""The wire of OpenAI's Responses, which Open Responses describes for every server."""

@@ -1,0 +1,302 @@
+"""Encodes requests to Responses as the bytes that are sent.
+
+The log is crow's own, so nothing is stored at the endpoint: each request has the whole conversation. Reasoning comes
+back encrypted, and returns with its answer to the endpoint that made it. The bytes of an item depend only on the
+messages up to it, the dialect and the endpoint. So each request starts with the items of the previous one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from crow.domain import messages as domain
+from crow.llm import Request
+from crow.llm.content import EMPTY_TEXT, NO_OUTPUT, json_bytes, left_out, user_content
+from crow.llm.dialect import Dialect
+from crow.llm.items import Item, PlainText, items_of
+
+_FIXED_MEMBERS = frozenset({"input", "tools", "stream", "store", "previous_response_id", "conversation", "background"})
+_TAKES_BREAKPOINTS = re.compile(r"\bgpt-(?:5\.(?:[6-9]|\d\d)|[6-9]|\d\d)")
+"""Matches the names of models that accept explicit cache breakpoints."""
+
+_STRICT_KEYS = frozenset(
+    {
+        *("type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "description"),
+        *("title", "$defs", "$ref", "pattern", "format", "minimum", "maximum", "minItems", "maxItems"),
+    }
+)
+"""The JSON Schema keywords that strict function tools may have."""
+_MAX_STRICT_DEPTH = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A message in the form in which it is sent. `after` are the ids of the custom calls before it, whose results have
+    another form."""
+
+    message: domain.Message
+    sent: bytes
+    after: frozenset[str]
+
+
+class Encoder:
+    """Encodes the requests of one session to one endpoint; see :class:`crow.llm.wires.Encoder`."""
+
+    def __init__(self) -> None:
+        self._messages: tuple[domain.Message, ...] = ()
+        self._encoded: list[_Encoded] = []
+        self._sent: list[bytes] = []
+        self._for: tuple[Dialect, str] | None = None
+        self._marks_system = False
+        self._tools: tuple[domain.ToolSpec, ...] = ()
+        self._tools_sent = b""
+
+    def body(
+        self,
+        request: Request,
+        *,
+        model: str,
+        endpoint: str,
+        dialect: Dialect,
+        limit: int | None,
+        extra: Mapping[str, object] | None = None,
+    ) -> bytes:
+        """Return the request body."""
+        marks_system = dialect.cache == "key" and _TAKES_BREAKPOINTS.search(model) is not None
+        marks_system = marks_system and "cache_retention" not in dialect.left_out
+        if self._for != (dialect, endpoint) or self._marks_system != marks_system:
+            self._for, self._marks_system = (dialect, endpoint), marks_system
+            self._messages, self._encoded = (), []
+            self._tools, self._tools_sent = (), b""
+        head = _head(request, model=model, dialect=dialect, limit=limit)
+        head.update({key: value for key, value in (extra or {}).items() if key not in _FIXED_MEMBERS})
+        pieces = [json_bytes(head)[:-1]]
+        if request.tools:
+            if not self._tools_sent or (request.tools is not self._tools and request.tools != self._tools):
+                self._tools = request.tools
+                self._tools_sent = b",".join(json_bytes(_tool(tool, dialect)) for tool in request.tools)
+            pieces.append(b',"tools":[' + self._tools_sent + b"]")
+        items = self.messages(request.messages, endpoint=endpoint, dialect=dialect)
+        # With a single join, a long conversation is copied only once.
+        items[0] = b"".join((*pieces, b',"input":[', items[0]))
+        items[-1] += b"]}"
+        return b",".join(items)
+
+    def messages(self, messages: Sequence[domain.Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
+        """Return the bytes of each message in order. A message may be several items."""
+        messages = tuple(messages)
+        old: Sequence[_Encoded] = ()
+        if not self._messages or self._messages != messages[: len(self._messages)]:
+            self._messages, self._sent = (), []
+            old, self._encoded = self._encoded, []
+        for position in range(len(self._messages), len(messages)):
+            message = messages[position]
+            known = old[position] if position < len(old) else None
+            custom = self._encoded[-1].after if self._encoded else frozenset()
+            if isinstance(message, domain.AssistantMessage):
+                custom = _custom_calls(message, endpoint, dialect)
+            is_same = known is not None and known.after == custom
+            if known is None or not is_same or (known.message is not message and known.message != message):
+                sent = self._encode(message, custom, endpoint=endpoint, dialect=dialect)
+                known = _Encoded(message, sent, custom)
+            self._encoded.append(known)
+            self._sent.append(known.sent)
+        self._messages = messages
+        return list(self._sent)
+
+    def _encode(self, message: domain.Message, custom: frozenset[str], *, endpoint: str, dialect: Dialect) -> bytes:
+        match message:
+            case domain.SystemMessage(text=text):
+                content: object = text
+                if self._marks_system:
+                    mark = {"mode": "explicit"}
+                    content = [{"type": "input_text", "text": text, "prompt_cache_breakpoint": mark}]
+                sent = json_bytes({"type": "message", "role": dialect.system_role, "content": content})
+                if dialect.system_role == "user":
+                    sent += b"," + json_bytes(_assistant_text("Understood."))
+                return sent
+            case domain.UserMessage(parts=parts):
+                takes_images = dialect.takes_images and "images" not in dialect.left_out
+                pieces = user_content(parts, takes_images=takes_images)
+                user: object = [
+                    {"type": "input_text", "text": each} if isinstance(each, str) else _image(each) for each in pieces
+                ]
+                if len(pieces) == 1 and isinstance(pieces[0], str):
+                    user = pieces[0]
+                return json_bytes({"type": "message", "role": "user", "content": user})
+            case domain.AssistantMessage():
+                return b",".join(map(json_bytes, _assistant(message, endpoint=endpoint, dialect=dialect)))
+            case domain.ToolMessage(call_id=call_id):
+                kind = "custom_tool_call_output" if call_id in custom else "function_call_output"
+                return json_bytes({"type": kind, "call_id": call_id, "output": _output(message, dialect)})
+            case _ as never:
+                assert_never(never)
+
+
+def _head(request: Request, *, model: str, dialect: Dialect, limit: int | None) -> dict[str, object]:
+    """Return the members before the tools and the conversation."""
+    out = dialect.left_out
+    head: dict[str, object] = {"model": model, "stream": "stream" not in out and dialect.streams}
+    if "store" not in out:
+        head["store"] = False
+    if "include" not in out and "opaque" not in out:
+        head["include"] = ["reasoning.encrypted_content"]
+    reasoning: dict[str, object] = {}
+    if request.thought_level is not None and "thought_level" not in out:
+        reasoning["effort"] = "none" if request.thought_level == "off" else request.thought_level
+    if "summary" not in out and request.thought_level != "off":
+        reasoning["summary"] = "auto"
+    if reasoning:
+        head["reasoning"] = reasoning
+    if limit is not None and "output_limit" not in out:
+        head["max_output_tokens"] = limit
+    if dialect.cache == "key" and request.cache_key and "prompt_cache_key" not in out:
+        head["prompt_cache_key"] = request.cache_key
+    if request.tools and request.tool_choice == "none" and "tool_choice" not in out:
+        head["tool_choice"] = "none"
+    if request.tools and dialect.parallel_calls is not None and "parallel_tool_calls" not in out:
+        head["parallel_tool_calls"] = dialect.parallel_calls
+    return head
+
+
+def _assistant(message: domain.AssistantMessage, *, endpoint: str, dialect: Dialect) -> list[dict[str, object]]:
+    """Return the items of an answer."""
+    items = _own_items(message, endpoint, dialect)
+    if items is None:
+        plain = [_assistant_text(message.text)] if message.text.strip() or not message.calls else []
+        return [*plain, *map(_call, message.calls)]
+    sent: list[dict[str, object]] = []
+    for item in items:
+        match item:
+            case PlainText(text=text):
+                sent.append(_assistant_text(text))
+            case domain.ToolCall():
+                sent.append(_call(item))
+            case Item(data=data, call=None):
+                if data.get("type") != "reasoning" or data.get("encrypted_content") or data.get("content"):
+                    # Without its content, the endpoint would look for an item that it has not stored.
+                    sent.append(dict(data))
+            case Item(data=data, call=index):
+                sent.append(_own_call(data, message.calls[index or 0], dialect))
+    return sent or [_assistant_text(message.text)]
+
+
+def _own_items(
+    message: domain.AssistantMessage, endpoint: str, dialect: Dialect
+) -> tuple[Item | PlainText | domain.ToolCall, ...] | None:
+    if "opaque" in dialect.left_out:
+        return None
+    return items_of(message, endpoint=endpoint, wire="responses", text_of=text_of)
+
+
+def text_of(data: Mapping[str, object]) -> str | None:
+    """Return the text of a message item, or None for other items."""
+    if data.get("type") != "message":
+        return None
+    content = data.get("content")
+    texts = [content] if isinstance(content, str) else []
+    for part in content if isinstance(content, (list, tuple)) else ():
+        text = (part.get("text") or part.get("refusal")) if isinstance(part, Mapping) else None
+        texts += [text] if isinstance(text, str) else []
+    return "".join(texts)
+
+
+def _own_call(data: Mapping[str, object], call: domain.ToolCall, dialect: Dialect) -> dict[str, object]:
+    """Return a call as the endpoint sent it."""
+    if data.get("type") != "custom_tool_call":
+        return {**data, "call_id": call.id, "name": call.name, "arguments": call.arguments}
+    if "custom_tools" in dialect.left_out:
+        return _call(call)
+    members = json.loads(call.arguments)
+    inputs = [value for value in members.values() if isinstance(value, str)] if isinstance(members, dict) else []
+    text = inputs[0] if len(inputs) == 1 else call.arguments
+    return {**data, "call_id": call.id, "name": call.name, "input": text}
+
+
+def _custom_calls(message: domain.AssistantMessage, endpoint: str, dialect: Dialect) -> frozenset[str]:
+    """Return the ids of the calls that are sent as custom calls."""
+    if not message.calls or not message.opaque or "custom_tools" in dialect.left_out:
+        return frozenset()
+    return frozenset(
+        message.calls[item.call].id
+        for item in _own_items(message, endpoint, dialect) or ()
+        if isinstance(item, Item) and item.call is not None and item.data.get("type") == "custom_tool_call"
+    )
+
+
+def _assistant_text(text: str) -> dict[str, object]:
+    return {"type": "message", "role": "assistant", "content": text if text.strip() else EMPTY_TEXT}
+
+
+def _call(call: domain.ToolCall) -> dict[str, object]:
+    return {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
+
+
+def _output(message: domain.ToolMessage, dialect: Dialect) -> object:
+    """Return the result of a call: a text, or a list if it has images."""
+    text = message.text if message.text.strip() else NO_OUTPUT
+    if not message.images:
+        return text
+    if not dialect.takes_images or "images" in dialect.left_out:
+        return "\n".join((text, *map(left_out, message.images)))
+    return [{"type": "input_text", "text": text}, *map(_image, message.images)]
+
+
+def _image(image: domain.Image) -> dict[str, object]:
+    url = f"data:{image.mime_type};base64,{image.data}"
+    return {"type": "input_image", "image_url": url, "detail": "auto"}
+
+
+def _tool(tool: domain.ToolSpec, dialect: Dialect) -> dict[str, object]:
+    if tool.freeform is not None and "custom_tools" not in dialect.left_out:
+        form: dict[str, object] = {"type": "text"}
+        if tool.freeform.syntax != "text":
+            form = {"type": "grammar", "syntax": tool.freeform.syntax, "definition": tool.freeform.grammar}
+        return {"type": "custom", "name": tool.name, "description": tool.description, "format": form}
+    sent: dict[str, object] = {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+    }
+    if "strict" not in dialect.left_out:
+        # Without this member, the endpoint may change a schema until it is strict.
+        sent["strict"] = is_strict(tool.input_schema)
+    return sent
+
+
+def is_strict(schema: object, depth: int = 0) -> bool:
+    """Whether a JSON Schema meets the rules for strict function tools: each object lists all its properties as
+    required and forbids others."""
+    if not isinstance(schema, Mapping) or depth > _MAX_STRICT_DEPTH or not schema.keys() <= _STRICT_KEYS:
+        return False
+    kinds = schema.get("type")
+    if depth == 0 and kinds != "object":
+        return False
+    if kinds == "object" or "properties" in schema:
+        properties = schema.get("properties", {})
+        required = schema.get("required", ())
+        if schema.get("additionalProperties") is not False or not isinstance(properties, Mapping):
+            return False
+        if not isinstance(required, (list, tuple)) or set(required) != set(properties):
+            return False
+        if not all(is_strict(each, depth + 1) for each in properties.values()):
+            return False
+    elif not {"type", "enum", "const", "anyOf", "$ref"} & schema.keys():
+        return False
+    inner = [*_values(schema.get("$defs")), *_listed(schema.get("anyOf"))]
+    if kinds == "array" or "items" in schema:
+        inner.append(schema.get("items"))
+    return all(is_strict(each, depth + 1) for each in inner)
+
+
+def _values(members: object) -> list[object]:
+    return list(members.values()) if isinstance(members, Mapping) else []
+
+
+def _listed(items: object) -> list[object]:
+    return list(items) if isinstance(items, (list, tuple)) else []

@@ -1,0 +1,207 @@
+"""The output items of a response while they arrive."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from crow.domain.messages import JsonObject, ToolSpec
+from crow.llm.tool_calls import MAX_CALLS, PartialCall
+
+CALL_TYPES: dict[str, frozenset[str]] = {
+    "function_call": frozenset({"call_id", "name", "arguments"}),
+    "custom_tool_call": frozenset({"call_id", "name", "input"}),
+}
+"""The types of items that are calls. Each has the names of the members that are stored with the call itself."""
+
+_MAX_OUTPUTS = 10_000
+_MAX_PARTS = 10_000
+
+
+def freeform_property(tool: ToolSpec | None) -> str:
+    """Return the name of the property that holds the input of a freeform tool."""
+    properties = tool.input_schema.get("properties") if tool is not None else None
+    names = list(properties) if isinstance(properties, Mapping) else []
+    return str(names[0]) if len(names) == 1 else "input"
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A part of an item's text."""
+
+    kind: str
+    """`output_text` or `refusal`; for reasoning `content` or `summary`."""
+    pieces: list[str] = field(default_factory=list)
+    is_whole: bool = False
+    """Whether an event has ended the part. Pieces that come later are out of order, and have been read already."""
+
+    def missing_of(self, whole: str) -> str:
+        """Return the end of `whole` that has not arrived yet. If something else arrived, nothing is missing."""
+        if not self.pieces:
+            return whole
+        so_far = "".join(self.pieces)
+        self.pieces = [so_far]
+        return whole[len(so_far) :] if whole.startswith(so_far) else ""
+
+
+@dataclass(slots=True, eq=False)
+class Output:
+    """An output item while it arrives."""
+
+    kind: str
+    id: str = ""
+    index: int | None = None
+    parts: dict[tuple[str, int], Part] = field(default_factory=dict)
+    call: PartialCall | None = None
+    data: JsonObject | None = None
+    """The whole item as it came at its end."""
+    has_text: bool = False
+    shown: str | None = None
+    """Whether the content or the summary of reasoning is shown."""
+    is_announced: bool = False
+    is_whole: bool = False
+    """Whether the input of a call is complete."""
+    early: str = ""
+    """The input that a call had when it was announced. It counts only if no other came."""
+
+    def part(self, index: object, kind: str) -> Part:
+        """Return the part at this index, which is 0 if the server sends none."""
+        place = index if type(index) is int and len(self.parts) < _MAX_PARTS else 0
+        return self.parts.setdefault((kind, place), Part(kind))
+
+
+class Outputs:
+    """The output items of one response. `size` is the number of characters in calls and opaque items."""
+
+    def __init__(self) -> None:
+        self._all: list[Output] = []
+        self._by_id: dict[tuple[str, str], Output] = {}
+        self._by_index: dict[tuple[str, int], Output] = {}
+        self.size = 0
+        self.has_text = False
+        self.has_thought = False
+        self.has_too_many_calls = False
+        self._calls = 0
+
+    def in_order(self) -> list[Output]:
+        """Return the items in the order that the server gave them, or else in order of arrival."""
+        indexes = [each.index for each in self._all]
+        if None in indexes or len(set(indexes)) < len(indexes):
+            return list(self._all)
+        return sorted(self._all, key=lambda each: each.index or 0)
+
+    def find(self, event: JsonObject, kind: str) -> Output:
+        """Return the item that an event with a piece belongs to. Open it if the server did not announce it."""
+        item_id, index = _id(event.get("item_id")), _index(event.get("output_index"))
+        known = self._by_id.get((kind, item_id)) if item_id else None
+        if known is None and index is not None:
+            # Some servers give an item another id with each event.
+            known = self._by_index.get((kind, index))
+        if known is None and index is None and not item_id:
+            known = next((each for each in reversed(self._all) if each.kind == kind and each.data is None), None)
+        return known or self._add(kind, item_id, index)
+
+    def open(self, item: JsonObject, event: JsonObject, *, is_done: bool) -> Output | None:
+        """Return the item that an event with a whole item belongs to. Return None if the item has ended already."""
+        kind, item_id = str(item["type"]), _id(item.get("id")) or _id(event.get("item_id"))
+        index = _index(event.get("output_index"))
+        known = self._by_id.get((kind, item_id)) if item_id else None
+        if known is None and index is not None and (at_index := self._by_index.get((kind, index))) is not None:
+            # Some servers give all items the same index.
+            if at_index.data is not None:
+                is_other = not is_done or not is_same(_without_id(at_index.data), _without_id(item))
+            else:
+                is_other = not is_done and at_index.is_announced and item_id != at_index.id
+            known = None if is_other else at_index
+        if known is None and is_done and index is None and not item_id:
+            known = next((each for each in self._all if each.kind == kind and each.data is None), None)
+        if known is None:
+            known = self._add(kind, item_id, index)
+        elif item_id:
+            self._by_id.setdefault((kind, item_id), known)
+        known.is_announced = True
+        return None if known.data is not None else known
+
+    def close(self, output: Output, item: JsonObject) -> None:
+        """Note the whole item."""
+        output.data = item
+        if output.kind != "message" and output.call is None:
+            self.size += len(json.dumps(item, default=str))
+
+    def is_known(self, item: JsonObject, index: int) -> bool:
+        """Whether an item in the list at the end of the response has arrived as a whole."""
+        item_id, call_id = _id(item.get("id")), _id(item.get("call_id"))
+        for each in self._all:
+            if each.data is None:
+                continue
+            if item_id and self._by_id.get((each.kind, item_id)) is each:
+                return True
+            if call_id and each.call is not None and each.call.id == call_id:
+                return True
+        # With other ids, the place in the list decides.
+        order = self.in_order()
+        return index < len(order) and order[index].data is not None and order[index].kind == item.get("type")
+
+    def add_input(self, output: Output, piece: object) -> None:
+        """Add a piece of a call's input."""
+        if output.call is not None and type(piece) is str and piece and not output.is_whole:
+            output.call.add(piece)
+            self.size += len(piece)
+
+    def complete_call(self, output: Output, members: JsonObject, *, is_done: bool = True) -> None:
+        """Add what an event with a whole call says: its id and name, and the input as far as it has not come yet."""
+        call = output.call
+        if call is None:
+            return
+        call.id = call.id or _id(members.get("call_id"))
+        name = members.get("name")
+        if isinstance(name, str) and name.strip() and not call.name:
+            call.name = name
+            self.size += len(name)
+        whole = members.get("arguments")
+        if isinstance(whole, (Mapping, list)) and output.kind == "function_call":
+            whole = json.dumps(whole, default=str)
+        if isinstance(whole, str) and whole and not output.is_whole:
+            if not is_done:
+                output.early = whole
+            elif whole.strip() not in {"{}", "null"} or not call.pieces:
+                self.size += max(0, len(whole) - sum(map(len, call.pieces)))
+                call.pieces = [whole]
+        if is_done:
+            output.is_whole = str(members.get("status")) not in {"incomplete", "in_progress"}
+
+    def _add(self, kind: str, item_id: str, index: int | None) -> Output:
+        output = Output(kind, item_id, index)
+        if kind in CALL_TYPES:
+            output.call = PartialCall()
+            self._calls += 1
+            self.has_too_many_calls = self._calls > MAX_CALLS
+        if len(self._all) >= _MAX_OUTPUTS:
+            return output
+        self._all.append(output)
+        if item_id:
+            self._by_id[kind, item_id] = output
+        if index is not None:
+            self._by_index[kind, index] = output
+        return output
+
+
+def is_same(one: JsonObject, other: JsonObject) -> bool:
+    """Whether two JSON objects are equal. Objects that nest too deep to compare are not."""
+    try:
+        return one == other
+    except RecursionError:
+        return False
+
+
+def _without_id(item: JsonObject) -> dict[str, object]:
+    return {key: value for key, value in item.items() if key != "id"}
+
+
+def _id(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _index(value: object) -> int | None:
+    return value if type(value) is int else None

@@ -1,0 +1,61 @@
+"""Tests of which part of a request a refusal of the Messages API names."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from crow.llm.dialect import Dialect
+from crow.llm.errors import parse_error_response, refused_part
+
+BOUND = "messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation."
+CHANGED = (
+    "messages.3.content.1: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be "
+    "modified. These blocks must remain as they were in the original response."
+)
+USE = 'Use "thinking.type.adaptive" and "output_config.effort" to control thinking behavior.'
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (BOUND, ["earlier_thoughts", "opaque"]),
+        (CHANGED, ["earlier_thoughts", "opaque"]),
+        ("messages.1.content.0: Invalid `signature` in `thinking` block", ["earlier_thoughts", "opaque"]),
+        (f'"thinking.type.enabled" is not supported for this model. {USE}', ["thinking_budget"]),
+        (f'"thinking.type.disabled" is not supported for this model. {USE}', ["thinking_off"]),
+        ("thinking.type.between_tools: effort xhigh is not allowed with between_tools", ["thinking_off"]),
+        ("adaptive thinking is not supported on this model", ["adaptive_thinking"]),
+        (
+            "thinking: Input tag 'adaptive' found using 'type' does not match any of the expected tags: 'disabled'",
+            ["adaptive_thinking"],
+        ),
+        ("thinking.adaptive.display: Extra inputs are not permitted", ["thinking_display"]),
+        ("output_config: Extra inputs are not permitted", ["effort"]),
+        ("This model does not support the effort parameter.", ["effort"]),
+        ("cache_control: Extra inputs are not permitted", ["cache_marker"]),
+        ("messages.0.content.1.image.source.base64: image exceeds 5 MB maximum", ["images"]),
+        ("Could not process image", ["images"]),
+        ("messages: at least one message is required", []),
+    ],
+)
+def test_a_refusal_names_the_part_to_leave_out(words: str, parts: list[str]) -> None:
+    error = {"type": "error", "error": {"type": "invalid_request_error", "message": words}, "request_id": "req_1"}
+    body = parse_error_response(400, json.dumps(error).encode())
+    dialect = Dialect(wires=("messages",))
+    found: list[str] = []
+    for _ in parts:
+        part = refused_part(body, dialect)
+        assert part is not None
+        dialect = dialect.refusing(part)
+        found.append(part.removeprefix("messages."))
+    assert found == parts
+    assert not parts or dialect.left_out == set(parts)
+    assert parts or refused_part(body, dialect) is None
+
+
+def test_these_refusals_change_nothing_on_chat_completions() -> None:
+    body = parse_error_response(400, json.dumps({"error": {"message": BOUND}}).encode())
+    part = refused_part(body, Dialect())
+    assert part is None or not part.startswith(("earlier", "messages."))

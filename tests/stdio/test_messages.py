@@ -1,0 +1,145 @@
+"""Whole sessions of an editor on Anthropic's Messages API, with an endpoint that refuses what the real one refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stdio.conftest import StartCrow
+from tests.support.acp_client import CrowProcess
+from tests.support.messages_endpoint import MessagesEndpoint, says
+
+READ = {"call": "read_file", "json": ['{"path": "READ', 'ME.md"}']}
+LIST = {"call": "list_files", "json": ["{}"]}
+
+
+@pytest.fixture
+async def claude() -> AsyncIterator[MessagesEndpoint]:
+    async with MessagesEndpoint() as server:
+        yield server
+
+
+def configure(home: Path, *lines: str) -> None:
+    home.mkdir(exist_ok=True)
+    settings = ['[model]\nname = "claude-opus-5-5"\nwire = "messages"\nthought_level = "medium"', *lines]
+    (home / "config.toml").write_text("\n".join(settings) + "\n", "utf-8")
+
+
+def start(crow: StartCrow, claude: MessagesEndpoint) -> CrowProcess:
+    return crow(endpoint=claude, env={"CROW_MODEL": None})
+
+
+def thoughts(asked: Any) -> list[str]:
+    """The words of the thoughts in a request."""
+    blocks = [block for message in asked["messages"] for block in message["content"]]
+    return [block["thinking"] for block in blocks if block["type"] == "thinking"]
+
+
+async def test_a_session_with_tools_and_thoughts_is_shown_stored_and_sent_back_unchanged(
+    crow: StartCrow, home: Path, place: Path, claude: MessagesEndpoint
+) -> None:
+    configure(home)
+    claude.answer(
+        says({"think": ["I should ", "look."]}, {"text": ["Looking."]}, READ, LIST),
+        says({"redacted": "EmwK=="}, {"think": ["A nest."]}, {"text": ["It is ", "a nest."]}),
+    )
+    async with start(crow, claude) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        call = await agent.start_prompt(session, "What is this?")
+        assert await call.result() == {"stopReason": "end_turn"}
+        assert agent.text(session) == "Looking.It is a nest."
+        assert agent.text(session, "agent_thought_chunk") == "I should look.A nest."
+        finished = [update["status"] for update in agent.updates(session, "tool_call_update")]
+        assert finished.count("completed") == 2
+        assert agent.usage(call)["outputTokens"] == 18
+        shown = agent.text(session), agent.text(session, "agent_thought_chunk")
+        await agent.kill()
+    async with start(crow, claude) as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        assert (agent.text(session), agent.text(session, "agent_thought_chunk")) == shown
+        assert (await agent.prompt(session, "And now?"))["stopReason"] == "end_turn"
+    first, second, third = (asked.sent for asked in claude.asked)
+    assert claude.refused == []
+    assert [claude.missing(asked) for asked in (second, third)] == [[], []]
+    assert thoughts(third) == ["I should look.", "A nest."]
+    assert "Twigs and string." in json.dumps(second["messages"][-1])
+    assert first["thinking"] == {"type": "adaptive", "display": "summarized"}
+    # Between breaks, each request reads from the cache what the one before has written.
+    assert claude.usages[1]["cache_read_input_tokens"] == claude.usages[0]["cache_creation_input_tokens"] > 0
+
+
+@pytest.mark.parametrize("binds", [False, True])
+async def test_thoughts_survive_a_compaction_or_are_left_out_if_the_endpoint_binds_them(
+    crow: StartCrow, home: Path, place: Path, claude: MessagesEndpoint, binds: bool
+) -> None:
+    configure(home, "context_window = 24_000")
+    claude.binds = binds
+    claude.answer(
+        *(says({"think": [f"Long {number}."]}, {"text": ["word " * 2_500]}) for number in range(3)),
+        says({"think": ["One."]}, READ),
+        says({"think": ["Two."]}, {"text": ["Done."]}),
+        says({"text": ["## Goal\nBuild a nest.\n## Next\nFind twigs."]}),
+        says({"think": ["Three."]}, LIST),
+        says({"think": ["Four."]}, {"text": ["Found."]}),
+    )
+    async with start(crow, claude) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        for prompt in ("Write.", "Write.", "Write.", "Read it.", "/compact", "Find twigs.", "And now?"):
+            assert (await agent.prompt(session, prompt))["stopReason"] == "end_turn"
+    last = claude.asked[-1].sent
+    assert "Build a nest." in json.dumps(last["messages"][0])
+    kept = ["Three.", "Four."] if binds else ["One.", "Two.", "Three.", "Four."]
+    assert thoughts(last)[-len(kept) :] == kept
+    assert not binds or thoughts(last) == kept
+    assert len(claude.missing(last)) == binds
+    assert len(claude.refused) == binds
+    assert all("bound to a different conversation" in words for words in claude.refused)
+
+
+async def test_a_cancelled_answer_is_repaired_so_that_the_next_prompt_works(
+    crow: StartCrow, home: Path, place: Path, claude: MessagesEndpoint
+) -> None:
+    configure(home)
+    claude.answer(
+        says({"think": ["I should run it."]}, {"call": "shell", "json": ['{"command": "sleep 60", "access": "full"}']})
+    )
+    async with start(crow, claude) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        call = await agent.start_prompt(session, "Run it.")
+        await agent.wait_for_update("tool_call_update", status="in_progress")
+        await agent.notify("session/cancel", {"sessionId": session})
+        assert await call.result() == {"stopReason": "cancelled"}
+        assert (await agent.prompt(session, "And now?"))["stopReason"] == "end_turn"
+    assert claude.refused == []
+    assert thoughts(claude.asked[-1].sent) == ["I should run it."]
+
+
+async def test_another_model_gets_no_thoughts_of_the_first_which_gets_its_own_back(
+    crow: StartCrow, home: Path, place: Path, claude: MessagesEndpoint
+) -> None:
+    configure(home)
+    claude.models = ["claude-opus-5-5", "claude-sonnet-4-5"]
+    claude.answer(
+        says({"think": ["One."]}, READ),
+        says({"think": ["Two."]}, {"text": ["A."]}),
+        says({"think": ["Three."]}, READ),
+        says({"text": ["B."]}),
+    )
+    async with start(crow, claude) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        for model in ("claude-opus-5-5", "claude-sonnet-4-5", "claude-opus-5-5"):
+            option = {"sessionId": session, "configId": "model", "value": model}
+            await agent.request("session/set_config_option", option)
+            assert (await agent.prompt(session, "Read it."))["stopReason"] == "end_turn"
+    assert claude.refused == []
+    sent = {asked.sent["model"]: thoughts(asked.sent) for asked in claude.asked}
+    assert sent == {"claude-opus-5-5": ["One.", "Two."], "claude-sonnet-4-5": ["Three."]}
