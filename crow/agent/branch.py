@@ -23,6 +23,7 @@ from crow.domain.entries import (
     Note,
     PlanItem,
     Prompt,
+    PromptName,
     ToolResult,
     TurnEnd,
     User,
@@ -61,7 +62,7 @@ class Branch:
         self.turn_usage: Usage | None = None
         """The usage of all requests of this turn and of its sub-agents. None if there were no requests."""
         self._idle_usage: Usage | None = None
-        self._rejected_prompts: list[str] = []
+        self._rejected_prompts: list[tuple[str, bool]] = []
         self._settled_at = 0.0
         self._left_out: dict[str, frozenset[str]] = {}
         self._wires: dict[str, WireName] = {}
@@ -251,12 +252,20 @@ class Branch:
             await self.publish(EntryStored(entry=entry))
 
     async def claim(
-        self, message_id: str | None, *, parts: Sequence[Part] | None = None, cut: int | None = None
+        self,
+        message_id: str | None,
+        *,
+        parts: Sequence[Part] | None = None,
+        cut: int | None = None,
+        name: PromptName | None = None,
+        command_id: str = "",
     ) -> bool:
         """Claim the session's turn; see :meth:`crow.store.Store.take_turn`. Return True if another process has moved
         the session's leaf."""
         async with self._lock:
-            start = await self._store.take_turn(self.row.id, message_id, parts=parts, leaf=self.leaf, cut=cut)
+            start = await self._store.take_turn(
+                self.row.id, message_id, parts=parts, leaf=self.leaf, cut=cut, name=name, command_id=command_id
+            )
             self.turn, known = start.turn, self.leaf
             self.turn_usage, self._idle_usage = self._idle_usage, None
             # The entries before the prompt end the turn of a process that died. Followers publish them.
@@ -352,10 +361,10 @@ class Branch:
         if self._refusal is not None:
             raise self._refusal
 
-    async def reject_prompt(self, message_id: str) -> None:
-        """Remove a prompt from the inbox because its sender got an error. If the prompt cannot be removed now, `settle`
-        removes it later."""
-        self._rejected_prompts.append(message_id)
+    async def reject_prompt(self, message_id: str, *, is_cancelled: bool = False) -> None:
+        """Remove a prompt from the inbox because its sender got an error, or because it was cancelled there. If the
+        prompt cannot be removed now, `settle` removes it later."""
+        self._rejected_prompts.append((message_id, is_cancelled))
         if not self._pending_end:
             await self.try_to_settle()
 
@@ -386,7 +395,8 @@ class Branch:
                             await self._store.open_session(self.row.id)
                 self._pending_end = ()
             while self._rejected_prompts:
-                await self._store.drop_prompt(self.row.id, self._rejected_prompts[0])
+                message_id, is_cancelled = self._rejected_prompts[0]
+                await self._store.drop_prompt(self.row.id, message_id, is_cancelled=is_cancelled)
                 del self._rejected_prompts[0]
         await self._publish_stored(stored)
 

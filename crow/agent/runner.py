@@ -26,10 +26,11 @@ from crow.agent.compaction.window import MIN_ROOM
 from crow.agent.hooks import BranchHooks, Hooks
 from crow.agent.inbox import Inbox
 from crow.agent.mentions import Mention, attach_resources
+from crow.agent.pending import PendingPrompt
 from crow.agent.prompt import Briefing, with_edit_tool
 from crow.agent.recall import BranchLog
 from crow.agent.sampling import ModelSampler
-from crow.agent.session import PendingPrompt, Session
+from crow.agent.session import Session
 from crow.agent.subagents import SubAgents, ToolSubset
 from crow.agent.templates import ParsedCommand, fill_prompt
 from crow.agent.titles import untitled_prompt, write_title
@@ -199,11 +200,11 @@ class TurnRunner:
     async def _run_server_prompt(self, prompt: PendingPrompt, typed: ParsedCommand) -> StopReason:
         """Run `/server:prompt`. The model gets the text that the server returns for this prompt. If no server has the
         prompt, the model gets what the user typed."""
-        user = User(parts=tuple(prompt.parts), message_id=prompt.message_id)
+        user = User(parts=tuple(prompt.parts), message_id=prompt.message_id, name=prompt.name)
         try:
             parts = await fill_prompt(await self.tools.toolbox(), typed, prompt.parts)
         except (ArgumentError, ToolServerError) as error:
-            body = Command(text=prompt.text, answer=str(error), message_id=prompt.message_id)
+            body = Command(text=prompt.text, answer=str(error), message_id=prompt.message_id, name=prompt.name)
             await self._branch.record([NewEntry(body=body)])
             await self._adapters.store.drop_prompt(self._branch.row.id, prompt.message_id)
             return "end_turn"
@@ -214,7 +215,7 @@ class TurnRunner:
 
     async def _run_with_resources(self, prompt: PendingPrompt) -> StopReason:
         """Run a prompt that mentions resources of MCP servers. The model gets their content with the prompt."""
-        user = User(parts=tuple(prompt.parts), message_id=prompt.message_id)
+        user = User(parts=tuple(prompt.parts), message_id=prompt.message_id, name=prompt.name)
         try:
             parts, failures = await self.attach_resources(prompt.parts, prompt.mentions)
         except BaseException:
@@ -252,7 +253,8 @@ class TurnRunner:
             instructions=lambda: self._briefing.sources,
             user_instructions=self._adapters.user_instructions,
         )
-        body = Command(text=prompt.text, answer=await answer(context, typed), message_id=prompt.message_id)
+        answered = await answer(context, typed)
+        body = Command(text=prompt.text, answer=answered, message_id=prompt.message_id, name=prompt.name)
         (entry,) = await self._branch.record([NewEntry(body=body)])
         return "end_turn" if context.follow_up is None else await context.follow_up(entry)
 

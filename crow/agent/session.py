@@ -8,7 +8,6 @@ import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -24,14 +23,23 @@ from crow.agent.compaction.budget import Gauge, gauge_on
 from crow.agent.compaction.window import ContextWindow
 from crow.agent.links import attach_files
 from crow.agent.mentions import Mention, find_mentions
+from crow.agent.pending import PendingPrompt, TurnListener, answer_of_first, first_with, stored_outcome
 from crow.agent.permissions import PermissionRule, current_rules
-from crow.agent.templates import ParsedCommand, parse_prompt_call
-from crow.domain.entries import Command, NewEntry, PlanItem, StopReason, TurnEnd, User
-from crow.domain.errors import CrowError, FilesElsewhere, LeafMoved, NoSuchSession, SessionBusy, StoreError
+from crow.agent.templates import expand_template, parse_prompt_call
+from crow.domain.entries import Command, NewEntry, PlanItem, PromptName, StopReason, TurnEnd, User
+from crow.domain.errors import (
+    CrowError,
+    FilesElsewhere,
+    LeafMoved,
+    NoSuchSession,
+    RepeatedPrompt,
+    SessionBusy,
+    StoreError,
+)
 from crow.domain.events import ContextMeasured, NoticeShown, OptionsChanged, PlanChanged
-from crow.domain.messages import JsonObject, Part, Text, Usage
+from crow.domain.messages import JsonObject, Part, Text
 from crow.domain.rendering import parts_text
-from crow.domain.trace_context import current_trace_context, use_trace_context
+from crow.domain.trace_context import use_trace_context
 from crow.store import NODE_KEY, SessionChanges, Tail, node_of
 from crow.tools import Workspace
 from crow.tools.servers import McpServer, ServerPrompt
@@ -56,57 +64,6 @@ REST_S = 2.0
 TELL_S = 2.0
 SMALL_CHARS = 2_000
 """A prompt of at most this length fits into every context window."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class PendingPrompt:
-    """A submitted prompt, and the state of its turn.
-
-    `command` is set if the prompt is a slash command. `called` is set if the text may name a prompt of an MCP server.
-    `mentions` are the resources of servers that the text mentions. `ready` is set when the parts are complete.
-    `in_inbox` means that the prompt is in the store's inbox under `message_id`, for example because it waits for an
-    earlier turn. `usage` is what the turn used. It is set at the end of the turn, and stays None if the turn made no
-    request.
-    """
-
-    parts: Sequence[Part]
-    text: str
-    message_id: str
-    command: ParsedCommand | None = None
-    called: ParsedCommand | None = None
-    mentions: tuple[Mention, ...] = ()
-    metadata: JsonObject = field(default_factory=dict)
-    trace_context: Mapping[str, str] = field(default_factory=current_trace_context)
-    in_inbox: bool = False
-    ready: anyio.Event = field(default_factory=anyio.Event)
-    done: anyio.Event = field(default_factory=anyio.Event)
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    stop: StopReason = "end_turn"
-    error: Exception | None = None
-    usage: Usage | None = None
-
-    @property
-    def needs_servers(self) -> bool:
-        """Whether MCP servers add content to the prompt. If so, the prompt is stored only after they have added the
-        content."""
-        return self.called is not None or bool(self.mentions)
-
-    @property
-    def is_only_in_memory(self) -> bool:
-        """Whether the prompt is complete but still only in memory. Such a prompt is stored when its turn is claimed."""
-        return self.ready.is_set() and self.command is None and not self.in_inbox
-
-
-class TurnListener(Protocol):
-    """A listener that is told when turns begin and end. The session's task calls the methods, and the same task
-    publishes the events of the turns. So the listener is told of a turn before its first event and after its last."""
-
-    async def turn_began(self, prompt: PendingPrompt) -> None:
-        """Called when the turn of this prompt has been claimed. By then, the prompt has been stored, unless it is a
-        command or calls a server's prompt."""
-
-    async def turn_ended(self, prompt: PendingPrompt) -> None:
-        """Called when the turn has ended, or could not begin. The prompt's `stop` and `error` are already set."""
 
 
 class SessionFollower(Protocol):
@@ -171,6 +128,11 @@ class Session:
         return bool(self._queue)
 
     @property
+    def current(self) -> PendingPrompt | None:
+        """The prompt whose turn runs or is next."""
+        return self._queue[0] if self._queue else None
+
+    @property
     def is_running(self) -> bool:
         """Whether a turn runs here or in another process, or the end of the last turn is not stored yet."""
         return self.has_turn or self.owes or self.runs_elsewhere
@@ -205,15 +167,22 @@ class Session:
         """Submit a prompt and wait for its turn to end."""
         return await self.answer(self.submit(parts))
 
-    def submit(self, parts: Sequence[Part], metadata: JsonObject | None = None) -> PendingPrompt:
+    def submit(
+        self, parts: Sequence[Part], metadata: JsonObject | None = None, name: PromptName | None = None
+    ) -> PendingPrompt:
         """Queue a prompt without waiting, so that a cancel request sent right after the prompt also cancels it.
 
         `answer` waits for the prompt's turn to end. `metadata` is merged into the session's metadata before the turn.
+        If the session already has a prompt with this `name`, the new prompt does not run. `answer` then returns the
+        outcome of the first prompt.
 
         :raises ~crow.domain.errors.NoSuchSession: the session is closed.
+        :raises ~crow.domain.errors.ArgumentError: a queued prompt with other content has this name.
         """
         if self.closing:
             raise NoSuchSession(self.id)
+        if name is not None and (first := first_with(name, self._queue)) is not None:
+            return PendingPrompt(parts=parts, text=first.text, message_id=first.message_id, name=name, first=first)
         text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
         prompt = PendingPrompt(
             parts=parts,
@@ -221,6 +190,7 @@ class Session:
             message_id=new_message_id(),
             command=commands.parse(text),
             metadata=metadata or {},
+            name=name,
         )
         if self.servers:
             prompt.called = parse_prompt_call(text)
@@ -237,32 +207,48 @@ class Session:
 
         :raises ~crow.domain.errors.CrowError: the turn failed. The session still takes the next prompt.
         """
+        if prompt.first is not None:
+            return await answer_of_first(self, prompt)
         try:
-            if prompt.command is None or prompt.command.name == "retry":
-                await self._check_files()
+            await self._check(prompt)
             if prompt.metadata:
                 await self.branch.merge_metadata(prompt.metadata)
             if prompt.command is None:
-                prompt.parts = await attach_files(self._expand_template(prompt), self.workspace, self._rules())
+                if prompt.text.startswith("/"):
+                    prompt.parts = expand_template(prompt.text, prompt.parts, self.adapters.templates())
+                prompt.parts = await attach_files(prompt.parts, self.workspace, self._rules())
                 is_revoked = prompt not in self._queue
                 prompt.in_inbox = not is_revoked and (
                     prompt.needs_servers or self.closing or self._queue[0] is not prompt
                 )
                 if prompt.in_inbox:
-                    await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id)
+                    await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id, name=prompt.name)
+        except RepeatedPrompt:
+            prompt.in_inbox, prompt.is_repeat = False, True
+            self._drop(prompt)
         except BaseException as error:
             if prompt.in_inbox and not isinstance(error, Exception):  # cancelled; the prompt may be stored already
                 self.withdraw(prompt)
-            elif prompt in self._queue:
-                self._queue.remove(prompt)
+            else:
+                prompt.error = error if isinstance(error, Exception) else None
+                self._drop(prompt)
             raise
         finally:
             prompt.ready.set()
             self._wake.set()
         await prompt.done.wait()
+        if prompt.is_repeat:
+            return await stored_outcome(self, prompt)
         if prompt.error is not None:
             raise prompt.error
         return prompt.stop
+
+    def _drop(self, prompt: PendingPrompt) -> None:
+        """Remove a prompt that cannot be queued. Prompts that repeat it have the same outcome."""
+        if prompt in self._queue:
+            self._queue.remove(prompt)
+            prompt.stop = "cancelled"
+            prompt.done.set()
 
     async def files_elsewhere(self) -> FilesElsewhere | None:
         """Return an error if another machine has run the session and the session's directory does not exist on this
@@ -272,9 +258,19 @@ class Session:
             return None
         return None if await anyio.to_thread.run_sync(os.path.isdir, cwd) else FilesElsewhere(node, cwd)
 
-    async def _check_files(self) -> None:
-        """:raises FilesElsewhere: see `files_elsewhere`."""
-        if problem := await self.files_elsewhere():
+    async def _check(self, prompt: PendingPrompt) -> None:
+        """Check a prompt that would change something, or be refused, before the store sees its name.
+
+        :raises RepeatedPrompt: the prompt repeats a stored one.
+        :raises FilesElsewhere: see `files_elsewhere`.
+        """
+        needs_files = prompt.command is None or prompt.command.name == "retry"
+        problem = await self.files_elsewhere() if needs_files else None
+        if prompt.name is not None and (problem or prompt.metadata):
+            known = await self.adapters.store.named_prompt(self.id, prompt.name)
+            if known is not None:
+                raise RepeatedPrompt(prompt.name.id, known.message_id)
+        if problem:
             raise problem
 
     def _mentions(self, parts: Sequence[Part]) -> tuple[Mention, ...]:
@@ -283,24 +279,16 @@ class Session:
     def _rules(self) -> tuple[PermissionRule, ...]:
         return current_rules(self.adapters.settings().rules, self.branch.row)
 
-    def _expand_template(self, prompt: PendingPrompt) -> Sequence[Part]:
-        """Return the prompt's parts. If the prompt calls a user-defined command, that command's text replaces it."""
-        if not prompt.text.startswith("/"):
-            return prompt.parts
-        name, *rest = prompt.text[1:].split(maxsplit=1)
-        for template in self.adapters.templates():
-            if template.name == name:
-                return (Text(text=template.prompt(rest[0] if rest else "")), *prompt.parts[1:])
-        return prompt.parts
-
-    async def steer(self, parts: Sequence[Part], message_id: str | None = None) -> bool:
+    async def steer(self, parts: Sequence[Part], message_id: str | None = None, name: PromptName | None = None) -> bool:
         """Add a prompt to the running turn. The model sees the prompt at its next step. Returns False if no turn runs.
 
         When this returns, the prompt is in the inbox. Even if the turn ends before that step, the prompt goes into the
-        history.
+        history. If the session already has a prompt with this `name`, nothing is added.
+
+        :raises ~crow.domain.errors.ArgumentError: a prompt with other content has this name.
         """
         if self._turn is None:
-            return False
+            return name is not None and await self.adapters.store.named_prompt(self.id, name) is not None
         message_id = message_id or new_message_id()
         parts = await attach_files(parts, self.workspace, self._rules())
         mentions = self._mentions(parts)
@@ -308,11 +296,14 @@ class Session:
             parts, failures = await self._runner.attach_resources(parts, mentions)
             for words in failures:
                 await self.report("A resource could not be attached", words)
-        await self.adapters.store.enqueue(self.id, parts, message_id)
+        try:
+            await self.adapters.store.enqueue(self.id, parts, message_id, name=name)
+        except RepeatedPrompt:
+            return True
         if (turn := self._turn) is None:  # the turn ended meanwhile; the sender has to prompt again
             await self.adapters.store.drop_prompt(self.id, message_id)
             return False
-        turn.steer(User(parts=tuple(parts), message_id=message_id))
+        turn.steer(User(parts=tuple(parts), message_id=message_id, name=name))
         return True
 
     @property
@@ -326,7 +317,11 @@ class Session:
         return self._turn.running_calls if self._turn is not None else {}
 
     def withdraw(self, prompt: PendingPrompt) -> None:
-        """End one submitted prompt as `cancelled`. The other prompts stay."""
+        """End one submitted prompt as `cancelled`. The other prompts stay. If the prompt repeats a queued one, that one
+        ends too."""
+        if prompt.first is not None and prompt.first in self._queue:
+            self.withdraw(prompt.first)
+            return
         if self._queue and self._queue[0] is prompt:
             self._cancel(prompt)
         else:  # answer the request now; the turn stores the prompt and ends at once
@@ -491,6 +486,8 @@ class Session:
                     if self._ending is not None:
                         with anyio.CancelScope(shield=True):
                             await self._ending.wait()
+        except RepeatedPrompt:
+            prompt.is_repeat = True
         except Exception as error:  # noqa: BLE001  # the request raises it; the session goes on
             prompt.error = error
         except BaseException:
@@ -499,7 +496,7 @@ class Session:
         finally:
             self._ending = None
             prompt.usage = self.branch.turn_usage
-            if self.listener is not None:
+            if self.listener is not None and not prompt.is_repeat:
                 with anyio.move_on_after(TELL_S, shield=True):
                     await self.listener.turn_ended(prompt)
             self._queue.remove(prompt)
@@ -555,7 +552,7 @@ class Session:
     def _keep_command(self, prompt: PendingPrompt) -> None:
         """Store a command without an answer when its turn ends, because a client may have shown the command."""
         if prompt.command is not None and self.branch.prompt_with(prompt.message_id) is None:
-            command = Command(text=prompt.text, answer="", message_id=prompt.message_id)
+            command = Command(text=prompt.text, answer="", message_id=prompt.message_id, name=prompt.name)
             self.branch.store_at_end([NewEntry(body=command)])
 
     async def _claim_when_free(self, prompt: PendingPrompt) -> bool:
@@ -569,7 +566,7 @@ class Session:
                     if follower is None:
                         raise
                     if prompt.command is None and not prompt.in_inbox:
-                        await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id)
+                        await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id, name=prompt.name)
                         prompt.in_inbox = True
             assert follower is not None
             try:
@@ -578,7 +575,7 @@ class Session:
                 prompt.stop = "cancelled"
                 if prompt.in_inbox:
                     with anyio.CancelScope(shield=True):
-                        await self.branch.reject_prompt(prompt.message_id)
+                        await self.branch.reject_prompt(prompt.message_id, is_cancelled=True)
                 raise
 
     async def _claim(self, prompt: PendingPrompt) -> bool:
@@ -591,11 +588,13 @@ class Session:
                 await branch.set_model(name)
                 row = branch.row
             # A command is stored later, with its answer. If servers add to a prompt, it is stored after that.
-            if prompt.command is not None or prompt.needs_servers:
+            if prompt.command is not None:
+                moved = await branch.claim(None, name=prompt.name, command_id=prompt.message_id)
+            elif prompt.needs_servers:
                 moved = await branch.claim(None)
             else:
-                parts = None if prompt.in_inbox else prompt.parts
-                moved = await branch.claim(prompt.message_id, parts=parts, cut=await self.cut_for(prompt.parts))
+                parts, cut = None if prompt.in_inbox else prompt.parts, await self.cut_for(prompt.parts)
+                moved = await branch.claim(prompt.message_id, parts=parts, cut=cut, name=prompt.name)
         except StoreError as error:
             is_waiting = isinstance(error, SessionBusy) and self.follower is not None
             if prompt.in_inbox and not is_waiting:  # the sender gets an error and can send the prompt again

@@ -53,6 +53,16 @@ def read_templates(directory: Path, *, taken: Collection[str] = ()) -> tuple[Tem
     return tuple(templates[:MAX_TEMPLATES])
 
 
+def expand_template(text: str, parts: Sequence[Part], templates: Sequence[Template]) -> Sequence[Part]:
+    """Return the parts of a prompt. `text` is its first part. If the text calls one of the templates, the template's
+    text replaces it."""
+    name, *rest = text[1:].split(maxsplit=1)
+    for template in templates:
+        if template.name == name:
+            return (Text(text=template.prompt(rest[0] if rest else "")), *parts[1:])
+    return parts
+
+
 def read_template(file: Path) -> Template | None:
     try:
         if not file.is_file() or file.stat().st_size > MAX_BYTES:

@@ -190,7 +190,10 @@ class Calls:
         if call is not opened.call:
             self._open[opened.ref] = opened = replace(opened, call=call, plan=plan, is_changed=True)
         if plan.fault is not None:
-            await self._answer(opened, Outcome(text=plan.fault, is_error=True))
+            # The words may quote a file, which the user's rules may forbid to read.
+            refusal = self._permissions.refusal_to_read(plan)
+            words = plan.fault if refusal is None else refusal.words
+            await self._answer(opened, Outcome(text=words, is_error=True))
             return None
         plan = await self._permissions.complete(opened.call, plan)
         match await self._permissions.judge(opened.ref, opened.call, plan):
@@ -366,6 +369,17 @@ class Permissions:
         rules, is_bounded = current_rules(self._whole.rules, row), self._workspace.is_bounded
         decision = decide(call.name, plan, self._mode, rules, is_bounded=is_bounded)
         return await self._ask(ref, call, plan, decision) if isinstance(decision, Ask) else decision
+
+    def refusal_to_read(self, plan: PlannedCall) -> Refuse | None:
+        """Return the refusal if the user's rules forbid to read one of the files that a call touches, else None."""
+        rules = current_rules(self._whole.rules, self._branch.row)
+        for part in plan.each:
+            if part.rule_paths:
+                reading = replace(part, access="read", rule_tool=None, like=(), parts=())
+                decision = decide("read_file", reading, self._mode, rules, is_bounded=self._workspace.is_bounded)
+                if isinstance(decision, Refuse):
+                    return decision
+        return None
 
     async def judge_sampling(self, request: SamplingRequest, text: str) -> Allow | Refuse | None:
         """Decide whether the model may answer a request of a server. `text` is what the model would get."""

@@ -1,8 +1,9 @@
 """Remembers which messages passed the bridge, so that the editor does not notice a lost connection. Does no I/O.
 
 On the first connection, every message passes unchanged. After a connection is lost, the journal initializes the next
-connection, resumes the open sessions from their cursors, and repeats the requests that have no response. A repeated
-prompt keeps its id, so the server recognises the prompt and does not run it again.
+connection, resumes the open sessions from their cursors, and repeats the requests that have no response. Each prompt
+gets a name that is unique in its session, so any server of the session recognises a repeated prompt and does not run it
+again.
 """
 
 from __future__ import annotations
@@ -22,14 +23,23 @@ class _AsUsual:
     parse_int, parse_float, parse_constant = int, float, float
 
 
+def _refuse_value(value: object) -> object:
+    raise TypeError(f"{type(value).__name__} is no part of a message")
+
+
 try:
-    from _json import make_scanner
+    from _json import encode_basestring_ascii, make_encoder, make_scanner
 
     _scan = make_scanner(_AsUsual)  # type: ignore[arg-type]
+    _dump = make_encoder(None, _refuse_value, encode_basestring_ascii, None, ":", ",", False, False, True)
 except (ImportError, AttributeError):  # some Pythons have no such scanner, or one with more options
-    from json import JSONDecoder  # takes 4 ms, because it imports `re`
+    from json import JSONDecoder, JSONEncoder  # takes 4 ms, because it imports `re`
 
     _scan = JSONDecoder().scan_once  # type: ignore[attr-defined]
+
+    def _dump(message: Message, _level: int) -> tuple[str, ...]:  # type: ignore[misc]
+        return (JSONEncoder(separators=(",", ":")).encode(message),)
+
 
 _SPACES = " \t\n\r"
 
@@ -48,6 +58,9 @@ appears in no list of sessions."""
 
 SHOWN = frozenset({"agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "plan"})
 """Updates that an editor shows. If such an update arrives twice, the editor shows it twice."""
+
+NAMED = frozenset({"session/prompt", "_session/steering"})
+"""Requests with a prompt. If the server knows names, the bridge names the prompt, and may send the request twice."""
 
 MAX_KEPT_ANSWERS = 32
 
@@ -68,7 +81,7 @@ GAP = (
 class Pending:
     """A request from the editor that has no response yet."""
 
-    __slots__ = ("cancels", "is_received", "is_repeated", "line", "message", "number")
+    __slots__ = ("cancels", "is_named", "is_received", "is_repeated", "line", "message", "number")
 
     def __init__(self, line: bytes, message: Message, number: int) -> None:
         self.line = line
@@ -77,6 +90,8 @@ class Pending:
         """The number of the request among the messages to the server."""
         self.cancels: list[bytes] = []
         """The notifications with which the editor cancelled the request."""
+        self.is_named = isinstance(_crow_meta(message).get("promptId"), str)
+        """Whether it is a prompt with a name."""
         self.is_received = False
         """Whether the server has certainly read the request."""
         self.is_repeated = False
@@ -125,7 +140,7 @@ class EditorQuestion:
 class Journal:
     """Decides which messages go to the server and to the editor."""
 
-    def __init__(self) -> None:
+    def __init__(self, unique: str) -> None:
         self.to_server: list[bytes] = []
         """Messages that the caller sends to the server. The caller then empties the list."""
         self.to_editor: list[bytes] = []
@@ -139,6 +154,10 @@ class Journal:
         sessions have been resumed."""
         self._generation = 0
         self._is_known = False
+        self._unique = unique
+        """A part of the names of prompts, which differs from that of every other journal."""
+        self._knows_names = False
+        """Whether the server recognises prompts by their names."""
         self._number = 0
         self._held: list[bytes] = []
         self._pending: dict[Any, Pending] = {}
@@ -275,6 +294,8 @@ class Journal:
     def _note_request(self, line: bytes, message: Message, method: str, request_id: Any) -> bytes:
         if not _is_id(request_id) or request_id in self._pending:
             return line  # the server refuses such an id
+        if self._knows_names and method in NAMED:
+            line, message = self._named(line, message)
         self._pending[request_id] = Pending(line, message, self._number)
         if method == "initialize":
             self._initialize = message
@@ -282,6 +303,16 @@ class Journal:
             self._cursors.pop(session, None)
             self._unseen.add(session)
         return line
+
+    def _named(self, line: bytes, message: Message) -> tuple[bytes, Message]:
+        """Give a prompt a name, unless it has one."""
+        params, meta, crow = message.get("params"), _object(message.get("params")).get("_meta"), _crow_meta(message)
+        has_odd_meta = not isinstance(meta, dict | None) or not isinstance(_object(meta).get("crow"), dict | None)
+        if not isinstance(params, dict) or has_odd_meta or crow.get("promptId") is not None:
+            return line, message
+        crow = crow | {"promptId": f"bridge-{self._unique}-{self._number}"}
+        message = message | {"params": params | {"_meta": _object(meta) | {"crow": crow}}}
+        return _encode(message), message
 
     def _note_notification(self, line: bytes, message: Message, method: str) -> None:
         params = _object(message.get("params"))
@@ -393,7 +424,14 @@ class Journal:
         session = result.get("sessionId", pending.session)
         if method == "session/prompt" and isinstance(session, str):
             self._drop_answers(session)
+            if (
+                pending.is_repeated
+                and result.get("stopReason") == "cancelled"
+                and not (pending.cancels or self._is_known)
+            ):
+                return _error(message["id"], _lost_answer(method, is_restarted=True))
         if method == "initialize":
+            self._note_server(result)
             self._is_v2 = result.get("protocolVersion") == 2
             if not self.is_live:
                 self._go_live()
@@ -410,6 +448,9 @@ class Journal:
         if isinstance(session, str):
             self._note_cursor(session, result)
         return text
+
+    def _note_server(self, initialized: Message) -> None:
+        self._knows_names = "promptId" in _object(_object(initialized.get("_meta")).get("crow"))
 
     def _forget(self, session: object) -> None:
         if isinstance(session, str):
@@ -432,6 +473,7 @@ class Journal:
             if error:
                 self.fatal = f"The server refused to initialize the connection again: {error.get('message')}"
                 return
+            self._note_server(_object(message.get("result")))
             for each in (*([self._login] if self._login else ()), *self._providers.values()):
                 self._request(each)
         elif method in REOPENING and request["params"].get("sessionId") in self._sessions:
@@ -477,8 +519,9 @@ class Journal:
             method = pending.message["method"]
             if method == "initialize":
                 continue
-            is_run_again = _is_prompt(pending) and pending.is_received and not self._is_known
-            if is_run_again or not (_is_prompt(pending) or method in REPEATABLE):
+            is_named = pending.is_named and self._knows_names
+            is_run_again = _is_prompt(pending) and pending.is_received and not (self._is_known or is_named)
+            if is_run_again or not (_is_prompt(pending) or is_named or method in REPEATABLE):
                 del self._pending[request_id]
                 self._refuse(pending, _lost_answer(method, is_restarted=is_run_again))
                 continue
@@ -569,7 +612,9 @@ def _parse(line: bytes) -> Message:
     return _object(message) if end == len(text) else {}
 
 
-def _encode(message: Message) -> bytes:
-    import json  # takes 4 ms, and only after a lost connection
+def _crow_meta(message: Message) -> Message:
+    return _object(_object(_object(message.get("params")).get("_meta")).get("crow"))
 
-    return json.dumps(message, separators=(",", ":")).encode()
+
+def _encode(message: Message) -> bytes:
+    return "".join(_dump(message, 0)).encode()

@@ -253,7 +253,7 @@ class Bridge:
         if self._journal is None:
             from crow.bridge.journal import Journal
 
-            self._journal = journal = Journal()
+            self._journal = journal = Journal(os.urandom(8).hex())
             if self._connections:
                 journal.connected(is_known=False)
             for note, message in self._unnoted:

@@ -106,6 +106,16 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptName:
+    """The name that a client gave to a prompt. A prompt with the same name in the same session is a repeat."""
+
+    id: str
+    """The client's id for the prompt, unique in the session."""
+    digest: str
+    """The sha256 (hex) of the prompt as it was sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class User:
     """A prompt from the user."""
 
@@ -113,6 +123,8 @@ class User:
     message_id: str
     cut: int | None = None
     """If set, the model sees at most this many characters. Long parts are then shortened to their beginning and end."""
+    name: PromptName | None = None
+    """None if the client gave the prompt no name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,6 +328,8 @@ class Command:
     text: str
     answer: str
     message_id: str
+    name: PromptName | None = None
+    """See `User.name`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,8 @@
     │   │   └── StoreUnreachable    its server cannot be reached now; waiting may help
     │   ├── StoreTooNew             a newer crow wrote it
     │   ├── SessionBusy             another living process runs a turn in the session
-    │   └── LeafMoved               another process has added to the session meanwhile
+    │   ├── LeafMoved               another process has added to the session meanwhile
+    │   └── RepeatedPrompt          the session already has a prompt with this name
     └── TurnError                   a turn that cannot go on
 
 The type says whose fault the error is. Each message names the thing that is wrong, shows its value and says what would
@@ -193,6 +194,15 @@ class SessionBusy(StoreError):
 
 class LeafMoved(StoreError):
     """Another process added entries to the session after this process read it. This process wrote nothing."""
+
+
+class RepeatedPrompt(StoreError):
+    """The session already has a prompt with this name, so this one was not stored. `message_id` is the message id of
+    the first one."""
+
+    def __init__(self, prompt_id: str, message_id: str) -> None:
+        super().__init__(f'The prompt "{prompt_id}" was already sent. This repeat was not stored.')
+        self.message_id = message_id
 
 
 class TurnError(CrowError):

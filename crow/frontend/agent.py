@@ -42,6 +42,7 @@ from crow.frontend.params import (
     fork_entry,
     new_title,
     open_request_from,
+    prompt_name,
     session_alias,
     session_metadata,
     trace_context,
@@ -332,7 +333,8 @@ class AcpAgent:
                 **({"providers": {}} if self._sessions.requester.may_configure else {}),
             },
             "authMethods": auth_methods(self._sessions.caps),
-            "_meta": {"steering": {"supported": True}} | ({CURSOR_KEY: {}} if self._host.is_lasting else {}),
+            "_meta": {"steering": {"supported": True}, "crow": {"promptId": {}}}
+            | ({CURSOR_KEY: {}} if self._host.is_lasting else {}),
         }
 
     async def _authenticate(self, params: RequestParams) -> dict[str, Any]:
@@ -494,8 +496,8 @@ class AcpAgent:
     async def _prompt(self, params: RequestParams) -> dict[str, Any]:
         """Runs a prompt in the host, and waits until the prompt's turn ends.
 
-        If a client sends a prompt again after its connection broke, crow does not run the prompt again. The client gets
-        the response to the original prompt.
+        If a client sends a prompt again after its connection broke, or with the same name, crow does not run the prompt
+        again. The client gets the response to the original prompt.
         """
         # Over stdio, the prompt is submitted without any wait, so a cancellation sent right after it takes effect.
         opened = await self._writable(params["sessionId"])
@@ -504,9 +506,11 @@ class AcpAgent:
         if run is None:
             session, metadata = opened.session, session_metadata(params)
             parts = without_repeated_prompts(parts_from(params["prompt"]), is_first=session.branch.prompt is None)
-            run = PromptRun(session, session.submit(parts, metadata), self._connection)
+            prompt = session.submit(parts, metadata, prompt_name(params))
+            run = PromptRun(session, prompt, self._connection)
             self._host.run_prompt(run, key)
         opened.note_sent(run.prompt.message_id)
+        run.prompt.on_joined = lambda known: opened.note_sent(known.message_id)
         self._cancel_by_id[params.request_id] = partial(run.session.withdraw, run.prompt)
         try:
             prompt = await run.wait()
@@ -534,7 +538,7 @@ class AcpAgent:
         """
         opened, message_id = await self._writable(params["sessionId"]), new_message_id()
         opened.note_sent(message_id)
-        if await opened.session.steer(parts_from(params["prompt"]), message_id):
+        if await opened.session.steer(parts_from(params["prompt"]), message_id, prompt_name(params)):
             return {"outcome": "injected"}
         return {"outcome": "promptRequired", "reason": "noRunningTurn"}
 

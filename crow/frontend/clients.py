@@ -16,7 +16,8 @@ import anyio
 import anyio.abc
 
 from crow.agent import PermissionAnswer, PermissionQuestion
-from crow.agent.session import PendingPrompt, Session
+from crow.agent.pending import PendingPrompt
+from crow.agent.session import Session
 from crow.domain.entries import Assistant, CallRef, Command, Entry, ToolResult, User
 from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.events import (

@@ -11,7 +11,8 @@ from typing import cast, get_args
 import anyio
 
 from crow.agent.commands import parse
-from crow.agent.session import PendingPrompt, Session
+from crow.agent.pending import PendingPrompt
+from crow.agent.session import Session
 from crow.agent.templates import ParsedCommand
 from crow.domain.entries import Command, Entry, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError, StoreUnavailable

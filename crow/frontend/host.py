@@ -20,8 +20,9 @@ import anyio.to_thread
 
 from crow.agent import Adapters
 from crow.agent.commands import COMMANDS
+from crow.agent.pending import PendingPrompt
 from crow.agent.permissions import may_attach
-from crow.agent.session import PendingPrompt, Session
+from crow.agent.session import Session
 from crow.agent.templates import hint_of
 from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_sandbox
 from crow.domain.errors import ArgumentError, StoreError

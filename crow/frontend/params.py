@@ -6,11 +6,14 @@ not know.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from crow.domain.entries import PromptName
 from crow.domain.errors import ArgumentError
 from crow.domain.events import ElicitationKind
 from crow.domain.messages import JsonObject
@@ -192,6 +195,23 @@ def session_metadata(params: Mapping[str, Any]) -> JsonObject:
         )
     merged_metadata({}, metadata)
     return metadata
+
+
+def prompt_name(params: Mapping[str, Any]) -> PromptName | None:
+    """Reads `_meta.crow.promptId`, the client's id for the prompt of the request. Returns None if there is none.
+
+    :raises ArgumentError: the id is not a valid name.
+    """
+    prompt_id = _crow_meta(params).get("promptId")
+    if prompt_id is None:
+        return None
+    if not isinstance(prompt_id, str) or not 0 < len(prompt_id) <= MAX_NAME_CHARS or not prompt_id.isprintable():
+        raise ArgumentError(
+            f"_meta.crow.promptId is {describe(prompt_id)}; expected a string of 1 to {MAX_NAME_CHARS} printable "
+            "characters that no other prompt of the session has, such as a UUID."
+        )
+    text = json.dumps(params.get("prompt"), sort_keys=True)
+    return PromptName(id=prompt_id, digest=hashlib.sha256(text.encode()).hexdigest())
 
 
 def fork_entry(params: Mapping[str, Any]) -> int | None:

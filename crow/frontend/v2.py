@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, cast
 
 from crow import __version__
-from crow.agent.session import PendingPrompt, Session
+from crow.agent.pending import PendingPrompt
+from crow.agent.session import Session
 from crow.domain.entries import Command, Entry, TurnEnd, User
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError
 from crow.domain.events import ElicitationKind, EntryStored
@@ -24,12 +26,20 @@ from crow.frontend.feed import Item, TurnBegan, TurnEnded
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, RequestError, describe
 from crow.frontend.host import HostSession, PromptRun
 from crow.frontend.missed import Missed
-from crow.frontend.params import ClientCapabilities, OpenRequest, open_request_from, session_alias, session_metadata
+from crow.frontend.params import (
+    ClientCapabilities,
+    OpenRequest,
+    open_request_from,
+    prompt_name,
+    session_alias,
+    session_metadata,
+)
 from crow.frontend.sessions import ClientSession, ClientSessions
 from crow.frontend.subagents import Family
 from crow.frontend.updates import Update, ViewLimits
 from crow.frontend.v2_updates import FINAL_STATUSES, Wording, commands, config_options, permission_params
 from crow.frontend.view import Shown, View
+from crow.store import NamedPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +83,16 @@ class SessionClientV2(SessionClient):
     def expect(self, prompt: PendingPrompt) -> asyncio.Future[str]:
         """Returns a future for the message id of a prompt. The future is done when the prompt becomes part of the
         conversation."""
-        self._insertions[prompt.message_id] = future = asyncio.get_running_loop().create_future()
-        return future
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return self._insertions.setdefault(prompt.message_id, future)
+
+    def expect_first(self, message_id: str, known: NamedPrompt) -> None:
+        """Expect the stored prompt `known` instead of the prompt `message_id`, which repeats it."""
+        if (future := self._insertions.pop(message_id, None)) is not None and not future.done():
+            if known.turn is None:
+                self._insertions[known.message_id] = future
+            else:
+                future.set_result(known.message_id)
 
     async def show(self, item: Item, *, is_own: bool = False) -> None:
         """See `SessionClient.show`."""
@@ -329,7 +347,7 @@ class NegotiatingAgent(AcpAgent):
                 {"type": "agent", "methodId": method["id"]} | {key: method[key] for key in method if key != "id"}
                 for method in auth_methods(caps)
             ],
-            **({"_meta": {CURSOR_KEY: {}}} if self._host.is_lasting else {}),
+            "_meta": {"crow": {"promptId": {}}} | ({CURSOR_KEY: {}} if self._host.is_lasting else {}),
         }
 
     def _begin_v2(self) -> None:
@@ -428,15 +446,16 @@ class NegotiatingAgent(AcpAgent):
             session, metadata = opened.session, session_metadata(params)
             is_first = session.branch.prompt is None
             parts = without_repeated_prompts(parts_from(params.get("prompt")), is_first=is_first)
-            prompt = session.submit(parts, metadata)
-            inserted = client_of(opened).expect(prompt)
+            prompt = session.submit(parts, metadata, prompt_name(params))
             run = PromptRun(session, prompt, self._connection)
             self._host.run_prompt(run, key)
         else:  # sent again, over a new connection
             session, prompt = run.session, run.prompt
-            if opened.hosted.clients.has_begun(prompt) or session.branch.prompt_with(prompt.message_id) is not None:
-                return {"messageId": prompt.message_id}
-            inserted = client_of(opened).expect(prompt)
+        first = prompt.first or prompt
+        if opened.hosted.clients.has_begun(first) or session.branch.prompt_with(first.message_id) is not None:
+            return {"messageId": first.message_id}
+        inserted = client_of(opened).expect(prompt)
+        prompt.on_joined = partial(client_of(opened).expect_first, prompt.message_id)
         self._cancel_by_id[params.request_id] = lambda: withdraw(session, prompt)
         self._host.tasks.start_soon(self._follow, run, opened, inserted)
         try:
@@ -455,6 +474,9 @@ class NegotiatingAgent(AcpAgent):
                 logger.exception("session/prompt failed")
             problem = turn_error(error)
         await opened.flushed()
+        known = run.prompt.known
+        if known is not None and known.turn is not None and not inserted.done():
+            inserted.set_result(known.message_id)
         if not inserted.done():
             if run.prompt.in_inbox and not self._is_closing:
                 await drop(run.session, run.prompt)
@@ -506,7 +528,7 @@ def revoke_waiting(session: Session | None) -> None:
 async def drop(session: Session, prompt: PendingPrompt) -> None:
     """Removes a prompt from the inbox. Must be called if the client that sent the prompt gets an error."""
     try:
-        await session.adapters.store.drop_prompt(session.id, prompt.message_id)
+        await session.adapters.store.drop_prompt(session.id, prompt.message_id, is_cancelled=prompt.error is None)
     except StoreError as error:
         logger.warning("Session %s: a cancelled prompt is still in the inbox: %s", session.id, error)
 

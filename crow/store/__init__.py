@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias, TypedDict
 
-from crow.domain.entries import CallRef, Entry, NewEntry
-from crow.domain.messages import JsonObject, Part
+from crow.domain.entries import CallRef, Entry, NewEntry, PromptName, TurnEnd
+from crow.domain.messages import JsonObject, Part, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +132,23 @@ class QueuedPrompt:
 
     parts: tuple[Part, ...]
     message_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedPrompt:
+    """A stored prompt to which a client has given a name, and the outcome of its turn."""
+
+    message_id: str
+    turn: int | None = None
+    """The number of its turn. None while the prompt is in the inbox, and if it was cancelled there."""
+    end: TurnEnd | None = None
+    """None if the turn has not ended. A prompt that was cancelled in the inbox has the end `cancelled`."""
+    end_entry: int | None = None
+    """The id of the entry that holds `end`."""
+    usage: Usage | None = None
+    """The usage of the turn, if the turn has ended and its requests used something."""
+    is_own: bool = False
+    """Whether this store has put the prompt into the inbox, and the prompt is still there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -443,11 +460,23 @@ class Store(Protocol):
         """Return the whole result of a call, from any branch of the session's conversation, or None if the call has no
         result."""
 
-    async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
+    async def enqueue(
+        self, session_id: str, parts: Sequence[Part], message_id: str, *, name: PromptName | None = None
+    ) -> None:
         """Put a prompt into the inbox under its message id.
 
         A message id that begins with `crow.domain.subagents.WAKE` marks a text that is not a prompt. Such a text stays
         in the inbox until an entry with the same message id is stored.
+
+        :raises ~crow.domain.errors.RepeatedPrompt: the session has a prompt with this name; nothing was written.
+        :raises ~crow.domain.errors.ArgumentError: a prompt with other content has this name; nothing was written.
+        """
+
+    async def named_prompt(self, session_id: str, name: PromptName) -> NamedPrompt | None:
+        """Return the prompt of this session that has this name, or None. Prompts on all branches count, but not those
+        of the session from which this one was forked.
+
+        :raises ~crow.domain.errors.ArgumentError: a prompt with other content has this name.
         """
 
     async def replace_queued(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
@@ -456,9 +485,10 @@ class Store(Protocol):
     async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
         """Return the prompts in the inbox, in order."""
 
-    async def drop_prompt(self, session_id: str, message_id: str) -> None:
+    async def drop_prompt(self, session_id: str, message_id: str, *, is_cancelled: bool = False) -> None:
         """Remove a prompt from the inbox. Call this after the sender was told that the prompt cannot run. An unknown
-        message id is ignored."""
+        message id is ignored. The name of the prompt is removed too, so that the prompt can be sent again. With
+        `is_cancelled`, the name stays, and a repeat is cancelled too."""
 
     async def take_turn(
         self,
@@ -468,13 +498,18 @@ class Store(Protocol):
         leaf: int | None,
         parts: Sequence[Part] | None = None,
         cut: int | None = None,
+        name: PromptName | None = None,
+        command_id: str = "",
     ) -> TurnStart:
         """Claim the turn for this store and append the prompt as a user entry, in one transaction.
 
-        For a slash command, `message_id` is None and no user entry is appended. Without `parts`, the parts of the
-        prompt are taken from the inbox. `cut` (see `User`) is stored in the user entry. If a dead owner left a turn
-        running, the same transaction repairs that turn.
+        For a slash command, `message_id` is None and no user entry is appended. Without `parts`, the parts and the name
+        of the prompt are taken from the inbox. `cut` (see `User`) is stored in the user entry. If a dead owner left a
+        turn running, the same transaction repairs that turn. If a slash command has a name, `command_id` is the message
+        id of the command.
 
+        :raises ~crow.domain.errors.RepeatedPrompt: the session has a prompt with this name; nothing was written.
+        :raises ~crow.domain.errors.ArgumentError: a prompt with other content has this name; nothing was written.
         :raises ~crow.domain.errors.SessionBusy: another living process runs a turn; nothing was written.
         """
 

@@ -97,8 +97,9 @@ class SessionExtras:
     """Whether a dead process left a turn open."""
     shares: tuple[tuple[str, str, int], ...] = ()
     """The principal, the access and the time (Unix milliseconds) of each share."""
-    inbox: tuple[tuple[str, str, int], ...] = ()
-    """The message id, the parts as JSON, and the time (Unix milliseconds) of each queued prompt."""
+    inbox: tuple[tuple[str, str, int, str | None, str | None], ...] = ()
+    """The message id, the parts as JSON, the time (Unix milliseconds), and the name's id and digest of each
+    queued prompt. Without a name, both are None."""
     draft: tuple[tuple[int, str, str, str, int], ...] = ()
     """The turn, message id, text, thought and time (Unix milliseconds) of each stored piece of an unfinished answer
     below the leaf."""

@@ -13,13 +13,14 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar, cast
 
-from crow.domain.entries import CallRef, Entry, NewEntry
+from crow.domain.entries import CallRef, Entry, NewEntry, PromptName
 from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.messages import JsonObject, Part
 from crow.store import (
     Access,
     Hit,
     Move,
+    NamedPrompt,
     NewSession,
     Outline,
     QueuedPrompt,
@@ -270,8 +271,13 @@ class PrincipalStore(Store, Watcher):
         found = await self._guarded(session_id, "read", lambda one: self.inner.result(one, call))
         return found if found is not None and await self._sees([found.id]) else None
 
-    async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
-        await self._guarded(session_id, "write", lambda one: self.inner.enqueue(one, parts, message_id))
+    async def enqueue(
+        self, session_id: str, parts: Sequence[Part], message_id: str, *, name: PromptName | None = None
+    ) -> None:
+        await self._guarded(session_id, "write", lambda one: self.inner.enqueue(one, parts, message_id, name=name))
+
+    async def named_prompt(self, session_id: str, name: PromptName) -> NamedPrompt | None:
+        return await self._guarded(session_id, "write", lambda one: self.inner.named_prompt(one, name))
 
     async def replace_queued(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
         await self._guarded(session_id, "write", lambda one: self.inner.replace_queued(one, parts, message_id))
@@ -279,8 +285,9 @@ class PrincipalStore(Store, Watcher):
     async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
         return await self._guarded(session_id, "read", self.inner.queued)
 
-    async def drop_prompt(self, session_id: str, message_id: str) -> None:
-        await self._guarded(session_id, "write", lambda one: self.inner.drop_prompt(one, message_id))
+    async def drop_prompt(self, session_id: str, message_id: str, *, is_cancelled: bool = False) -> None:
+        drop = self.inner.drop_prompt
+        await self._guarded(session_id, "write", lambda one: drop(one, message_id, is_cancelled=is_cancelled))
 
     async def take_turn(
         self,
@@ -290,11 +297,15 @@ class PrincipalStore(Store, Watcher):
         leaf: int | None,
         parts: Sequence[Part] | None = None,
         cut: int | None = None,
+        name: PromptName | None = None,
+        command_id: str = "",
     ) -> TurnStart:
         start = await self._guarded(
             session_id,
             "write",
-            lambda one: self.inner.take_turn(one, message_id, leaf=leaf, parts=parts, cut=cut),
+            lambda one: self.inner.take_turn(
+                one, message_id, leaf=leaf, parts=parts, cut=cut, name=name, command_id=command_id
+            ),
         )
         self._turns.add(session_id)
         return start

@@ -17,7 +17,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from crow.agent.session import PendingPrompt
+from crow.agent.pending import PendingPrompt
 from crow.domain.entries import (
     Assistant,
     Checkpoint,

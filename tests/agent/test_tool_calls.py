@@ -129,3 +129,15 @@ async def test_a_call_in_another_agent_s_terms_is_stored_and_shown_as_it_was_und
         {"path": "a.txt", "old_text": "one", "new_text": "two"},
     )
     assert (result.text, (tmp_path / "work" / "a.txt").read_text()) == ("Edited a.txt in 1 place, at line 1.", "two\n")
+
+
+async def test_the_words_of_a_failed_edit_quote_no_file_that_may_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "key.txt").write_text("first\nhush-hush\n")
+    edit = call("edit_file", "c0", path="key.txt", old_text="first\nhash", new_text="x")
+    model = Casting(go=[Say(calls=(edit,)), Say(text=["ok"])])
+    async with running(tmp_path, model, mode="auto", deny=("read_file(key.txt)",)) as run:
+        await run.session.prompt(text("go"))
+        (result,) = run.client.stored(ToolResult)
+    assert "hush" not in result.text
+    assert result.is_error

@@ -367,7 +367,7 @@ async def test_the_end_of_stdin_ends_the_bridge_also_without_a_server(server: Fa
 
 
 def test_in_version_2_a_session_without_a_cursor_is_replayed_and_a_gap_has_a_message_id() -> None:
-    journal, number = Journal(), itertools.count(1)
+    journal, number = Journal("j"), itertools.count(1)
 
     def ask(method: str, answer: dict[str, Any], **params: Any) -> None:
         request_id = next(number)
@@ -401,3 +401,87 @@ def test_in_version_2_a_session_without_a_cursor_is_replayed_and_a_gap_has_a_mes
     (notice,) = map(json.loads, journal.to_editor)
     assert notice["params"]["update"]["sessionUpdate"] == "agent_message_chunk"
     assert notice["params"]["update"]["messageId"]
+
+
+class Line:
+    """A journal between an editor and a server, without the two."""
+
+    def __init__(self, *, knows_names: bool = True) -> None:
+        self.journal = Journal("j")
+        self.journal.connected(is_known=False)
+        self._number = itertools.count(1)
+        self.initialized = {"protocolVersion": 1, "_meta": {"crow": {"promptId": {}}} if knows_names else {}}
+        self.send("initialize", protocolVersion=1)
+        self.answer({"result": self.initialized})
+        self.send("session/new", cwd="/")
+        self.answer({"result": {"sessionId": "s"}})
+
+    def send(self, method: str, **params: Any) -> dict[str, Any]:
+        """What the server gets of a request of the editor."""
+        message = {"jsonrpc": "2.0", "id": next(self._number), "method": method, "params": params}
+        self.journal.editor_sent(json.dumps(message).encode())
+        sent: dict[str, Any] = json.loads(self.journal.to_server.pop())
+        self.last = sent
+        return sent
+
+    def answer(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """What the editor gets of an answer to its last request."""
+        self.journal.server_sent(json.dumps({"jsonrpc": "2.0", "id": self.last["id"]} | answer).encode())
+        found: dict[str, Any] = json.loads(self.journal.to_editor.pop())
+        return found
+
+    def restart(self) -> list[dict[str, Any]]:
+        """What a new server gets, after the old one has received everything."""
+        self.journal.acknowledged(self.journal.number)
+        self.journal.lost()
+        self.journal.connected(is_known=False)
+        sent = []
+        while self.journal.to_server:
+            message = json.loads(self.journal.to_server.pop(0))
+            if str(message["id"]).startswith("crow-bridge"):
+                result = self.initialized if message["method"] == "initialize" else {}
+                answer = {"jsonrpc": "2.0", "id": message["id"], "result": result}
+                self.journal.server_sent(json.dumps(answer).encode())
+            else:
+                sent.append(message)
+        return sent
+
+
+@pytest.mark.parametrize("method", ["session/prompt", "_session/steering"])
+def test_each_prompt_gets_a_name_of_its_own_and_keeps_it_on_any_server(method: str) -> None:
+    line, block = Line(), {"type": "text", "text": 'é "\ud83d" \n'}
+    first = line.send(method, sessionId="s", prompt=[block], _meta={"a": 1, "crow": {"metadata": {}}})
+    name = first["params"]["_meta"]["crow"]["promptId"]
+    assert name.startswith("bridge-j-")
+    assert first["params"] == {
+        "sessionId": "s",
+        "prompt": [block],
+        "_meta": {"a": 1, "crow": {"metadata": {}, "promptId": name}},
+    }
+    assert line.restart() == [first]
+    assert line.answer({"result": {"outcome": "injected"}})["result"] == {"outcome": "injected"}
+    assert line.send(method, sessionId="s", prompt=[block])["params"]["_meta"]["crow"]["promptId"] != name
+    own = {"crow": {"promptId": "mine"}}
+    odd: list[Any] = [own, {"crow": []}, [], {"crow": {"promptId": 5}}]
+    for given in odd:
+        assert line.send(method, sessionId="s", prompt=[], _meta=given)["params"]["_meta"] == given
+
+
+def test_a_server_without_names_is_sent_no_names_and_no_prompt_twice() -> None:
+    line = Line(knows_names=False)
+    sent = line.send("session/prompt", sessionId="s", prompt=[])
+    assert "_meta" not in sent["params"]
+    assert line.restart() == []
+    assert "restarted" in json.loads(line.journal.to_editor.pop())["error"]["message"]
+
+
+def test_a_turn_that_the_restart_cancelled_is_an_error_and_no_cancellation_by_the_editor() -> None:
+    line = Line()
+    line.send("session/prompt", sessionId="s", prompt=[])
+    line.restart()
+    assert "restarted" in line.answer({"result": {"stopReason": "cancelled"}})["error"]["message"]
+    line.send("session/prompt", sessionId="s", prompt=[])
+    cancel = {"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": "s"}}
+    line.journal.editor_sent(json.dumps(cancel).encode())
+    line.journal.to_server.clear()
+    assert line.answer({"result": {"stopReason": "cancelled"}})["result"] == {"stopReason": "cancelled"}

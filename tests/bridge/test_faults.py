@@ -7,6 +7,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +210,29 @@ async def test_a_client_of_version_2_learns_how_a_turn_ended_and_is_asked_once(f
             assert len(editor.asks()) == 1
             assert not [each for each in editor.log if each.get("method") == "$/cancel_request"]
             assert items(editor, session) == items(watcher, session)
+
+
+async def test_a_prompt_of_a_killed_server_is_not_run_again_by_the_next_one(folder: Path) -> None:
+    path, gate = folder / "crow.sock", Gate()
+    async with FakeEndpoint() as endpoint:
+        endpoint.script(text("one ", "two", between=[gate]), text("Again."))
+        env = server_environment(
+            folder / "home", CROW_SANDBOX="off", CROW_MODEL="fake-model", OPENAI_BASE_URL=endpoint.base_url
+        )
+        async with FaultProxy(path, seed=1) as proxy, AsyncExitStack() as stack:
+            proxy.is_hostile = False
+            async with ServerProcess("--listen", str(path), env=env, cwd=folder) as server:
+                editor = await stack.enter_async_context(BridgedEditor(proxy.url, times=PatientTimes))
+                session = await editor.new_session(folder)
+                answer = await editor.start_prompt(session, "Count")
+                await editor.until(lambda: "one " in editor.text(session))
+                server.is_checked = False
+                server.process.kill()
+                await server.wait()
+            async with ServerProcess("--listen", str(path), env=env, cwd=folder):
+                assert "was interrupted" in (await answer)["error"]["message"]
+                assert (await editor.prompt(session, "Go on"))["result"]["stopReason"] == "end_turn"
+                assert editor.text(session).startswith("one ")
+                await stack.aclose()
+        asked = [each.body["messages"][-1]["content"] for each in endpoint.requests if each.body]
+        assert asked == ["Count", "Go on"]

@@ -95,7 +95,7 @@ def test_doctor_and_models_speak_with_the_gateway(
     done = run("doctor")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "48,000 tokens" in done.stdout
-    assert {line.split("\t")[0] for line in run("models").stdout.splitlines()} == {*MOCKS, "tools"}
+    assert {line.split("\t")[0] for line in run("models").stdout.splitlines()} == {*MOCKS, "tools", "claude"}
 
 
 async def test_claude_behind_the_gateway_gets_its_thoughts_back_on_the_messages_api(

@@ -221,7 +221,9 @@ class Client:
         """The entries that the client was told of, also before it had to load the session again."""
         self.prompts: dict[str, str] = {}
         """The stop reason of each prompt; empty if the client never learned it."""
-        self.gaps = 0
+        self._unanswered: tuple[str, str] | None = None
+        """The word of the last prompt, and what it asks for, until the client learns the outcome."""
+        self.repeats = self.gaps = 0
         self.heard: deque[str] = deque(maxlen=4000)
         """What the client was sent, and when it connected to which node."""
 
@@ -316,13 +318,32 @@ class Client:
         """Only attach."""
 
     async def _prompt(self, peer: Peer, what: str = "") -> None:
-        word = f"{self.session[-6:]}x{len(self.prompts)}x"
-        what = what or self._random.choice(WORK)
+        """Send a prompt, or repeat the last one if its outcome is unknown. Sometimes also repeat it after its end."""
+        if self._unanswered is None:
+            self._unanswered = f"{self.session[-6:]}x{len(self.prompts)}x", what or self._random.choice(WORK)
+        else:
+            self.repeats += 1
+        word, what = self._unanswered
         self.prompts[word] = ""
-        prompt = [{"type": "text", "text": f"{what} {word}"}]
-        patience_s = self._run.cluster.lease_s * (1 + self._random.random()) + 3
-        answer = await peer.request("session/prompt", sessionId=self.session, prompt=prompt, within_s=patience_s)
+        try:
+            answer = await self._request(peer, what, word)
+        except RpcError:
+            self._unanswered = None
+            raise
+        self._unanswered = None
         self.prompts[word] = answer["stopReason"]
+        if self._random.random() < 0.1:
+            self.repeats += 1
+            again = await self._request(peer, what, word)
+            if again["stopReason"] != answer["stopReason"]:
+                self._run.fail(f"the prompt {word} was answered with {answer}, and then with {again}")
+
+    async def _request(self, peer: Peer, what: str, word: str) -> Any:
+        prompt, meta = [{"type": "text", "text": f"{what} {word}"}], {"crow": {"promptId": word}}
+        patience_s = self._run.cluster.lease_s * (1 + self._random.random()) + 3
+        return await peer.request(
+            "session/prompt", sessionId=self.session, prompt=prompt, _meta=meta, within_s=patience_s
+        )
 
 
 class Round:
@@ -548,7 +569,7 @@ class Round:
             word: row for row in rows if row["kind"] == "user" for word in re.findall(r"\w{6}x\d+x", row["body"])
         }
         asked = Counter(
-            word for row in rows if row["kind"] == "user" for word in re.findall(r"\w{6}x\d+x", row["body"])
+            word for row in rows if row["kind"] == "user" for word in set(re.findall(r"\w{6}x\d+x", row["body"]))
         )
         for word, count in asked.items():
             if count > 1:
@@ -569,6 +590,7 @@ class Round:
         await self._check_views(clients)
         self._count_takeovers(await takeovers(cluster))
         report.counts["prompts sent"] += sum(len(client.prompts) for client in clients)
+        report.counts["prompts repeated"] += sum(client.repeats for client in clients)
         report.counts["prompts answered"] += sum(1 for client in clients for stop in client.prompts.values() if stop)
         report.counts["turns"] += len(ends)
         report.counts["entries"] += len(rows)

@@ -205,7 +205,7 @@ async def test_max_turns_limits_the_steps_of_a_turn(crow: StartCrow, place: Path
 async def test_steering_joins_the_running_turn_and_fails_without_one(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         answer = await agent.initialize()
-        assert answer["_meta"] == {"steering": {"supported": True}}
+        assert answer["_meta"] == {"steering": {"supported": True}, "crow": {"promptId": {}}}
         session = await agent.new_session(place)
         steering = {"sessionId": session, "prompt": [{"type": "text", "text": "say turned"}]}
         idle = await agent.request("_session/steering", steering | {"idleBehavior": "promptRequired"})
@@ -478,3 +478,25 @@ async def test_the_trace_context_of_a_prompt_reaches_the_endpoint_servers_sub_ag
         f" traceparent={TRACE['traceparent']} tracestate=a=1,b=2 baggage=user=ann",
         f" traceparent={TRACE['traceparent']}",
     ]
+
+
+async def test_a_prompt_with_an_id_runs_once_also_in_another_process(crow: StartCrow, place: Path) -> None:
+    meta = {"_meta": {"crow": {"promptId": "p-1"}}}
+    async with crow() as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        words = {"sessionId": session, "prompt": [{"type": "text", "text": "say once"}]}
+        running = [asyncio.create_task(agent.request("session/prompt", words | meta)) for _ in range(3)]
+        assert {(await each)["stopReason"] for each in running} == {"end_turn"}
+        assert agent.text(session) == "once"
+    async with crow() as agent:
+        await agent.initialize()
+        await agent.request("session/resume", {"sessionId": session, "cwd": str(place), "mcpServers": []})
+        assert await agent.request("session/prompt", words | meta) == await running[0]
+        assert agent.text(session) == ""
+        unusable: list[object] = ["a\nb", 5, {}, "x" * 201]
+        for odd in unusable:
+            with pytest.raises(RpcError, match=r"_meta.crow.promptId is"):
+                await agent.request("session/prompt", words | {"_meta": {"crow": {"promptId": odd}}})
+        with pytest.raises(RpcError, match="other content"):
+            await agent.request("session/prompt", words | {"prompt": [{"type": "text", "text": "say two"}]} | meta)

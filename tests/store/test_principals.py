@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.adapters import open_admin
-from crow.domain.entries import CallRef, Entry, File, NewEntry, Remark
+from crow.domain.entries import CallRef, Entry, File, NewEntry, PromptName, Remark
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
 from crow.domain.messages import Text
 from crow.store import NewSession, Scope, SessionChanges, Share, Store, Token
@@ -53,7 +53,7 @@ READS = frozenset(
 WRITES = frozenset(
     {
         *("merge_metadata", "enqueue", "replace_queued", "drop_prompt", "take_turn", "append", "renew_lease"),
-        *("move_leaf", "save_draft", "create_session", "cancel_turn"),
+        *("move_leaf", "save_draft", "create_session", "cancel_turn", "named_prompt"),
     }
 )
 """What a share for writing allows in addition."""
@@ -111,7 +111,7 @@ async def make_scene(store: Store) -> Scene:
     await ann.create_session(new_session("a1-task", cwd="/ann", parent_id="a1"))
     await converse(ann, "a1-task", f"{SECRET} five")
     await ann.fork_session("a1", "a2", entry=user.id, cwd="/ann", additional_directories=())
-    await ann.enqueue("a1", (Text(text=SECRET),), "waiting")
+    await ann.enqueue("a1", (Text(text=SECRET),), "waiting", name=PromptName(id="p1", digest="d"))
     await bob.create_session(new_session("b1", cwd="/bob"))
     await converse(bob, "b1", "hello")
     secret = Target(
@@ -175,6 +175,9 @@ def arguments(name: str, target: Target) -> dict[str, Any]:
         "seen_by": "ann",
         "token": Token(id="t", principal="bob", hash="h"),
         "token_id": "t",
+        "name": PromptName(id="p1", digest="d"),
+        "command_id": "",
+        "is_cancelled": True,
         "used_ms": 1,
     }
     if name == "append":

@@ -14,17 +14,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from crow.domain.entries import Assistant, Body, Custom, Entry, NewEntry, TurnEnd, User
+from crow.domain.entries import Assistant, Body, Custom, Entry, NewEntry, PromptName, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Part, Usage
 from crow.domain.subagents import WAKE
 from crow.domain.tokens import estimate_text
-from crow.store import QueuedPrompt, SessionChanges, Tail, TurnStart
+from crow.store import NamedPrompt, QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend, to_json
 from crow.store.owner import dead_twin, readable
 from crow.store.postgres.database import Database, Sql, folded, plain, snapshot, transaction
 from crow.store.postgres.paths import PathMethods, load_tail, session_values
+from crow.store.postgres.prompts import add_name, begin_command, find_prompt, forget_waiting, note_entries, waiting_name
 from crow.store.postgres.sessions import change_session
+from crow.store.prompts import named_prompt_in
 from crow.store.rows import SessionCounts, entry_values, storable, storable_usage
 from crow.store.search import searchable_text
 
@@ -155,8 +157,12 @@ class TurnMethods(PathMethods):
         return state
 
     @transaction
-    async def enqueue(self, sql: Sql, session_id: str, parts: Sequence[Part], message_id: str) -> None:
-        await session_values(sql, session_id, "1")
+    async def enqueue(
+        self, sql: Sql, session_id: str, parts: Sequence[Part], message_id: str, *, name: PromptName | None = None
+    ) -> None:
+        await session_values(sql, session_id, "1", lock=name is not None)
+        if name is not None:
+            await add_name(sql, session_id, name, message_id)
         await sql.execute(
             "INSERT INTO crow.inbox (session, owner, message_id, parts, created_ms)"
             " VALUES ($1, $2, $3, $4, crow.now_ms())",
@@ -178,9 +184,15 @@ class TurnMethods(PathMethods):
         return tuple(QueuedPrompt(parts=decode_parts(parts), message_id=message_id) for parts, message_id in rows)
 
     @transaction
-    async def drop_prompt(self, sql: Sql, session_id: str, message_id: str) -> None:
+    async def drop_prompt(self, sql: Sql, session_id: str, message_id: str, *, is_cancelled: bool = False) -> None:
         query = "DELETE FROM crow.inbox WHERE session = $1 AND message_id = $2"
         await sql.execute(query, plain(session_id), plain(message_id))
+        if not is_cancelled:
+            await forget_waiting(sql, session_id, message_id)
+
+    @snapshot
+    async def named_prompt(self, sql: Sql, session_id: str, name: PromptName) -> NamedPrompt | None:
+        return await find_prompt(sql, session_id, name, self.owner)
 
     async def take_turn(
         self,
@@ -190,8 +202,10 @@ class TurnMethods(PathMethods):
         leaf: int | None,
         parts: Sequence[Part] | None = None,
         cut: int | None = None,
+        name: PromptName | None = None,
+        command_id: str = "",
     ) -> TurnStart:
-        start, epoch = await self._claim(session_id, message_id, leaf, parts, cut)
+        start, epoch = await self._claim(session_id, message_id, leaf, parts, cut, name, command_id)
         self._unstored_ends.pop(session_id, None)
         self._epochs[session_id] = epoch
         return start
@@ -205,9 +219,13 @@ class TurnMethods(PathMethods):
         leaf: int | None,
         parts: Sequence[Part] | None,
         cut: int | None,
+        name: PromptName | None,
+        command_id: str,
     ) -> tuple[TurnStart, int]:
         await self._store_end(sql, session_id)
         state = await self._state(sql, session_id, lock=True)
+        if name is not None and (message_id is None or parts is not None):
+            await add_name(sql, session_id, name, message_id or command_id)
         if state.is_running and state.is_owner_alive:
             raise SessionBusy(session_id, readable(state.owner))
         was_moved = state.leaf != leaf
@@ -215,6 +233,7 @@ class TurnMethods(PathMethods):
         state.turn += 1
         if message_id is not None:
             if parts is None:
+                name = await waiting_name(sql, session_id, message_id)
                 query = "DELETE FROM crow.inbox WHERE session = $1 AND message_id = $2 RETURNING parts"
                 row = await sql.fetchrow(query, session_id, plain(message_id))
                 if row is None:
@@ -222,8 +241,10 @@ class TurnMethods(PathMethods):
                         f"Prompt {message_id} is no longer queued in session {session_id}. Send it again."
                     )
                 parts = decode_parts(row[0])
-            user = NewEntry(body=User(parts=tuple(parts), message_id=message_id, cut=cut), model=state.model)
-            entries += await state.add(sql, [(user, state.turn)])
+            user = User(parts=tuple(parts), message_id=message_id, cut=cut, name=name)
+            entries += await state.add(sql, [(NewEntry(body=user, model=state.model), state.turn)])
+        elif name is not None:
+            await begin_command(sql, state.conversation, session_id, command_id, turn=state.turn)
         epoch = await sql.fetchval(
             "UPDATE crow.sessions SET state = 'running', owner = $2, turn = $4, epoch = epoch + 1,"
             " updated_ms = $3 WHERE id = $1 RETURNING epoch",
@@ -248,7 +269,7 @@ class TurnMethods(PathMethods):
         if plain(session_id) != session_id:
             raise NoSuchSession(session_id)
         arguments = self._append_arguments(session_id, leaf, new, release=release)
-        if changes is None:
+        if changes is None and not any(named_prompt_in(body) for body in new.bodies):
             stored = _stored(session_id, leaf, new, await self.database.call(_APPEND, *arguments))
             self.database.presence.changed(session_id)
         else:
@@ -265,10 +286,12 @@ class TurnMethods(PathMethods):
         leaf: int | None,
         new: Chain,
         arguments: Sequence[object],
-        changes: SessionChanges,
+        changes: SessionChanges | None,
     ) -> tuple[Entry, ...]:
         stored = _stored(session_id, leaf, new, await sql.fetchrow(_APPEND, *arguments))
-        await change_session(sql, session_id, changes)
+        await _note_entries(sql, stored)
+        if changes is not None:
+            await change_session(sql, session_id, changes)
         return stored
 
     def _append_arguments(self, session_id: str, leaf: int | None, new: Chain, *, release: bool) -> tuple[object, ...]:
@@ -296,7 +319,7 @@ class TurnMethods(PathMethods):
         leaf, end = unstored
         try:
             row = await sql.fetchrow(_APPEND, *self._append_arguments(session_id, leaf, end, release=True))
-            _stored(session_id, leaf, end, row)
+            await _note_entries(sql, _stored(session_id, leaf, end, row))
         except (LeafMoved, SessionBusy, NoSuchSession):
             query = "UPDATE crow.sessions SET owner = $3 WHERE id = $1 AND owner = $2"
             await sql.execute(query, session_id, self.owner, dead_twin(self.owner))
@@ -448,6 +471,7 @@ class SessionState:
             "SELECT crow.move_to_end(s, $2, $3, $4, $5, $6, false) FROM crow.sessions s WHERE s.id = $1",
             *(self.session_id, ids, self.now_ms, *new.added),
         )
+        await _note_entries(sql, stored)
         return stored
 
 
@@ -469,8 +493,12 @@ async def _close_turn(sql: Sql, state: SessionState) -> list[Entry]:
     for seq, dead, parts, message_id in state.orphans:
         state.turn += 1
         detail = f"{readable(dead)} ended before it ran this prompt"
-        user = NewEntry(body=User(parts=decode_parts(parts), message_id=message_id), model=state.model)
-        added += [(user, state.turn), (NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), state.turn)]
+        name = await waiting_name(sql, state.session_id, message_id)
+        user = User(parts=decode_parts(parts), message_id=message_id, name=name)
+        added += [
+            (NewEntry(body=user, model=state.model), state.turn),
+            (NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), state.turn),
+        ]
         await sql.execute("DELETE FROM crow.inbox WHERE seq = $1", seq)
     await sql.execute("DELETE FROM crow.drafts WHERE session = $1", state.session_id)
     entries = await state.add(sql, added) if added else []
@@ -480,6 +508,10 @@ async def _close_turn(sql: Sql, state: SessionState) -> list[Entry]:
         state.turn,
     )
     return entries
+
+
+async def _note_entries(sql: Sql, stored: Sequence[Entry]) -> None:
+    await note_entries(sql, [(entry.session, entry.body, entry.turn, entry.id) for entry in stored])
 
 
 async def _saved_draft(sql: Sql, state: SessionState) -> Assistant | None:

@@ -243,7 +243,7 @@ class SessionMethods(UsesDatabase):
         gone = await sql.fetch(
             "DELETE FROM crow.sessions WHERE conversation = $1 AND deleted_ms IS NOT NULL RETURNING id", conversation
         )
-        for table in ("inbox", "drafts", "moves", "openings"):
+        for table in ("inbox", "drafts", "moves", "openings", "prompts"):
             await sql.execute(f"DELETE FROM crow.{table} WHERE session = ANY ($1::text[])", [row[0] for row in gone])
         await sql.execute(_DELETE_CONVERSATIONS, [conversation])
         return False

@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 
-from crow.domain.entries import Body, Entry, NewEntry
+from crow.domain.entries import Body, Entry, NewEntry, PromptName
 from crow.domain.errors import NoSuchSession
 from crow.store import portable
 from crow.store.admin import FORMER_OWNER, ConversationState, ImportDefaults, SessionExtras
@@ -20,6 +20,7 @@ from crow.store.portable import Block, EntryRecord, ExportFile, MoveRecord, Reco
 from crow.store.postgres.append import trigrams
 from crow.store.postgres.database import Sql, folded, plain
 from crow.store.postgres.paths import first_entries, newest_of_kind
+from crow.store.postgres.prompts import add_name, note_entries
 from crow.store.rows import COUNTERS, USAGE_COLUMNS, SessionCounts, entry_values, storable_usage
 from crow.store.search import searchable_text
 from crow.store.transfer import (
@@ -137,7 +138,10 @@ async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
         if row is None:
             raise NoSuchSession(session_id)
         inbox = await sql.fetch(
-            "SELECT message_id, parts, created_ms, owner FROM crow.inbox WHERE session = $1 ORDER BY seq", session_id
+            "SELECT i.message_id, i.parts, i.created_ms, p.name, p.digest, i.owner FROM crow.inbox i"
+            " LEFT JOIN crow.prompts p ON p.session = i.session AND p.message_id = i.message_id AND p.turn IS NULL"
+            " WHERE i.session = $1 ORDER BY i.seq",
+            session_id,
         )
         shares = await sql.fetch(
             "SELECT principal, access, created_ms FROM crow.shares WHERE session = $1 ORDER BY principal", session_id
@@ -158,7 +162,7 @@ async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
             alias=row["alias"],
             is_running=row["state"] == "running",
             shares=tuple(tuple(share) for share in shares),
-            inbox=tuple((one["message_id"], one["parts"], one["created_ms"]) for one in inbox),
+            inbox=tuple(tuple(one)[:-1] for one in inbox),
             draft=tuple(
                 (one["turn"], one["message_id"], *from_json(one["piece"], ["", ""]), one["created_ms"]) for one in draft
             ),
@@ -316,6 +320,14 @@ class Importer:
         )
         await _add_blobs(sql, blobs)
         await sql.copy_records_to_table("blob_refs", schema_name="crow", columns=("blob", "entry"), records=refs)
+        await note_entries(
+            sql,
+            [
+                (record.session, stored.body, record.turn, self._ids[record.id - 1])
+                for record, stored in entries
+                if record.session is not None
+            ],
+        )
         for record, stored in entries:  # the last step, because the transaction may run again after a deadlock
             if record.session is not None:
                 self._newest[record.session] = self._ids[record.id - 1]
@@ -413,8 +425,11 @@ async def _set_extras(sql: Sql, session_id: str, leaf: int | None, extras: Sessi
     )
     await sql.executemany(
         "INSERT INTO crow.inbox (session, owner, message_id, parts, created_ms) VALUES ($1, $2, $3, $4, $5)",
-        [(session_id, FORMER_OWNER, plain(message), parts, at_ms) for message, parts, at_ms in extras.inbox],
+        [(session_id, FORMER_OWNER, plain(message), parts, at_ms) for message, parts, at_ms, *_ in extras.inbox],
     )
+    for message, _, _, name, digest in extras.inbox:
+        if name is not None and digest is not None:
+            await add_name(sql, session_id, PromptName(id=name, digest=digest), message)
     await sql.executemany(
         "INSERT INTO crow.drafts (session, after_leaf, turn, message_id, piece, created_ms)"
         " VALUES ($1, $2, $3, $4, $5, $6)",

@@ -16,12 +16,12 @@ from functools import partial
 from sqlite3 import Connection
 from typing import TypeAlias
 
-from crow.domain.entries import Assistant, Body, Custom, Entry, NewEntry, TurnEnd, User
+from crow.domain.entries import Assistant, Body, Custom, Entry, NewEntry, PromptName, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Part, Usage
 from crow.domain.subagents import WAKE
 from crow.domain.tokens import estimate_text
-from crow.store import QueuedPrompt, SessionChanges, Tail, TurnStart
+from crow.store import NamedPrompt, QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend
 from crow.store.owner import dead_twin, is_alive, readable
 from crow.store.rows import COUNTERS, SessionCounts, entry_values, storable_usage
@@ -29,6 +29,7 @@ from crow.store.search import searchable_text
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import Database, now_ms, snapshot, transaction
 from crow.store.sqlite.paths import CHECKED_COLUMNS, PathMethods, checksum, load_tail, session_row, session_values
+from crow.store.sqlite.prompts import add_name, begin_command, find_prompt, forget_waiting, note_entry, waiting_name
 from crow.store.sqlite.sessions import change_session
 
 logger = logging.getLogger(__name__)
@@ -98,8 +99,18 @@ class TurnMethods(PathMethods):
             state.save()
 
     @transaction(raise_if_moved=True)
-    def enqueue(self, sql: Connection, session_id: str, parts: Sequence[Part], message_id: str) -> None:
+    def enqueue(
+        self,
+        sql: Connection,
+        session_id: str,
+        parts: Sequence[Part],
+        message_id: str,
+        *,
+        name: PromptName | None = None,
+    ) -> None:
         session_row(sql, session_id)
+        if name is not None:
+            add_name(sql, session_id, name, message_id)
         values = {"session": session_id, "owner": self.owner, "message_id": message_id, "created_ms": now_ms()}
         insert(sql, "inbox", values | {"parts": encode_parts(parts)})
 
@@ -115,9 +126,16 @@ class TurnMethods(PathMethods):
         rows = sql.execute(query, (session_id,)).fetchall()
         return tuple(QueuedPrompt(parts=decode_parts(parts), message_id=message_id) for parts, message_id in rows)
 
+    @snapshot()
+    def named_prompt(self, sql: Connection, session_id: str, name: PromptName) -> NamedPrompt | None:
+        session_row(sql, session_id)
+        return find_prompt(sql, session_id, name, self.owner)
+
     @transaction()
-    def drop_prompt(self, sql: Connection, session_id: str, message_id: str) -> None:
+    def drop_prompt(self, sql: Connection, session_id: str, message_id: str, *, is_cancelled: bool = False) -> None:
         _drop_prompt(sql, session_id, message_id)
+        if not is_cancelled:
+            forget_waiting(sql, session_id, message_id)
 
     async def take_turn(
         self,
@@ -127,19 +145,26 @@ class TurnMethods(PathMethods):
         leaf: int | None,
         parts: Sequence[Part] | None = None,
         cut: int | None = None,
+        name: PromptName | None = None,
+        command_id: str = "",
     ) -> TurnStart:
         def claim(sql: Connection) -> TurnStart:
             self._store_end(sql, session_id)
             state = SessionState(sql, session_id, now_ms=now_ms())
+            if name is not None and (message_id is None or parts is not None):
+                add_name(sql, session_id, name, message_id or command_id)
             if state.state == "running" and (state.owner == self.owner or state.is_owner_alive):
                 raise SessionBusy(session_id, readable(state.owner))
             was_moved = state.leaf != leaf
             entries = _close_turn(state, self.owner)
             state.turn += 1
             if message_id is not None:
+                given = name if parts is not None else waiting_name(sql, session_id, message_id)
                 prompt = tuple(_dequeue(sql, session_id, message_id) if parts is None else parts)
-                user = NewEntry(body=User(parts=prompt, message_id=message_id, cut=cut), model=state.model)
-                entries.append(state.add(user, turn=state.turn))
+                user = User(parts=prompt, message_id=message_id, cut=cut, name=given)
+                entries.append(state.add(NewEntry(body=user, model=state.model), turn=state.turn))
+            elif name is not None:
+                begin_command(sql, session_id, command_id, turn=state.turn)
             state.state, state.owner = "running", self.owner
             state.save()
             return TurnStart(turn=state.turn, entries=tuple(entries), moved=was_moved)
@@ -311,6 +336,8 @@ class SessionState:
             self.sql.execute(_STORE_BODY if name == stored.spilled else _STORE_BLOB, (name, len(data), data))
             self.sql.execute("INSERT INTO blob_refs (blob, entry) VALUES (?, ?)", (name, entry_id))
         self._index(entry_id, stored.body)
+        if self.session_id:
+            note_entry(self.sql, self.session_id, stored.body, turn=turn, entry=entry_id)
         self.leaf = self._newest = entry_id
         self._counts.add(new, usage)
         same = {name: columns[name] for name in ("conversation", "parent", "turn", "estimate", "created_ms")}
@@ -419,8 +446,9 @@ def _close_turn(state: SessionState, owner: str) -> list[Entry]:
     for seq, dead, parts, message_id in _orphans(state, owner):
         state.turn += 1
         detail = f"{readable(dead)} ended before it ran this prompt"
-        user = NewEntry(body=User(parts=decode_parts(parts), message_id=message_id), model=state.model)
-        entries.append(state.add(user, turn=state.turn))
+        name = waiting_name(state.sql, state.session_id, message_id)
+        user = User(parts=decode_parts(parts), message_id=message_id, name=name)
+        entries.append(state.add(NewEntry(body=user, model=state.model), turn=state.turn))
         entries.append(state.add(NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), turn=state.turn))
         state.sql.execute("DELETE FROM inbox WHERE seq = ?", (seq,))
     state.drop_draft()

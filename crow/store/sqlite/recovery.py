@@ -359,6 +359,12 @@ class Recovery:
         for table, _, _, words in _SMALL_TABLES[:3]:
             query = f"DELETE FROM {table} WHERE session NOT IN (SELECT id FROM sessions) RETURNING session"
             self.lost += [f"{words} {session}" for (session,) in self._new.execute(query).fetchall()]
+        self._new.execute(  # names of prompts that still waited are lost; such a prompt can be sent again
+            "INSERT OR IGNORE INTO prompts (session, name, digest, message_id, turn, entry)"
+            " SELECT session, json_extract(body, '$.name.id'), json_extract(body, '$.name.digest'),"
+            " json_extract(body, '$.message_id'), turn, id FROM entry_bodies WHERE kind IN ('user', 'command')"
+            " AND json_type(body, '$.name.id') = 'text' ORDER BY id"
+        )
         self._new.execute(
             "INSERT OR IGNORE INTO conversations (id, created_ms) SELECT conversation, min(created_ms) FROM"
             " (SELECT conversation, created_ms FROM entries UNION ALL SELECT conversation, created_ms FROM sessions)"

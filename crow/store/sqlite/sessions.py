@@ -297,7 +297,7 @@ class SessionMethods(UsesDatabase):
         query = "SELECT id FROM sessions WHERE conversation = ? AND deleted_ms IS NOT NULL"
         for (session_id,) in sql.execute(query, (conversation,)).fetchall():
             set_title(sql, session_id, None)
-            for table in ("inbox", "drafts", "moves"):
+            for table in ("inbox", "drafts", "moves", "prompts"):
                 sql.execute(f"DELETE FROM {table} WHERE session = ?", (session_id,))
             sql.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
         sql.execute(_DELETE_CONVERSATION, {"id": conversation})

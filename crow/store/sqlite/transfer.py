@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from itertools import chain
 from typing import Any, NoReturn
 
-from crow.domain.entries import Body, Entry, NewEntry
+from crow.domain.entries import Body, Entry, NewEntry, PromptName
 from crow.domain.errors import NoSuchSession
 from crow.store import portable
 from crow.store.admin import FORMER_OWNER, ConversationState, ImportDefaults, SessionExtras
@@ -20,6 +20,7 @@ from crow.store.sqlite.append import SessionState
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import now_ms
 from crow.store.sqlite.paths import entries_of, has_user, missing_entry
+from crow.store.sqlite.prompts import add_name
 from crow.store.sqlite.sessions import set_title
 from crow.store.transfer import (
     EXTRA_COLUMNS,
@@ -311,9 +312,11 @@ def _set_extras(connection: sqlite3.Connection, session_id: str, leaf: int | Non
     for principal, access, created_ms in extras.shares:
         values = {"principal": principal, "access": access, "created_ms": created_ms}
         insert(connection, "shares", {"session": session_id, **values})
-    for message_id, parts, created_ms in extras.inbox:
+    for message_id, parts, created_ms, name, digest in extras.inbox:
         values = {"message_id": message_id, "parts": parts, "created_ms": created_ms}
         insert(connection, "inbox", {"session": session_id, "owner": FORMER_OWNER, **values})
+        if name is not None and digest is not None:
+            add_name(connection, session_id, PromptName(id=name, digest=digest), message_id)
     for turn, message_id, text, thought, created_ms in extras.draft:
         values = {"turn": turn, "message_id": message_id, "text": text, "thought": thought, "created_ms": created_ms}
         insert(connection, "drafts", {"session": session_id, "after_leaf": leaf, **values})
@@ -333,7 +336,10 @@ def conversation_state(connection: sqlite3.Connection, ids: Sequence[str]) -> Co
         ).fetchone() or _no_session(session_id)
         state, owner, lease_ms, leaf, *_ = rest
         inbox = connection.execute(
-            "SELECT message_id, parts, created_ms, owner FROM inbox WHERE session = ? ORDER BY seq", (session_id,)
+            "SELECT i.message_id, i.parts, i.created_ms, p.name, p.digest, i.owner FROM inbox i LEFT JOIN prompts p"
+            " ON p.session = i.session AND p.message_id = i.message_id AND p.turn IS NULL"
+            " WHERE i.session = ? ORDER BY i.seq",
+            (session_id,),
         ).fetchall()
         shares = connection.execute(
             "SELECT principal, access, created_ms FROM shares WHERE session = ? ORDER BY principal", (session_id,)
@@ -344,7 +350,7 @@ def conversation_state(connection: sqlite3.Connection, ids: Sequence[str]) -> Co
             (session_id, leaf),
         ).fetchall()
         owners = [(owner, lease_ms)] if state == "running" else []
-        owners += [(sender, max(created_ms, lease_ms)) for _, _, created_ms, sender in inbox]
+        owners += [(sender, max(created_ms, lease_ms)) for _, _, created_ms, _, _, sender in inbox]
         users += [readable(one) for one, sign_ms in owners if is_alive(one, lease_age_ms=now - sign_ms)]
         stamps.append((alias, metadata, config, rest, len(inbox), len(draft), shares))
         extras[session_id] = SessionExtras(
@@ -358,7 +364,7 @@ def conversation_state(connection: sqlite3.Connection, ids: Sequence[str]) -> Co
             principal=principal,
             is_running=state == "running",
             shares=tuple(shares),
-            inbox=tuple((message_id, parts, created_ms) for message_id, parts, created_ms, _ in inbox),
+            inbox=tuple(tuple(one[:-1]) for one in inbox),
             draft=tuple(draft),
         )
     return ConversationState(extras=extras, users=tuple(dict.fromkeys(users)), stamp=repr(stamps))

@@ -24,6 +24,7 @@ FILES = (
     "0009_shared_texts.sql",
     "0010_principals.sql",
     "0011_compression.sql",
+    "0012_prompts.sql",
 )
 VERSION = len(FILES)
 

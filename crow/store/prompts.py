@@ -1,0 +1,60 @@
+"""Rules for prompts with names, for both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+from operator import add
+from typing import NamedTuple
+
+from crow.domain.entries import Body, Command, Entry, ModelRequest, PromptName, User
+from crow.domain.errors import ArgumentError, RepeatedPrompt
+from crow.domain.messages import Usage
+
+
+class PromptRow(NamedTuple):
+    """Columns of a row of `prompts`."""
+
+    digest: str
+    message_id: str
+    turn: int | None
+    entry: int | None
+
+
+def named_prompt_in(body: Body) -> tuple[PromptName, str] | None:
+    """Return the name and the message id of the prompt in a body, or None if the body is not a prompt with a name."""
+    return (body.name, body.message_id) if isinstance(body, User | Command) and body.name is not None else None
+
+
+def check_same(name: PromptName, digest: str) -> None:
+    """Check that a prompt has the content of the earlier prompt with the same name, whose digest is `digest`.
+
+    :raises ArgumentError: it has other content.
+    """
+    if digest != name.digest:
+        raise ArgumentError(
+            f'_meta.crow.promptId is "{name.id}", the id of an earlier prompt of this session with other content. Give '
+            "each prompt an id of its own; only a repeat of the same prompt may have the same id."
+        )
+
+
+def check_new(name: PromptName, row: PromptRow | None) -> None:
+    """Check that no prompt of the session has this name. `row` is the row with this name.
+
+    :raises RepeatedPrompt: the same prompt was stored before.
+    :raises ArgumentError: a prompt with other content has this name.
+    """
+    if row is not None:
+        check_same(name, row.digest)
+        raise RepeatedPrompt(name.id, row.message_id)
+
+
+def usage_of_turn(entries: Iterable[Entry]) -> Usage | None:
+    """Return the sum of the usage of a turn's entries, or None if there is none. The request for a title does not
+    belong to the turn. The result of a task counts, because it has the usage of the sub-agent."""
+    found = [
+        entry.usage
+        for entry in entries
+        if entry.usage is not None and not (isinstance(entry.body, ModelRequest) and entry.body.purpose == "title")
+    ]
+    return reduce(add, found) if found else None

@@ -1,0 +1,102 @@
+"""The table of prompts with names. Every function runs inside a transaction."""
+
+from __future__ import annotations
+
+from sqlite3 import Connection
+
+from crow.domain.entries import Body, Entry, PromptName, TurnEnd
+from crow.store import NamedPrompt
+from crow.store.codec import mend
+from crow.store.prompts import PromptRow, check_new, check_same, named_prompt_in, usage_of_turn
+from crow.store.sqlite.connection import insert
+from crow.store.sqlite.paths import entries_of
+
+
+def add_name(sql: Connection, session_id: str, name: PromptName, message_id: str) -> None:
+    """Store the name of a prompt that has no turn yet.
+
+    :raises RepeatedPrompt: the same prompt was stored before.
+    :raises ArgumentError: a prompt with other content has this name.
+    """
+    check_new(name, _row(sql, session_id, name))
+    values = {"session": session_id, "name": name.id, "digest": name.digest, "message_id": message_id}
+    insert(sql, "prompts", values)
+
+
+def begin_command(sql: Connection, session_id: str, message_id: str, *, turn: int) -> None:
+    """Note the turn of a slash command. The entry of the command is stored at the end of this turn."""
+    sql.execute(
+        "UPDATE prompts SET turn = ?, entry = (SELECT coalesce(max(id), 0) FROM entries WHERE session = ?)"
+        " WHERE session = ? AND message_id = ? AND turn IS NULL",
+        (turn, session_id, session_id, message_id),
+    )
+
+
+def note_entry(sql: Connection, session_id: str, body: Body, *, turn: int, entry: int) -> None:
+    """Note the turn of a prompt that was just stored as an entry. Does nothing if the prompt has no name."""
+    if (named := named_prompt_in(body)) is None:
+        return
+    name, message_id = named
+    sql.execute(
+        "INSERT INTO prompts (session, name, digest, message_id, turn, entry) VALUES (?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT DO UPDATE SET turn = excluded.turn, entry = excluded.entry"
+        " WHERE turn IS NULL AND message_id = excluded.message_id",
+        (session_id, *(mend(text) for text in (name.id, name.digest, message_id)), turn, entry),
+    )
+
+
+def waiting_name(sql: Connection, session_id: str, message_id: str) -> PromptName | None:
+    """Return the name of a prompt in the inbox, or None if it has no name."""
+    query = "SELECT name, digest FROM prompts WHERE session = ? AND message_id = ? AND turn IS NULL"
+    row = sql.execute(query, (session_id, message_id)).fetchone()
+    return None if row is None else PromptName(id=row[0], digest=row[1])
+
+
+def forget_waiting(sql: Connection, session_id: str, message_id: str) -> None:
+    """Remove the name of a prompt in the inbox, so that the prompt can be sent again."""
+    query = "DELETE FROM prompts WHERE session = ? AND message_id = ? AND turn IS NULL"
+    sql.execute(query, (session_id, message_id))
+
+
+def find_prompt(sql: Connection, session_id: str, name: PromptName, owner: str) -> NamedPrompt | None:
+    """See :meth:`crow.store.Store.named_prompt`."""
+    row = _row(sql, session_id, name)
+    if row is None:
+        return None
+    check_same(name, row.digest)
+    if row.turn is None:
+        query = "SELECT owner FROM inbox WHERE session = ? AND message_id = ?"
+        found = sql.execute(query, (session_id, row.message_id)).fetchone()
+        end = TurnEnd(stop="cancelled") if found is None else None
+        return NamedPrompt(message_id=row.message_id, end=end, is_own=found == (owner,))
+    ends = sql.execute(
+        "SELECT id FROM entries WHERE session = ? AND id >= ? AND turn = ? AND kind = 'turn_end' ORDER BY id LIMIT 1",
+        (session_id, row.entry, row.turn),
+    ).fetchone()
+    if ends is None:
+        return NamedPrompt(message_id=row.message_id, turn=row.turn)
+    (last,) = ends
+    query = (
+        "SELECT id FROM entries WHERE session = ? AND id BETWEEN ? AND ? AND turn = ? AND (id = ?"
+        " OR input_tokens IS NOT NULL OR output_tokens IS NOT NULL) ORDER BY id"
+    )
+    ids = [entry for (entry,) in sql.execute(query, (session_id, row.entry, last, row.turn, last))]
+    entries: list[Entry] = []
+    while ids:
+        read, taken = entries_of(sql, ids)
+        entries += read
+        ids = ids[taken:]
+    body = entries[-1].body if entries else None
+    return NamedPrompt(
+        message_id=row.message_id,
+        turn=row.turn,
+        end=body if isinstance(body, TurnEnd) else TurnEnd(stop="interrupted"),
+        end_entry=last,
+        usage=usage_of_turn(entries),
+    )
+
+
+def _row(sql: Connection, session_id: str, name: PromptName) -> PromptRow | None:
+    query = "SELECT digest, message_id, turn, entry FROM prompts WHERE session = ? AND name = ?"
+    row = sql.execute(query, (session_id, name.id)).fetchone()
+    return None if row is None else PromptRow(*row)
