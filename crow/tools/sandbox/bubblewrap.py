@@ -232,7 +232,7 @@ class Bubblewrap:
             before = [self.unshare, "--user", "--map-root-user", "--mount"]
             before += ["/bin/sh", "-c", MOUNT, "sh", self.mount, str(len(trees))]
             for number, tree in enumerate(trees):
-                before += [str(tree), *make_layer(layers, number)]
+                before += [str(tree), *make_layer(layers, number, tree)]
         mounts = [argument for each in mount_options(confinement, overlay) for argument in each]
         return [
             *before,
@@ -273,7 +273,7 @@ def mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str,
             case "write":
                 yield "--bind", place, place
             case "throwaway" if overlay == "native" and layers is not None:
-                upper, work = make_layer(layers, len(masks) + len(place))
+                upper, work = make_layer(layers, len(masks) + len(place), path)
                 yield "--overlay-src", place, "--overlay", upper, work, place
             case "throwaway":
                 yield "--bind", place, place
@@ -306,11 +306,12 @@ def path_views(confinement: Confinement, *, has_overlay: bool) -> dict[Path, Vie
     return views
 
 
-def make_layer(layers: Path, number: int) -> tuple[str, str]:
+def make_layer(layers: Path, number: int, tree: Path) -> tuple[str, str]:
     """Make two directories for one overlay: one for the files that the command writes, and one for the kernel's own
-    use."""
+    use. A link beside them leads to `tree`, over which the overlay lies."""
     upper, work = layers / f"{number}-upper", layers / f"{number}-work"
     upper.mkdir(parents=True)
+    (layers / f"{number}-tree").symlink_to(tree)
     work.mkdir()
     return str(upper), str(work)
 
