@@ -305,17 +305,20 @@ class ClientSessions:
             hosted = self.host.open.get(session_id)
         if hosted is not None:
             await hosted.session.settle()
-            row = await store.session(session_id)
-            if hosted.follower is not None:  # the client may have been sent more by another process
-                await hosted.follower.catch_up(row)
+            if self.host.is_lasting:
+                row = await store.session(session_id)
+                if hosted.follower is not None:  # the client may have been sent more by another process
+                    await hosted.follower.catch_up(row)
         return hosted
 
     def _may_join(self, hosted: HostSession, request: OpenRequest, *, is_watcher: bool) -> bool:
-        """Whether an open session stays as it is: it is busy, it has a result that could not be stored yet, this client
-        only watches it, other clients use it, or it already has everything that the request asks for."""
+        """Return whether an open session stays as it is: it is busy, or it has a result that could not be stored yet.
+        On a lasting host, it also stays if this client only watches it, if other clients use it, or if it already has
+        everything that the request asks for. Elsewhere nothing follows other processes, so an idle session is read
+        again from the store."""
         session = hosted.session
         is_kept = is_watcher or hosted.is_watched_without(self.origin) or hosted.satisfies(request)
-        return is_kept or session.busy or session.owes
+        return (self.host.is_lasting and is_kept) or session.busy or session.owes
 
     async def _prepare(self, store: Store, session_id: str, request: OpenRequest, *, is_watcher: bool) -> Start:
         """Reads everything that `_started` needs, and stores what the request changes."""
@@ -484,6 +487,8 @@ class ClientSessions:
             await self.host.change(session_id, SessionChanges(title=title, title_by_user=True))
             if session_id in self.host.open:
                 await self.host.open[session_id].session.branch.publish(TitleChanged(title=title))
+        if session_id in self._opened:  # the client gets the update before the response
+            await self._opened[session_id].flushed()
 
     async def status(self, session_id: str) -> Literal["open", "saved"]:
         """Returns "open" if a session is open in this process, else "saved". :raises NoSuchSession: the session does
