@@ -60,8 +60,8 @@ async def test_a_long_session_is_replayed_in_order_with_excerpts_of_its_results(
         assert texts(updates, "user_message_chunk") == [
             part.text for body in bodies if isinstance(body, User) for part in body.parts if isinstance(part, Text)
         ]
-        shown = texts(updates, "agent_message_chunk")
-        assert [text for text in shown if not text.startswith("(Context compacted: ")] == [
+        answers = texts(updates, "agent_message_chunk")
+        assert [text for text in answers if not text.startswith("(Context compacted: ")] == [
             body.text for body in bodies if isinstance(body, Assistant) and body.text
         ]
         calls = [update for update in updates if update["sessionUpdate"] == "tool_call"]
