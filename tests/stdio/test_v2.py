@@ -362,7 +362,7 @@ async def test_resume_without_replay_sends_the_state_and_no_history(crow_v2: Sta
         call = await agent.start("session/resume", {"sessionId": session, "cwd": str(place), "replayFrom": None})
         await call.result()
         before = [entry.message["params"]["update"] for entry in agent.log[call.index + 1 : agent.response_index(call)]]
-        assert before == [{"sessionUpdate": "state_update", "state": "idle", "stopReason": "end_turn"}]
+        assert before == [{"sessionUpdate": "state_update", "state": "idle"}]
 
 
 async def test_resume_of_a_running_session_says_that_it_runs(
