@@ -16,7 +16,8 @@ from crow.agent.turns.adapters import Adapters
 from crow.agent.turns.cost import Budget
 from crow.agent.turns.inbox import Inbox
 from crow.agent.turns.prompt import Briefing, with_edit_tool
-from crow.agent.turns.turn import FindLateTools, Standby, Turn
+from crow.agent.turns.requests import Standby
+from crow.agent.turns.turn import FindLateTools, Turn
 from crow.llm import Model
 from crow.tools import Toolbox, Workspace
 
