@@ -73,7 +73,7 @@ def _command(name: str) -> Command:
 
 
 def _fail(error: Exception, code: int) -> int:
-    from crow.domain.rendering import safe  # takes 15 ms, and only a failure needs it
+    from crow.domain.text import safe
 
     with suppress(OSError):  # stderr may be closed
         print("crow: " + safe(str(error)).replace("\n", "\n      "), file=sys.stderr)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from crow.adapters import open_admin, open_store_at
-from crow.cli.output import Column, count, in_terminal, print_json, print_table, say
+from crow.cli.output import Column, in_terminal, print_json, print_table, say
 from crow.cli.sessions import SessionsContext, all_sessions, parse_age, print_sessions
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import safe, safe_json
+from crow.domain.text import plural, safe, safe_json
 from crow.export.redact import Redactor, redactor
 from crow.settings import Loaded
 from crow.store import SessionChanges
@@ -89,7 +89,7 @@ async def import_file(context: SessionsContext) -> None:
     """`crow sessions import`: import sessions from a file that crow exported. The import does not change sessions that
     the database already has."""
     for one in await context.admin.import_file(Path(context.options.file), import_defaults(context)):
-        result = f"imported with {count(one.entries, 'entry')}" if one.is_new else "exists already; left unchanged"
+        result = f"imported with {plural(one.entries, 'entry')}" if one.is_new else "exists already; left unchanged"
         values = {"sessions": one.sessions, "entries": one.entries, "imported": one.is_new, "cleaned": one.cleaned}
         cleaned = dict.fromkeys(one.cleaned, "; its title was shortened or cleaned")
         _report(context, [values], *(f"{name}: {result}{cleaned.get(name, '')}" for name in one.sessions))
@@ -193,7 +193,7 @@ async def prune(context: SessionsContext) -> None:
         empty=f"Nothing to remove: every session has been used since {time_text(before_ms)}.",
     )
     if in_terminal() and old:
-        print(f"{count(len(old), 'session')} {'would be' if options.dry_run else 'were'} removed.")
+        print(f"{plural(len(old), 'session')} {'would be' if options.dry_run else 'were'} removed.")
     return None
 
 
@@ -216,7 +216,7 @@ async def back_up(context: SessionsContext) -> None:
     """`crow sessions backup`: copy the database to a new file. If the given path is a directory, crow names the
     file."""
     done = await context.admin.back_up(_backup_path(Path(context.options.path)))
-    size = f"{done.bytes / _MEGABYTE:.1f} MB, {count(done.sessions, 'session')}"
+    size = f"{done.bytes / _MEGABYTE:.1f} MB, {plural(done.sessions, 'session')}"
     _report(context, [asdict(done)], f"Wrote {done.path} ({size}); it passes the integrity check.")
 
 
@@ -243,11 +243,11 @@ async def copy(options: argparse.Namespace, loaded: Loaded) -> None:
     known, rest = sum(one.outcome == "known" for one in found), sum(bool(one.words) for one in found)
     if not options.json:
         sessions, entries = sum(len(one.sessions) for one in copied), sum(one.entries for one in copied)
-        print(f"Copied and verified {count(sessions, 'session')} with {count(entries, 'entry')}.")
+        print(f"Copied and verified {plural(sessions, 'session')} with {plural(entries, 'entry')}.")
         if known:
-            print(f"{count(known, 'conversation')} had been copied before.")
+            print(f"{plural(known, 'conversation')} had been copied before.")
     if rest:
-        raise ArgumentError(f"{count(rest, 'conversation')} could not be copied, for the reasons above.")
+        raise ArgumentError(f"{plural(rest, 'conversation')} could not be copied, for the reasons above.")
 
 
 def _place(loaded: Loaded, place: str | None) -> str:

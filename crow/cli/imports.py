@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from crow.cli.admin import import_defaults, import_file
-from crow.cli.output import count, print_json, say
+from crow.cli.output import print_json, say
 from crow.cli.sessions import SessionsContext
 from crow.domain.errors import ArgumentError
+from crow.domain.text import plural
 from crow.store import importers
 from crow.store.importers.files import Problems
 
@@ -48,7 +49,7 @@ def _nothing_named(tool: str | None) -> str:
     can be imported."""
     if tool is not None:
         return f"No sessions of {tool} at the usual place; give the PATH of a file or a directory."
-    found = [f"{one.tool} ({one.path}, {count(one.sessions, 'session')})" for one in importers.importable()]
+    found = [f"{one.tool} ({one.path}, {plural(one.sessions, 'session')})" for one in importers.importable()]
     if not found:
         return "Give the PATH of a file or a directory; no other tool's sessions are at the usual places."
     return f"Give a PATH, or --from with one of these: {'; '.join(found)}."
@@ -87,17 +88,17 @@ class ImportRun:
         for name, tool, size in self._new:
             tools[tool] = tools.get(tool, 0) + 1
             if not self._context.options.json and len(self._new) <= _LISTED:
-                say(f"{name}: imported with {count(size, 'entry')}")
+                say(f"{name}: imported with {plural(size, 'entry')}")
         for tool, number in [] if self._context.options.json else tools.items():
             known = self._known.get(tool, 0)
-            exist = f", {count(known, 'session')} already there" if known else ""
-            print(f"{tool}: {count(number, 'session')} imported{exist}")
+            exist = f", {plural(known, 'session')} already there" if known else ""
+            print(f"{tool}: {plural(number, 'session')} imported{exist}")
         if self._empty:
-            print(f"left out {count(self._empty, 'session')} without messages", file=sys.stderr)
+            print(f"left out {plural(self._empty, 'session')} without messages", file=sys.stderr)
         for problem in problems.named:
             say(f"skipped {problem}", file=sys.stderr)
         if problems.lines or problems.files:
-            skipped = f"{count(problems.lines, 'line')} and {count(problems.files, 'file')}"
+            skipped = f"{plural(problems.lines, 'line')} and {plural(problems.files, 'file')}"
             print(f"{skipped} skipped in all; everything else was imported", file=sys.stderr)
         if not tools:
             expected = self._context.options.tool or ", ".join(importers.TOOLS)

@@ -21,7 +21,6 @@ from crow.cli.loading import load
 from crow.cli.output import (
     Column,
     age_text,
-    count,
     in_terminal,
     print_json,
     print_markdown,
@@ -32,7 +31,7 @@ from crow.cli.output import (
 from crow.domain.conversation import for_model
 from crow.domain.entries import Assistant, CallRef, ToolResult
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import safe, safe_json, title_line
+from crow.domain.text import plural, safe, safe_json, title_line
 from crow.llm.chat.encode import Encoder
 from crow.llm.dialect import Dialect
 from crow.settings import Loaded, load_settings
@@ -456,7 +455,7 @@ def _cells_on_terminal(
     yield cells(one)
     hidden = max(0, len(one.subagents) - most) if most is not None else 0
     if hidden:
-        yield "└ …", "", "", "", f"{count(hidden, 'earlier sub-agent')}; --all shows them"
+        yield "└ …", "", "", "", f"{plural(hidden, 'earlier sub-agent')}; --all shows them"
     for each in one.subagents[hidden:]:
         yield cells(each, "└ ")
 

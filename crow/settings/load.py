@@ -7,7 +7,6 @@ validates each table separately, and skips tables that set no value.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 import tempfile
@@ -22,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from crow.domain.errors import ConfigError
 from crow.domain.secret_values import holds_secret, secrets_in
+from crow.domain.text import describe
 from crow.settings.endpoints import PRESETS, dotted_key, fallback_of, fallback_problem, names_offered
 from crow.settings.values import (
     VARIABLE,
@@ -418,8 +418,7 @@ def _show_value(key: str, value: object) -> str:
     is_url = key in {"base_url", "proxy"}
     if key in _SECRET_KEYS or (is_url and not (isinstance(value, str) and {"@", "?"}.isdisjoint(value))):
         return "<hidden: it may be a secret>"
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 120 else text[:119] + "…"
+    return describe(value, 120)
 
 
 def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:

@@ -19,12 +19,12 @@ import anyio
 import pytest
 
 from crow.cli import main
-from crow.cli.output import age_text, count, unique_prefixes
+from crow.cli.output import age_text, unique_prefixes
 from crow.cli.sessions import parse_age, parse_day
 from crow.domain.entries import Assistant, Checkpoint, NewEntry, Reminder, TurnEnd
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Usage
-from crow.domain.rendering import on_one_line, safe
+from crow.domain.text import on_one_line, plural, safe
 from crow.store import NewSession, SessionChanges
 from crow.store.codec import merged_metadata, tags_of, tags_patch
 from crow.store.sqlite.store import SqliteStore
@@ -622,7 +622,7 @@ def test_a_day_lasts_from_local_midnight_to_the_next() -> None:
 def test_control_characters_become_escapes_and_ids_become_prefixes() -> None:
     assert safe("a\x1b[2J\nb\tc\r\x7f\x9b") == "a\\x1b[2J\nb\tc\\r\\x7f\\x9b"
     assert on_one_line(" a\n\tb \x00") == r"a b \x00"
-    assert [count(number, noun) for number, noun in ((1, "entry"), (2, "entry"), (1000, "session"))] == [
+    assert [plural(number, noun) for number, noun in ((1, "entry"), (2, "entry"), (1000, "session"))] == [
         "1 entry", "2 entries", "1,000 sessions",
     ]  # fmt: skip
     assert unique_prefixes(["abc", "abcdefghij", "abcdefghijk", "b" * 40]) == {
