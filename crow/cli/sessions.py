@@ -204,7 +204,7 @@ async def search(context: SessionsContext) -> None:
     shorten, now_s = await context.id_shortener(), time.time()
     for session_id, hits in groups.items():
         row = await context.store.session(session_id)
-        notes = [f"sub-agent of {shorten(row.parent_id)}"] if row.parent_id else []
+        notes = [f"subagent of {shorten(row.parent_id)}"] if row.parent_id else []
         notes += ["archived"] * row.archived
         title = " ".join([_titled(row), *(f"({note})" for note in notes)])
         lines = [
@@ -444,7 +444,7 @@ def _cells_in_pipe(one: ListedSession) -> Sequence[str]:
 def _cells_on_terminal(
     one: ListedSession, shorten: Callable[[str], str], now_s: float, *, most: int | None
 ) -> Iterator[Sequence[str]]:
-    """Yield the row of a session, and then the rows of its sub-agents. If there are more than `most` sub-agents, yield
+    """Yield the row of a session, and then the rows of its subagents. If there are more than `most` subagents, yield
     only the newest ones, after a row that says how many are hidden."""
 
     def cells(each: ListedSession, prefix: str = "") -> Sequence[str]:
@@ -455,7 +455,7 @@ def _cells_on_terminal(
     yield cells(one)
     hidden = max(0, len(one.subagents) - most) if most is not None else 0
     if hidden:
-        yield "└ …", "", "", "", f"{plural(hidden, 'earlier sub-agent')}; --all shows them"
+        yield "└ …", "", "", "", f"{plural(hidden, 'earlier subagent')}; --all shows them"
     for each in one.subagents[hidden:]:
         yield cells(each, "└ ")
 

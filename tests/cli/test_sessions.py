@@ -203,7 +203,7 @@ def test_search_prints_one_line_for_each_match_or_json(
 
 @pytest.fixture
 def many_sessions(home: Path, tmp_path: Path) -> Path:
-    """Sessions in a repository with a linked worktree and another repository inside, one with sub-agents."""
+    """Sessions in a repository with a linked worktree and another repository inside, one with subagents."""
     git = ["git", "-c", "user.name=x", "-c", "user.email=x", "-C", str(tmp_path / "app")]
     (tmp_path / "app" / "src").mkdir(parents=True)
     (tmp_path / "app" / "vendor").mkdir()
@@ -291,7 +291,7 @@ def test_sub_agents_stand_below_their_session(many_sessions: Path, capfd: pytest
     assert [one["id"] for one in row["subagents"]] == [f"task-{number}" for number in range(7)]
     limited, whole = on_terminal(("--title", "fix"), ("--title", "fix", "--all"), width=300, TERM="xterm")
     assert limited[3].split("  ")[0] == "└ …"
-    assert "2 earlier sub-agents; --all shows them" in limited[3]
+    assert "2 earlier subagents; --all shows them" in limited[3]
     assert [line.split()[:2] for line in limited[4:]] == [["└", f"task-{number}"] for number in range(2, 7)]
     assert limited[4].split() == ["└", "task-2", "now", "2", "Find", "2"]
     assert [line.split()[1] for line in whole[3:]] == [f"task-{number}" for number in range(7)]
