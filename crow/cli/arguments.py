@@ -280,7 +280,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_file_commands(add: AddCommand) -> None:
-    from crow.cli import admin
+    from crow.cli import admin, imports
 
     export = add("export", admin.export, "write sessions to a file", "*")
     export.add_argument("--all", action="store_true", help="every session")
@@ -296,7 +296,7 @@ def _add_file_commands(add: AddCommand) -> None:
         words = "also hide e-mail addresses, home directories, and text that looks like a token or password"
         each.add_argument("--redact", action="store_true", help=words)
     imported = add(
-        "import", admin.import_sessions, "import sessions of other tools, or sessions that crow exported as JSONL"
+        "import", imports.import_sessions, "import sessions of other tools, or sessions that crow exported as JSONL"
     )
     imported.add_argument(
         "file",

@@ -11,12 +11,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from crow.cli.admin import import_defaults, import_file
 from crow.cli.output import print_json, say
 from crow.cli.sessions import SessionsContext
 from crow.domain.errors import ArgumentError
 from crow.domain.text import plural
 from crow.store import importers
+from crow.store.admin import ImportDefaults
 from crow.store.importers.files import Problems
 
 _BATCH_BYTES = 32 * 1024 * 1024
@@ -29,7 +29,7 @@ async def import_sessions(context: SessionsContext) -> None:
     change sessions that the database already has."""
     options = context.options
     if options.file is not None and options.tool is None and importers.is_crow_export(Path(options.file)):
-        return await import_file(context)
+        return await _import_export(context)
     if options.tool is not None and options.tool not in importers.TOOLS:
         raise ArgumentError(f'--from is "{options.tool}"; expected one of {", ".join(importers.TOOLS)}.')
     if options.file is not None:
@@ -42,6 +42,22 @@ async def import_sessions(context: SessionsContext) -> None:
         done = ImportRun(context, scan)
         await done.run()
     return done.report(path)
+
+
+async def _import_export(context: SessionsContext) -> None:
+    """Import sessions from a file that crow exported. The import does not change sessions that
+    the database already has."""
+    for one in await context.admin.import_file(Path(context.options.file), _import_defaults(context)):
+        result = f"imported with {plural(one.entries, 'entry')}" if one.is_new else "exists already; left unchanged"
+        values = {"sessions": one.sessions, "entries": one.entries, "imported": one.is_new, "cleaned": one.cleaned}
+        cleaned = dict.fromkeys(one.cleaned, "; its title was shortened or cleaned")
+        context.report([values], *(f"{name}: {result}{cleaned.get(name, '')}" for name in one.sessions))
+
+
+def _import_defaults(context: SessionsContext) -> ImportDefaults:
+    """Return the default model and mode of imported sessions."""
+    settings = context.loaded.settings
+    return ImportDefaults(model=settings.model.name or "", mode=settings.permissions.mode)
 
 
 def _nothing_named(tool: str | None) -> str:
@@ -122,7 +138,7 @@ class ImportRun:
                         break
                 batch.end()
             try:
-                imported = await self._context.admin.import_file(path, import_defaults(self._context))
+                imported = await self._context.admin.import_file(path, _import_defaults(self._context))
             except ArgumentError as error:
                 if taken > 1:  # import one group at a time, to find the faulty one
                     for group in groups[:taken]:

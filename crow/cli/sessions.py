@@ -26,6 +26,7 @@ from crow.cli.output import (
     print_markdown,
     print_matches,
     print_table,
+    say,
     unique_prefixes,
 )
 from crow.domain.conversation import for_model
@@ -70,6 +71,14 @@ class SessionsContext(NamedTuple):
         that no other id has. Otherwise, it returns the whole id."""
         prefixes = unique_prefixes(await self.admin.ids()) if in_terminal() else {}
         return lambda name: prefixes.get(name, name)
+
+    def report(self, values: Iterable[Mapping[str, object]], *lines: str) -> None:
+        """Print `values` with --json, otherwise `lines`."""
+        if self.options.json:
+            print_json(values)
+        else:
+            for line in lines:
+                say(line)
 
 
 Command: TypeAlias = Callable[[SessionsContext], Awaitable[None]]
@@ -387,7 +396,7 @@ def _directories_of_repository(directory: str, known: Sequence[str]) -> tuple[st
 
     :raises ArgumentError: `directory` is not in a repository.
     """
-    from crow.tools.sandbox.policy import linked_repository  # this import takes 140 ms, and only --repo needs it
+    from crow.tools.sandbox.policy import linked_repository  # takes 20 ms, and only --repo needs it
 
     found: dict[Path, Path | None] = {}
 

@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 import tempfile
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -434,8 +435,6 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
         raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
-
-    import tomllib  # takes 10 ms, and a user without a settings file does not need it
 
     try:
         return tomllib.loads(text)

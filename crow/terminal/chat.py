@@ -242,7 +242,7 @@ class Chat:
         if not self._is_first:
             return
         with importing():
-            from crow.store.importers import importable  # takes 30 ms, and only the first chat needs it
+            from crow.store.importers import importable  # takes 10 ms, and only the first chat needs it
 
         found = await asyncio.to_thread(importable, await session_ids(self._loaded))
         for one in found:
