@@ -13,7 +13,7 @@ from crow import adapters
 from crow.cli.output import Column, in_terminal, print_json, print_table
 from crow.cli.sessions import parse_day
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 from crow.serve.tokens import new_token
 from crow.settings import Loaded
 from crow.store import AccessStore, Token
