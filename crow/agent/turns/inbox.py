@@ -23,7 +23,7 @@ from crow.domain.events import NoticeShown
 from crow.domain.messages import Text
 from crow.domain.rendering import parts_text, title_line
 from crow.domain.subagents import TASK_WORDS, WAKE
-from crow.store import QueuedPrompt, Store
+from crow.store import QueuedPrompt, TurnStore
 from crow.tools import WatchedCommand
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Inbox:
     def __init__(
         self,
         branch: Branch,
-        store: Store,
+        store: TurnStore,
         waiting: Sequence[QueuedPrompt],
         *,
         tasks: anyio.abc.TaskGroup,
