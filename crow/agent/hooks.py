@@ -126,13 +126,19 @@ class Hook:
         Commands, searches, MCP tools and calls on files with hard links may touch paths that crow does not know in
         advance. So these calls match any `paths`.
         """
-        names = {call.name, plan.rule_tool or call.name, *(tool for part in plan.each for tool in part.like)}
+        names = {
+            call.name,
+            plan.coverage.rule_tool or call.name,
+            *(tool for part in plan.each for tool in part.coverage.like),
+        }
         if self.tools and not any(fnmatchcase(name, pattern) for name in names for pattern in self.tools):
             return False
         if self.does and not any(effect in does for effect in self.does):
             return False
-        is_open = plan.access in ("execute", "external") or plan.announcement.kind == "search" or plan.has_hard_links
-        places = [name for part in plan.each for name in (*part.rule_paths, *part.other_paths)]
+        is_open = (
+            plan.access in ("execute", "external") or plan.announcement.kind == "search" or plan.touched.has_hard_links
+        )
+        places = [name for part in plan.each for name in (*part.touched.rule_paths, *part.touched.other_paths)]
         return not self.paths or is_open or any(names_path(glob, places, ignore_case=True) for glob in self.paths)
 
 
@@ -475,7 +481,7 @@ def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
                 found.add("fetch")
         case "external":
             found |= {"external", "read", "fetch"}
-            if not plan.is_read_only:
+            if not plan.coverage.is_read_only:
                 found |= {"write", "execute"}
         case "read" | "write" | "fetch" as effect:
             found.add(effect)
@@ -495,7 +501,7 @@ def tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection
     return {
         "call_id": call_id,
         "tool": call.name,
-        "rule_tool": plan.rule_tool or call.name,
+        "rule_tool": plan.coverage.rule_tool or call.name,
         "arguments": arguments,
         "title": plan.announcement.title,
         "does": sorted(does),

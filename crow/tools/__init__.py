@@ -80,65 +80,85 @@ NOTHING_EXCLUDED = ExcludedPaths()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedCall:
-    """The plan of a tool call: what the call would do if it ran. Links are resolved in the paths of the touched files,
-    except in `other_paths`."""
+class Touched:
+    """The file that a call touches. Links are resolved in its paths, except in `other_paths`."""
 
-    announcement: Announcement
-    access: Access
-    is_outside: bool = False
-    """At least one touched file is outside the workspace."""
-    argument: str | None = None
-    """What a permanent permission would cover in addition to the tool's name, such as the command line of `shell` or
-    the URL of `fetch`. None if it would cover only the name."""
     rule_paths: tuple[str, ...] = ()
-    """The paths by which permission rules may name the touched file: the absolute path and, inside cwd, also the
-    relative one."""
-    rule_tool: str | None = None
-    """The tool whose rules apply, if that is not the called tool."""
+    """The paths by which permission rules may name the file: the absolute path and, inside cwd, also the relative
+    one."""
     other_paths: tuple[str, ...] = ()
     """The path as it was given, and hard links to the file. Only deny rules use these paths."""
     has_hard_links: bool = False
-    """The touched file has several names."""
+    """The file has several names."""
     has_unknown_names: bool = False
     """At least one of these names was not found."""
+    is_outside: bool = False
+    """The file is outside the workspace."""
+    is_protected: bool = False
+    """The call writes to a path whose protection is `ask`, or reads a secret place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """What a permission for a call would cover, and which rules cover the call."""
+
+    argument: str | None = None
+    """What a permanent permission would cover in addition to the tool's name, such as the command line of `shell` or
+    the URL of `fetch`. None if it would cover only the name."""
+    wider_arguments: tuple[str, ...] = ()
+    """If the call asks once, an allow rule about one of these also covers it."""
+    narrower_arguments: tuple[str, ...] = ()
+    """A deny rule about one of these also covers the call."""
+    asks_once: bool = False
+    """The user must be asked, but only until they have allowed exactly this `argument` or one of `wider_arguments` in
+    this session."""
+    rule_tool: str | None = None
+    """The tool whose rules apply, if that is not the called tool."""
+    inner_arguments: str | None = None
+    """The arguments of `rule_tool`, if the call is one that calls this tool."""
+    like: tuple[str, ...] = ()
+    """Other tools that together do the same. A deny rule about one of them covers the call. Allow rules about all of
+    them cover it, too."""
+    is_read_only: bool = False
+    """The user's configuration declares this external tool read-only."""
+    fingerprint: str = ""
+    """A hash of the called MCP tool's title, description and schema. An answer "always" holds only for this
+    fingerprint."""
+    definition: str = ""
+    """The title, description and schema as text, perhaps cut."""
+
+
+_NOTHING_TOUCHED = Touched()
+_NAME_ALONE = Coverage()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCall:
+    """The plan of a tool call: what the call would do if it ran."""
+
+    announcement: Announcement
+    """What clients are shown of the call before it runs."""
+    review_text: str = ""
+    """The text that the user should read before they answer."""
+    access: Access
+    """What the call needs."""
+    command_access: CommandAccess | None = None
+    """What the kernel will let a command do. `full` if nothing confines commands, None for other calls."""
+    requested_access: CommandAccess | None = None
+    """The access that the model asked for."""
+    touched: Touched = _NOTHING_TOUCHED
+    coverage: Coverage = _NAME_ALONE
     excluded: ExcludedPaths = NOTHING_EXCLUDED
     """The files that a search or a confined command must leave out; the agent sets this value."""
     url_rules: UrlRules = NO_URL_RULES
     """The rules for the redirects of a fetch; the agent sets this value."""
     fault: str | None = None
     """The error message for the model. A call with a fault must not run."""
-    is_protected: bool = False
-    """The call writes to a path whose protection is `ask`, or reads a secret place."""
     is_barrier: bool = False
     """The call writes files, so no other call may run in parallel."""
-    is_read_only: bool = False
-    """The user's configuration declares this external tool read-only."""
-    asks_once: bool = False
-    """The user must be asked, but only until they have allowed exactly this `argument` or one of `wider_arguments` in
-    this session."""
-    wider_arguments: tuple[str, ...] = ()
-    narrower_arguments: tuple[str, ...] = ()
-    """A deny rule about one of these also covers the call."""
-    review_text: str = ""
-    """The text that the user should read before they answer."""
-    command_access: CommandAccess | None = None
-    """What the kernel will let a command do. `full` if nothing confines commands, None for other calls."""
-    requested_access: CommandAccess | None = None
-    """The access that the model asked for."""
-    fingerprint: str = ""
-    """A hash of the called MCP tool's title, description and schema. An answer "always" holds only for this
-    fingerprint."""
-    definition: str = ""
-    """The title, description and schema as text, perhaps cut."""
-    inner_arguments: str | None = None
-    """The arguments of `rule_tool`, if the call is one that calls this tool."""
     parts: tuple[PlannedCall, ...] = ()
     """One plan for each file, if the call touches several. What is said about one touched file, and what rules say
     about it, is then in the parts. The call may run only if each part may."""
-    like: tuple[str, ...] = ()
-    """Other tools that together do the same. A deny rule about one of them covers the call. Allow rules about all of
-    them cover it, too."""
 
     @property
     def each(self) -> tuple[PlannedCall, ...]:
@@ -148,7 +168,7 @@ class PlannedCall:
     @property
     def paths(self) -> tuple[str, ...]:
         """The absolute paths of the touched files, as far as they are known in advance."""
-        return tuple(dict.fromkeys(part.rule_paths[0] for part in self.each if part.rule_paths))
+        return tuple(dict.fromkeys(part.touched.rule_paths[0] for part in self.each if part.touched.rule_paths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

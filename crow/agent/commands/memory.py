@@ -51,7 +51,7 @@ from crow.domain.messages import Message
 from crow.domain.rendering import code, on_one_line, parts_text
 from crow.domain.tokens import estimate_text
 from crow.store import SessionRow
-from crow.tools import PlannedCall
+from crow.tools import PlannedCall, Touched
 
 BROUGHT_TOKENS = 3_000
 BROUGHT_MESSAGE_CHARS = 800
@@ -309,7 +309,7 @@ def addition_to(path: Path, name: str, before: bytes | None, note: str, *, is_us
 
 
 def plan_of(announcement: Announcement, names: tuple[str, ...]) -> PlannedCall:
-    return PlannedCall(announcement=announcement, access="write", is_protected=True, rule_paths=names)
+    return PlannedCall(announcement=announcement, access="write", touched=Touched(is_protected=True, rule_paths=names))
 
 
 async def ask_and_append(context: CommandContext, addition: Addition, command: Entry) -> StopReason:

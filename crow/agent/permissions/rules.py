@@ -92,32 +92,35 @@ class PermissionRule:
         absolute. A command pattern covers a command that consists of exactly the pattern's words. If the pattern ends
         with `*`, the command may have more words after those of the pattern.
         """
-        if not self.allow or not fnmatchcase(name, self.tool) or call.is_protected or self.is_outdated(call):
+        touched, coverage = call.touched, call.coverage
+        if not self.allow or not fnmatchcase(name, self.tool) or touched.is_protected or self.is_outdated(call):
             return False
-        if call.asks_once:
+        if coverage.asks_once:
             if self.is_pattern and name in ASKED_BY_CONTENT:  # a pattern could match files that the user has not seen
                 return False
-            return self.argument is not None and self.argument in (call.argument, *call.wider_arguments)
+            return self.argument is not None and self.argument in (coverage.argument, *coverage.wider_arguments)
         asked = call.command_access or "full"
         if self.access is not None and ACCESSES.index(asked) > ACCESSES.index(self.access):
             return False
         if self.argument is None:
-            return not call.is_outside
-        if call.access == "execute" and self.is_pattern and call.argument is not None:
-            return allows_command(self.argument, call.argument, asked)
+            return not touched.is_outside
+        if call.access == "execute" and self.is_pattern and coverage.argument is not None:
+            return allows_command(self.argument, coverage.argument, asked)
         if not self.is_pattern:
-            return self.argument in (call.argument, *call.rule_paths)
-        if call.rule_paths:
-            return (not call.is_outside or is_absolute(self.argument)) and names_path(self.argument, call.rule_paths)
-        if call.access == "fetch" and call.argument is not None:
-            return covers_url(self.argument, call.argument)
-        return call.argument is not None and fnmatchcase(call.argument, self.argument)
+            return self.argument in (coverage.argument, *touched.rule_paths)
+        if touched.rule_paths:
+            return (not touched.is_outside or is_absolute(self.argument)) and names_path(
+                self.argument, touched.rule_paths
+            )
+        if call.access == "fetch" and coverage.argument is not None:
+            return covers_url(self.argument, coverage.argument)
+        return coverage.argument is not None and fnmatchcase(coverage.argument, self.argument)
 
     def is_outdated(self, call: PlannedCall) -> bool:
         """Whether the called MCP tool is not the one that the user's answer was about. An older version of crow stored
         no fingerprints, so what its rules were about is unknown."""
         is_by_name = self.is_users or self.is_typed or PLAIN_NAME.fullmatch(self.tool) is None
-        return not is_by_name and self.fingerprint != call.fingerprint
+        return not is_by_name and self.fingerprint != call.coverage.fingerprint
 
     def forbids(self, name: str, call: PlannedCall) -> Certainty:
         """Whether this is a deny rule that covers the call.
@@ -129,12 +132,13 @@ class PermissionRule:
             return "no"
         if self.argument is None:
             return "yes"
-        paths = (*call.rule_paths, *call.other_paths)
-        arguments = (*(() if call.argument is None else (call.argument,)), *call.narrower_arguments)
+        paths = (*call.touched.rule_paths, *call.touched.other_paths)
+        own, narrower = call.coverage.argument, call.coverage.narrower_arguments
+        arguments = narrower if own is None else (own, *narrower)
         if not self.is_pattern:
             return "yes" if self.argument in (*arguments, *paths) else "no"
-        if call.access == "execute" and call.argument is not None:
-            return runs(call.argument, self.argument)
+        if call.access == "execute" and call.coverage.argument is not None:
+            return runs(call.coverage.argument, self.argument)
         if paths:
             return "yes" if names_path(self.argument, paths, ignore_case=True) else "no"
         if call.access == "fetch":
@@ -178,13 +182,13 @@ def decide(
     leaves the workspace or the sandbox is refused if no rule in config.toml allows it. A call with parts is refused if
     one of them is, and allowed if all are.
     """
-    name = call.rule_tool or name
+    name = call.coverage.rule_tool or name
     if call.parts:
         decisions = [decide(name, part, mode, rules, is_bounded=is_bounded) for part in call.parts]
         return _together(call.parts, decisions)
     doubtful = None
     for rule in rules:
-        for tool in (name, *call.like):
+        for tool in (name, *call.coverage.like):
             match forbids(rule, tool, call):
                 case "yes":
                     return Refuse(words=denial(rule, name))
@@ -194,15 +198,15 @@ def decide(
     users = are_covering(name, call, [rule for rule in rules if rule.is_users])
     is_read_command = call.access == "execute" and call.command_access == "read"
     if is_bounded and not users:
-        if call.is_outside:
+        if call.touched.is_outside:
             return Refuse(words=f"{name}: on this server, calls cannot leave the workspace, and nobody can allow this.")
         if call.access == "execute" and call.command_access not in ("read", "write"):
             return Refuse(words=NOT_CONFINED)
     if mode == "plan" and (reason := refusal_in_plan(name, call, is_allowed=users)):
         return Refuse(words=reason)
-    if call.access == "none" and not call.asks_once:
+    if call.access == "none" and not call.coverage.asks_once:
         return Allow(why="touches only the session")
-    is_special = call.is_outside or call.is_protected or call.asks_once
+    is_special = call.touched.is_outside or call.touched.is_protected or call.coverage.asks_once
     if doubtful is not None:
         return Ask(doubtful=doubtful)
     if call.access == "read" and not is_special:
@@ -240,7 +244,7 @@ def are_covering(name: str, call: PlannedCall, rules: Sequence[PermissionRule]) 
     def is_allowed(tool: str) -> bool:
         return any(rule.allows(tool, call) for rule in rules)
 
-    return is_allowed(name) or (bool(call.like) and all(map(is_allowed, call.like)))
+    return is_allowed(name) or (bool(call.coverage.like) and all(map(is_allowed, call.coverage.like)))
 
 
 NOT_CONFINED = (
@@ -257,12 +261,12 @@ def forbids(rule: PermissionRule, name: str, call: PlannedCall) -> Certainty:
     """
     certainty = rule.forbids(name, call)
     reads_too = name in ASKED_BY_CONTENT or (name in SEARCHES and rule.argument is not None)
-    if certainty == "no" and reads_too and call.rule_paths:
+    if certainty == "no" and reads_too and call.touched.rule_paths:
         certainty = rule.forbids("read_file", call)
-    if certainty == "no" and call.access == "execute" and call.argument and is_path_rule(rule, "read_file"):
-        words = (os.path.expanduser(word).removeprefix("./") for word in named_files(call.argument))
+    if certainty == "no" and call.access == "execute" and call.coverage.argument and is_path_rule(rule, "read_file"):
+        words = (os.path.expanduser(word).removeprefix("./") for word in named_files(call.coverage.argument))
         certainty = "maybe" if names_path(rule.argument or "", words, ignore_case=True) else "no"
-    if certainty == "no" and call.has_unknown_names and is_path_rule(rule, name, *["read_file"] * reads_too):
+    if certainty == "no" and call.touched.has_unknown_names and is_path_rule(rule, name, *["read_file"] * reads_too):
         certainty = "maybe"
     return certainty
 
@@ -287,16 +291,16 @@ def doubt(rule: PermissionRule) -> str:
 
 def outdated_rule(name: str, call: PlannedCall, rules: Iterable[PermissionRule]) -> PermissionRule | None:
     """The rule that allowed this MCP tool before its server changed it, or before crow stored fingerprints."""
-    name = call.rule_tool or name
+    name = call.coverage.rule_tool or name
     outdated = (rule for rule in rules if rule.allow and rule.tool == name and rule.is_outdated(call))
     return max(outdated, key=lambda rule: bool(rule.fingerprint), default=None)
 
 
 def change_of_tool(rule: PermissionRule, call: PlannedCall) -> tuple[str, str]:
     """Explain to the user why crow asks again about an MCP tool. Also return what its server changed, as a diff."""
-    if not rule.fingerprint or not call.fingerprint:
+    if not rule.fingerprint or not call.coverage.fingerprint:
         return "You allowed this tool before crow noted what it is. From now on, crow asks again if it changes.", ""
-    lines = unified_diff(rule.definition.split("\n"), call.definition.split("\n"), lineterm="", n=2)
+    lines = unified_diff(rule.definition.split("\n"), call.coverage.definition.split("\n"), lineterm="", n=2)
     changes = "\n".join([*lines][2:]) or "The difference is in the part that is not shown."
     return "You allowed this tool always, but its server has changed it since. The changes:", changes
 
@@ -314,7 +318,7 @@ def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | 
     user's file allows the call."""
     plan = "Read files, search, and write the plan; the user leaves plan mode when they agree with the plan."
     start = f"{name} is not available in plan mode"
-    if call.is_protected:
+    if call.touched.is_protected:
         return f"{start} for protected paths, such as keys and settings. {plan}"
     match call.access:
         case "none" | "read":
@@ -326,7 +330,7 @@ def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | 
                 f"{start} with {call.command_access or 'full'} access: nothing may be changed. A command with "
                 f"read access may run if crow can confine it. {plan}"
             )
-        case "external" if call.is_read_only:
+        case "external" if call.coverage.is_read_only:
             return None
         case "external":
             return f"{start}, unless its server's table in config.toml lists the tool in read_only. {plan}"
@@ -530,7 +534,7 @@ def scope_text(rule: PermissionRule, cwd: str) -> str:
 
 def rules_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> tuple[PermissionRule, ...]:
     """Return the rules to store when the user answers "always" for this call: one for each kind of part."""
-    name = call.rule_tool or name
+    name = call.coverage.rule_tool or name
     return tuple(dict.fromkeys(rule_for(name, part, allow=allow, cwd=cwd) for part in call.each))
 
 
@@ -541,17 +545,17 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Permissi
     line with at most the same access. An allow rule applies only in `cwd`.
     """
     rule = PermissionRule(
-        tool=call.rule_tool or name,
-        argument=call.argument,
+        tool=call.coverage.rule_tool or name,
+        argument=call.coverage.argument,
         allow=allow,
         access=call.command_access if allow else None,
         cwd=normal_cwd(cwd) if allow else None,
-        fingerprint=call.fingerprint if allow else "",
-        definition=call.definition if allow else "",
+        fingerprint=call.coverage.fingerprint if allow else "",
+        definition=call.coverage.definition if allow else "",
     )
-    if not call.is_outside or not call.rule_paths:
+    if not call.touched.is_outside or not call.touched.rule_paths:
         return rule
-    path = call.rule_paths[0]
+    path = call.touched.rule_paths[0]
     return replace(rule, argument=path, is_pattern="*" not in path and "?" not in path)
 
 
@@ -564,8 +568,8 @@ def rule_for_writes(cwd: str) -> PermissionRule:
 def allowing_rule(name: str, call: PlannedCall) -> str:
     """Return the narrowest rule that would allow this call if the user's settings contained that rule. Return "" if no
     single rule would."""
-    name = call.rule_tool or name
-    arguments = (*reversed(call.each[0].rule_paths), call.argument)
+    name = call.coverage.rule_tool or name
+    arguments = (*reversed(call.each[0].touched.rule_paths), call.coverage.argument)
     for text in (*(f"{name}({argument})" for argument in arguments if argument), name):
         if all(any(rule.allows(name, part) for rule in user_rules([text], ())) for part in call.each):
             return text

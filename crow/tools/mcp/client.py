@@ -421,7 +421,9 @@ class McpToolbox:
                 return tools.PlannedCall(announcement=announcement, access="none")
             if call.name == CALL_TOOL.name:
                 inner = inner_call(call)
-                return replace(await self._plan(inner), rule_tool=inner.name, inner_arguments=inner.arguments)
+                plan = await self._plan(inner)
+                coverage = replace(plan.coverage, rule_tool=inner.name, inner_arguments=inner.arguments)
+                return replace(plan, coverage=coverage)
             if call.name in RESOURCE_TOOLS and self._connections:
                 return await self._plan_reading(call)
         except ArgumentError as error:
@@ -436,9 +438,11 @@ class McpToolbox:
             announcement=unknown if found is None else found[0].announce(found[1].title),
             access="external",
             fault=self._fault(call, found),
-            is_read_only=found is not None and found[1].is_read_only,
-            fingerprint="" if found is None else found[1].fingerprint,
-            definition="" if found is None else found[1].definition,
+            coverage=tools.Coverage(
+                is_read_only=found is not None and found[1].is_read_only,
+                fingerprint="" if found is None else found[1].fingerprint,
+                definition="" if found is None else found[1].definition,
+            ),
         )
 
     async def _run(
@@ -467,7 +471,7 @@ class McpToolbox:
         if found is None or fault is not None:
             return tools.Outcome(text=fault or "", is_error=True)
         connection, tool = found
-        if planned is not None and planned.fingerprint not in ("", tool.fingerprint):
+        if planned is not None and planned.coverage.fingerprint not in ("", tool.fingerprint):
             text = f"{call.name} was not called: its server changed the tool after the call was planned. Call it again."
             return tools.Outcome(text=text, is_error=True)
         return await connection.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
@@ -488,9 +492,11 @@ class McpToolbox:
         return tools.PlannedCall(
             announcement=connection.announce(subject, "read"),
             access="external",
-            rule_tool=f"{connection.prefix}__{READ_RESOURCE.name}",
-            narrower_arguments=(subject,),
-            is_read_only=connection.is_reading_read_only,
+            coverage=tools.Coverage(
+                rule_tool=f"{connection.prefix}__{READ_RESOURCE.name}",
+                narrower_arguments=(subject,),
+                is_read_only=connection.is_reading_read_only,
+            ),
         )
 
     async def _read(self, call: ToolCall, call_id: str) -> tools.Outcome:
@@ -576,7 +582,7 @@ def masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
         announcement=masked_announcement(plan.announcement, mask),
         fault=None if plan.fault is None else mask(plan.fault),
         review_text=mask(plan.review_text),
-        definition=mask(plan.definition),
+        coverage=replace(plan.coverage, definition=mask(plan.coverage.definition)),
     )
 
 
