@@ -79,7 +79,7 @@ def prepare_prompts(programs: Path, settings: Settings) -> None:
         from crow.tools.sandbox.confiner import choose_sandbox
 
         threading.Thread(target=choose_sandbox, args=(Programs(programs),), daemon=True).start()
-    import crow.agent.runner
+    import crow.agent.sessions.runner
     import crow.llm.client
     import crow.tools.mcp.client  # noqa: F401
     from crow.llm.wires import wire_named

@@ -11,8 +11,8 @@ from typing import cast, get_args
 import anyio
 
 from crow.agent.commands import parse
-from crow.agent.pending import PendingPrompt
-from crow.agent.session import Session
+from crow.agent.sessions.pending import PendingPrompt
+from crow.agent.sessions.session import Session
 from crow.agent.templates import ParsedCommand
 from crow.domain.entries import Command, Entry, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError, StoreUnavailable
@@ -40,10 +40,10 @@ PAUSE_S = 0.5
 class HostedFollower:
     """Follows a session in the store, and shows its clients the entries that other processes add.
 
-    This class implements :class:`crow.agent.session.SessionFollower`. The store reports each entry of the session
-    exactly once and in order. Entries that this process stored are skipped, because the clients of this process got the
-    updates when the entries were stored. For entries of another process, the clients here get the same updates as the
-    clients of that process. They do not get questions or the progress of calls.
+    This class implements :class:`crow.agent.sessions.session.SessionFollower`. The store reports each entry of the
+    session exactly once and in order. Entries that this process stored are skipped, because the clients of this process
+    got the updates when the entries were stored. For entries of another process, the clients here get the same updates
+    as the clients of that process. They do not get questions or the progress of calls.
 
     The owner must call `begin` before the session runs, and then run `run` until the session is closed.
     """
@@ -89,7 +89,7 @@ class HostedFollower:
                 self._clients.feed.put(item)
 
     async def until_free(self) -> None:
-        """See :class:`crow.agent.session.SessionFollower`."""
+        """See :class:`crow.agent.sessions.session.SessionFollower`."""
         with anyio.move_on_after(TRY_AGAIN_S):
             if self._is_free:  # the store has not reported the other turn yet
                 await self._news.wait()
@@ -97,7 +97,7 @@ class HostedFollower:
                 await self._news.wait()
 
     async def reached(self, entry_id: int) -> None:
-        """See :class:`crow.agent.session.SessionFollower`."""
+        """See :class:`crow.agent.sessions.session.SessionFollower`."""
         self._awaited = max(self._awaited, entry_id)
         self._hurry()
         with anyio.move_on_after(CATCH_UP_S):

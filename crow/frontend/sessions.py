@@ -13,10 +13,11 @@ from typing import Any, Literal
 import anyio
 import anyio.abc
 
-from crow.agent import changes_of_own, new_session_id
-from crow.agent.branch import option_changes, options_at, usable_options
-from crow.agent.permissions import bind_rules
-from crow.agent.session import Session
+from crow.agent import new_session_id
+from crow.agent.history.branch import option_changes, options_at, usable_options
+from crow.agent.permissions.rules import bind_rules
+from crow.agent.sessions.session import Session
+from crow.agent.subagents.kinds import changes_of_own
 from crow.agent.workspace import WorkspaceContents, notice_of_workspace
 from crow.domain.entries import NewEntry, Note
 from crow.domain.errors import (

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from crow import __version__
-from crow.agent.pending import PendingPrompt
-from crow.agent.session import Session
+from crow.agent.sessions.pending import PendingPrompt
+from crow.agent.sessions.session import Session
 from crow.domain.entries import Command, Entry, TurnEnd, User
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError
 from crow.domain.events import ElicitationKind, EntryStored

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from crow.agent.permissions import MODES
+from crow.agent.permissions.rules import MODES
 from crow.domain.errors import ArgumentError
 from crow.domain.text import on_one_line, plural, safe
 from crow.frontend.frames import RequestError

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 import anyio
 
 from crow import adapters
-from crow.agent.permissions import MODES
+from crow.agent.permissions.rules import MODES
 from crow.app import Wiring, recording
 from crow.domain.errors import ArgumentError, CrowError, UserError
 from crow.frontend import frames

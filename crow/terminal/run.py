@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from crow.agent.permissions import typed_rule
+from crow.agent.permissions.rules import typed_rule
 from crow.domain.errors import ArgumentError
 from crow.domain.text import safe
 from crow.frontend.frames import RequestError

@@ -14,8 +14,8 @@ import pytest
 
 from crow.agent.compaction.budget import CompactionPolicy, gauge_on
 from crow.agent.hooks import Hooks
-from crow.agent.pending import PendingPrompt
-from crow.agent.session import Session
+from crow.agent.sessions.pending import PendingPrompt
+from crow.agent.sessions.session import Session
 from crow.domain.entries import Checkpoint, ModelRequest, TurnEnd
 from crow.domain.errors import NetworkError, TurnError
 from crow.domain.events import CompactionChanged, Event, SummaryShown
