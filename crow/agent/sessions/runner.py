@@ -27,7 +27,7 @@ from crow.agent.permissions.judge import Permissions
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
 from crow.agent.subagents.kinds import OfferedAgents, Speciality
-from crow.agent.subagents.subagents import SubAgents, ToolSubset
+from crow.agent.subagents.subagents import Subagents, ToolSubset
 from crow.agent.templates import ParsedCommand, fill_prompt
 from crow.agent.turns.adapters import WaitableToolbox
 from crow.agent.turns.cost import Budget
@@ -40,6 +40,7 @@ from crow.domain.entries import Command, NewEntry, PlanItem, StopReason, TurnEnd
 from crow.domain.errors import ArgumentError, CrowError, StoreError, ToolServerError
 from crow.domain.events import CommandsChanged
 from crow.domain.messages import Part, ToolCall
+from crow.domain.text import plural
 from crow.domain.tokens import estimate_tools
 from crow.llm import Model
 from crow.tools import Ports, ServerStatus, Toolbox
@@ -72,7 +73,7 @@ class TurnRunner:
             session.branch, contains=session.workspace.contains, user_file=session.adapters.user_instructions
         )
         self._kind = Speciality.stored(session.branch.row.config)
-        """The kind of this session. It sets limits only if the session is a sub-agent of some kind and a client has
+        """The kind of this session. It sets limits only if the session is a subagent of some kind and a client has
         opened it as a session of its own."""
         self._permissions = Permissions(session.branch, session.client, session.workspace, limit=self._kind.mode)
         self._hooks = self._make_hooks(session.branch)
@@ -100,7 +101,7 @@ class TurnRunner:
             tasks=lambda: session.tasks,
             has_turn=lambda: self.turn is not None,
         )
-        self.subagents = SubAgents(
+        self.subagents = Subagents(
             adapters=session.adapters,
             parent=session.branch,
             client=session.client,
@@ -411,7 +412,7 @@ class TurnRunner:
             return None
         offered = await self._offer(toolbox)
         for server in ready:
-            count = f"{server.tools} tool{'s' * (server.tools != 1)}"
+            count = plural(server.tools, "tool")
             joined = f"The model has {count} of it from now on."
             await self._session.report(f"MCP server {server.name} is ready", joined, severity="info")
         return offered

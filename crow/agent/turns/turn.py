@@ -47,6 +47,7 @@ from crow.domain.errors import (
 )
 from crow.domain.events import EntryStored
 from crow.domain.messages import Answer, ToolCall
+from crow.domain.text import plural
 from crow.llm import Attempt, Model, Request, Stream, cost_of
 from crow.tools import PlannedCall, Toolbox
 
@@ -197,7 +198,7 @@ class Turn:
             if count in POINT_OUT:
                 text = REPEATED.format(name=name, count=count)
                 await self._branch.record([NewEntry(body=Reminder(text=text))])
-        steps = "1 step" if self._steps == 1 else f"{self._steps} steps"
+        steps = plural(self._steps, "step")
         return await self._stop(f"Stopped after {steps} ({self._bounded_by}). Send another prompt to continue.")
 
     @property
