@@ -3,8 +3,8 @@
 The store itself writes both, the same from each seed. The session has 40,000 entries on its path, 600 MB of tool
 output, 200 compactions and 50 branches that were left. The database has 10,000 more sessions. `--keep DIR` leaves the
 database there, and a later run with the same directory uses it again. Rows over ACP are from a real process. With
-`--postgres`, the session is in a new database of the server that `benchmarks.postgres` uses, and only loads and commands
-in the session are measured.
+`--postgres`, they are in a new database of the server that `benchmarks.postgres` uses, and only loads and commands in
+the session are measured.
 """
 
 from __future__ import annotations
@@ -587,10 +587,7 @@ def main() -> None:
     home = options.keep or Path(tempfile.mkdtemp(prefix="crow-bench-"))
     home.mkdir(parents=True, exist_ok=True)
     try:
-        if options.postgres:
-            rows = asyncio.run(measure_postgres(home, size))
-        else:
-            rows = measure(home, size, only=options.only)
+        rows = asyncio.run(measure_postgres(home, size)) if options.postgres else measure(home, size, only=options.only)
     finally:
         if options.keep is None:
             shutil.rmtree(home)
