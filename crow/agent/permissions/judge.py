@@ -60,7 +60,7 @@ UNANSWERED = (
 class Permissions:
     """Decides whether calls of one session may run, and asks the user where needed.
 
-    The mode and the rules are read for each call, so a change applies from the next call on. A sub-agent uses its
+    The mode and the rules are read for each call, so a change applies from the next call on. A subagent uses its
     session's instance, or an instance that allows less. `rules` are the rules of the user's file.
     """
 

@@ -23,7 +23,7 @@ from crow.agent.permissions.command_line import Certainty, named_files, runs, si
 from crow.agent.permissions.command_risks import find_risk
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
-from crow.domain.rendering import title_line
+from crow.domain.text import shorten, title_line
 from crow.store import SessionRow
 from crow.tools import AGENT_MODES, NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, PlannedCall, Workspace
 from crow.tools.urls import NO_URL_RULES, UrlRules, covers_url, url_expression
@@ -256,7 +256,7 @@ NOT_CONFINED = (
 def forbids(rule: PermissionRule, name: str, call: PlannedCall) -> Certainty:
     """Whether a deny rule covers the call.
 
-    A rule that denies a file to `read_file` also denies it to searches, skills and sub-agents. If a command names a
+    A rule that denies a file to `read_file` also denies it to searches, skills and subagents. If a command names a
     file that is denied to `read_file`, the result is "maybe".
     """
     certainty = rule.forbids(name, call)
@@ -586,7 +586,7 @@ def rule_words(rule: PermissionRule) -> str:
     if rule.argument is None:
         return f"every {rule.tool} call {place}"
     line = " ".join(rule.argument.split())
-    shown = f"`{line if len(line) <= 60 else line[:57] + '...'}`"
+    shown = f"`{shorten(line, 60)}`"
     if rule.tool == "sampling":
         return f"requests of {shown} to your model {place}"
     limit = f" with access {rule.access}" if rule.access in ("read", "write") else ""
