@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
-from crow.domain.entries import Announcement, Attachment, CallRef, PlanItem
+from crow.domain.entries import Announcement, Attachment, PlanItem
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
-from crow.domain.messages import AssistantMessage, Image, JsonObject, ToolCall, ToolSpec, Usage, UserMessage
+from crow.domain.messages import Image, JsonObject, ToolCall, ToolSpec, Usage
 from crow.tools.process import Process
+from crow.tools.sampling import Sampler
 from crow.tools.urls import NO_URL_RULES, UrlRules
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
@@ -640,60 +641,6 @@ class BackgroundWatcher(Protocol):
 
     async def watch(self, call_id: str, command: WatchedCommand) -> None:
         """Watch a command that the call has started. Return at once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingRequest:
-    """A request of an MCP server to the session's model. The server sends it while it works on a call from crow."""
-
-    server: str
-    prefix: str
-    """The server's name in permission rules: `sampling(prefix)`."""
-    call: CallRef
-    """The call that the server works on."""
-    name: str
-    """The tool's name in that call."""
-    arguments: str
-    """The arguments of that call."""
-    announcement: Announcement
-    """The announcement of that call."""
-    system: str
-    messages: tuple[UserMessage | AssistantMessage, ...]
-    """The roles of the messages alternate."""
-    max_tokens: int
-    stop_sequences: tuple[str, ...] = ()
-    """The answer ends before the first occurrence of one of these."""
-    is_read_only: bool = False
-    """If set, the user's settings allow the server to send requests to the model in plan mode."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingAnswer:
-    """The model's answer to a server."""
-
-    text: str
-    model: str
-    """The model's name."""
-    stop: Literal["end", "length", "stop_sequence"] = "end"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingRefusal:
-    """The reason why a server gets no answer from the model."""
-
-    words: str
-    is_users: bool = False
-    """If set, the user did not allow an answer."""
-
-
-class Sampler(Protocol):
-    """Lets the session's model answer MCP servers."""
-
-    async def sample(
-        self, request: SamplingRequest, on_progress: Callable[[int], Awaitable[None]]
-    ) -> SamplingAnswer | SamplingRefusal:
-        """Ask the user for permission, and then ask the model. `on_progress` is called with the length of the answer so
-        far, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -183,7 +183,7 @@ attempt(lambda: socket.socket(socket.AF_UNIX).connect("/tmp/own"))
 def test_sockets_of_the_settings_are_reported_where_they_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     from crow.tools.sandbox import confiner
 
-    monkeypatch.setattr(confiner, "probe_bubblewrap", lambda *_: "not for this test")
+    monkeypatch.setattr(confiner, "_probe_bubblewrap", lambda *_: "not for this test")
     monkeypatch.setattr(confiner, "_probed", {})
 
     async def scenario(place: Place) -> Any:

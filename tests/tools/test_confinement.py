@@ -123,7 +123,7 @@ def test_a_test_run_with_caches_needs_no_write() -> None:
 
 def test_tests_and_linters_need_no_write_even_without_a_throwaway_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Landlock has no layer, so caches that are usually in the workspace get a place of their own."""
-    monkeypatch.setattr(confiner, "probe_bubblewrap", lambda *_: "not for this test")
+    monkeypatch.setattr(confiner, "_probe_bubblewrap", lambda *_: "not for this test")
     monkeypatch.setattr(confiner, "_probed", {})
 
     async def scenario(place: Place) -> Any:
@@ -488,7 +488,7 @@ async def ignore(_text: str) -> None: ...
 @pytest.fixture
 def no_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
     """bubblewrap does not work."""
-    monkeypatch.setattr(confiner, "probe_bubblewrap", lambda *_: "bwrap: no permissions to create namespaces")
+    monkeypatch.setattr(confiner, "_probe_bubblewrap", lambda *_: "bwrap: no permissions to create namespaces")
     monkeypatch.setattr(confiner, "_probed", {})
 
 
@@ -558,7 +558,7 @@ ADVICE = 'Use the access "full"; the user will be asked.'
 async def test_nothing_runs_unconfined_if_no_sandbox_works(
     root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(confiner, "probe_landlock", lambda: "Landlock: this kernel does not have it")
+    monkeypatch.setattr(confiner, "_probe_landlock", lambda: "Landlock: this kernel does not have it")
     monkeypatch.setattr(confiner, "_probed", {})
     monkeypatch.setattr(programs, "SYSTEM_PLACES", ())
     problem = "bubblewrap is not installed. Landlock: this kernel does not have it."

@@ -38,7 +38,7 @@ def test_a_command_cannot_change_the_python_that_runs_crow(
     user: str, needs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if needs == "Landlock":
-        monkeypatch.setattr(confiner, "probe_bubblewrap", lambda *_: "not for this test")
+        monkeypatch.setattr(confiner, "_probe_bubblewrap", lambda *_: "not for this test")
         monkeypatch.setattr(confiner, "_probed", {})
 
     async def scenario(place: Place) -> Any:

@@ -38,7 +38,7 @@ from crow.store.watching import News
 
 logger = logging.getLogger(__name__)
 
-END_S = 5.0
+_END_S = 5.0
 TITLE_CHARS = 80
 
 Options: TypeAlias = Mapping[Literal["model", "thought_level"], str]
@@ -297,7 +297,7 @@ class Branch:
 
     async def follow(self, news: News) -> tuple[Entry, ...]:
         """Take over what other processes have changed. The caller passes every `News` of
-        :class:`crow.store.watching.Watcher`, in order. Returns the entries in `news` that other processes stored.
+        :class:`crow.store.watching.Watcher`, in order. Return the entries in `news` that other processes stored.
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """
@@ -357,7 +357,7 @@ class Branch:
         """
         self.store_at_end([NewEntry(body=end)])
         self._refusal = None
-        with anyio.move_on_after(END_S, shield=True):
+        with anyio.move_on_after(_END_S, shield=True):
             await self.settle()
         if self._refusal is not None:
             raise self._refusal

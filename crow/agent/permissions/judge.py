@@ -36,9 +36,10 @@ from crow.agent.permissions.rules import (
 from crow.domain.entries import CallRef
 from crow.domain.messages import ToolCall
 from crow.store import SessionChanges
-from crow.tools import Coverage, PlannedCall, SamplingRequest, Workspace
+from crow.tools import Coverage, PlannedCall, Workspace
+from crow.tools.sampling import SamplingRequest
 
-REJECTED = (
+_REJECTED = (
     "The user did not allow this call. Do not try it again unasked; ask the user what they want instead. If they "
     "change their mind, they can allow the call when you ask again, or with /permissions."
 )
@@ -51,7 +52,7 @@ CANNOT_ASK = (
 )
 
 
-UNANSWERED = (
+_UNANSWERED = (
     "The user was asked whether this call may run, and did not answer in time. So the call did not run. Do not try it "
     "again unasked; say what it was for, so that the user can come back to it."
 )
@@ -202,4 +203,4 @@ class Permissions:
             await self._branch.change(SessionChanges(permissions=(*known, *new)))
         if allows:
             return Allow(why=f"{answer.replace('_', ' ')} by the user")
-        return Refuse(words={"cannot_ask": CANNOT_ASK, "unanswered": UNANSWERED}.get(answer, REJECTED))
+        return Refuse(words={"cannot_ask": CANNOT_ASK, "unanswered": _UNANSWERED}.get(answer, _REJECTED))

@@ -91,7 +91,7 @@ class TurnRunner:
         client, branch = self._conversation.client, self._branch
         return Ports(
             log=log,
-            plan=CurrentPlan(branch),
+            plan=_CurrentPlan(branch),
             subagents=self.subagents,
             agents=OfferedAgents(adapters=self._adapters, permissions=self._permissions),
             elicitation=client,
@@ -263,17 +263,17 @@ class TurnRunner:
             if not await anyio.to_thread.run_sync(self._permissions.may_read(), resolved):
                 return None
             call = ToolCall(id="", name=READ_TOOL, arguments=json.dumps({"path": str(resolved)}))
-            outcome = await (await self.tools.toolbox()).run(call, "", ignore)
+            outcome = await (await self.tools.toolbox()).run(call, "", _ignore)
         except (CrowError, OSError, ValueError):
             return None
         return None if outcome.is_error or outcome.images else outcome.text
 
 
-async def ignore(_: str) -> None:
+async def _ignore(_: str) -> None:
     """Drop the output of a running call."""
 
 
-class CurrentPlan:
+class _CurrentPlan:
     """See :class:`crow.tools.Plan`."""
 
     def __init__(self, branch: Branch) -> None:

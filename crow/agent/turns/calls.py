@@ -25,12 +25,12 @@ from crow.domain.events import CallAnnounced, CallEnded, CallProgressed
 from crow.domain.messages import ToolCall
 from crow.tools import Outcome, PlannedCall, Toolbox
 
-CUT_CHARS = 48_000
+_CUT_CHARS = 48_000
 """The model sees at most this many characters of a result."""
-SOON_S = 0.05
+_SOON_S = 0.05
 """If a call only reads, its `started` entry is stored together with the result. But if the call still runs after this
 many seconds, the entry is stored at once."""
-CANCELLED_BY_USER = (
+_CANCELLED_BY_USER = (
     "The user cancelled this call while it ran. It may have had effects. Do not run it again unasked; go on without it."
 )
 
@@ -92,7 +92,7 @@ class Calls:
     async def run(
         self, entry: int, answer: Assistant, plans: Sequence[PlannedCall]
     ) -> tuple[tuple[ToolCall, ToolResult], ...]:
-        """Run all calls of `answer`, which is stored as `entry`. Returns the calls with their results, in order.
+        """Run all calls of `answer`, which is stored as `entry`. Return the calls with their results, in order.
 
         :raises ~crow.domain.errors.StoreError: a result could not be stored.
         """
@@ -189,12 +189,12 @@ class Calls:
                 started = []
             self.ran = True
             begun = time.monotonic()
-            async with after_delay(SOON_S, partial(self._store_started, started)):
+            async with after_delay(_SOON_S, partial(self._store_started, started)):
                 with scope:
                     outcome = await self.toolbox.run(opened.call, opened.ref.call_id, publish_progress, planned=plan)
                 duration_ms = round((time.monotonic() - begun) * 1000)
             if outcome is None:
-                text = f"{CANCELLED_BY_USER} Its output until then:\n\n{shown}" if shown else CANCELLED_BY_USER
+                text = f"{_CANCELLED_BY_USER} Its output until then:\n\n{shown}" if shown else _CANCELLED_BY_USER
                 outcome = Outcome(text=text, is_error=True, raw_output={"cancelled": True})
             await self._answer(opened, outcome, duration_ms=duration_ms, before=started)
             await self._hooks.after_tool(opened.call, plan, self._results[opened.ref])
@@ -217,7 +217,7 @@ class Calls:
         """Store the result of a call. The entries in `before` are stored in the same transaction, ahead of the
         result."""
         fitting = self._gauge.cut_result(outcome.text, beside=self._calls_in_step)
-        cut = min(each for each in (CUT_CHARS, fitting, outcome.max_chars) if each is not None)
+        cut = min(each for each in (_CUT_CHARS, fitting, outcome.max_chars) if each is not None)
         result = ToolResult(
             call=opened.ref,
             name=opened.call.name,
