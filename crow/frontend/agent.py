@@ -15,6 +15,7 @@ import anyio.abc
 
 from crow import __version__
 from crow.agent import new_message_id
+from crow.agent.history.options import set_mode, set_model, set_option
 from crow.domain.entries import Entry
 from crow.domain.errors import ArgumentError, AuthError, CrowError, FilesElsewhere, NoSuchSession, StoreError
 from crow.domain.trace_context import use_trace_context
@@ -545,7 +546,7 @@ class AcpAgent:
     async def _set_mode(self, params: RequestParams) -> dict[str, Any]:
         mode = mode_named(params["modeId"])
         async with self._sessions.locked(params["sessionId"]) as opened:
-            await opened.session.branch.set_mode(mode)
+            await set_mode(opened.session.branch, mode)
             await opened.flushed()
         return {}
 
@@ -555,11 +556,11 @@ class AcpAgent:
             value = option_value(option, params["value"], model=branch.row.model, models=self._host.models)
             match option:
                 case "mode":
-                    await branch.set_mode(str(value))
+                    await set_mode(branch, str(value))
                 case "model":
-                    await branch.set_model(str(value))
+                    await set_model(branch, str(value))
                 case _:
-                    await branch.set_option(option, value)
+                    await set_option(branch, option, value)
             await opened.flushed()
             return {"configOptions": self._sessions.options(opened.session)}
 

@@ -11,7 +11,7 @@ import anyio.to_thread
 from crow.agent import new_session_id
 from crow.agent.commands.branches import Place, find_place
 from crow.agent.commands.context import CommandContext
-from crow.agent.history.branch import option_changes, options_at, usable_options
+from crow.agent.history.options import option_changes, options_at, usable_options
 from crow.agent.permissions.rules import (
     MODES,
     PermissionRule,

@@ -17,7 +17,9 @@ from crow.agent.commands.handlers import answer
 from crow.agent.compaction.checkpoint import READ_TOOL
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.history.branch import Branch
+from crow.agent.history.options import set_mode, set_model
 from crow.agent.history.recall import BranchLog
+from crow.agent.history.titles import set_default_title
 from crow.agent.permissions.judge import Permissions
 from crow.agent.sessions.between import BetweenTurns
 from crow.agent.sessions.conversation import Conversation
@@ -157,7 +159,7 @@ class TurnRunner:
         """Store the prompt and answer it. `unread` has texts for the user about resources that could not be
         attached."""
         await self._branch.record([NewEntry(body=user, model=self._branch.row.model)])
-        await self._branch.set_default_title()
+        await set_default_title(self._branch)
         for words in unread:
             await self._conversation.report("A resource could not be attached", words)
         return await self._run_turn()
@@ -210,8 +212,8 @@ class TurnRunner:
             models=self._adapters.models,
             rules=self._adapters.settings().rules,
             compactor=compactor,
-            set_mode=self._branch.set_mode,
-            set_model=self._branch.set_model,
+            set_mode=partial(set_mode, self._branch),
+            set_model=partial(set_model, self._branch),
             move=self._conversation.move,
             run_prompt=self._run_user,
             toolbox=self.tools.toolbox,
