@@ -192,6 +192,7 @@ def tool_settings(loaded: LoadedSource, asker: LoginAsker | None = None) -> Tool
         agent_folders=(loaded().paths.config_file.parent / "agents",),
         server_places=(loaded().paths.cache_dir / "servers", *map(Path, runtime)),
         fetches_private=loaded().settings.permissions.fetch_private,
+        checks=loaded().settings.checks,
         keys=lambda: hidden_keys(loaded()),
         login_folder=login_folder(loaded().paths),
         on_secrets=mask_in_log,
