@@ -81,8 +81,9 @@ def meta_for(call_id: str, planned: PlannedCall | None = None) -> mcp.RequestPar
     argument = planned.argument if planned is not None else None
     excluded = asdict(planned.excluded if planned is not None else NOTHING_EXCLUDED)
     url_rules = asdict(planned.url_rules if planned is not None else NO_URL_RULES)
-    meta = {CALL_ID: call_id, PATHS: paths, ARGUMENT: argument, EXCLUDED: excluded, URL_RULES: url_rules}
-    meta |= {FOLLOWED: planned is not None and planned.is_followed}
+    is_followed = planned is not None and planned.is_followed
+    meta: dict[str, object] = {CALL_ID: call_id, PATHS: paths, ARGUMENT: argument, FOLLOWED: is_followed}
+    meta |= {EXCLUDED: excluded, URL_RULES: url_rules}
     return cast(mcp.RequestParamsMeta, meta)
 
 
