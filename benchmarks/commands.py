@@ -33,7 +33,10 @@ SETUP = (
     "printf 'x = 1\\n' >app.py && git add . && git commit -qm first && printf '\\351t\\351\\n' >latin.txt && "
     "head -c 3000 /dev/zero >zeros.bin"
 )
-LOG = 'for n in $(seq {count}); do echo "$n: compiled module_$n.o from module_$n.c"; [ $n = {at} ] && echo "module_{at}.c:7: error: no nest"; done; exit {code}'
+LOG = (
+    'for n in $(seq {count}); do echo "$n: compiled module_$n.o from module_$n.c"; '
+    '[ $n = {at} ] && echo "module_{at}.c:7: error: no nest"; done; exit {code}'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,8 @@ COMMANDS = (
     Command(name="a long line", line="head -c 300000 /dev/zero | tr '\\0' x; echo; echo the end", tells=["the end"]),
     Command(name="colours", line="for n in 1 2 3; do printf '\\033[32mok\\033[0m %s\\n' $n; done",
             tells=[r"\Aok 1\nok 2\nok 3\Z"]),
-    Command(name="a progress bar", line="for n in $(seq 3000); do printf '\\rBuilding %s of 3000' $n; done; echo; echo built",
+    Command(name="a progress bar",
+            line="for n in $(seq 3000); do printf '\\rBuilding %s of 3000' $n; done; echo; echo built",
             tells=[r"\ABuilding 3000 of 3000\nbuilt\Z"]),
     Command(name="repeated lines", line="for n in $(seq 5000); do echo 'warning: old nest'; done; echo done",
             tells=["5,000 times", "done"]),
@@ -99,7 +103,8 @@ COMMANDS = (
     Command(name="failing tests", line="python3 -m unittest discover -s tests 2>&1 | tail -40",
             tells=["AssertionError: 1 != 2", r"FAILED \(failures=1\)", "1, 0"]),
     Command(name="a process that is left over", line="sleep 600 & echo started", tells=["started"]),
-    Command(name="text about failures", line="printf 'a.py:3:raise PermissionError\\n' >$TMPDIR/l; cat $TMPDIR/l; echo Permission denied",
+    Command(name="text about failures",
+            line="printf 'a.py:3:raise PermissionError\\n' >$TMPDIR/l; cat $TMPDIR/l; echo Permission denied",
             tells=["raise PermissionError"], hides=[r"\[Access"]),
 )  # fmt: skip
 

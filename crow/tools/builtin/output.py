@@ -68,8 +68,8 @@ def _last_state(line: str) -> str:
 
 
 class PipeStatuses:
-    """Lets bash report the exit codes of all commands in pipes, so that a failure does not go unnoticed because the last
-    command of its pipe succeeded."""
+    """Lets bash report the exit codes of all commands in pipes, so that a failure is noticed although the last command
+    of its pipe succeeded."""
 
     def __init__(self, command: str) -> None:
         self._mark = f"crow-{secrets.token_hex(8)}"
