@@ -160,6 +160,8 @@ class PlannedCall:
     parts: tuple[PlannedCall, ...] = ()
     """One plan for each file, if the call touches several. What is said about one touched file, and what rules say
     about it, is then in the parts. The call may run only if each part may."""
+    is_followed: bool = False
+    """A later call of the same step also changes files, so the user's checks wait; the agent sets this value."""
 
     @property
     def each(self) -> tuple[PlannedCall, ...]:

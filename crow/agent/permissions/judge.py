@@ -108,7 +108,8 @@ class Permissions:
         name = plan.coverage.rule_tool or call.name
         rules = current_rules(self._whole.rules, self._branch.row)
         if plan.parts:
-            return replace(plan, parts=tuple([await self.complete(call, part) for part in plan.parts]))
+            parts = tuple([await self.complete(call, part) for part in plan.parts])
+            return replace(plan, parts=parts, excluded=excluded_paths(name, rules))
         if plan.touched.has_hard_links and any(
             is_path_rule(rule, name, *plan.coverage.like, "read_file") for rule in rules
         ):

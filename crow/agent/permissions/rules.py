@@ -40,6 +40,7 @@ _WITH_ARGUMENT = (
     "sampling",
 )
 _SEARCHES = ("grep", "list_files")
+_CHANGES = ("edit_file", "write_file", "apply_patch")
 _ASKED_BY_CONTENT = ("skill", "task")
 """Tools that load a file of the workspace, such as a skill, only if the user allows it. If the file's content changes,
 crow asks the user again."""
@@ -342,8 +343,9 @@ def _refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str |
 
 
 def excluded_paths(name: str, rules: Sequence[PermissionRule]) -> ExcludedPaths:
-    """Return the files that a search must leave out, or that a confined command must not read."""
-    if name not in (*_SEARCHES, "shell"):
+    """Return the files that a search must leave out, or that a confined command must not read. A change of a file runs
+    the user's checks, which are such commands."""
+    if name not in (*_SEARCHES, *_CHANGES, "shell"):
         return NOTHING_EXCLUDED
     tools = ("read_file", name) if name in _SEARCHES else ("read_file",)
     denials = [rule for rule in rules if is_path_rule(rule, *tools)]
