@@ -160,9 +160,7 @@ class KernelConfiner:
     `directories` are the directories of the workspace.
     """
 
-    def __init__(
-        self, directories: Sequence[Path], options: SandboxOptions, sandboxes: Sandboxes = SANDBOXES
-    ) -> None:
+    def __init__(self, directories: Sequence[Path], options: SandboxOptions, sandboxes: Sandboxes = SANDBOXES) -> None:
         roots = tuple(dict.fromkeys(Path(os.path.realpath(directory)) for directory in directories))
         self.options = options
         self._sandboxes = sandboxes
