@@ -491,7 +491,7 @@ async def test_an_append_that_the_server_chose_to_end_a_deadlock_is_tried_again(
         await store.create_session(session)
     other = await asyncpg.connect(url)
     await other.execute("SET deadlock_timeout = '1h'")  # so the server ends the store's statement, not this one
-    counted = [NewEntry(body=said("from the sub-agent"), usage=Usage(input_tokens=3))]
+    counted = [NewEntry(body=said("from the subagent"), usage=Usage(input_tokens=3))]
     async with anyio.create_task_group() as tasks, other.transaction():
         await other.execute("UPDATE crow.sessions SET title = 'T' WHERE id = 's1'")
         tasks.start_soon(partial(store.append, "sub", leaf=None, turn=0, entries=counted))
@@ -501,7 +501,7 @@ async def test_an_append_that_the_server_chose_to_end_a_deadlock_is_tried_again(
         while await other.fetchval(waiting) == 0:
             await other.execute("SELECT pg_stat_clear_snapshot()")
         await other.execute("UPDATE crow.sessions SET title = 'T' WHERE id = 'sub'")
-    assert [entry.body for entry in await history(store, "sub")] == [said("from the sub-agent")]
+    assert [entry.body for entry in await history(store, "sub")] == [said("from the subagent")]
     assert ((await store.session("s1")).tokens_in, (await store.session("sub")).tokens_in) == (3, 3)
     await other.close()
     await store.close()

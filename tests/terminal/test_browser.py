@@ -26,7 +26,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             program.write_text(f'#!/bin/sh\necho "{folder}/{name} $* $LD_PRELOAD" >>{log}\n')
             program.chmod(0o755)
     monkeypatch.setattr(programs, "SYSTEM_PLACES", ())
-    monkeypatch.setattr(programs, "USER_PLACES", ((str(tmp_path / "system"), (str(tmp_path / "system"),)),))
+    monkeypatch.setattr(programs, "_USER_PLACES", ((str(tmp_path / "system"), (str(tmp_path / "system"),)),))
     monkeypatch.setenv("PATH", f"{tmp_path / 'planted'}:{os.environ['PATH']}")
     monkeypatch.setenv("LD_PRELOAD", "")
     monkeypatch.delenv("BROWSER", raising=False)
@@ -41,7 +41,7 @@ def test_a_page_is_opened_by_a_program_of_the_system(opened: Path) -> None:
 def test_a_page_is_opened_by_nothing_if_the_system_has_no_program(
     opened: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs, "USER_PLACES", ())
+    monkeypatch.setattr(programs, "_USER_PLACES", ())
     assert not open_page(URL, Programs(opened.parent / "ledger"))
     assert not opened.exists()
 

@@ -130,7 +130,7 @@ class SessionAdmin(UsageMethods, Admin):
     @snapshot()
     def _listed(self, sql: Connection, chosen: SessionFilter, limit: int | None) -> tuple[_Rows, Mapping[str, _Rows]]:
         """Return the sessions that `chosen` selects, at most `limit`. Also return a mapping from each session's id to
-        its sub-agents at any depth."""
+        its subagents at any depth."""
         limits: dict[str, object] = {
             name: getattr(chosen, name) for name in ("archived", "model", "since_ms", "before_ms")
         }

@@ -377,7 +377,7 @@ def set_title(sql: Connection, session_id: str, title: str | None) -> None:
 
 
 def hide_session(sql: Connection, session_id: str) -> None:
-    """Mark a session and its sub-agents as deleted, and free the alias."""
+    """Mark a session and its subagents as deleted, and free the alias."""
     sql.execute(
         "WITH RECURSIVE family (id) AS"
         " (SELECT ? UNION SELECT s.id FROM sessions s JOIN family ON s.parent_id = family.id)"
