@@ -493,7 +493,7 @@ async def try_to_escape(workspace: Workspace, paths: Paths, report: Report, *, h
     Where possible, this process itself checks the effect of a command, because the output of a command cannot be
     trusted. `has_network` means that commands with the access `write` may use the network.
     """
-    attempts = _Attempts(workspace, paths)
+    attempts = _EscapeAttempts(workspace, paths)
     for attempt in (attempts.read, attempts.write, attempts.secrets, attempts.processes):
         report(await attempt())
     report(await attempts.network("read" if has_network else "write"))
@@ -568,7 +568,7 @@ def sandbox_advice(root: Path = Path("/"), *, has_bubblewrap: bool) -> str:
     return "Run `bwrap --ro-bind / / true` by hand. Its error message says what the system forbids."
 
 
-class _Attempts:
+class _EscapeAttempts:
     """Runs commands that try to do more than their access allows. Each public method makes one attempt and returns a
     finding about it."""
 

@@ -1,4 +1,8 @@
-"""Shell completions and the manual page, made from the argument parser."""
+"""Shell completions and the manual page, made from the argument parser.
+
+The scripts are crow's own, because they also complete sessions, by alias, id or a part of the title, and show the
+titles.
+"""
 
 from __future__ import annotations
 
