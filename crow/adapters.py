@@ -193,6 +193,7 @@ def _tool_settings(loaded: _LoadedSource, asker: LoginAsker | None = None) -> To
         agent_folders=(loaded().paths.config_file.parent / "agents",),
         server_places=(loaded().paths.cache_dir / "servers", *map(Path, runtime)),
         fetches_private=loaded().settings.permissions.fetch_private,
+        checks=loaded().settings.checks,
         keys=lambda: hidden_keys(loaded()),
         login_folder=login_folder(loaded().paths),
         on_secrets=mask_in_log,

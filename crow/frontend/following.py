@@ -119,7 +119,7 @@ class HostedFollower:
         session = self._session
         while not session.closing:
             try:
-                store = cast(Watcher, session.adapters.store)
+                store = cast(Watcher, session.conversation.adapters.store)
                 async with aclosing(store.watch(session.id, after=self._read_to)) as all_news:
                     async for news in all_news:
                         await self._take(news)
@@ -176,7 +176,7 @@ class HostedFollower:
             await branch.publish(PlanChanged(plan=branch.plan))
         if is_foreign and not self._held and not news.is_elsewhere:
             with suppress(CrowError):
-                await branch.publish(await session.measured())
+                await branch.publish(await session.conversation.measured())
         await self._note_state(news, is_own=claimed_to is not None)
         self._seen = self._read_to
         self._news.set()
@@ -193,7 +193,7 @@ class HostedFollower:
         is_lost = news.row.state == "running" and not news.is_elsewhere  # this store claimed or ended it unconfirmed
         if (news.is_orphaned or is_lost) and not is_own and not session.has_turn:  # otherwise its next turn repairs it
             with suppress(StoreError):
-                await session.adapters.store.open_session(session.id)
+                await session.conversation.adapters.store.open_session(session.id)
 
     async def _show_settings(self) -> None:
         """Publishes the settings that differ from what the clients were last shown. Any method of the branch may have

@@ -179,7 +179,7 @@ class ClientSessions:
         if self._may_write(opened := self.opened(session_id)):
             opened.session.cancel()
             if opened.session.runs_elsewhere:
-                self.host.tasks.start_soon(opened.session.cancel_elsewhere)
+                self.host.tasks.start_soon(opened.session.conversation.cancel_elsewhere)
 
     def refuse_watcher(self, session_id: object) -> None:
         """Checks that this connection may change the session. :raises ArgumentError: the connection only watches the
@@ -544,8 +544,8 @@ class ClientSessions:
         session.listener = clients
         clients.follow(session)
         follower = None
-        if host.is_lasting and session.adapters.store.notifies:
-            session.follower = follower = HostedFollower(session, clients)
+        if host.is_lasting and session.conversation.adapters.store.notifies:
+            session.conversation.follower = follower = HostedFollower(session, clients)
             follower.begin(tail, start.draft)
         hosted = HostSession(session=session, clients=clients, request=request, follower=follower)
         opened = self._attach(hosted, contents=contents, is_watcher=is_watcher)
@@ -658,7 +658,7 @@ class ClientSessions:
     async def _warn_about_files(self, opened: ClientSession) -> None:
         """Warns the user if the session's files are on another machine and the session can only be read here. Sends the
         warning after the response."""
-        problem = await opened.session.files_elsewhere()
+        problem = await opened.session.conversation.files_elsewhere()
         if problem is not None:
             notice = NoticeShown(severity="warning", title=str(problem))
             self._connection.after_response(lambda: self._tasks.start_soon(opened.client.show, notice))
@@ -668,7 +668,7 @@ class ClientSessions:
         commands = self.host.commands(session)
         await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
         try:
-            await client.send(usage_update(await session.measured()))
+            await client.send(usage_update(await session.conversation.measured()))
         except CrowError as error:
             logger.warning("The context could not be measured: %s", error)
         row = session.branch.row

@@ -140,6 +140,7 @@ class Loaded:
         servers = {name: server.masked() for name, server in settings.mcp_servers.items()}
         found: dict[str, object] = {"models": settings.models, "providers": {}, "mcp_servers": servers}
         found["hooks"] = tuple(hook.masked() for hook in settings.hooks)
+        found["checks"] = settings.checks
         for section in _SECTIONS:
             found |= {f"{section}.{key}": value for key, value in getattr(settings, section)}
         found |= {f"database.{key}": value for key, value in settings.database.shown().items()}
@@ -241,6 +242,7 @@ class _SettingsReader:
         self._tables: dict[tuple[str, ...], dict[str, _Given]] = {(section,): {} for section in _SECTIONS}
         self._model_list = _Given((), "default")
         self._hooks: list[tuple[str, dict[str, _Given]]] = []
+        self._checks = _Given({}, "default")
         for name, value in tree.items():
             self._add(name, value)
         own = self._tables["model",].get("name")
@@ -256,6 +258,7 @@ class _SettingsReader:
         sources = dict.fromkeys(setting_keys(), "default") | {"models": self._model_list.source}
         if self._hooks:
             sources["hooks"] = self._file.name
+        sources["checks"] = self._checks.source
         for place, table in self._tables.items():
             if place[0] == "mcp_servers":
                 sources["mcp_servers"] = self._file.name
@@ -290,6 +293,8 @@ class _SettingsReader:
             for number, table in enumerate(value, 1):
                 given = {key: _Given(inner, self._file.name) for key, inner in table.items()}
                 self._hooks.append((f"hooks[{number}]", given))
+        elif name == "checks":
+            self._checks = _Given(value, self._file.name)
         elif name == "hooks":
             self._refuse(name, _Given(value, self._file.name), Settings.model_fields[name])
         elif name in _NAMED and isinstance(value, Mapping):
@@ -366,6 +371,9 @@ class _SettingsReader:
                     hint = f"expected one of {', '.join(others)}" if others else f"add [providers.{provider}]"
                     shown = _show_value("provider", provider)
                     self._problems.append(f"{self._file}: {dotted_key(*place)}.provider is {shown}; {hint}")
+        made["checks"] = self._checks.value
+        if not _is_table_of_texts(self._checks.value):
+            self._refuse("checks", self._checks, Settings.model_fields["checks"])
         made["hooks"] = tuple(self._validated_table(name, table, HookSettings) for name, table in self._hooks)
         settings = Settings.model_construct(**made)
         if not self._problems and any("fallback" in table for table in self._tables.values()):
@@ -405,6 +413,10 @@ class _SettingsReader:
 
     def _origin(self, given: _Given) -> str:
         return str(self._file) if given.source == self._file.name else given.source
+
+
+def _is_table_of_texts(value: object) -> bool:
+    return isinstance(value, Mapping) and all(key and text and isinstance(text, str) for key, text in value.items())
 
 
 def _fields() -> dict[str, FieldInfo]:

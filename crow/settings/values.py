@@ -641,6 +641,12 @@ class Settings(Section):
         tuple[HookSettings, ...], Field(strict=False), Expected("tables [[hooks]], each with event and command")
     ] = ()
     """Commands that crow runs at events of the agent's loop, in the order of the tables."""
+    checks: Annotated[
+        Mapping[_NonEmpty, _NonEmpty], Expected('a table of globs and command lines, such as { "*.ts" = "npx tsc" }')
+    ] = Field(default_factory=dict, repr=False)
+    """Commands that check the model's changes, by the files that they are for: `"*.ts" = "npx tsc --noEmit"`. Crow runs
+    a command once after the changes of a step, and tells the model what failed. `{files}` in a command stands for the
+    changed files. The commands are confined and can only read."""
 
     def secrets(self) -> tuple[str, ...]:
         """Return the values that must not appear in a log, an error or an export."""

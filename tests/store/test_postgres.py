@@ -437,6 +437,26 @@ async def test_a_cancelled_read_is_rolled_back_before_its_connection_is_used_aga
     assert complaints == []
 
 
+async def test_a_read_that_is_cancelled_while_it_begins_is_rolled_back(url: str) -> None:
+    complaints = list[dict[str, object]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    async with Wire.open(url) as wire:
+        store = await PostgresStore.open(wire.url)
+        await store.create_session(new_session())
+        wire.hold()
+        reading = asyncio.create_task(store.session("s1"))
+        with anyio.fail_after(60):
+            while wire.held == 0:  # the statement that begins the transaction
+                await asyncio.sleep(0.001)
+        reading.cancel()
+        wire.release()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert (await store.session("s1")).id == "s1"
+        await store.close()
+    assert complaints == []
+
+
 async def test_a_cancelled_write_leaves_no_transaction_open(url: str) -> None:
     store = await PostgresStore.open(url)
     await store.create_session(new_session())

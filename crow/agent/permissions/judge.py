@@ -107,7 +107,8 @@ class Permissions:
         name = plan.rule_tool or call.name
         rules = current_rules(self._whole.rules, self._branch.row)
         if plan.parts:
-            return replace(plan, parts=tuple([await self.complete(call, part) for part in plan.parts]))
+            parts = tuple([await self.complete(call, part) for part in plan.parts])
+            return replace(plan, parts=parts, excluded=excluded_paths(name, rules))
         if plan.has_hard_links and any(is_path_rule(rule, name, *plan.like, "read_file") for rule in rules):
             path = Path(plan.rule_paths[0])
             places = [place for place in named_places(rules) if os.path.isabs(place)]

@@ -40,6 +40,7 @@ WITH_ARGUMENT = (
     "sampling",
 )
 SEARCHES = ("grep", "list_files")
+CHANGES = ("edit_file", "write_file", "apply_patch")
 ASKED_BY_CONTENT = ("skill", "task")
 """Tools that load a file of the workspace, such as a skill, only if the user allows it. If the file's content changes,
 crow asks the user again."""
@@ -338,8 +339,9 @@ def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | 
 
 
 def excluded_paths(name: str, rules: Sequence[PermissionRule]) -> ExcludedPaths:
-    """Return the files that a search must leave out, or that a confined command must not read."""
-    if name not in (*SEARCHES, "shell"):
+    """Return the files that a search must leave out, or that a confined command must not read. A change of a file runs
+    the user's checks, which are such commands."""
+    if name not in (*SEARCHES, *CHANGES, "shell"):
         return NOTHING_EXCLUDED
     tools = ("read_file", name) if name in SEARCHES else ("read_file",)
     denials = [rule for rule in rules if is_path_rule(rule, *tools)]

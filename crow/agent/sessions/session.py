@@ -4,48 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
 
-from crow.agent import Client, commands, new_message_id, new_remark
+from crow.agent import Client, commands, new_message_id
 from crow.agent.background import BackgroundTask, after_delay
-from crow.agent.compaction.budget import Gauge, gauge_on
-from crow.agent.compaction.window import ContextWindow
-from crow.agent.history.branch import Branch, options_at
-from crow.agent.permissions.rules import PermissionRule, current_rules
-from crow.agent.sessions.pending import PendingPrompt, TurnListener, answer_of_first, first_with, stored_outcome
+from crow.agent.sessions.claims import Claims
+from crow.agent.sessions.conversation import Conversation
+from crow.agent.sessions.pending import PendingPrompt, TurnListener, first_with
+from crow.agent.sessions.repeats import answer_of_first, stored_outcome
 from crow.agent.templates import expand_template, parse_prompt_call
 from crow.agent.turns.adapters import Adapters
 from crow.agent.turns.links import attach_files
 from crow.agent.turns.mentions import Mention, find_mentions
-from crow.domain.entries import Command, NewEntry, PlanItem, PromptName, StopReason, TurnEnd, User
+from crow.domain.entries import Command, NewEntry, PromptName, StopReason, TurnEnd, User
 from crow.domain.errors import (
     CrowError,
-    FilesElsewhere,
     LeafMoved,
     NoSuchSession,
     RepeatedPrompt,
-    SessionBusy,
     StoreError,
 )
-from crow.domain.events import ContextMeasured, NoticeShown, OptionsChanged, PlanChanged
+from crow.domain.events import NoticeShown
 from crow.domain.messages import JsonObject, Part, Text
-from crow.domain.rendering import parts_text
 from crow.domain.trace_context import use_trace_context
-from crow.store import NODE_KEY, SessionChanges, Tail, node_of
+from crow.store import Tail
 from crow.tools import Workspace
 from crow.tools.servers import McpServer, ServerPrompt
 
-if TYPE_CHECKING:  # circular if imported at run time
+if TYPE_CHECKING:  # importing these takes 30 ms, and a session opens without them
     from crow.agent.sessions.runner import TurnRunner
     from crow.agent.turns.turn import Turn
 
@@ -58,24 +53,7 @@ HEAD_START_S = 0.0005
 running work. The wait lets the store begin first."""
 RENEW_S = 20.0
 RETRY_S = 5.0
-RESTORING_MOVES = ("undo", "redo", "rewind")
-"""Moves that restore the model and the thought level that were in use at the target entry. Other moves, such as
-`/retry`, change neither of the two."""
-REST_S = 2.0
 TELL_S = 2.0
-SMALL_CHARS = 2_000
-"""A prompt of at most this length fits into every context window."""
-
-
-class SessionFollower(Protocol):
-    """Takes over what other processes do with the session."""
-
-    async def until_free(self) -> None:
-        """Wait until no other process runs a turn of the session, but only for a limited time. After that time, return
-        even if another process still runs a turn."""
-
-    async def reached(self, entry_id: int) -> None:
-        """Wait until everything up to this entry was published."""
 
 
 class Session:
@@ -91,32 +69,30 @@ class Session:
         self, adapters: Adapters, client: Client, workspace: Workspace, servers: Sequence[McpServer], tail: Tail
     ) -> None:
         self.id = tail.row.id
-        self.adapters = adapters
-        self.client = client
         self.workspace = workspace
         self.servers = tuple(servers)
-        self.branch = Branch(adapters.store, client, tail)
-        self.window = ContextWindow(adapters.store, self.id)
-        self.tools_wanted = anyio.Event()
+        self.conversation = Conversation(adapters, client, workspace, tail)
+        self.branch = self.conversation.branch
         self.closing = False
         self.listener: TurnListener | None = None
-        self.follower: SessionFollower | None = None
-        """Follows what other processes do with the session. None if other processes do not notify this one."""
         self.runs_elsewhere = False
         """Whether another process runs a turn, as far as is known."""
-        self.ended_before = tail.waiting
+        self._claims = Claims(self.conversation)
+        self._ended_before = tail.waiting
         """What ended in the background before the session was opened. The model is told in the next turn."""
-        self.rest_s = REST_S
-        """If no prompt arrives for this many seconds after a turn, crow may write a summary in advance."""
-        self._place = (tail.row.cwd, tail.row.additional_directories)
-        self._has_warned = False
-        self._remarks: list[str] = []
         self._queue: deque[PendingPrompt] = deque()
+        """The prompts in order. The turn of the first one runs or is next."""
         self._wake = anyio.Event()
+        """Set when there is something to do for the session's task."""
         self._ended = anyio.Event()
+        """Set when the session's task has ended."""
         self._ending: BackgroundTask | None = None
+        """Stores the end of a cancelled turn while the connection to the model is being closed."""
         self._runner: TurnRunner | None = None
+        """None until the first prompt or command, or until tools are needed."""
+        self._tools_wanted = anyio.Event()
         self._is_warm = False
+        """Whether everything that a turn imports has been imported."""
 
     @property
     def prompts(self) -> tuple[ServerPrompt, ...]:
@@ -129,29 +105,14 @@ class Session:
         return bool(self._queue)
 
     @property
-    def current(self) -> PendingPrompt | None:
-        """The prompt whose turn runs or is next."""
-        return self._queue[0] if self._queue else None
-
-    @property
     def is_running(self) -> bool:
         """Whether a turn runs here or in another process, or the end of the last turn is not stored yet."""
         return self.has_turn or self.owes or self.runs_elsewhere
 
     @property
-    def waiting_prompts(self) -> int:
-        """How many prompts wait until the turn of the running prompt ends."""
-        return max(0, len(self._queue) - 1)
-
-    @property
     def busy(self) -> bool:
         """Whether a prompt runs or waits, or a subagent works in the background."""
         return self.has_turn or (self._runner is not None and bool(self._runner.subagents.running))
-
-    @property
-    def tasks(self) -> anyio.abc.TaskGroup:
-        """The task group of the session. Its tasks end when the session is closed."""
-        return self._tasks
 
     @property
     def owes(self) -> bool:
@@ -198,7 +159,7 @@ class Session:
             if prompt.command is None and prompt.called is None:
                 prompt.mentions = self._mentions(parts)
         if self._runner is not None:
-            self._runner.cancel_preparation()
+            self._runner.between.cancel_preparation()
         self._queue.append(prompt)
         return prompt
 
@@ -209,21 +170,23 @@ class Session:
         :raises ~crow.domain.errors.CrowError: the turn failed. The session still takes the next prompt.
         """
         if prompt.first is not None:
-            return await answer_of_first(self, prompt)
+            return await answer_of_first(self.conversation, self._queue, prompt)
         try:
             await self._check(prompt)
             if prompt.metadata:
                 await self.branch.merge_metadata(prompt.metadata)
             if prompt.command is None:
                 if prompt.text.startswith("/"):
-                    prompt.parts = expand_template(prompt.text, prompt.parts, self.adapters.templates())
-                prompt.parts = await attach_files(prompt.parts, self.workspace, self._rules())
+                    prompt.parts = expand_template(prompt.text, prompt.parts, self.conversation.adapters.templates())
+                prompt.parts = await attach_files(prompt.parts, self.workspace, self.conversation.rules())
                 is_revoked = prompt not in self._queue
                 prompt.in_inbox = not is_revoked and (
                     prompt.needs_servers or self.closing or self._queue[0] is not prompt
                 )
                 if prompt.in_inbox:
-                    await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id, name=prompt.name)
+                    await self.conversation.adapters.store.enqueue(
+                        self.id, prompt.parts, prompt.message_id, name=prompt.name
+                    )
         except RepeatedPrompt:
             prompt.in_inbox, prompt.is_repeat = False, True
             self._drop(prompt)
@@ -239,7 +202,7 @@ class Session:
             self._wake.set()
         await prompt.done.wait()
         if prompt.is_repeat:
-            return await stored_outcome(self, prompt)
+            return await stored_outcome(self.conversation, self._queue, prompt)
         if prompt.error is not None:
             raise prompt.error
         return prompt.stop
@@ -251,24 +214,16 @@ class Session:
             prompt.stop = "cancelled"
             prompt.done.set()
 
-    async def files_elsewhere(self) -> FilesElsewhere | None:
-        """Return an error if another machine has run the session and the session's directory does not exist on this
-        machine. Otherwise return None."""
-        node, cwd = node_of(self.branch.row), self._place[0]
-        if not self.adapters.node or node in ("", self.adapters.node):
-            return None
-        return None if await anyio.to_thread.run_sync(os.path.isdir, cwd) else FilesElsewhere(node, cwd)
-
     async def _check(self, prompt: PendingPrompt) -> None:
         """Check a prompt that would change something, or be refused, before the store sees its name.
 
         :raises RepeatedPrompt: the prompt repeats a stored one.
-        :raises FilesElsewhere: see `files_elsewhere`.
+        :raises FilesElsewhere: see `Conversation.files_elsewhere`.
         """
         needs_files = prompt.command is None or prompt.command.name == "retry"
-        problem = await self.files_elsewhere() if needs_files else None
+        problem = await self.conversation.files_elsewhere() if needs_files else None
         if prompt.name is not None and (problem or prompt.metadata):
-            known = await self.adapters.store.named_prompt(self.id, prompt.name)
+            known = await self.conversation.adapters.store.named_prompt(self.id, prompt.name)
             if known is not None:
                 raise RepeatedPrompt(prompt.name.id, known.message_id)
         if problem:
@@ -276,9 +231,6 @@ class Session:
 
     def _mentions(self, parts: Sequence[Part]) -> tuple[Mention, ...]:
         return find_mentions(parts, [server.name for server in self.servers])
-
-    def _rules(self) -> tuple[PermissionRule, ...]:
-        return current_rules(self.adapters.settings().rules, self.branch.row)
 
     async def steer(self, parts: Sequence[Part], message_id: str | None = None, name: PromptName | None = None) -> bool:
         """Add a prompt to the running turn. The model sees the prompt at its next step. Returns False if no turn runs.
@@ -289,20 +241,20 @@ class Session:
         :raises ~crow.domain.errors.ArgumentError: a prompt with other content has this name.
         """
         if self._turn is None:
-            return name is not None and await self.adapters.store.named_prompt(self.id, name) is not None
+            return name is not None and await self.conversation.adapters.store.named_prompt(self.id, name) is not None
         message_id = message_id or new_message_id()
-        parts = await attach_files(parts, self.workspace, self._rules())
+        parts = await attach_files(parts, self.workspace, self.conversation.rules())
         mentions = self._mentions(parts)
         if mentions and self._runner is not None:
             parts, failures = await self._runner.attach_resources(parts, mentions)
             for words in failures:
-                await self.report("A resource could not be attached", words)
+                await self.conversation.report("A resource could not be attached", words)
         try:
-            await self.adapters.store.enqueue(self.id, parts, message_id, name=name)
+            await self.conversation.adapters.store.enqueue(self.id, parts, message_id, name=name)
         except RepeatedPrompt:
             return True
         if (turn := self._turn) is None:  # the turn ended meanwhile; the sender has to prompt again
-            await self.adapters.store.drop_prompt(self.id, message_id)
+            await self.conversation.adapters.store.drop_prompt(self.id, message_id)
             return False
         turn.steer(User(parts=tuple(parts), message_id=message_id, name=name))
         return True
@@ -365,13 +317,6 @@ class Session:
             )
             self._cancel(self._queue[0])
 
-    async def cancel_elsewhere(self) -> None:
-        """Ask the process that runs a turn of this session to cancel that turn."""
-        try:
-            await self.adapters.store.cancel_turn(self.id)
-        except StoreError as error:
-            logger.warning("Session %s: the turn of another process could not be cancelled: %s", self.id, error)
-
     def _cancel(self, prompt: PendingPrompt) -> None:
         turn = self._turn if prompt is self._queue[0] and self._ending is None else None
         if turn is not None and turn.mute():
@@ -392,26 +337,19 @@ class Session:
 
     def remark_later(self, notice: NoticeShown) -> None:
         """Add this notice to the history when the next turn begins. Call this if the editor shows no notices."""
-        self._remarks.append(f"{notice.title}. {notice.description}".strip())
-
-    async def report(self, title: str, detail: str = "", *, severity: Literal["info", "warning"] = "warning") -> None:
-        """Show the user a notice. If the editor shows no notices, write the notice into the history."""
-        if self.client.takes_notices:
-            await self.client.publish(NoticeShown(severity=severity, title=title, description=detail))
-        else:
-            await self.branch.record([new_remark(f"{title}: {detail}" if detail else title)])
+        self._claims.remark_later(notice)
 
     def warm(self) -> None:
         """Start the MCP servers, and remember that the first prompt needs no more imports."""
         self._is_warm = True
         if self.servers:
-            self.tools_wanted.set()
+            self._tools_wanted.set()
 
     async def close(self) -> None:
         """Cancel all prompts, and wait until the session's task has ended."""
         self.closing = True
         if self._runner is not None:
-            self._runner.cancel_preparation()
+            self._runner.between.cancel_preparation()
         self.cancel()
         self._wake.set()
         await self._ended.wait()
@@ -427,12 +365,12 @@ class Session:
                     else:
                         await self._wait_for_prompt()
                 if self._runner is not None:
-                    await self._runner.end_background()
+                    await self._runner.between.end_background()
                     await self._runner.subagents.wait_ended()
                 await self.branch.close()
                 if self._runner is not None:
                     self._runner.close()
-                self.tools_wanted.set()
+                self._tools_wanted.set()
             await self.workspace.close()
         finally:
             self.closing = True
@@ -454,10 +392,10 @@ class Session:
     async def _run_tools(self) -> None:
         """Open the tools when they are needed for the first time, and close them at the end of the session. Both happen
         in one task, which belongs to no turn."""
-        await self.tools_wanted.wait()
+        await self._tools_wanted.wait()
         if not self.closing:
             with suppress(Exception):  # every turn that needs the tools will raise the same error
-                await self.adapters.load()
+                await self.conversation.adapters.load()
         if not self.closing:
             await self._turn_runner().tools.run()
 
@@ -465,7 +403,13 @@ class Session:
         if self._runner is None:
             from crow.agent.sessions.runner import TurnRunner  # takes 30 ms and is not needed to open a session
 
-            self._runner = TurnRunner(self)
+            self._runner = TurnRunner(
+                self.conversation,
+                self.servers,
+                self._tasks,
+                ended_before=self._ended_before,
+                tools_wanted=self._tools_wanted,
+            )
         return self._runner
 
     async def _serve(self, prompt: PendingPrompt) -> None:
@@ -482,7 +426,10 @@ class Session:
             async with after_delay(RENEW_S, self._renew_lease, again=True):
                 try:
                     with prompt.scope:
-                        await self._run_turn(prompt)
+                        if prompt.command is None and (self._runner is not None or self._is_warm):
+                            self._turn_runner().prefetch()
+                        moved = await self._claims.take(prompt)
+                        await self._run_turn(prompt, moved=moved)
                 finally:
                     if self._ending is not None:
                         with anyio.CancelScope(shield=True):
@@ -502,38 +449,39 @@ class Session:
                     await self.listener.turn_ended(prompt)
             self._queue.remove(prompt)
             prompt.done.set()
+        self._begin_rest(prompt)
+
+    def _begin_rest(self, prompt: PendingPrompt) -> None:
+        """Start what runs between two turns. `prompt` is the prompt of the last turn."""
         if self._runner is not None and prompt.error is None and prompt.stop != "cancelled" and not self.closing:
-            self._runner.title_later(self._tasks)
+            self._runner.between.title_later()
         if self.workspace.has_leftovers:
             self._tasks.start_soon(self.workspace.reap)
         is_resting = not (self._queue or self.closing or self.owes)
         if self._runner is not None and is_resting and prompt.command is None and prompt.error is None:
-            self._runner.prepare_checkpoint(self._tasks)
+            self._runner.between.prepare_checkpoint()
 
     async def _renew_lease(self) -> None:
         subagents = self._runner.subagents.running if self._runner is not None else ()
         try:
             for session_id in (self.id, *subagents):
-                await self.adapters.store.renew_lease(session_id)
+                await self.conversation.adapters.store.renew_lease(session_id)
         except StoreError as error:
             logger.warning("Session %s: its lease could not be renewed: %s", self.id, error)
 
-    async def _run_turn(self, prompt: PendingPrompt) -> None:
-        """Claim the turn, run it, and end it even if it is cancelled or fails."""
-        if prompt.command is None and (self._runner is not None or self._is_warm):
-            self._turn_runner().prefetch(self._tasks)
-        moved = await self._claim_when_free(prompt)
+    async def _run_turn(self, prompt: PendingPrompt, *, moved: bool) -> None:
+        """Run a claimed turn, and end it even if it is cancelled or fails. `moved` is what `Claims.take` returned."""
         try:
             try:
-                if self.follower is not None and self.branch.must_catch_up:
-                    await self.follower.reached(self.branch.claimed_to or 0)
+                if self.conversation.follower is not None and self.branch.must_catch_up:
+                    await self.conversation.follower.reached(self.branch.claimed_to or 0)
             finally:  # the prompt is stored, so clients are shown it even if the turn is cancelled already
                 if self.listener is not None:
                     await self.listener.turn_began(prompt)
             await anyio.lowlevel.checkpoint_if_cancelled()
-            await self._begin_turn(moved=moved)
+            await self._claims.begin(moved=moved)
             if prompt.command is None:
-                await self.adapters.load()  # imports, in a thread, the packages that `_turn_runner` needs
+                await self.conversation.adapters.load()  # imports, in a thread, the packages that `_turn_runner` needs
             prompt.stop = await self._turn_runner().run(prompt)
         except anyio.get_cancelled_exc_class():
             prompt.stop = "cancelled"
@@ -556,76 +504,6 @@ class Session:
             command = Command(text=prompt.text, answer="", message_id=prompt.message_id, name=prompt.name)
             self.branch.store_at_end([NewEntry(body=command)])
 
-    async def _claim_when_free(self, prompt: PendingPrompt) -> bool:
-        """Claim the turn (see `_claim`). If another process runs a turn, wait until that turn ends."""
-        follower = self.follower
-        while True:
-            with anyio.CancelScope(shield=True):  # the prompt is stored even if the user cancels at once
-                try:
-                    return await self._claim(prompt)
-                except SessionBusy:
-                    if follower is None:
-                        raise
-                    if prompt.command is None and not prompt.in_inbox:
-                        await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id, name=prompt.name)
-                        prompt.in_inbox = True
-            assert follower is not None
-            try:
-                await follower.until_free()
-            except anyio.get_cancelled_exc_class():
-                prompt.stop = "cancelled"
-                if prompt.in_inbox:
-                    with anyio.CancelScope(shield=True):
-                        await self.branch.reject_prompt(prompt.message_id, is_cancelled=True)
-                raise
-
-    async def _claim(self, prompt: PendingPrompt) -> bool:
-        """Claim the turn. Store the prompt, unless it is a command or calls a server's prompt. Returns True if another
-        process has moved the session's leaf."""
-        branch, plan, row = self.branch, self.branch.plan, self.branch.row
-        try:
-            await branch.settle()
-            if not branch.row.model and (name := self.adapters.default_model()):
-                await branch.set_model(name)
-                row = branch.row
-            # A command is stored later, with its answer. If servers add to a prompt, it is stored after that.
-            if prompt.command is not None:
-                moved = await branch.claim(None, name=prompt.name, command_id=prompt.message_id)
-            elif prompt.needs_servers:
-                moved = await branch.claim(None)
-            else:
-                parts, cut = None if prompt.in_inbox else prompt.parts, await self.cut_for(prompt.parts)
-                moved = await branch.claim(prompt.message_id, parts=parts, cut=cut, name=prompt.name)
-        except StoreError as error:
-            is_waiting = isinstance(error, SessionBusy) and self.follower is not None
-            if prompt.in_inbox and not is_waiting:  # the sender gets an error and can send the prompt again
-                await branch.reject_prompt(prompt.message_id)
-            raise
-        if moved:
-            await self._publish_place(plan)
-        if (row.model, row.config) != (branch.row.model, branch.row.config):  # changed by another process
-            await branch.publish(OptionsChanged())
-        return moved
-
-    async def _begin_turn(self, *, moved: bool) -> None:
-        branch, store = self.branch, self.adapters.store
-        if store.warning and not self._has_warned:
-            self._has_warned = True
-            await branch.publish(NoticeShown(severity="warning", title=store.warning))
-        # another process opened the session with other directories; this process keeps its own
-        if (branch.row.cwd, branch.row.additional_directories) != self._place:
-            cwd, directories = self._place
-            await branch.change(SessionChanges(cwd=cwd, additional_directories=directories))
-        is_other_node = bool(self.adapters.node) and node_of(branch.row) != self.adapters.node
-        if is_other_node and await self.files_elsewhere() is None:
-            await branch.change(SessionChanges(config={NODE_KEY: self.adapters.node}))
-        if self._remarks:
-            remarks, self._remarks = self._remarks, []
-            await branch.record([new_remark(text) for text in remarks])
-        if moved and self.follower is None:
-            await branch.record([new_remark("Another process added messages to this session; they are included now.")])
-        await branch.set_default_title()
-
     async def _end_turn(self, end: TurnEnd) -> None:
         """Store the turn's end, together with everything that the turn has not stored yet, and release the turn."""
         try:
@@ -637,62 +515,8 @@ class Session:
             if end.stop not in ("error", "cancelled"):  # in these cases the request already has its answer
                 raise
             logger.warning("Could not store the end of the turn; crow will try again: %s", error)
-        await self._tell_cost()
+        await self.conversation.tell_cost()
         if end.stop == "refusal":  # ACP drops a refused prompt; the turn stays in the log as a branch
             first = next((entry for entry in self.branch.entries if entry.turn == self.branch.turn), None)
             if first is not None:
-                await self.move(first.parent, "refusal")
-
-    async def _tell_cost(self) -> None:
-        """Tell the client the cost of the session, unless the client already knows it."""
-        branch = self.branch
-        if branch.row.cost == (branch.told_cost or 0.0):
-            return
-        with anyio.move_on_after(TELL_S, shield=True), suppress(CrowError):
-            if self.adapters.info(branch.row.model).input_price is not None:
-                await branch.publish(await self.measured())
-
-    async def move(self, to: int | None, reason: str) -> str:
-        """Move to another entry (see :meth:`Branch.move`). Send the client the plan and context size at that entry.
-
-        Undo, redo and rewind also restore the model and the thought level that the session had at that entry. Returns,
-        in words for the user, which of them were restored, or an empty string.
-        """
-        branch = self.branch
-        plan, options = branch.plan, await options_at(self.adapters.store, branch.row, branch.leaf, to)
-        await branch.move(to, reason)
-        restored = await branch.adopt_options(options, self.adapters.models, keep=reason not in RESTORING_MOVES)
-        await self._publish_place(plan)
-        words = []
-        if "model" in restored:
-            words.append(f"The model is `{restored['model']}` again.")
-        if "thought_level" in restored:
-            words.append(f"The thought level is {restored['thought_level'] or 'the default of the endpoint'} again.")
-        return " ".join(words)
-
-    async def _publish_place(self, known_plan: tuple[PlanItem, ...]) -> None:
-        """Send the plan if it differs from `known_plan`. Then tell the client how full the context is."""
-        if self.branch.plan != known_plan:
-            await self.branch.publish(PlanChanged(plan=self.branch.plan))
-        try:
-            measured = await self.measured()
-        except CrowError as error:
-            logger.warning("The context could not be measured: %s", error)
-        else:
-            await self.branch.publish(measured)
-
-    async def measured(self) -> ContextMeasured:
-        """Return how full the context is. Does not load the model.
-
-        :raises ~crow.domain.errors.CrowError: the model's settings or the store cannot be used.
-        """
-        return (await self._gauge()).reading()
-
-    async def cut_for(self, parts: Sequence[Part]) -> int | None:
-        """Return how many characters of a very long prompt the model may see, or None for all."""
-        text = parts_text(parts)
-        return None if len(text) <= SMALL_CHARS else (await self._gauge()).cut_prompt(text)
-
-    async def _gauge(self) -> Gauge:
-        policy = self.adapters.settings().compaction
-        return await gauge_on(self.branch, lambda: self.adapters.info(self.branch.row.model), policy, self.window)
+                await self.conversation.move(first.parent, "refusal")

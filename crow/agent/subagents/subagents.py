@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,17 +18,14 @@ import anyio.to_thread
 
 from crow.agent import Client, PermissionAnswer, PermissionQuestion, new_message_id
 from crow.agent.background import after_delay
-from crow.agent.compaction.compactor import Compactor
 from crow.agent.history.branch import Branch
 from crow.agent.history.recall import BranchLog
-from crow.agent.hooks import BranchHooks
 from crow.agent.permissions.judge import Permissions
 from crow.agent.subagents.kinds import SUBAGENT_ROLE, Speciality
 from crow.agent.turns.adapters import Adapters
-from crow.agent.turns.cost import Budget
+from crow.agent.turns.factory import TurnFactory
 from crow.agent.turns.inbox import Inbox
-from crow.agent.turns.prompt import Briefing, with_edit_tool
-from crow.agent.turns.turn import Standby, Turn
+from crow.agent.turns.turn import Turn
 from crow.domain.entries import Assistant, Entry, Started, ToolResult, TurnEnd
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import (
@@ -48,9 +45,8 @@ from crow.domain.events import (
 from crow.domain.messages import Text, ToolCall, ToolSpec, Usage
 from crow.domain.subagents import TASK_WORDS, answer_id, order_id, resume_hint
 from crow.domain.text import title_line
-from crow.llm import Model
 from crow.store import NewSession, SessionChanges
-from crow.tools import OnOutput, PlannedCall, SkillInfo, SubagentResult, Task, Toolbox, Workspace
+from crow.tools import OnOutput, PlannedCall, SkillInfo, SubagentResult, Task, Toolbox
 from crow.tools.limits import FairLimiter
 
 logger = logging.getLogger(__name__)
@@ -102,15 +98,11 @@ class Subagents:
     adapters: Adapters
     parent: Branch
     client: Client
-    workspace: Workspace
     log: BranchLog
     permissions: Permissions
-    hooks: Callable[[Branch], BranchHooks]
-    compactor: Callable[[Branch, Model, Briefing, BranchHooks], Awaitable[Compactor]]
-    budget: Budget
-    standby: Callable[[Branch], Standby]
+    turns: TurnFactory
     inbox: Inbox
-    tasks: Callable[[], anyio.abc.TaskGroup]
+    tasks: anyio.abc.TaskGroup
     running: dict[str, RunningTask] = field(default_factory=dict)
     started: Counter[int] = field(default_factory=Counter)
 
@@ -192,7 +184,7 @@ class Subagents:
                 await self.inbox.drop(call_id)
                 await self._forget(running, client)
             raise
-        self.tasks().start_soon(self._work_in_background, call_id, words, running, tools, client)
+        self.tasks.start_soon(self._work_in_background, call_id, words, running, tools, client)
         return SubagentResult(id=task_id, text="", is_running=True)
 
     async def _work_in_background(
@@ -315,24 +307,11 @@ class Subagents:
         try:
             permissions = running.kind.permissions(client.permissions(self.permissions))
             model = await self.adapters.model(branch.row.model)
-            briefing = Briefing(branch, contains=self.workspace.contains, user_file=self.adapters.user_instructions)
-            await anyio.to_thread.run_sync(briefing.read, permissions.may_read())
-            specs = with_edit_tool(tools.specs(), self.adapters.edit_tool(branch.row.model))
-            await briefing.begin_turn(specs, tools.servers(), tools.skills())
-            hooks = self.hooks(branch)
-            compactor = await self.compactor(branch, model, briefing, hooks)
-            steps = self.adapters.settings().steps_per_turn
-            turn = Turn(
-                branch,
-                compactor,
-                tools,
-                briefing=briefing,
-                permissions=permissions,
-                hooks=hooks,
-                steps=steps,
-                budget=self.budget,
-                standby=self.standby(branch),
-            )
+            worker = self.turns.worker(branch, permissions)
+            await anyio.to_thread.run_sync(worker.briefing.read, permissions.may_read())
+            await self.turns.offer(worker, tools)
+            compactor = await self.turns.compactor(worker, model)
+            turn = self.turns.turn(worker, compactor, tools, steps=self.adapters.settings().steps_per_turn)
             end = TurnEnd(stop=await turn.run())
         except anyio.get_cancelled_exc_class():
             end = TurnEnd(stop="cancelled")

@@ -57,11 +57,11 @@ class Inbox:
         store: TurnStore,
         waiting: Sequence[QueuedPrompt],
         *,
-        tasks: Callable[[], anyio.abc.TaskGroup],
+        tasks: anyio.abc.TaskGroup,
         has_turn: Callable[[], bool],
     ) -> None:
         """`waiting` are the inbox entries about work that ended before the session was opened. Commands are watched in
-        the task group that `tasks()` returns."""
+        `tasks`."""
         self._branch = branch
         self._store = store
         self._tasks = tasks
@@ -125,7 +125,7 @@ class Inbox:
             await self.expect(call_id, f"{name} has ended, because crow ended while it ran.")
         except StoreError as error:
             logger.warning("Session %s: could not store the note about this: %s: %s", self._branch.row.id, name, error)
-        self._tasks().start_soon(self._watch, call_id, name, command)
+        self._tasks.start_soon(self._watch, call_id, name, command)
 
     async def _watch(self, call_id: str, name: str, command: WatchedCommand) -> None:
         with anyio.CancelScope() as scope:

@@ -113,7 +113,8 @@ class SessionAdmin(UsageMethods, Admin):
 
     @snapshot()
     def ids(self, sql: Connection) -> tuple[str, ...]:
-        return tuple(row[0] for row in sql.execute("SELECT id FROM sessions WHERE deleted_ms IS NULL ORDER BY id"))
+        query = "SELECT id FROM sessions NOT INDEXED WHERE deleted_ms IS NULL ORDER BY id"  # an index may be damaged
+        return tuple(row[0] for row in sql.execute(query))
 
     async def listed(self, chosen: SessionFilter, *, limit: int | None = None) -> tuple[ListedSession, ...]:
         rows, subagents = await self._listed(chosen, limit)

@@ -458,7 +458,7 @@ async def test_closing_a_session_that_never_had_a_prompt_loads_nothing(tmp_path:
         loads.append("load")
 
     async with opened(tmp_path, ScriptedModel()) as run:
-        run.session.adapters = replace(run.session.adapters, load=load)
+        run.session.conversation.adapters = replace(run.session.conversation.adapters, load=load)
         await anyio.wait_all_tasks_blocked()
     assert loads == []
 
@@ -530,7 +530,7 @@ async def test_messages_that_another_process_added_are_included_with_a_remark(tm
 async def test_options_that_two_processes_set_undo_neither_each_other_nor_the_name_of_the_node(tmp_path: Path) -> None:
     here, there = ScriptedModel(Say(text=["1"]), Say(text=["2"])), ScriptedModel()
     async with opened(tmp_path, here) as first, opened(tmp_path, there, session_id="s1") as second:
-        first.session.adapters = replace(first.session.adapters, node="one")
+        first.session.conversation.adapters = replace(first.session.conversation.adapters, node="one")
         await second.session.branch.set_option("auto_compact", False)
         await first.session.branch.set_option("thought_level", "high")
         assert (await first.store.session("s1")).config == {"auto_compact": False, "thought_level": "high"}
