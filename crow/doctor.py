@@ -27,7 +27,7 @@ from crow.domain import errors
 from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMessage, WireName
 from crow.domain.text import on_one_line, plural
 from crow.llm import WIRE_TITLES, Model, Request, TextDelta, ThoughtLevel
-from crow.llm.facts import WINDOW, LearnedWindow, describe, describe_window, learned_window
+from crow.llm.facts import WINDOW, LearnedWindow, describe_facts, describe_window, learned_window
 from crow.llm.models import Offered, facts_of
 from crow.programs import Programs, named_program
 from crow.settings import OFFLINE, Loaded, Target, names_offered, target_of
@@ -276,7 +276,7 @@ async def _check_model(loaded: Loaded, store: Store | None, report: Report) -> N
         level = target.options.thought_level or "medium"
         await _check_answers(model, report, key=key, learned=learned_window(facts), level=level)
         facts = await _learned_facts(store, target)
-        for fact in describe({name: value for name, value in facts.items() if name != WINDOW}):
+        for fact in describe_facts({name: value for name, value in facts.items() if name != WINDOW}):
             report(Finding(f"learned: {fact.about}", "ok", fact.words))
     finally:
         await model.close()
