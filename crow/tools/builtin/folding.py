@@ -135,10 +135,15 @@ class Place:
     """Whether the place ends at the end of its last line."""
 
 
+def is_look_alike(character: str) -> bool:
+    """Whether a character looks like a plain one, or like a space, or is invisible."""
+    return ord(character) in LOOK_ALIKES or (character.isspace() and not character.isascii())
+
+
 def look_alikes_in(text: str, plain: str) -> str:
     """Name the look-alike characters that `text` has and `plain` has not, such as `U+2019 RIGHT SINGLE QUOTATION MARK`.
     At most three are named."""
-    special = {each for each in text if ord(each) in LOOK_ALIKES or (each.isspace() and not each.isascii())}
+    special = {each for each in text if is_look_alike(each)}
     found = sorted(special - set(plain))
     names = [f"U+{ord(each):04X} {unicodedata.name(each, '')}".rstrip() for each in found[:MAX_NAMED]]
     return ", ".join(names) + (" ..." if len(found) > MAX_NAMED else "")

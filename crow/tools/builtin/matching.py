@@ -17,7 +17,7 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 
 from crow.domain.errors import ArgumentError
-from crow.tools.builtin.folding import Lines, Place, fold, look_alikes_in, places_of
+from crow.tools.builtin.folding import LOOK_ALIKES, Lines, Place, fold, is_look_alike, look_alikes_in, places_of
 from crow.tools.builtin.mismatch import NEW, OLD, already_made, ambiguous, applied_at, not_found, unclear
 
 MAX_COMPARED = 4_000_000
@@ -217,6 +217,16 @@ def _without_blank_lines(old: str, new: str) -> Iterator[Meant]:
         )
 
 
+def _without_look_alikes(old: str, new: str) -> Iterator[Meant]:
+    """Write plain characters for look-alikes and odd spaces. Only those that occur in the old text are known to be a
+    slip."""
+    plain = {ord(each): LOOK_ALIKES.get(ord(each), " ") for each in set(old) if is_look_alike(each)}
+    if plain:
+        yield Meant(
+            old=old.translate(plain), new=new.translate(plain), remark="characters that look alike were written plainly"
+        )
+
+
 SLIPS: tuple[Callable[[str, str], Iterator[Meant]], ...] = (
     _without_numbers,
     _without_fence,
@@ -224,6 +234,7 @@ SLIPS: tuple[Callable[[str, str], Iterator[Meant]], ...] = (
     _without_entities,
     _without_escapes,
     _without_blank_lines,
+    _without_look_alikes,
 )
 
 
@@ -251,7 +262,7 @@ def replace_folded(lines: Lines, old: str, new: str, *, name: str, first: int = 
                 raise ArgumentError(ambiguous(lines.contents, places, len(old_lines), name, is_exact=False))
         if found:
             place, _ = found[0]
-            applied = applied_at(lines, new)
+            applied = applied_at(lines, new, old)
             if applied is not None and not (place.first <= applied[1] and applied[0] <= place.last):
                 raise ArgumentError(already_made(lines, applied, name))
             return _merge(lines, *found[0], old_lines, new_lines, name)
