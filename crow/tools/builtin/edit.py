@@ -155,7 +155,7 @@ def remark_on_others(
     margin = 0 if changed else 1
     is_known = any(lines.start + margin <= changed.start and changed.stop + margin <= lines.stop for lines in known)
     if is_touched and not is_known:
-        raise ArgumentError(changed_fault(seen, target, file))
+        raise ArgumentError(changed_fault(seen, target, file, edited))
     return f"others changed lines {changed.start + 1}-{max(changed.stop, changed.start + 1)} since you read it"
 
 

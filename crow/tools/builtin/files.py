@@ -310,14 +310,18 @@ async def read_replaced(context: ToolContext, target: PathTarget, content: str) 
     return before, None
 
 
-def changed_fault(seen: SeenFiles, target: PathTarget, now: TextFile) -> str:
-    """Return the reason why a file that others have changed cannot be changed now. It shows what they changed."""
+def changed_fault(seen: SeenFiles, target: PathTarget, now: TextFile, edited: Sequence[range] = ()) -> str:
+    """Return the reason why a file that others have changed cannot be changed now. It shows what they changed, with the
+    lines beside it that are `edited`."""
     lines = now.shown.split("\n")
     changed = seen.changed_lines(target.path, now.text)
     if changed is None:
         return f"{target.name} has changed since you read it; read it again first"
-    shown = excerpt(lines, max(0, changed.start - 1), changed.stop + 1)
-    return f"{target.name} has changed since you read it; read it again first. It changed here:\n{shown}"
+    touching = [each for each in edited if each.start <= changed.stop and changed.start <= each.stop]
+    start = min([max(0, changed.start - 1), *(each.start for each in touching)])
+    stop = max([changed.stop + 1, *(each.stop for each in touching)])
+    how = "read it again first" + (", or edit these lines as they are now" if touching else "")
+    return f"{target.name} has changed since you read it; {how}. It changed here:\n{excerpt(lines, start, stop)}"
 
 
 async def plan_change(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 LOOK_ALIKES = str.maketrans(
     {
@@ -76,6 +78,13 @@ class Lines:
         self._joined = "\n".join(self.folded)
         self._starts = [0, *accumulate(len(line) + 1 for line in self.folded)]
 
+    @cached_property
+    def unit(self) -> int:
+        """The width of one level of indentation, as most lines show it."""
+        widths = [indent_width(line) for line in self.contents if line.strip()]
+        steps = Counter(other - one for one, other in pairwise(widths) if other > one)
+        return steps.most_common(1)[0][0] if steps else 1
+
     def find(self, wanted: Sequence[str], *, first: int = 0) -> Iterator[Place]:
         """Yield the places from line `first` on whose folded lines are `wanted`. Words are not cut."""
         joined = "\n".join(wanted)
@@ -111,6 +120,11 @@ class Lines:
         lines[-1] = lines[-1][: place.end]
         lines[0] = lines[0][place.start :]
         return lines
+
+
+def indent_width(line: str) -> int:
+    """Return how far a line is indented. A tab leads to the next multiple of 8."""
+    return len(line[: len(line) - len(line.lstrip())].expandtabs(8))
 
 
 def _cuts_word(text: str, at: int) -> bool:

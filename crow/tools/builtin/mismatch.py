@@ -215,7 +215,8 @@ def closest(lines: Lines, wanted: Sequence[str], new: str) -> tuple[int, int] | 
         score += sum(len(line) for line in hints.intersection(lines.folded[first : last + 1]))
         # Of two places that are equally alike, the one with the same indentation is meant.
         score += len(set(wanted).intersection(lines.contents[first : last + 1]))
-        score += _ratio(" ".join(folded)[:2_000], " ".join(lines.folded[first : last + 1])[:2_000])
+        given = " ".join(folded)[:2_000]
+        score += _ratio(given, " ".join(lines.folded[first : last + 1])[:2_000]) * len(given)
         if best is None or score > best[0]:
             best = (score, first, last)
     return None if best is None else best[1:]
@@ -235,11 +236,14 @@ def _reformatted(lines: Sequence[str], wanted: Sequence[str]) -> tuple[int, int]
 
 
 def _reordered(lines: Sequence[str], wanted: Sequence[str]) -> tuple[int, int] | None:
-    """Return the first and last line of the only place that has the `wanted` lines in another order."""
-    count, total = len(wanted), sum(map(hash, wanted))
-    sums = [0, *accumulate(map(hash, lines))]
-    found = [at for at in range(len(lines) - count + 1) if sums[at + count] - sums[at] == total]
-    return (found[0], found[0] + count - 1) if len(found) == 1 and count > 1 else None
+    """Return the first and last line of the only place that has the `wanted` lines in another order. Blank lines do not
+    count."""
+    filled = [at for at, line in enumerate(lines) if line]
+    given = [line for line in wanted if line]
+    count, total = len(given), sum(map(hash, given))
+    sums = [0, *accumulate(hash(lines[at]) for at in filled)]
+    found = [at for at in range(len(filled) - count + 1) if sums[at + count] - sums[at] == total]
+    return (filled[found[0]], filled[found[0] + count - 1]) if len(found) == 1 and count > 1 else None
 
 
 def _votes(lines: Sequence[str], wanted: Sequence[str]) -> Counter[int]:
@@ -291,7 +295,7 @@ def explain(wanted: Sequence[str], actual: Sequence[str], first: int, what: str 
         return ["its lines are indented in another way"]
     if mine != theirs and _FORMAT.sub("", "".join(mine)) == _FORMAT.sub("", "".join(theirs)):
         return ["it stands there with other line breaks, commas, quotes or brackets, as after a formatter"]
-    if sorted(mine) == sorted(theirs):
+    if sorted(filter(None, mine)) == sorted(filter(None, theirs)):
         return ["its lines stand there in another order"]
     causes: list[str] = []
     for step, from_mine, to_mine, from_theirs, to_theirs in SequenceMatcher(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from crow.domain.errors import ArgumentError
-from crow.tools.builtin.folding import Lines, fold
+from crow.tools.builtin.folding import Lines, fold, indent_width
 from crow.tools.builtin.matching import MAX_LINES_COMPARED, SLIPS, Indents, Unclear, describe_difference, merged_lines
 from crow.tools.builtin.mismatch import already_made, ambiguous, applied_at, excerpt, not_found, unclear
 from crow.tools.builtin.patch import Hunk, HunkLine
@@ -164,7 +164,7 @@ def _matches(lines: Lines, hunk: Hunk, name: str) -> list[_Match]:
                 continue
             elif _is_unmarked(reading, actual):
                 unmarked.append(match)
-            elif (indents := Indents.between(old, actual, skips_first=False)) is not None:
+            elif (indents := Indents.between(old, actual, skips_first=False, unit=lines.unit)) is not None:
                 folded.append(replace(match, indents=indents, is_exact=False))
         if exact:
             return exact
@@ -240,17 +240,13 @@ def _scope(lines: Lines, start: int) -> range:
     """Return the lines that belong to a header: all that follow and are indented deeper. If the next line is not, the
     rest of the file."""
     contents = lines.contents
-    depth = _depth(contents[start])
+    depth = indent_width(contents[start])
     for index in range(start + 1, len(contents)):
         line = contents[index]
-        if line.strip() and _depth(line) <= depth and line.lstrip()[0] not in "{}])":
+        if line.strip() and indent_width(line) <= depth and line.lstrip()[0] not in "{}])":
             has_inner = any(contents[inner].strip() for inner in range(start + 1, index))
             return range(start, index) if has_inner else range(start, len(contents))
     return range(start, len(contents))
-
-
-def _depth(line: str) -> int:
-    return len(line[: len(line) - len(line.lstrip())].expandtabs(8))
 
 
 def _check_header(lines: Lines, hunk: Hunk, match: _Match, name: str) -> None:
