@@ -136,7 +136,7 @@ def _plain(path: Path, random: Random) -> Case | None:
 
 def _unit(lines: Sequence[str]) -> str:
     """One level of indentation in this file."""
-    if any(line.startswith("\t") for line in lines):
+    if sum(line.startswith("\t") for line in lines) > sum(line.startswith(" ") for line in lines):
         return "\t"
     return "  " if any(re.match(r"  \S", line) for line in lines) else "    "
 
