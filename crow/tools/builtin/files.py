@@ -547,6 +547,6 @@ WRITE_FILE_SPEC = tool_spec(
     "Create a file, with missing directories, or replace its whole content. To change a part, edit it.",
     required="path content",
     path=PATH,
-    content=argument("string", "The whole new content."),
+    content=argument("string"),
 )
 WRITE_FILE = Builtin(WRITE_FILE_SPEC, "edit", "write", plan_write, run_write)
