@@ -225,10 +225,11 @@ def _diffed(case: Case, random: Random) -> Case | None:
     kept = {line for line in old if line in new}
     if len(kept) == len(old) or len(kept) == len(new):
         return None
-    texts = (
-        "\n".join((" " if line in kept else mark) + line for line in text) for text, mark in ((old, "-"), (new, "+"))
-    )
-    return replace(case, **dict(zip(("old", "new"), texts, strict=True)))
+
+    def marked(lines: Sequence[str], mark: str) -> str:
+        return "\n".join((" " if line in kept else mark) + line for line in lines)
+
+    return replace(case, old=marked(old, "-"), new=marked(new, "+"))
 
 
 def _escaped_quotes(text: str) -> str:
