@@ -20,6 +20,7 @@ from crow.domain.entries import Announcement, Diff
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Freeform
 from crow.domain.rendering import RESULT_MASK, in_title
+from crow.domain.text import plural
 from crow.tools import Outcome, PlannedCall, Touched, Workspace
 from crow.tools.builtin.edit import MAX_SHOWN_LINES, read_editable, remark_on_others
 from crow.tools.builtin.files import (
@@ -244,7 +245,7 @@ async def _addition(context: ToolContext, target: PathTarget, content: str) -> C
     await _check_missing(context, target)
     check_mask("the patch", content, "")
     count = content.count("\n")
-    done = f"Created {target.name}: {count:,} line{'s' * (count != 1)}."
+    done = f"Created {target.name}: {plural(count, 'line')}."
     return Change(before=None, after=content, done=done, argument="the patch")
 
 
@@ -281,7 +282,7 @@ async def _edit(context: ToolContext, target: PathTarget, hunks: Sequence[Hunk])
     if patched.text == body:
         raise ArgumentError(f"the patch changes nothing in {name}")
     check_mask("the patch", patched.text, body)
-    others = remark_on_others(context, target, file, patched.changed)
+    others = remark_on_others(context, target, file, patched.changed, patched.known)
     return Change(
         before=file,
         after=file.text[: len(file.text) - len(body)] + patched.text,

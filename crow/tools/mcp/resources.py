@@ -13,6 +13,7 @@ from mcp.client import Client
 from crow.domain.entries import Attachment
 from crow.domain.messages import Image
 from crow.domain.rendering import on_one_line
+from crow.domain.text import shorten
 from crow.tools import Outcome
 from crow.tools.builtin.files import sound_picture_type
 from crow.tools.mcp.calls import count_bytes, describe_error, encodable
@@ -80,18 +81,17 @@ def _external_resource(found: mcp.Resource | mcp.ResourceTemplate) -> ExternalRe
     is_template = isinstance(found, mcp.ResourceTemplate)
     uri = found.uri_template if isinstance(found, mcp.ResourceTemplate) else found.uri
     size = None if isinstance(found, mcp.ResourceTemplate) or found.size is None else f"{found.size:,} bytes"
-    name = _shortened(found.title or found.name, _NAME_CHARS)
-    kind = _shortened(found.mime_type or "", _NAME_CHARS)
+    name = short_line(found.title or found.name, _NAME_CHARS)
+    kind = short_line(found.mime_type or "", _NAME_CHARS)
     about = ", ".join(filter(None, ("" if name == uri else name, kind, size)))
     if found.description:
-        about += f"{': ' if about else ''}{_shortened(found.description, _ABOUT_CHARS)}"
+        about += f"{': ' if about else ''}{short_line(found.description, _ABOUT_CHARS)}"
     return ExternalResource(uri=uri, about=about, is_template=is_template)
 
 
-def _shortened(text: str, limit: int) -> str:
+def short_line(text: str, limit: int) -> str:
     """The beginning of a server's text on one line, with hidden characters escaped."""
-    line = on_one_line(text[: 2 * limit])
-    return line if len(line) <= limit else line[:limit] + "…"
+    return shorten(on_one_line(text[: 2 * limit]), limit)
 
 
 def describe_resources(servers: Mapping[str, Sequence[ExternalResource]], query: str) -> str:
@@ -123,7 +123,7 @@ def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
     attachments: list[Attachment] = []
     contents = result.contents[:_MAX_CONTENTS]
     for content in contents:
-        heading = _shortened(content.uri, URI_CHARS)
+        heading = short_line(content.uri, URI_CHARS)
         if isinstance(content, mcp.TextResourceContents):
             is_alone = len(contents) == 1 and content.uri == uri
             pieces.append(content.text if is_alone else f"{heading}:\n{content.text}")
@@ -135,7 +135,7 @@ def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
             pieces.append(f"[{heading}: a picture]")
         else:
             pieces.append(
-                f"[{heading}, {_shortened(kind, _NAME_CHARS)}, {size:,} bytes: binary, models cannot read it]"
+                f"[{heading}, {short_line(kind, _NAME_CHARS)}, {size:,} bytes: binary, models cannot read it]"
             )
             if size <= _ATTACHED_BYTES:
                 attachments.append(
@@ -148,7 +148,7 @@ def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
 
 def completions_of(result: mcp.CompleteResult, variable: str) -> str:
     """Return a text for the model with the values that a server suggests for a variable of a template."""
-    values = [_shortened(value, URI_CHARS) for value in result.completion.values[:_COMPLETIONS]]
+    values = [short_line(value, URI_CHARS) for value in result.completion.values[:_COMPLETIONS]]
     if not values:
         return f"The server suggests no values for {variable}."
     has_more = result.completion.has_more or len(result.completion.values) > _COMPLETIONS
