@@ -280,7 +280,7 @@ async def _edit(context: ToolContext, target: PathTarget, hunks: Sequence[Hunk])
     if patched.text == body:
         raise ArgumentError(f"the patch changes nothing in {name}")
     check_mask("the patch", patched.text, body)
-    others = remark_on_others(context, target, file, patched.changed)
+    others = remark_on_others(context, target, file, patched.changed, patched.known)
     return Change(
         before=file,
         after=file.text[: len(file.text) - len(body)] + patched.text,

@@ -227,7 +227,7 @@ GREP_SPEC = tool_spec(
     "grep",
     "Search files for lines that match a Python regular expression, except binary files and those that git ignores.",
     required="pattern",
-    pattern=argument("string", "The regular expression.", minLength=1),
+    pattern=argument("string", minLength=1),
     path=argument("string", "A directory or file. Default: the working directory."),
     glob=argument("string", "Only files that match, such as *.py."),
     ignore_case=argument("boolean", "Default false."),

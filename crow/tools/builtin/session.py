@@ -239,7 +239,7 @@ RECALL_SPEC = tool_spec(
     "Search the whole history of this conversation, also compacted and hidden parts, or read one entry. Scope "
     "workspace or all searches the user's other sessions too, after asking.",
     query=argument("string", "Words that must all occur.", maxLength=QUERY_CHARS),
-    entry=argument("integer", "The number of an entry.", minimum=1),
+    entry=argument("integer", "Its number.", minimum=1),
     scope={"type": "string", "enum": list(get_args(RecallScope))},
     session=argument("string", "Only the session with this id.", maxLength=QUERY_CHARS),
     since=argument("string", "From this time, such as 2026-11-01.", maxLength=TIME_CHARS),
@@ -252,14 +252,14 @@ _TASK_ARGUMENTS = {
     "prompt": argument("string", "All that it needs to know.", minLength=1),
     "tools": argument(
         "array",
-        "Names of the tools it may use. Default: all but task and update_plan.",
+        "Tools that it may use. Default: all but task and update_plan.",
         maxItems=100,
         items={"type": "string"},
     ),
-    "resume": argument("string", "The id of an earlier task to continue."),
+    "resume": argument("string", "An earlier task's id."),
     "background": argument(
         "boolean",
-        "Return at once; you are told when it ends. Only for work whose result you do not need now.",
+        "Return at once; you are told when it ends. Only if you do not need the result now.",
     ),
 }
 _AGENT_ARGUMENT = argument("string", "The kind of subagent, by name. Default: a plain one.", maxLength=64)

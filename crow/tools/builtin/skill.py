@@ -68,6 +68,6 @@ SKILL_SPEC = tool_spec(
     "skill",
     "Load a skill: instructions for one kind of work. <skills> lists the available ones.",
     required="name",
-    name=argument("string", "The skill's name.", minLength=1),
+    name=argument("string"),
 )
 SKILL = Builtin(SKILL_SPEC, "read", "read", plan_skill, run_skill)

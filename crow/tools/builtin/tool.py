@@ -73,9 +73,9 @@ def tool_spec(name: str, description: str, /, *, required: str = "", **propertie
     return ToolSpec(name=name, description=description, input_schema=schema)
 
 
-def argument(kind: str, description: str, /, **bounds: object) -> dict[str, Any]:
-    """The JSON Schema of an argument."""
-    return {"type": kind, **bounds, "description": description}
+def argument(kind: str, description: str = "", /, **bounds: object) -> dict[str, Any]:
+    """Return the JSON Schema of an argument. An argument whose name says everything needs no description."""
+    return {"type": kind, **bounds, **({"description": description} if description else {})}
 
 
 @dataclass(slots=True, kw_only=True)
