@@ -51,7 +51,7 @@ from crow.domain.events import (
     UrlQuestion,
 )
 from crow.domain.messages import Image, Link, Part, Resource, Text
-from crow.domain.rendering import safe
+from crow.domain.text import safe
 from crow.frontend.client import ClientConnection, SessionClient
 from crow.frontend.feed import Feed, TurnBegan, TurnEnded
 from crow.frontend.options import config_options
