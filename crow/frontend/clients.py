@@ -117,7 +117,7 @@ class ClientQueue:
         self._flushes: set[asyncio.Future[None]] = set()
 
     async def run(self) -> None:
-        """Sends the waiting items in order, while the client is open. Ends after `detach`."""
+        """Send the waiting items in order, while the client is open. End after `detach`."""
         use_trace_context({})  # the client outlives the request that attached it
         with self._scope:
             while True:
@@ -144,7 +144,7 @@ class ClientQueue:
                 await self._wake.wait()
 
     def put(self, send: Callable[[], Awaitable[object]], size: int = EVENT_BYTES) -> WaitingItem | None:
-        """Adds `send` to the end of the queue. It is called after everything that is already in the queue. Returns the
+        """Add `send` to the end of the queue. It is called after everything that is already in the queue. Return the
         new item of the queue.
 
         If too much waits for the client, disconnects the client instead and returns None.
@@ -170,11 +170,11 @@ class ClientQueue:
         return item
 
     async def room(self) -> None:
-        """Waits until a patient connection has sent most of its queue. Returns at once for any other connection."""
+        """Wait until a patient connection has sent most of its queue. Return at once for any other connection."""
         await self._has_room.wait()
 
     def publish(self, client: SessionClient, item: Item, *, is_own: bool) -> None:
-        """Adds an item to the queue. `client` is the object that will send the item: either this client's own
+        """Add an item to the queue. `client` is the object that will send the item: either this client's own
         `SessionClient`, or the one that shows a sub-agent to this client."""
         if isinstance(item, CallProgressed):
             # Each progress item holds the whole output so far, so a newer one replaces one that still waits.
@@ -200,13 +200,13 @@ class ClientQueue:
         await client.show(item, is_own=is_own)
 
     def check_access(self) -> None:
-        """Adds a check to the queue. Before any later event is sent, the check finds out whether the client may still
+        """Add a check to the queue. Before any later event is sent, the check finds out whether the client may still
         see the session."""
         if self.check is not None:
             self.put(partial(self.has_access, "read"))
 
     async def has_access(self, access: Access) -> bool:
-        """Returns whether the client's user still has `access` to the session. If the user may no longer see the
+        """Return whether the client's user still has `access` to the session. If the user may no longer see the
         session, detaches the client. If the user has less access than `access`, the client may no longer write."""
         try:
             if self.check is not None:
@@ -220,7 +220,7 @@ class ClientQueue:
         return False
 
     async def flushed(self) -> None:
-        """Waits until all events that are in the queue now have been sent, or until the client is detached."""
+        """Wait until all events that are in the queue now have been sent, or until the client is detached."""
         if self.is_detached or not self._items:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -232,7 +232,7 @@ class ClientQueue:
             self._flushes.discard(done)
 
     def detach(self) -> None:
-        """Discards the waiting events, and ends `run`."""
+        """Discard the waiting events, and end `run`."""
         self.is_detached = True
         self.client.close()
         self._scope.cancel()
@@ -289,7 +289,7 @@ class OpenQuestion(Generic[Answer]):
         self._changed = anyio.Event()
 
     def ask(self, attachment: ClientQueue, tasks: anyio.abc.TaskGroup) -> None:
-        """Asks a client, after all events that wait for the client have been sent. Does nothing if the client may not
+        """Ask a client, after all events that wait for the client have been sent. Do nothing if the client may not
         answer, or if it was already asked."""
         if self._is_candidate(attachment) and attachment not in self._asked:
             self._asked[attachment] = anyio.CancelScope()
@@ -297,12 +297,12 @@ class OpenQuestion(Generic[Answer]):
             self.note_change()
 
     def note_change(self) -> None:
-        """Wakes `answer`. Must be called when a client has answered or failed, and when the set of clients that may
+        """Wake `answer`. Must be called when a client has answered or failed, and when the set of clients that may
         answer changes."""
         self._changed.set()
 
     def forget(self, attachment: ClientQueue) -> None:
-        """Treats a client that is gone as if it had never been asked."""
+        """Treat a client that is gone as if it had never been asked."""
         if (scope := self._asked.pop(attachment, None)) is not None:
             scope.cancel()
         self._failures.pop(attachment, None)
@@ -310,8 +310,8 @@ class OpenQuestion(Generic[Answer]):
         self.note_change()
 
     async def answer(self, wait_s: float) -> Answer | None:
-        """Waits for the first answer that counts, and returns it. If every client that may answer fails to ask its
-        user, returns the `answer` of a `Failure`. Returns None if for `wait_s` seconds there is no client that may
+        """Wait for the first answer that counts, and return it. If every client that may answer fails to ask its
+        user, returns the `answer` of a `Failure`. Return None if for `wait_s` seconds there is no client that may
         answer."""
         while not self._answers:
             candidates = [each for each in self.group.root.attachments if self._is_candidate(each)]
@@ -326,7 +326,7 @@ class OpenQuestion(Generic[Answer]):
         return self._answers[0]
 
     def withdraw(self) -> None:
-        """Withdraws the question from all clients that have not answered."""
+        """Withdraw the question from all clients that have not answered."""
         for scope in self._asked.values():
             scope.cancel()
 
@@ -370,24 +370,24 @@ class ClientGroup:
         self.feed = Feed(session_id)
 
     def client_of(self, attachment: ClientQueue) -> SessionClient | None:
-        """Returns the object that shows this session or sub-agent to an attached client, or None if that client does
+        """Return the object that shows this session or sub-agent to an attached client, or None if that client does
         not show it."""
         raise NotImplementedError
 
     def pairs(self) -> Iterator[tuple[ClientQueue, SessionClient]]:
-        """Yields all attachments with their clients."""
+        """Yield all attachments with their clients."""
         for attachment in tuple(self.root.attachments):
             if (client := self.client_of(attachment)) is not None:
                 yield attachment, client
 
     async def publish(self, event: Event) -> None:
-        """See :class:`crow.agent.Client`. Waits only for clients with a patient connection."""
+        """See :class:`crow.agent.Client`. Wait only for clients with a patient connection."""
         self.put(event)
         for attachment in tuple(self.root.attachments):
             await attachment.room()
 
     def put(self, item: Item) -> None:
-        """Adds an item to the feed, and so to the queue of each client."""
+        """Add an item to the feed, and so to the queue of each client."""
         item = self.feed.put(item)
         for attachment, client in self.pairs():
             attachment.publish(client, item, is_own=self.root.is_own(attachment, item))
@@ -522,7 +522,7 @@ class SessionClients(ClientGroup):
         return attachment.client
 
     def follow(self, session: Session) -> None:
-        """Connects the clients with their session, which is created after this object. Must be called before the
+        """Connect the clients with their session, which is created after this object. Must be called before the
         session runs."""
         branch = session.branch
 
@@ -543,7 +543,7 @@ class SessionClients(ClientGroup):
         is_patient: bool,
         drop: Callable[[str], None],
     ) -> ClientQueue:
-        """Adds a client, which gets all items from now on. `SessionClient.join` sends the unfinished items."""
+        """Add a client, which gets all items from now on. `SessionClient.join` sends the unfinished items."""
         attachment = ClientQueue(
             client, origin=origin, may_write=may_write, is_patient=is_patient, drop=drop, leave=self.detach
         )
@@ -560,7 +560,7 @@ class SessionClients(ClientGroup):
         return attachment
 
     def detach(self, attachment: ClientQueue) -> None:
-        """Removes a client. Open questions then count this client as never asked."""
+        """Remove a client. Open questions then count this client as never asked."""
         if attachment in self.attachments:
             self.attachments.remove(attachment)
         if attachment.editor is not None and attachment.editor is self.workspace.editor:
@@ -573,17 +573,17 @@ class SessionClients(ClientGroup):
         self._note_kinds()
 
     async def flushed(self) -> None:
-        """Waits until all items have been sent."""
+        """Wait until all items have been sent."""
         for attachment in tuple(self.attachments):
             await attachment.flushed()
 
     def close(self) -> None:
-        """Detaches all clients, because the session has been closed."""
+        """Detache all clients, because the session has been closed."""
         for attachment in tuple(self.attachments):
             self.detach(attachment)
 
     def note_sender(self, message_id: str, attachment: ClientQueue) -> None:
-        """Remembers which client sent a prompt. That client already shows the prompt, and waits for the response."""
+        """Remember which client sent a prompt. That client already shows the prompt, and wait for the response."""
         self._origins[message_id] = attachment.origin
         self._senders[message_id] = attachment
         if message_id == self._turn_id:  # the client has repeated its prompt after connecting again
@@ -632,7 +632,7 @@ class SessionClients(ClientGroup):
         self.begin_turn(prompt, self.stored_prompt(prompt.message_id))
 
     def begin_turn(self, prompt: PendingPrompt, stored: Entry | None) -> None:
-        """Shows that a turn began, here or in another process. `stored` is the entry of the prompt, or None if the
+        """Show that a turn began, here or in another process. `stored` is the entry of the prompt, or None if the
         prompt is not stored yet."""
         self._turn_id, self._turn_origin = prompt.message_id, self._origins.get(prompt.message_id)
         self.workspace.use(self._editor_for(self._senders.get(prompt.message_id)))
@@ -642,7 +642,7 @@ class SessionClients(ClientGroup):
         self.put(TurnBegan(message_id=prompt.message_id, typed=None if prompt.command is None else prompt.text))
 
     def _editor_for(self, sender: ClientQueue | None) -> EditorWorkspace | None:
-        """Returns the workspace of the client whose prompt runs. A turn that no client has asked for uses the only
+        """Return the workspace of the client whose prompt runs. A turn that no client has asked for uses the only
         client's."""
         if sender is None and len(self.attachments) == 1:
             sender = self.attachments[0]
@@ -656,7 +656,7 @@ class SessionClients(ClientGroup):
             self.end_turn(prompt)
 
     def end_turn(self, prompt: PendingPrompt) -> None:
-        """Shows that a turn has ended, here or in another process."""
+        """Show that a turn has ended, here or in another process."""
         stop = {"stopReason": prompt.stop} if prompt.error is None else {"stopReason": "error"}
         self.last_turn = {"state": "idle", **stop}
         self.put(TurnEnded(message_id=prompt.message_id, state=self.last_turn, error=prompt.error))

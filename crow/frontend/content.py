@@ -26,7 +26,7 @@ _REPEATED_COUNT = re.compile(
 
 
 def parts_from(prompt: object) -> tuple[Part, ...]:
-    """Converts the `prompt` of `session/prompt` into parts. Returns at least one part. Empty text blocks are left out.
+    """Convert the `prompt` of `session/prompt` into parts. Return at least one part. Empty text blocks are left out.
 
     Content that crow cannot use is replaced by a sentence that says so. The files and pages behind links are not read
     here.
@@ -42,7 +42,7 @@ def parts_from(prompt: object) -> tuple[Part, ...]:
 
 
 def without_repeated_prompts(parts: tuple[Part, ...], *, is_first: bool) -> tuple[Part, ...]:
-    """Removes the earlier prompts that some clients (avante) repeat with every new prompt.
+    """Remove the earlier prompts that some clients (avante) repeat with every new prompt.
 
     Such a client encloses each prompt in tags, starts with the newest prompt, and adds a sentence with the number of
     prompts. In the first prompt of a session, the earlier prompts are new to crow. They are then kept, and the oldest
@@ -62,7 +62,7 @@ def without_repeated_prompts(parts: tuple[Part, ...], *, is_first: bool) -> tupl
 
 
 def blocks(part: Part) -> tuple[dict[str, Any], ...]:
-    """Converts `part` into content blocks. A long text becomes several blocks. A very large image is replaced by a
+    """Convert `part` into content blocks. A long text becomes several blocks. A very large image is replaced by a
     sentence."""
     match part:
         case Text(text=text):
@@ -132,7 +132,7 @@ def _resource(where: str, resource: object) -> Part:
 
 
 def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
-    """Converts base64 data or a data URI into a part.
+    """Convert base64 data or a data URI into a part.
 
     The part is an image if models accept images of this type. Otherwise, it is a resource if the data is text. In all
     other cases, it is a sentence that describes the file and says that crow cannot read it.

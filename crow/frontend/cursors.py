@@ -67,7 +67,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
-        """Parses the text of a cursor. :raises CursorGap: crow did not make this text."""
+        """Parse the text of a cursor. :raises CursorGap: crow did not make this text."""
         found = _CURSOR.fullmatch(text[:8_000])
         if found is None:
             raise CursorGap("crow did not make this cursor.")
@@ -89,7 +89,7 @@ class Cursor:
 
 
 def cursor_in(params: Mapping[str, Any]) -> Cursor | None:
-    """Reads the cursor in the parameters of a request, or returns None if there is none.
+    """Read the cursor in the parameters of a request, or returns None if there is none.
 
     :raises CursorGap: crow did not make this cursor.
     """

@@ -32,7 +32,7 @@ class Provider:
     is_required: bool
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the provider as an item of the response to `providers/list`."""
+        """Return the provider as an item of the response to `providers/list`."""
         current = None if self.base_url is None else {"apiType": API_TYPE, "baseUrl": self.base_url}
         return {"providerId": self.id, "supported": [API_TYPE], "required": self.is_required, "current": current}
 
@@ -46,7 +46,7 @@ class Credentials:
     accounts: Mapping[str, bool]
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the response to `auth/status`."""
+        """Return the response to `auth/status`."""
         return {
             "state": self.state,
             "accounts": [{"label": label, "active": active} for label, active in self.accounts.items()],
@@ -61,11 +61,11 @@ class Endpoints(Protocol):
     """The endpoints of this process. Changes that the client makes last until the process ends."""
 
     def providers(self) -> Sequence[Provider]:
-        """Returns all providers, including those that the client has disabled."""
+        """Return all providers, including those that the client has disabled."""
         ...
 
     def set_provider(self, provider_id: str, base_url: str, headers: Mapping[str, str]) -> None:
-        """Changes the address of a provider. From now on, requests to the provider go to that address, with these
+        """Change the address of a provider. From now on, requests to the provider go to that address, with these
         headers and without the user's key.
 
         :raises ArgumentError: there is no such provider, or the address cannot be used.
@@ -73,19 +73,19 @@ class Endpoints(Protocol):
         ...
 
     def disable_provider(self, provider_id: str) -> None:
-        """Stops using a provider. Does nothing if the provider is unknown.
+        """Stop using a provider. Do nothing if the provider is unknown.
 
         :raises ArgumentError: this provider may not be disabled.
         """
         ...
 
     def credentials(self) -> Credentials:
-        """Returns the credentials that crow has now."""
+        """Return the credentials that crow has now."""
         ...
 
 
 def set_provider(endpoints: Endpoints, params: Mapping[str, Any]) -> None:
-    """Carries out `providers/set`. :raises ArgumentError: a parameter cannot be used. In this case, nothing is
+    """Carry out `providers/set`. :raises ArgumentError: a parameter cannot be used. In this case, nothing is
     changed."""
     if params["apiType"] != API_TYPE:
         raise ArgumentError(f'apiType is {describe(params["apiType"])}; crow supports only "{API_TYPE}".')

@@ -31,7 +31,7 @@ class Missed:
 
 
 async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Sequence[Entry]) -> Missed:
-    """Returns the part of a session that a client has missed since `cursor`. `newest` contains the newest entries of
+    """Return the part of a session that a client has missed since `cursor`. `newest` contains the newest entries of
     the session, which are in memory.
 
     :raises CursorGap: the cursor is not in the current history of the session, or the client has missed too many turns.
@@ -55,7 +55,7 @@ async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Se
 
 
 async def _answers_of_calls(store: Store, session_id: str, missed: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The entries in `missed` may contain results of earlier calls. Returns the model's answers that made those
+    """The entries in `missed` may contain results of earlier calls. Return the model's answers that made those
     calls."""
     known = {entry.id for entry in missed}
     calls = (entry.body.call for entry in missed if isinstance(entry.body, entries.ToolResult))
@@ -65,7 +65,7 @@ async def _answers_of_calls(store: Store, session_id: str, missed: Sequence[Entr
 
 
 async def _results(store: Store, session_id: str, calls: Sequence[CallRef]) -> dict[CallRef, Entry]:
-    """Returns the results of those `calls` that sub-agents of the session made."""
+    """Return the results of those `calls` that sub-agents of the session made."""
     found: dict[CallRef, Entry] = {}
     subagents = await store.subagents(session_id) if calls else ()
     for call in calls:

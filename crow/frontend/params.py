@@ -60,10 +60,13 @@ class ClientCapabilities:
     """Whether the client shows its user the whole error object, with the sentence in `message` and again in `data`, for
     every error except an internal one."""
     question_kinds: frozenset[ElicitationKind] = frozenset()
+    is_translated: bool = False
+    """Whether a translation stands between crow and the client (see `v2.py`). It needs more than a client of version 1:
+    the client's own prompts and the states of their turns, and marks on what a load sends."""
 
 
 def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
-    """Reads the capabilities in the parameters of `initialize`. A member that is missing, null or of the wrong type
+    """Read the capabilities in the parameters of `initialize`. A member that is missing, null or of the wrong type
     counts as not supported."""
     offered = _object(params, "clientCapabilities")
     files, session = _object(offered, "fs"), _object(offered, "session")
@@ -88,7 +91,7 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
 
 
 def client_name(params: Mapping[str, Any]) -> str:
-    """Returns the client's name and version for the log, or an empty string if the client sent neither."""
+    """Return the client's name and version for the log, or an empty string if the client sent neither."""
     info = _object(params, "clientInfo")
     return " ".join(str(info[key]) for key in ("name", "version") if isinstance(info.get(key), str))
 
@@ -114,7 +117,7 @@ class OpenRequest:
 
 
 def open_request_from(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
-    """Reads the parameters of a request that opens a session. Unknown members of `_meta` are ignored.
+    """Read the parameters of a request that opens a session. Unknown members of `_meta` are ignored.
 
     If `cwd` does not exist and `may_be_missing` is true, sets `missing` in the result instead of raising an error.
 
@@ -148,7 +151,7 @@ def open_request_from(params: Mapping[str, Any], *, may_be_missing: bool = False
 
 
 def mcp_servers_from(servers: object) -> tuple[McpServer, ...]:
-    """Reads the parameter `mcpServers` of a request that opens a session. None means that there are no servers.
+    """Read the parameter `mcpServers` of a request that opens a session. None means that there are no servers.
 
     :raises ArgumentError: an entry is not a valid server, or two servers have the same name.
     """
@@ -166,7 +169,7 @@ def mcp_servers_from(servers: object) -> tuple[McpServer, ...]:
 
 
 def session_alias(params: Mapping[str, Any]) -> str | None:
-    """Reads `_meta.crow.alias`, the alias of the session to open or create. Returns None if the request has no alias.
+    """Read `_meta.crow.alias`, the alias of the session to open or create. Return None if the request has no alias.
 
     :raises ArgumentError: the alias is not a valid name.
     """
@@ -181,7 +184,7 @@ def session_alias(params: Mapping[str, Any]) -> str | None:
 
 
 def session_metadata(params: Mapping[str, Any]) -> JsonObject:
-    """Reads `_meta.crow.metadata`, an object to merge into the session's metadata. If a member is null, merging removes
+    """Read `_meta.crow.metadata`, an object to merge into the session's metadata. If a member is null, merging removes
     that member.
 
     :raises ArgumentError: the value is not an object, is too large, or is nested too deeply.
@@ -198,7 +201,7 @@ def session_metadata(params: Mapping[str, Any]) -> JsonObject:
 
 
 def prompt_name(params: Mapping[str, Any]) -> PromptName | None:
-    """Reads `_meta.crow.promptId`, the client's id for the prompt of the request. Returns None if there is none.
+    """Read `_meta.crow.promptId`, the client's id for the prompt of the request. Return None if there is none.
 
     :raises ArgumentError: the id is not a valid name.
     """
@@ -215,7 +218,7 @@ def prompt_name(params: Mapping[str, Any]) -> PromptName | None:
 
 
 def fork_entry(params: Mapping[str, Any]) -> int | None:
-    """Reads `_meta.crow.entry`, the id of the entry to fork from. Returns None if the request has no such member.
+    """Read `_meta.crow.entry`, the id of the entry to fork from. Return None if the request has no such member.
 
     :raises ArgumentError: the value is not a positive whole number.
     """
@@ -228,12 +231,12 @@ def fork_entry(params: Mapping[str, Any]) -> int | None:
 
 
 def trace_context(params: Mapping[str, Any]) -> dict[str, str]:
-    """Reads the trace context in `_meta`. Returns an empty dict if there is none."""
+    """Read the trace context in `_meta`. Return an empty dict if there is none."""
     return trace_context_from(_object(params, "_meta"))
 
 
 def archived_filter(params: Mapping[str, Any]) -> bool | None:
-    """Returns which sessions to list: True for archived sessions only, False for sessions that are not archived, and
+    """Return which sessions to list: True for archived sessions only, False for sessions that are not archived, and
     None for both.
 
     `_meta.crow.archived` is the older way to ask for archived sessions. This member is ignored if `archived` is
@@ -250,7 +253,7 @@ def archived_filter(params: Mapping[str, Any]) -> bool | None:
 
 
 def new_title(text: str) -> str:
-    """Turns `text` into a title to store: one line without hidden characters, shortened if it is too long.
+    """Turn `text` into a title to store: one line without hidden characters, shortened if it is too long.
 
     :raises ArgumentError: the text has no visible characters.
     """
@@ -261,7 +264,7 @@ def new_title(text: str) -> str:
 
 
 def resume_cursor(params: Mapping[str, Any]) -> str | None:
-    """Reads `_meta["acp/cursor"]`, the cursor from which the client wants to resume. Returns None if there is no
+    """Read `_meta["acp/cursor"]`, the cursor from which the client wants to resume. Return None if there is no
     cursor.
 
     :raises ArgumentError: the cursor is not a string.
@@ -273,7 +276,7 @@ def resume_cursor(params: Mapping[str, Any]) -> str | None:
 
 
 def wants_full_replay(params: Mapping[str, Any]) -> bool:
-    """Returns whether `_meta.crow.replay` is "full". In that case, `session/load` sends whole tool results even in a
+    """Return whether `_meta.crow.replay` is "full". In that case, `session/load` sends whole tool results even in a
     long session.
 
     :raises ArgumentError: the value is neither "full" nor "short".
@@ -312,7 +315,7 @@ def _text(where: str, entry: Mapping[str, Any], key: str) -> str:
 
 
 def _pairs(where: str, entry: Mapping[str, Any], key: str) -> tuple[tuple[str, str], ...]:
-    """Reads a list of `{"name": ..., "value": ...}` as pairs. Error messages do not show the values, because they may
+    """Read a list of `{"name": ..., "value": ...}` as pairs. Error messages do not show the values, because they may
     be secrets."""
     items = entry.get(key)
     pairs = []
@@ -343,7 +346,7 @@ def _existing_directory(name: str, path: object) -> str:
 
 
 def _system_prompt(prompt: object) -> dict[str, object]:
-    """Reads `systemPrompt` as a change of the session's configuration. Null changes nothing.
+    """Read `systemPrompt` as a change of the session's configuration. Null changes nothing.
 
     With the mode `override`, the text replaces crow's role in the system prompt. With the mode `append`, the text is
     added to the end of the system prompt.
@@ -371,7 +374,7 @@ def _system_prompt(prompt: object) -> dict[str, object]:
 
 
 def _meta_system_prompt(prompt: object) -> dict[str, object]:
-    """Reads `_meta.systemPrompt`, which some clients send instead of `systemPrompt`. A string counts as the mode
+    """Read `_meta.systemPrompt`, which some clients send instead of `systemPrompt`. A string counts as the mode
     `override`, and `{"append": text}` counts as the mode `append`."""
     match prompt:
         case None:
@@ -385,7 +388,7 @@ def _meta_system_prompt(prompt: object) -> dict[str, object]:
 
 
 def _prompt_config(mode: object, text: str) -> dict[str, object]:
-    """Returns a change of the configuration that stores `text` for `mode` and removes any text for the other mode."""
+    """Return a change of the configuration that stores `text` for `mode` and removes any text for the other mode."""
     appended = mode == "append"
     return {"system_prompt": None if appended else text, "system_prompt_append": text if appended else None}
 

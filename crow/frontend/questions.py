@@ -56,7 +56,7 @@ class Dialogs:
         view: View,
         request: Callable[[str, dict[str, Any]], Awaitable[Any]],
     ) -> PermissionAnswer:
-        """Asks for a permission. :raises ConnectionError: the client is gone."""
+        """Ask for a permission. :raises ConnectionError: the client is gone."""
         params = permission_params(session_id, question, has_network=self._has_network)
         async with self._asking:
             call = params["toolCall"]
@@ -80,7 +80,7 @@ class Dialogs:
         kinds: Collection[str],
         show: Callable[[events.NoticeShown], Awaitable[object]],
     ) -> ElicitationAnswer:
-        """Asks a question of an MCP server. `kinds` are the kinds of questions that the client shows. `show` shows a
+        """Ask a question of an MCP server. `kinds` are the kinds of questions that the client shows. `show` shows a
         notice.
 
         :raises ConnectionError: the client is gone.
@@ -104,7 +104,7 @@ class Dialogs:
                 return elicitation_answer(await request("elicitation/create", params))
 
     def finish(self, question_id: str) -> bool:
-        """Forgets a page. Returns whether the client was shown the page."""
+        """Forget a page. Return whether the client was shown the page."""
         was_shown = question_id in self._page_ids
         self._page_ids.discard(question_id)
         return was_shown
@@ -119,7 +119,7 @@ def _too_many_questions(message: str) -> events.NoticeShown:
 
 
 def permission_params(session_id: str, question: PermissionQuestion, *, has_network: bool = False) -> dict[str, Any]:
-    """Returns the parameters of `session/request_permission`.
+    """Return the parameters of `session/request_permission`.
 
     The parameters repeat everything about the call, because many clients build their dialog from this request alone. If
     a call is too large to be shown completely, the user can only allow or reject this one call, and gets no "always"
@@ -156,7 +156,7 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
 
 
 def permission_answer(result: object, offered: Collection[str] = PERMISSION_KINDS) -> PermissionAnswer:
-    """Reads the answer in the response to `session/request_permission`. Anything unclear counts as a rejection.
+    """Read the answer in the response to `session/request_permission`. Anything unclear counts as a rejection.
 
     An "always" answer that is not in `offered` counts as the same answer for "once".
     """
@@ -172,7 +172,7 @@ def permission_answer(result: object, offered: Collection[str] = PERMISSION_KIND
 
 
 def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]:
-    """Returns the parameters of `elicitation/create`."""
+    """Return the parameters of `elicitation/create`."""
     params: dict[str, Any] = {"sessionId": session_id, "message": question.message}
     if question.call is not None:
         params["toolCallId"] = question.call.call_id
@@ -186,9 +186,9 @@ def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]
 
 
 def elicitation_answer(result: object) -> ElicitationAnswer:
-    """Reads the answer in the response to `elicitation/create`. Anything unclear counts as `cancel`.
+    """Read the answer in the response to `elicitation/create`. Anything unclear counts as `cancel`.
 
-    Leaves out values whose type no form field can have.
+    Leave out values whose type no form field can have.
     """
     match result:
         case {"action": "accept", "content": dict(content)}:

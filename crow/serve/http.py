@@ -25,11 +25,12 @@ from websockets.frames import CloseCode
 from crow import __version__
 from crow.domain.errors import StoreError
 from crow.domain.rendering import on_one_line
-from crow.frontend.agent import OPENING
-from crow.frontend.client import Handler, request_error
+from crow.frontend.client import Handler
 from crow.frontend.connection import EditorConnection
 from crow.frontend.cursors import CURSOR_KEY
+from crow.frontend.errors import request_error
 from crow.frontend.frames import INTERNAL_ERROR
+from crow.frontend.requests import OPENING
 from crow.serve.listen import is_known_host, is_known_origin
 from crow.serve.metrics import CONTENT_TYPE, MetricFamily, Metrics, gauge, process_metrics
 from crow.serve.tokens import Authenticator, BadToken, Grant, TooManyFailures

@@ -20,11 +20,12 @@ import uvicorn
 from crow import __version__, adapters
 from crow.app import Wiring
 from crow.domain.errors import ConfigError, StoreError
-from crow.frontend.agent import AcpAgent
+from crow.frontend.agent import Negotiate
 from crow.frontend.agent import serve as serve_connection
+from crow.frontend.connection import check_parameters
 from crow.frontend.host import SessionHost, share_host
 from crow.frontend.requester import Requester
-from crow.frontend.v2 import NegotiatingAgent
+from crow.frontend.v2 import VersionTwo
 from crow.log import log_as_json
 from crow.serve import listen
 from crow.serve.http import SHUTDOWN, AccessControl, AcpService, ServedConnection, TokenAccess, WaitingService
@@ -203,7 +204,7 @@ class Server:
         self._settings = settings
         self._is_confining = is_confining
         self.authenticator = authenticator
-        self._agent_type: type[AcpAgent] = NegotiatingAgent if offers_v2 else AcpAgent
+        self._negotiate: Negotiate | None = VersionTwo if offers_v2 else None
         self._checked: tuple[float, str] = (0.0, "")
         self.service = AcpService(
             self._serve,
@@ -273,7 +274,12 @@ class Server:
     async def _serve(self, connection: ServedConnection, connection_id: str, grant: Grant | None) -> None:
         requester = self._requester(grant, connection_id)
         await serve_connection(
-            connection, self._host.dependencies, host=self._host, requester=requester, agent_type=self._agent_type
+            connection,
+            self._host.dependencies,
+            host=self._host,
+            requester=requester,
+            check=check_parameters,
+            negotiate=self._negotiate,
         )
 
     def _requester(self, grant: Grant | None, connection_id: str) -> Requester:
