@@ -22,6 +22,7 @@ from crow.domain.protected_names import ProtectedNames
 from crow.llm import EndpointMemory, Model
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
+from crow.llm.models import Offered
 from crow.llm.offline import OfflineModel
 from crow.log import mask_in_log
 from crow.programs import Programs
@@ -49,8 +50,7 @@ from crow.tools.servers import (
 )
 from crow.tools.workspace import DiskWorkspace
 
-if TYPE_CHECKING:
-    from crow.llm.models import Offered
+if TYPE_CHECKING:  # imported later, because `initialize` is answered without them
     from crow.store.admin import Admin
     from crow.tools.mcp.client import McpToolbox, ToolSettings
 
@@ -78,7 +78,7 @@ def prepare_prompts(programs: Path, settings: Settings) -> None:
         from crow.tools.sandbox.confiner import choose_sandbox
 
         threading.Thread(target=choose_sandbox, args=(Programs(programs),), daemon=True).start()
-    import crow.agent.runner
+    import crow.agent.sessions.runner
     import crow.llm.client
     import crow.tools.mcp.client  # noqa: F401
     from crow.llm.wires import wire_named

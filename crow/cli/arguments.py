@@ -280,7 +280,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_file_commands(add: AddCommand) -> None:
-    from crow.cli import admin
+    from crow.cli import admin, imports
 
     export = add("export", admin.export, "write sessions to a file", "*")
     export.add_argument("--all", action="store_true", help="every session")
@@ -296,7 +296,7 @@ def _add_file_commands(add: AddCommand) -> None:
         words = "also hide e-mail addresses, home directories, and text that looks like a token or password"
         each.add_argument("--redact", action="store_true", help=words)
     imported = add(
-        "import", admin.import_sessions, "import sessions of other tools, or sessions that crow exported as JSONL"
+        "import", imports.import_sessions, "import sessions of other tools, or sessions that crow exported as JSONL"
     )
     imported.add_argument(
         "file",
@@ -331,7 +331,7 @@ def _add_changing_commands(add: AddCommand) -> None:
     tag.add_argument("tags", metavar="TAG", nargs="*", help="a tag to add: one word")
     tag.add_argument("--remove", metavar="TAG", action="append", default=[], help="a tag to remove")
     _add_share_commands(add)
-    add("delete", admin.delete, "permanently remove sessions and their sub-agents", "+")
+    add("delete", admin.delete, "permanently remove sessions and their subagents", "+")
     prune = add("prune", admin.prune, "permanently remove sessions that were not used for a long time")
     prune.add_argument(
         "--older-than", metavar="AGE", required=True, help="an age such as 30d, 12h, 8w, 6m, 2y, or a date"
@@ -346,7 +346,7 @@ def _add_changing_commands(add: AddCommand) -> None:
 def _add_share_commands(add: AddCommand) -> None:
     from crow.cli import admin
 
-    share = add("share", admin.share, "let another principal of crow serve see a session and its sub-agents", "1")
+    share = add("share", admin.share, "let another principal of crow serve see a session and its subagents", "1")
     unshare = add("unshare", admin.share, "no longer share a session with another principal", "1")
     for each in (share, unshare):
         each.add_argument(

@@ -16,9 +16,9 @@ import anyio.to_thread
 
 from crow import adapters
 from crow.cli.loading import load_and_log
-from crow.cli.output import Column, count, in_terminal, print_json, print_table, say
+from crow.cli.output import Column, in_terminal, print_json, print_table, say
 from crow.domain.errors import ArgumentError, ConfigError, CrowError, ToolServerError
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line, plural
 from crow.settings import Loaded
 from crow.settings.values import McpServerSettings, expectation
 from crow.settings.write import remove_server, save_server
@@ -221,7 +221,7 @@ def lines_of(report: ServerReport) -> Iterator[str]:
             yield f"  {each.kind}: not listed: {each.problem}"
         else:
             names = f": {', '.join(each.names)}" if each.names else ""
-            yield f"  {count(len(each.names), each.kind[:-1])} in {time_text(each.seconds)}{names}"
+            yield f"  {plural(len(each.names), each.kind[:-1])} in {time_text(each.seconds)}{names}"
     tools = next(len(each.names) for each in report.listings if each.kind == "tools")
     if tools != len(report.offered):
         yield f"  the settings offer {len(report.offered)} of these tools to the model"

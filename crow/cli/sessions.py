@@ -21,18 +21,18 @@ from crow.cli.loading import load
 from crow.cli.output import (
     Column,
     age_text,
-    count,
     in_terminal,
     print_json,
     print_markdown,
     print_matches,
     print_table,
+    say,
     unique_prefixes,
 )
 from crow.domain.conversation import for_model
 from crow.domain.entries import Assistant, CallRef, ToolResult
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import safe, safe_json, title_line
+from crow.domain.text import plural, safe, safe_json, title_line
 from crow.llm.chat.encode import Encoder
 from crow.llm.dialect import Dialect
 from crow.settings import Loaded, load_settings
@@ -71,6 +71,14 @@ class SessionsContext(NamedTuple):
         that no other id has. Otherwise, it returns the whole id."""
         prefixes = unique_prefixes(await self.admin.ids()) if in_terminal() else {}
         return lambda name: prefixes.get(name, name)
+
+    def report(self, values: Iterable[Mapping[str, object]], *lines: str) -> None:
+        """Print `values` with --json, otherwise `lines`."""
+        if self.options.json:
+            print_json(values)
+        else:
+            for line in lines:
+                say(line)
 
 
 Command: TypeAlias = Callable[[SessionsContext], Awaitable[None]]
@@ -205,7 +213,7 @@ async def search(context: SessionsContext) -> None:
     shorten, now_s = await context.id_shortener(), time.time()
     for session_id, hits in groups.items():
         row = await context.store.session(session_id)
-        notes = [f"sub-agent of {shorten(row.parent_id)}"] if row.parent_id else []
+        notes = [f"subagent of {shorten(row.parent_id)}"] if row.parent_id else []
         notes += ["archived"] * row.archived
         title = " ".join([_titled(row), *(f"({note})" for note in notes)])
         lines = [
@@ -388,7 +396,7 @@ def _directories_of_repository(directory: str, known: Sequence[str]) -> tuple[st
 
     :raises ArgumentError: `directory` is not in a repository.
     """
-    from crow.tools.sandbox.policy import linked_repository  # this import takes 140 ms, and only --repo needs it
+    from crow.tools.sandbox.policy import linked_repository  # takes 20 ms, and only --repo needs it
 
     found: dict[Path, Path | None] = {}
 
@@ -445,7 +453,7 @@ def _cells_in_pipe(one: ListedSession) -> Sequence[str]:
 def _cells_on_terminal(
     one: ListedSession, shorten: Callable[[str], str], now_s: float, *, most: int | None
 ) -> Iterator[Sequence[str]]:
-    """Yield the row of a session, and then the rows of its sub-agents. If there are more than `most` sub-agents, yield
+    """Yield the row of a session, and then the rows of its subagents. If there are more than `most` subagents, yield
     only the newest ones, after a row that says how many are hidden."""
 
     def cells(each: ListedSession, prefix: str = "") -> Sequence[str]:
@@ -456,7 +464,7 @@ def _cells_on_terminal(
     yield cells(one)
     hidden = max(0, len(one.subagents) - most) if most is not None else 0
     if hidden:
-        yield "└ …", "", "", "", f"{count(hidden, 'earlier sub-agent')}; --all shows them"
+        yield "└ …", "", "", "", f"{plural(hidden, 'earlier subagent')}; --all shows them"
     for each in one.subagents[hidden:]:
         yield cells(each, "└ ")
 

@@ -13,13 +13,13 @@ from crow import adapters
 from crow.cli.output import Column, in_terminal, print_json, print_table
 from crow.cli.sessions import parse_day
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 from crow.serve.tokens import new_token
 from crow.settings import Loaded
-from crow.store import Store, Token
+from crow.store import AccessStore, Token
 from crow.store.transcript import time_text
 
-TokenCommand = Callable[[Store, argparse.Namespace], Awaitable[None]]
+TokenCommand = Callable[[AccessStore, argparse.Namespace], Awaitable[None]]
 
 
 def add_token_commands(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,7 @@ async def run_token_command(loaded: Loaded, options: argparse.Namespace) -> int:
     return 0
 
 
-async def add_token(store: Store, options: argparse.Namespace) -> None:
+async def add_token(store: AccessStore, options: argparse.Namespace) -> None:
     """`crow serve token add`."""
     expires_ms = None if options.expires is None else parse_expiry(options.expires, now=datetime.now().astimezone())
     text, token = new_token(options.principal, label=options.label, expires_ms=expires_ms)
@@ -74,7 +74,7 @@ async def add_token(store: Store, options: argparse.Namespace) -> None:
         sys.stderr.write(f"Token {token.id} for {token.principal}{until}. It is shown only now; keep it secret.\n")
 
 
-async def list_tokens(store: Store, options: argparse.Namespace) -> None:
+async def list_tokens(store: AccessStore, options: argparse.Namespace) -> None:
     """`crow serve token list`."""
     now_ms = time.time_ns() // 1_000_000
     tokens = [token for token in await store.tokens() if options.all or _state(token, now_ms) == "valid"]
@@ -99,7 +99,7 @@ async def list_tokens(store: Store, options: argparse.Namespace) -> None:
     )
 
 
-async def revoke_tokens(store: Store, options: argparse.Namespace) -> None:
+async def revoke_tokens(store: AccessStore, options: argparse.Namespace) -> None:
     """`crow serve token revoke`: revoke either all of the named tokens or none."""
     known = {token.id for token in await store.tokens()}
     unknown = [name for name in options.ids if name not in known]

@@ -1,4 +1,4 @@
-"""Renders entries as text for the model, renders calls as titles, and makes texts safe for a terminal.
+"""Renders entries as text for the model, renders calls as titles, and hides secrets.
 
 A rendering depends only on the stored body and the constants in this module, so an entry always gives the same message.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import assert_never
 
 from crow.domain.entries import (
@@ -26,6 +25,11 @@ from crow.domain.entries import (
     User,
 )
 from crow.domain.messages import AssistantMessage, Image, Link, Part, Resource, Text, ToolCall, ToolMessage, UserMessage
+from crow.domain.text import TITLE_CHARS as TITLE_CHARS
+from crow.domain.text import on_one_line as on_one_line
+from crow.domain.text import safe as safe
+from crow.domain.text import safe_json as safe_json
+from crow.domain.text import title_line as title_line
 from crow.domain.tokens import head_and_tail
 
 INTERRUPTED = "[This answer was interrupted here.]"
@@ -370,102 +374,3 @@ def _base64_forms(secret: str) -> Iterator[str]:
         encoded = base64.b64encode(b"\0" * before + data)[first : (before + len(data)) * 8 // 6].decode("ascii")
         yield encoded
         yield encoded.replace("+", "-").replace("/", "_")
-
-
-_ALWAYS_HIDDEN = (
-    *((0x00, 0x08), (0x0B, 0x0C), (0x0E, 0x1F), (0x7F, 0x9F)),  # control characters, except line ends and tabs
-    *((0x061C, 0x061C), (0x200E, 0x200F), (0x202A, 0x202E), (0x2066, 0x2069)),  # change the direction of writing
-    (0x2028, 0x2029),  # line ends for some programs only
-    # These draw nothing.
-    *((0xAD, 0xAD), (0x034F, 0x034F), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F), (0x200B, 0x200B)),
-    *((0x2060, 0x2065), (0x206A, 0x206F), (0x2800, 0x2800), (0x3164, 0x3164), (0xFE00, 0xFE0E), (0xFEFF, 0xFEFF)),
-    *((0xFFA0, 0xFFA0), (0xFFF0, 0xFFFB), (0xFFFE, 0xFFFF), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A)),
-    (0xE0000, 0xE0FFF),
-    (0xD800, 0xDFFF),  # halves of surrogate pairs
-)
-"""Ranges of code points that `safe` always escapes."""
-
-_JOINERS = "\u200c\u200d"
-_EMOJI_STYLE = "\ufe0f"
-_LAST_LATIN = "\u02ff"
-_HIDDEN = re.compile(
-    f"[{_JOINERS}{_EMOJI_STYLE}" + "".join(f"{chr(first)}-{chr(last)}" for first, last in _ALWAYS_HIDDEN) + "]"
-)
-_LONE_CR = re.compile(r"\r(?!\n)")
-_SOMETIMES_HIDDEN = re.compile(f"[{_JOINERS}]+|{_EMOJI_STYLE}")
-
-
-def safe(text: str) -> str:
-    """Replace each character that could hide, reorder or forge text with an escape such as `\\u202e`.
-
-    These are control characters (except line ends and tabs), marks that change the direction of writing, characters
-    that draw nothing, and unusual line separators. Joiners are kept inside emoji and inside words of scripts other
-    than Latin.
-    """
-    if "\r" in text:
-        text = _LONE_CR.sub(r"\\r", text)
-    if not _HIDDEN.search(text):
-        return text
-    return _SOMETIMES_HIDDEN.sub(_escape_unless_joined, text).translate(_escapes())
-
-
-def safe_json(text: str) -> str:
-    """Return JSON text with hidden characters escaped, as `safe` does it, but by escapes that JSON knows."""
-    if safe(text) == text:
-        return text
-    return _NOT_PLAIN.sub(lambda found: json.dumps(found[0])[1:-1] if found[0] != "\x7f" else "\\u007f", text)
-
-
-_NOT_PLAIN = re.compile(r"[^\n\x20-\x7e]")
-
-
-def on_one_line(text: str) -> str:
-    """Return `text` without line ends and tabs, and with hidden characters escaped."""
-    return safe(" ".join(text.split()))
-
-
-TITLE_CHARS = 200
-
-
-def title_line(text: str, limit: int = TITLE_CHARS) -> str:
-    """Return the first line of `text` as a title, with hidden characters escaped. If anything is left out, the end of
-    the title says how much: `make … (+2 lines)`."""
-    if len(text) <= limit and text.isascii() and text.isprintable():
-        return text.strip(" ")
-    first, *more = [line.strip(" \t\r") for line in text.split("\n") if line.strip(" \t\r")] or [""]
-    shown = limit
-    while len(title := safe(first[:shown])) > limit:  # an escape is longer than its character
-        shown = shown * 3 // 4
-    marks = [f"+{len(first) - shown:,} characters"] if len(first) > shown else []
-    if more:
-        marks.append(f"+{len(more):,} line{'s' * (len(more) > 1)}")
-    title = title.replace("\t", " ")
-    return f"{title} … ({', '.join(marks)})" if marks else title
-
-
-@cache
-def _escapes() -> Mapping[int, str]:
-    """Return the escape of each code point in `_ALWAYS_HIDDEN`. A table is much faster than a function call for each
-    match."""
-    return {point: _escape(point) for first, last in _ALWAYS_HIDDEN for point in range(first, last + 1)}
-
-
-def _escape(point: int) -> str:
-    return f"\\x{point:02x}" if point < 0x100 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
-
-
-def _escape_unless_joined(found: re.Match[str]) -> str:
-    """Return the characters in `found` as escapes. Two kinds of characters stay unchanged: a joiner inside a word or
-    emoji, and the character that turns a symbol into an emoji."""
-    chars, text = found[0], found.string
-    before, after = text[max(0, found.start() - 1) : found.start()], text[found.end() : found.end() + 1]
-    if chars == _EMOJI_STYLE and before > _LAST_LATIN and not _HIDDEN.match(before):
-        return chars
-    if chars in (*_JOINERS,) and _is_joined(before) and _is_joined(after):
-        return chars
-    return "".join(_escape(ord(char)) for char in chars)
-
-
-def _is_joined(char: str) -> bool:
-    """Return whether this character, next to a joiner, may be part of a word or an emoji."""
-    return char > _LAST_LATIN and (char == _EMOJI_STYLE or not _HIDDEN.match(char))

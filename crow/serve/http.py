@@ -41,7 +41,7 @@ from crow.serve.websocket import (
     Traffic,
     WebSocketTransport,
 )
-from crow.store import Store
+from crow.store import AccessStore
 from crow.tools.limits import FairLimiter
 
 CONNECTION_ID = "acp-connection-id"
@@ -118,7 +118,7 @@ class TokenAccess:
     """Checks bearer tokens."""
 
     def __init__(
-        self, authenticator: Authenticator, store: Store, *, is_required: bool, is_resident: bool = False
+        self, authenticator: Authenticator, store: AccessStore, *, is_required: bool, is_resident: bool = False
     ) -> None:
         self._authenticator = authenticator
         self._store = store

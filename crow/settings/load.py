@@ -7,10 +7,10 @@ validates each table separately, and skips tables that set no value.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 import tempfile
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from crow.domain.errors import ConfigError
 from crow.domain.secret_values import holds_secret, secrets_in
+from crow.domain.text import describe
 from crow.settings.endpoints import PRESETS, dotted_key, fallback_of, fallback_problem, names_offered
 from crow.settings.values import (
     VARIABLE,
@@ -418,8 +419,7 @@ def _show_value(key: str, value: object) -> str:
     is_url = key in {"base_url", "proxy"}
     if key in _SECRET_KEYS or (is_url and not (isinstance(value, str) and {"@", "?"}.isdisjoint(value))):
         return "<hidden: it may be a secret>"
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 120 else text[:119] + "…"
+    return describe(value, 120)
 
 
 def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
@@ -435,8 +435,6 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
         raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
-
-    import tomllib  # takes 10 ms, and a user without a settings file does not need it
 
     try:
         return tomllib.loads(text)

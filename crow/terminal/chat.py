@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from crow.agent.permissions import MODES
+from crow.agent.permissions.rules import MODES
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import on_one_line, safe
+from crow.domain.text import on_one_line, plural, safe
 from crow.frontend.frames import RequestError
 from crow.runtime import importing
 from crow.settings import OFFLINE, Loaded
@@ -58,7 +58,7 @@ from crow.terminal.render import (
     usage_of,
     wrapped,
 )
-from crow.terminal.screen import Screen, interrupts, quoted
+from crow.terminal.screen import Screen, interrupts, shell_quoted
 from crow.terminal.typed import ENTERS, TypedText
 
 CAPABILITIES: Mapping[str, Any] = {
@@ -242,11 +242,11 @@ class Chat:
         if not self._is_first:
             return
         with importing():
-            from crow.store.importers import importable  # takes 30 ms, and only the first chat needs it
+            from crow.store.importers import importable  # takes 10 ms, and only the first chat needs it
 
         found = await asyncio.to_thread(importable, await session_ids(self._loaded))
         for one in found:
-            number = f"{one.sessions} session{'s' * (one.sessions != 1)}"
+            number = f"{plural(one.sessions, 'session')}"
             await self._say(
                 f"{number} of {one.tool} in {one.path} can be imported: crow sessions import --from {one.tool}"
             )
@@ -667,7 +667,7 @@ class Chat:
         more = f" … (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
         await self._begin_block("prompt", self._look.paint("dim", f"{sign} {on_one_line(lines[0])[:300]}{more}") + "\n")
         if calls:
-            await self._say(f"({calls} tool call{'s' * (calls > 1)})")
+            await self._say(f"({plural(calls, 'tool call')})")
         if messages:
             lines = messages.popitem()[1].strip().splitlines()
             hidden = max(0, len(lines) - REPLAYED_LINES)
@@ -679,7 +679,7 @@ class Chat:
 
 def how_to_return(row: SessionRow) -> str:
     """Return a sentence that says how to come back to this session."""
-    return f"Come back with: crow chat --session {quoted(row.alias) if row.alias else row.id}"
+    return f"Come back with: crow chat --session {shell_quoted(row.alias) if row.alias else row.id}"
 
 
 def _file_block(path: str) -> dict[str, Any]:

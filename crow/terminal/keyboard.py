@@ -22,7 +22,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 
-from crow.domain.rendering import on_one_line, safe
+from crow.domain.text import on_one_line, safe
 from crow.terminal.screen import discard_input, next_input, write
 from crow.terminal.typed import ENTERS, TypedText
 

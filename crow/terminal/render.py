@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from crow.domain.diff import diff_lines
-from crow.domain.rendering import on_one_line, safe
+from crow.domain.text import on_one_line, safe
 
 PROSE_COLUMNS = 100
 """Prose is wrapped at this column even in a wider terminal, because long lines are hard to read."""

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from crow.agent.permissions import typed_rule
+from crow.agent.permissions.rules import typed_rule
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import safe
+from crow.domain.text import safe
 from crow.frontend.frames import RequestError
 from crow.settings import Loaded
 from crow.terminal.answer import AnswerSchema, json_in, read_schema
@@ -27,7 +27,7 @@ from crow.terminal.connection import (
     open_session,
 )
 from crow.terminal.prompt import read_prompt, text_block
-from crow.terminal.screen import Screen, answer_at, interrupts, open_terminal, question_of, quoted
+from crow.terminal.screen import Screen, answer_at, interrupts, open_terminal, question_of, shell_quoted
 
 DONE, FAILED, USAGE, LIMIT, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 """Exit codes."""
@@ -396,7 +396,7 @@ class RunClient:
         self._turn.refused[rule] = None
         self._turn.refused_calls.add(call["toolCallId"])
         self._turn.was_refused_last = True
-        how = f"; allow it with --allow {quoted(rule)}" if rule else ""
+        how = f"; allow it with --allow {shell_quoted(rule)}" if rule else ""
         await self._screen.say(f"  refused, because there is no terminal to ask at: {call['title']}{how}")
         return selected(question.no)
 

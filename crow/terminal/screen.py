@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import anyio.to_thread
 
 from crow.domain.diff import diff_text
-from crow.domain.rendering import on_one_line, safe, safe_json
+from crow.domain.text import on_one_line, safe, safe_json
 from crow.frontend import frames
 from crow.stdio import write_all
 from crow.terminal.connection import Params
@@ -285,7 +285,7 @@ def discard_input(fd: int) -> None:
         termios.tcflush(fd, termios.TCIFLUSH)
 
 
-def quoted(rule: str) -> str:
+def shell_quoted(rule: str) -> str:
     """Return the rule in quotes for a shell's command line."""
     line = on_one_line(rule)
     return "'" + line.replace("'", "'\\''") + "'"

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line, shorten
 from crow.trace.record import Recorded, Side
 
 WIDTH = 160
@@ -27,7 +27,7 @@ def format_recording(recording: Iterable[Recorded]) -> Iterator[str]:
                 count = f" x{len(chunks)}" if len(chunks) > 1 else ""
                 text = f"{key[1]}{count} {_json(''.join(chunks))}"
             arrow = "->" if recorded.sender == "client" else "<-"
-            text = on_one_line(text if len(text) <= WIDTH else text[: WIDTH - 1] + "…")
+            text = on_one_line(shorten(text, WIDTH))
             yield f"{recorded.line:5} {recorded.at - start:9.3f} {arrow} {text}"
 
 

@@ -22,7 +22,7 @@ from crow.domain.rendering import parts_text
 from crow.llm import Request
 from crow.tools import PlannedCall
 from tests.agent.harness import NoteTaker, Tool, opened, text
-from tests.agent.test_subagents import Casting, running, task
+from tests.agent.subagents.test_subagents import Casting, running, task
 from tests.support.hooks import python_hooks
 from tests.support.scripted_model import Say, ScriptedModel, call
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.agent import PermissionQuestion
-from crow.agent.session import Session
+from crow.agent.sessions.session import Session
 from crow.domain.entries import (
     Announcement,
     Assistant,

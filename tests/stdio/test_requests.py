@@ -474,7 +474,7 @@ async def test_the_trace_context_of_a_prompt_reaches_the_endpoint_servers_sub_ag
     assert not any("MCP server gone" in line and "opened" in line for line in log)
     assert any("crow.tools.mcp.connection: MCP server gone" in line for line in log)
     lines = [line for line in log if "a turn begins" in line]
-    assert [line.split("crow.agent.session:")[1].split(" Session")[0] for line in lines] == [
+    assert [line.split("crow.agent.sessions.session:")[1].split(" Session")[0] for line in lines] == [
         f" traceparent={TRACE['traceparent']} tracestate=a=1,b=2 baggage=user=ann",
         f" traceparent={TRACE['traceparent']}",
     ]

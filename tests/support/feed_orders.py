@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 from anyio.lowlevel import checkpoint
 
-from crow.agent.pending import PendingPrompt
+from crow.agent.sessions.pending import PendingPrompt
 from crow.domain.entries import (
     Announcement,
     Assistant,

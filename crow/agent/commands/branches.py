@@ -14,11 +14,11 @@ from functools import partial
 from typing import Literal
 
 from crow.agent import new_message_id, new_session_id
-from crow.agent.accounts import summary_stream
 from crow.agent.commands import OPTIONS_HINT, PLACE_HINT
 from crow.agent.commands.context import CommandContext, quoted
 from crow.agent.compaction.summary import SummaryJob, summarise
-from crow.agent.rewind import RestoreResult, find_restorable_files, restore_files
+from crow.agent.history.rewind import RestoreResult, find_restorable_files, restore_files
+from crow.agent.history.usage import summary_stream
 from crow.domain.conversation import for_model
 from crow.domain.entries import Entry, NewEntry, Note, Remark, Reminder, StopReason, User
 from crow.domain.errors import ArgumentError

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from crow.agent import Client
-from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
+from crow.agent.history.branch import Branch
 from crow.agent.instructions import InstructionSource
-from crow.agent.permissions import PermissionRule
+from crow.agent.permissions.rules import PermissionRule
 from crow.domain.entries import Entry, StopReason, User
 from crow.store import Store
 from crow.tools import Toolbox, Workspace

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from crow.agent.agent_kinds import describe_agents
 from crow.agent.commands.context import CommandContext, quoted
 from crow.agent.compaction.budget import BREAKS, Limits
+from crow.agent.history.rewind import (
+    ABSENT,
+    content_of,
+    digest,
+    digests_after,
+    group_by_path,
+    is_changed_between,
+    name_in,
+)
 from crow.agent.instructions import describe_sources
-from crow.agent.rewind import ABSENT, content_of, digest, digests_after, group_by_path, is_changed_between, name_in
 from crow.domain.conversation import Projection
 from crow.domain.diff import DiffLine, diff_lines, diff_text
 from crow.domain.entries import (
@@ -33,7 +40,7 @@ from crow.domain.rendering import code, safe
 from crow.llm import WIRE_TITLES
 from crow.store import Move, UsageTotal, hits_by_session
 from crow.store.transcript import Transcript, fenced
-from crow.tools import ServerStatus, Workspace
+from crow.tools import AgentKind, ServerStatus, Workspace
 
 Kind: TypeAlias = Literal["system", "tools", "summary", "user", "assistant", "tool output"]
 KINDS: tuple[Kind, ...] = ("system", "tools", "summary", "user", "assistant", "tool output")
@@ -83,6 +90,22 @@ async def show_context(context: CommandContext, argument: str) -> str:
     head = f"\n\nCrow also learned this about the endpoint:\n{learned_facts}" if facts else ""
     api = f"\nAPI: {WIRE_TITLES[gauge.info.wire]}.\n" if " " in gauge.info.endpoint else ""
     return f"{done}{api}\n{gauge.context_window.describe(gauge.info)}{head}"
+
+
+def describe_agents(kinds: Sequence[AgentKind], models: Iterable[str]) -> str:
+    """Return the paragraph of `/context` about kinds of sub-agents, as Markdown. Return an empty string if there are no
+    kinds."""
+    lines = []
+    for kind in kinds:
+        line = f"- {code(kind.name)} ({code(kind.source)})"
+        if kind.problem:
+            line += f": not offered, because {kind.problem}"
+        elif kind.model and kind.model not in models:
+            line += f": it uses the session's model, because {code(kind.model)} is not among the models to choose from"
+        elif kind.model:
+            line += f": model {code(kind.model)}"
+        lines.append(line)
+    return "\n".join(["Kinds of sub-agents that the model can give tasks to:", "", *lines]) if lines else ""
 
 
 def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:

@@ -12,10 +12,12 @@ import anyio
 import anyio.to_thread
 
 from crow.agent import PermissionAnswer, PermissionQuestion, new_message_id
-from crow.agent.accounts import summary_stream
 from crow.agent.commands.context import CommandContext, quoted
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.compaction.summary import Summary, SummaryJob, clipped, shortened, summarise
+from crow.agent.history.recall import as_data, describe
+from crow.agent.history.rewind import content_of, digest, name_in
+from crow.agent.history.usage import summary_stream
 from crow.agent.instructions import (
     FILE_BYTES,
     INSTRUCTION_FILE,
@@ -24,10 +26,8 @@ from crow.agent.instructions import (
     instruction_file,
     stays_in_folder,
 )
-from crow.agent.permissions import Refuse, current_rules, decide
-from crow.agent.prompt import without_tags
-from crow.agent.recall import as_data, describe
-from crow.agent.rewind import content_of, digest, name_in
+from crow.agent.permissions.rules import Refuse, current_rules, decide
+from crow.agent.turns.prompt import without_tags
 from crow.domain.conversation import Projection
 from crow.domain.entries import (
     Announcement,

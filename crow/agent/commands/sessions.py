@@ -9,10 +9,10 @@ from functools import partial
 import anyio.to_thread
 
 from crow.agent import new_session_id
-from crow.agent.branch import option_changes, options_at, usable_options
 from crow.agent.commands.branches import Place, find_place
 from crow.agent.commands.context import CommandContext, quoted
-from crow.agent.permissions import (
+from crow.agent.history.branch import option_changes, options_at, usable_options
+from crow.agent.permissions.rules import (
     MODES,
     PermissionRule,
     current_rules,

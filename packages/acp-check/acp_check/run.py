@@ -414,7 +414,7 @@ class _Sorted:
             elif turn is not None and update.kind in TURN_KINDS and update.session not in self._children:
                 turn.late.append(update)
             if update.kind == "subagent_update":
-                self._children.add(update.child)  # a sub-agent may send updates outside a turn of its own
+                self._children.add(update.child)  # a subagent may send updates outside a turn of its own
 
     def _turn(self, session: str) -> RecordedTurn | None:
         """Return the running turn of a session. If no turn is running, return the session's last turn, or None if

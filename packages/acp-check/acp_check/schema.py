@@ -23,7 +23,7 @@ SESSION_CONTENT: dict[str, Any] = {
     "required": ["type", "sessionId"],
 }
 """The schema of `session`, a type of content of tool calls. It was written by hand from the proposal (RFD) for
-sub-agent sessions, because no published package has it yet."""
+subagent sessions, because no published package has it yet."""
 
 
 class Violation(Exception):

@@ -54,7 +54,7 @@ def _unique_ids(run: Run) -> Outcome:
 
 
 def _is_below(session: str, root: str, parents: Mapping[str, str]) -> bool:
-    """Return whether a session is `root` or one of its sub-agents, at any depth. `parents` maps sub-agents to parents,
+    """Return whether a session is `root` or one of its subagents, at any depth. `parents` maps subagents to parents,
     and may have cycles."""
     seen = set[str]()
     while session != root and session in parents and session not in seen:

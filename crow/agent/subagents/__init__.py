@@ -1,0 +1,1 @@
+"""Sub-agents: kinds, and the tasks that run."""
