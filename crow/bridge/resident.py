@@ -1,8 +1,9 @@
 """Finds the user's resident server, `crow serve --user`, in a few milliseconds.
 
-Every `crow acp` runs this module before it imports anything else. To be fast, the module itself reads the one setting
-that it needs, `serve.autostart`. If the module does not understand the configuration file, :mod:`crow.settings` reads
-the file later and decides.
+Every `crow acp` runs this module before it imports anything else, so what starts and stops the server is elsewhere
+(:mod:`crow.serve.resident`, which runs subprocesses). To be fast, the module itself reads the one setting that it
+needs, `serve.autostart`. If the module does not understand the configuration file, :mod:`crow.settings` reads the file
+later and decides.
 """
 
 from __future__ import annotations

@@ -25,12 +25,17 @@ class OpenCall:
     """A call that has not ended."""
 
     ref: CallRef
+    """Which call it is."""
     name: str
+    """The name of the tool, if it is known."""
     arguments: str | None
+    """The arguments as JSON, if they are known."""
     announcement: Announcement
+    """How the call is described to the client."""
     is_announced: bool = False
     """Whether the client knows the call. While the log is read, a call is announced together with its result."""
     status: Literal["pending", "in_progress"] = "pending"
+    """The status that the client shows."""
     in_terminal: str | None = None
     """The output that was sent to the client's terminal, or None if the call has no terminal."""
     unread: int = 0

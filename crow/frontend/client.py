@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 from crow.agent import PermissionAnswer, PermissionQuestion
+from crow.agent.feed import Feed, Item
 from crow.domain import events
 from crow.domain.entries import Assistant, CallRef, Entry, ToolResult, User
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.rendering import title_line
 from crow.frontend.cursors import CURSOR_KEY, PIECEMEAL, Cursor, CursorGap
-from crow.frontend.feed import Feed, Item
 from crow.frontend.frames import RequestId
 from crow.frontend.missed import Missed
 from crow.frontend.params import ClientCapabilities

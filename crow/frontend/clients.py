@@ -16,6 +16,7 @@ import anyio
 import anyio.abc
 
 from crow.agent import PermissionAnswer, PermissionQuestion
+from crow.agent.feed import Feed, Item, TurnBegan, TurnEnded
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
 from crow.domain.entries import Assistant, CallRef, Command, Entry, ToolResult, User
@@ -36,7 +37,6 @@ from crow.domain.events import (
 )
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import SessionClient
-from crow.frontend.feed import Feed, Item, TurnBegan, TurnEnded
 from crow.frontend.frames import RequestError
 from crow.frontend.subagents import merged_state
 from crow.frontend.workspace import EditorWorkspace, SharedWorkspace
@@ -67,12 +67,14 @@ without a connection id is identified by its connection object."""
 
 @dataclass(slots=True, eq=False)
 class WaitingItem:
-    """An item that waits to be sent to a client. Calling `send` sends the item. `size` is the approximate memory that
-    the item takes, in bytes."""
+    """An item that waits to be sent to a client."""
 
     send: Callable[[], Awaitable[object]]
+    """Sends the item."""
     size: int
+    """About how many bytes of memory the item takes."""
     is_begun: bool = False
+    """Whether `send` was called."""
 
 
 class ClientQueue:
@@ -259,6 +261,7 @@ class Failure(Generic[Answer]):
     `answer` is used as the answer to the question."""
 
     answer: Answer
+    """The answer if no client can ask its user."""
 
 
 class OpenQuestion(Generic[Answer]):
@@ -492,6 +495,9 @@ class SessionClients(ClientGroup):
     question, the question waits `wait_s` seconds for a client that can.
     """
 
+    _session: Session
+    """Their session. `follow` sets it."""
+
     def __init__(
         self, session_id: str, tasks: anyio.abc.TaskGroup, workspace: SharedWorkspace, *, wait_s: float
     ) -> None:
@@ -511,9 +517,6 @@ class SessionClients(ClientGroup):
         self._senders: dict[str, ClientQueue] = {}
         self._turn_origin: Origin | None = None
         self._turn_id = ""
-        self.stored_prompt: Callable[[str], Entry | None] = lambda _message_id: None
-        """Returns the stored prompt with this message id, if it is the session's newest prompt."""
-        self.runs_elsewhere: Callable[[], bool] = lambda: False
         self.on_publish: Callable[[Event], object] = lambda _event: None
         """Called with each event of the session before it is sent."""
 
@@ -524,15 +527,8 @@ class SessionClients(ClientGroup):
     def follow(self, session: Session) -> None:
         """Connect the clients with their session, which is created after this object. Must be called before the
         session runs."""
-        branch = session.branch
-
-        def stored_prompt(message_id: str) -> Entry | None:
-            entry = branch.newest_user()
-            return entry if entry is not None and getattr(entry.body, "message_id", "") == message_id else None
-
-        self.stored_prompt = stored_prompt
-        self.runs_elsewhere = lambda: session.runs_elsewhere
-        self.feed.entry = branch.leaf or 0
+        self._session = session
+        self.feed.entry = session.branch.leaf or 0
 
     def attach(
         self,
@@ -629,7 +625,9 @@ class SessionClients(ClientGroup):
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
         """See :class:`crow.agent.sessions.session.TurnListener`."""
-        self.begin_turn(prompt, self.stored_prompt(prompt.message_id))
+        entry = self._session.branch.newest_user()
+        is_stored = entry is not None and getattr(entry.body, "message_id", "") == prompt.message_id
+        self.begin_turn(prompt, entry if is_stored else None)
 
     def begin_turn(self, prompt: PendingPrompt, stored: Entry | None) -> None:
         """Show that a turn began, here or in another process. `stored` is the entry of the prompt, or None if the
@@ -650,7 +648,7 @@ class SessionClients(ClientGroup):
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
         """See :class:`crow.agent.sessions.session.TurnListener`."""
-        if self.runs_elsewhere() and prompt.message_id != self._turn_id:  # it was cancelled while it waited
+        if self._session.runs_elsewhere and prompt.message_id != self._turn_id:  # it was cancelled while it waited
             self._senders.pop(prompt.message_id, None)
         else:
             self.end_turn(prompt)

@@ -22,14 +22,14 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provider:
-    """A model provider whose address the client may set. If the client has disabled the provider, `base_url` is None.
-
-    If `is_required` is true, the client may not disable the provider.
-    """
+    """A model provider whose address the client may set."""
 
     id: str
+    """Its name."""
     base_url: str | None
+    """Its address. None if the client has disabled the provider."""
     is_required: bool
+    """Whether the client may not disable the provider."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the provider as an item of the response to `providers/list`."""
@@ -39,11 +39,12 @@ class Provider:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """The credentials that crow has. `accounts` has an entry for each endpoint with a key: a label, and whether the
-    default model uses the endpoint."""
+    """The credentials that crow has."""
 
     state: AuthState
+    """Whether crow can send requests."""
     accounts: Mapping[str, bool]
+    """A label for each endpoint with a key, and whether the default model uses the endpoint."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the response to `auth/status`."""

@@ -35,12 +35,14 @@ _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 
 @dataclass(frozen=True, slots=True)
 class FrameError:
-    """The JSON-RPC error for a line that is not a valid message. `id` is the id of the request, or None if the id is
-    unknown."""
+    """The JSON-RPC error for a line that is not a valid message."""
 
     code: int
+    """The code of the error."""
     message: str
+    """What is wrong, for the client's user."""
     id: RequestId = None
+    """The id of the request. None if it is unknown."""
 
     def response(self) -> Message:
         """Return the complete error response."""
@@ -68,11 +70,14 @@ def line_too_long(size: int, limit: int) -> FrameError:
 
 @dataclass(slots=True)
 class LineSplitter:
-    """Splits a stream of bytes into lines. Holds at most `limit` bytes of an unfinished line."""
+    """Splits a stream of bytes into lines."""
 
     limit: int = MAX_LINE_BYTES
+    """The most bytes that it holds of an unfinished line."""
     _parts: list[bytes] = field(default_factory=list)
+    """The parts of the unfinished line."""
     _size: int = 0
+    """Its length, also if it is longer than `limit`."""
 
     def feed(self, data: bytes) -> list[bytes | FrameError]:
         """Add `data`, and return the lines that are now complete, without newlines. A line that is longer than the

@@ -64,51 +64,53 @@ SessionView: TypeAlias = Callable[[Store, SessionRow], Store]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerDependencies:
-    """The functions and values that the front end gets from the composition root, `crow/app.py`.
-
-    - `open_store` opens the store, or raises StoreError.
-    - `check_model` raises AuthError or ConfigError if a setting that every prompt needs is missing. It is fast.
-    - `import_rest` imports the packages that a request to a model needs. `import_for_calls` imports the further
-      packages that tool calls need. Both work outside the event loop.
-    - `trim` returns free memory to the system. It blocks.
-    - `more_models` asks the endpoint for its models, and returns their names. If the request fails or takes too long,
-      it returns no names.
-    - `reload` returns new dependencies if the user's settings have changed, else None. It is fast.
-    - `endpoints` holds the endpoints that the client may see and set.
-    - `models` are the names of the models to offer. `model` is the default model, or empty if there is none.
-    - `auto_compact` is the default of the config option `auto_compact`.
-    - `editor_terminals` means that commands run in the editor's terminals. Commands in such a terminal do not get the
-      environment variables that `hidden_variables` returns.
-    - `editor_timeout_s` is the time limit for responses of the editor, and `user_timeout_s` for answers of its user.
-    - `has_network` means that confined commands with the access `write` may use the network.
-    - `servers` are the user's own MCP servers. Every session gets them.
-    - `unattended_s` is the approximate time in seconds after which a lasting host closes a session that no client has
-      open.
-    - `log_hint` is a sentence that says where the log is.
-    """
+    """The functions and values that the front end gets from the composition root, `crow/app.py`."""
 
     open_store: Callable[[], Awaitable[Store]]
+    """Opens the store. Raises StoreError if the store cannot be used."""
     adapters: Callable[[Store], Adapters]
+    """Returns what sessions need besides the store."""
     workspace: Callable[[str, Sequence[str]], Workspace]
+    """Returns the workspace with this working directory and these additional directories."""
     check_model: Callable[[], None]
+    """Raises AuthError or ConfigError if a setting that every prompt needs is missing. It is fast."""
     import_rest: Callable[[], Awaitable[None]]
+    """Imports the packages that a request to a model needs, outside the event loop."""
     import_for_calls: Callable[[], Awaitable[None]]
+    """Imports the further packages that tool calls need, outside the event loop."""
     trim: Callable[[], None]
+    """Returns free memory to the system. It blocks."""
     more_models: Callable[[], Awaitable[Sequence[str]]]
+    """Asks the endpoint for its models, and returns their names. If the request fails or takes too long, it returns
+    none."""
     reload: Callable[[], ServerDependencies | None]
+    """Returns new dependencies if the user's settings have changed, else None. It is fast."""
     endpoints: Endpoints
+    """The endpoints that the client may see and set."""
     models: Sequence[str]
+    """The names of the models to offer."""
     model: str
+    """The default model. Empty if there is none."""
     mode: str
+    """The mode of new sessions."""
     auto_compact: bool
+    """The default of the config option `auto_compact`."""
     editor_terminals: bool
+    """Whether commands run in the editor's terminals."""
     log_hint: str
+    """A sentence that says where the log is."""
     editor_timeout_s: float
+    """The time limit for responses of the editor, in seconds."""
     user_timeout_s: float
+    """The time limit for answers of the editor's user, in seconds."""
     has_network: bool = False
+    """Whether confined commands with the access `write` may use the network."""
     unattended_s: float = 600.0
+    """About how many seconds after its work has ended a lasting host closes a session that no client has open."""
     hidden_variables: Callable[[], Sequence[str]] = tuple
+    """Returns the environment variables that commands in the editor's terminals do not get."""
     servers: Sequence[McpServer] = ()
+    """The user's own MCP servers. Every session gets them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -116,12 +118,15 @@ class HostSession:
     """A session that is open in this process."""
 
     session: Session
+    """The session."""
     clients: SessionClients
+    """Its clients."""
     request: OpenRequest
     """The request that opened the session."""
     follower: HostedFollower | None = None
     """Shows what other processes do with the session, if the host follows other processes."""
     closed: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the session has been closed."""
 
     def satisfies(self, request: OpenRequest) -> bool:
         """Whether the open session already has the directories, servers and model that `request` asks for."""

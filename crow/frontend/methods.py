@@ -15,6 +15,7 @@ import anyio.abc
 from crow import __version__
 from crow.agent import new_message_id
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
+from crow.domain.rendering import title_line
 from crow.frontend.client import ClientConnection, RequestParams
 from crow.frontend.content import parts_from, without_repeated_prompts
 from crow.frontend.cursors import CURSOR_KEY, cursor_in
@@ -37,10 +38,11 @@ from crow.frontend.params import (
     wants_full_replay,
 )
 from crow.frontend.requests import Method, Requests
-from crow.frontend.sessions import ClientSession, ClientSessions, session_info
+from crow.frontend.sessions import ClientSession, ClientSessions, iso_time
 from crow.frontend.subagents import Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.frontend.updates import ViewLimits, usage_object
+from crow.store import SessionRow, node_of
 
 logger = logging.getLogger(__name__)
 
@@ -377,6 +379,24 @@ class Methods:
                     await branch.set_option(option, value)
             await opened.flushed()
             return {"configOptions": self.sessions.options(opened.session)}
+
+
+def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, Any]:
+    """Return a session as an item of the response to `session/list`. The member `archived` is not part of the stable
+    protocol, and is included only for a client that asked for archived sessions."""
+    info: dict[str, Any] = {"sessionId": row.id, "cwd": row.cwd, "updatedAt": iso_time(row.updated_ms)}
+    if tells_archived:
+        info["archived"] = row.archived
+    if row.title is not None:
+        info["title"] = title_line(row.title)
+    if row.additional_directories:
+        info["additionalDirectories"] = list(row.additional_directories)
+    about: dict[str, Any] = {"metadata": dict(row.metadata)} if row.metadata else {}
+    if node := node_of(row):
+        about["node"] = node
+    if about:
+        info["_meta"] = {"crow": about}
+    return info
 
 
 def auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:

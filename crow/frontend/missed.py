@@ -18,16 +18,16 @@ MAX_MISSED_TURNS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """The part of a session that a client has missed: the `entries` after its cursor.
-
-    `before` contains earlier entries. It includes the answers that made the calls whose results are in `entries`. The
-    cursor may also list calls that sub-agents made. `results` contains the results of those calls.
-    """
+    """The part of a session that a client has missed."""
 
     cursor: Cursor
+    """The place up to which the client has been sent everything."""
     entries: tuple[Entry, ...]
+    """The entries after the cursor."""
     before: tuple[Entry, ...] = ()
+    """Earlier entries, among them the answers that made the calls whose results are in `entries`."""
     results: Mapping[CallRef, Entry] = field(default_factory=dict)
+    """The results of those calls in the cursor that sub-agents made."""
 
 
 async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Sequence[Entry]) -> Missed:

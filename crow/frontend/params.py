@@ -36,30 +36,41 @@ error object if this fails. No form of `message` and `data` suits it and the cli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCapabilities:
-    """The capabilities of a client: what it can show, and which requests it can answer.
-
-    With `cancelled_calls`, crow may give a tool call the status `cancelled`. With `cursors`, each update carries a
-    cursor, and the client can resume the session from any of these cursors.
-    """
+    """The capabilities of a client: what it can show, and which requests it can answer."""
 
     reads_files: bool = False
+    """Whether the editor reads files for crow."""
     writes_files: bool = False
+    """Whether the editor writes files for crow."""
     terminals: bool = False
+    """Whether the editor runs commands in its terminals."""
     terminal_output: bool = False
+    """Whether a call can show the output of a command as a terminal, which crow fills."""
     terminal_auth: bool = False
+    """Whether the client can start a login in a terminal."""
     terminal_auth_by_meta: bool = False
+    """Whether it needs the command of that login in `_meta`."""
     notices: bool = False
+    """Whether the client shows notices."""
     compaction: bool = False
+    """Whether the client shows compactions."""
     plans: bool = False
+    """Whether the client shows plans that have ids."""
     boolean_options: bool = False
+    """Whether the client shows config options that are on or off."""
     marked_remarks: bool = False
+    """Whether the client can tell crow's remarks from the model's answers, if they are marked."""
     subagents: bool = False
+    """Whether the client shows sub-agents as sessions."""
     cancelled_calls: bool = False
+    """Whether crow may give a tool call the status `cancelled`."""
     cursors: bool = False
+    """Whether each update carries a cursor, from which the client can resume the session."""
     shows_error_objects: bool = False
     """Whether the client shows its user the whole error object, with the sentence in `message` and again in `data`, for
     every error except an internal one."""
     question_kinds: frozenset[ElicitationKind] = frozenset()
+    """The kinds of questions by MCP servers that the client can ask its user."""
     is_translated: bool = False
     """Whether a translation stands between crow and the client (see `v2.py`). It needs more than a client of version 1:
     the client's own prompts and the states of their turns, and marks on what a load sends."""
@@ -98,22 +109,24 @@ def client_name(params: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRequest:
-    """A request that opens a session.
-
-    If `model` is None, a stored session keeps its model, and a new session gets the default model. `config` contains
-    changes of the session's stored configuration, and `metadata` contains changes of its stored metadata. In both, the
-    value None removes a member. `is_watcher` means that the client only wants to watch the session. If `cwd` does not
-    exist, `missing` is an error message, else it is empty.
-    """
+    """A request that opens a session."""
 
     cwd: str
+    """The working directory, an absolute path."""
     directories: tuple[str, ...]
+    """The additional directories, as absolute paths."""
     servers: tuple[McpServer, ...]
+    """The MCP servers that the client gives to the session."""
     model: str | None = None
+    """The model to use. If it is None, a stored session keeps its model, and a new session gets the default model."""
     config: JsonObject = field(default_factory=dict)
+    """Changes of the session's stored configuration. The value None removes a member."""
     metadata: JsonObject = field(default_factory=dict)
+    """Changes of the session's stored metadata. The value None removes a member."""
     is_watcher: bool = False
+    """Whether the client only wants to watch the session."""
     missing: str = ""
+    """An error message if `cwd` does not exist, else empty."""
 
 
 def open_request_from(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:

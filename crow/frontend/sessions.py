@@ -41,7 +41,7 @@ from crow.frontend.questions import Dialogs
 from crow.frontend.requester import GuardedStore, Requester
 from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorRequests, EditorWorkspace, SharedWorkspace
-from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail, node_of
+from crow.store import Access, NewSession, SessionChanges, Store, Tail, node_of
 from crow.store.codec import changed_config, merged_metadata
 from crow.store.watching import Draft
 from crow.tools import Workspace
@@ -55,7 +55,9 @@ class ClientSession:
     """A session that a connection has opened."""
 
     session: Session
+    """The session."""
     hosted: HostSession
+    """What all its clients share."""
     attachment: ClientQueue
     """The queue of updates for this connection's client."""
     contents: WorkspaceContents | None = None
@@ -84,7 +86,9 @@ class Start:
     """What the host needs to start a session."""
 
     tail: Tail
+    """The session as it is stored, with its newest entries."""
     request: OpenRequest
+    """The request that opens the session."""
     contents: WorkspaceContents | None = None
     """Describes the session's directory, if the user has not worked there before."""
     draft: Draft | None = None
@@ -314,9 +318,11 @@ class ClientSessions:
 
     def _may_join(self, hosted: HostSession, request: OpenRequest, *, is_watcher: bool) -> bool:
         """Return whether an open session stays as it is: it is busy, or it has a result that could not be stored yet.
+
         On a lasting host, it also stays if this client only watches it, if other clients use it, or if it already has
-        everything that the request asks for. Elsewhere nothing follows other processes, so an idle session is read
-        again from the store."""
+        everything that the request asks for. For an editor on stdio, nothing follows other processes, so an idle
+        session is read again from the store.
+        """
         session = hosted.session
         is_kept = is_watcher or hosted.is_watched_without(self.origin) or hosted.satisfies(request)
         return (self.host.is_lasting and is_kept) or session.busy or session.owes
@@ -673,7 +679,7 @@ class ClientSessions:
             logger.warning("The context could not be measured: %s", error)
         row = session.branch.row
         if row.title is not None:
-            title = {"title": title_line(row.title), "updatedAt": _iso_time(row.updated_ms)}
+            title = {"title": title_line(row.title), "updatedAt": iso_time(row.updated_ms)}
             await client.send({"sessionUpdate": "session_info_update", **title})
         await client.tell_subagents()
         await client.join()
@@ -685,24 +691,7 @@ class ClientSessions:
             await self.host.warn_about_sandbox()
 
 
-def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, Any]:
-    """Return a session as an item of the response to `session/list`. The member `archived` is not part of the stable
-    protocol, and is included only for a client that asked for archived sessions."""
-    info: dict[str, Any] = {"sessionId": row.id, "cwd": row.cwd, "updatedAt": _iso_time(row.updated_ms)}
-    if tells_archived:
-        info["archived"] = row.archived
-    if row.title is not None:
-        info["title"] = title_line(row.title)
-    if row.additional_directories:
-        info["additionalDirectories"] = list(row.additional_directories)
-    about: dict[str, Any] = {"metadata": dict(row.metadata)} if row.metadata else {}
-    if node := node_of(row):
-        about["node"] = node
-    if about:
-        info["_meta"] = {"crow": about}
-    return info
-
-
-def _iso_time(ms: int) -> str:
+def iso_time(ms: int) -> str:
+    """Return a time in milliseconds as the protocol writes times."""
     time = datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

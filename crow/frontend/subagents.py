@@ -26,19 +26,19 @@ CAPABILITIES: Mapping[str, Any] = {"cancel": {}}
 
 @dataclass(slots=True, kw_only=True)
 class Family:
-    """The sub-agents that a replay of the session `session_id` has found.
-
-    If the session is itself a sub-agent, and is replayed together with its parent session, `parent_id` is the id of the
-    parent session. The keys of both `tasks` and `answers` are the ids of `task` calls. For each call, `tasks` contains
-    the id of the sub-agent that carried out the call, and `answers` contains that sub-agent's answer. Replaying a
-    sub-agent adds to both. `known` contains the ids of the sub-agents that were announced.
-    """
+    """The sub-agents that a replay of a session has found. Replaying a sub-agent adds to `tasks` and `answers`."""
 
     session_id: str
+    """The id of the session."""
     parent_id: str = ""
+    """The id of the parent session, if the session is a sub-agent and is replayed together with its parent, else
+    empty."""
     tasks: dict[str, str] = field(default_factory=dict)
+    """The ids of the sub-agents that carried out `task` calls, by the ids of these calls."""
     answers: dict[str, str] = field(default_factory=dict)
+    """The answers of these sub-agents, by the ids of the calls."""
     known: set[str] = field(default_factory=set)
+    """The ids of the sub-agents that were announced."""
 
     def task(self, call: CallRef, result: ToolResult | None = None) -> str | None:
         """Return the id of the sub-agent that carried out a call, or None if the client does not know that

@@ -40,18 +40,20 @@ QUESTION_CHARS = 16_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
-    """The limits for the parts of one call, in bytes of JSON.
-
-    If `repeats_output` is false, the raw output of a call does not repeat the text that is already in the call's
-    content.
-    """
+    """The limits for the parts of one call, in bytes of JSON."""
 
     text: int = _TEXT_BYTES
+    """The text of the result."""
     arguments: int = _INPUT_BYTES
+    """The arguments."""
     raw_output: int = OUTPUT_BYTES
+    """The raw output."""
     diffs: int = _DIFF_BYTES
+    """All diffs together."""
     attachments: int = PIECE_BYTES
+    """All attachments together."""
     repeats_output: bool = True
+    """Whether the raw output repeats the text that is already in the call's content."""
 
 
 STANDARD = CallLimits()

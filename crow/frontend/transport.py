@@ -297,9 +297,13 @@ class WaitingLine:
     """A line, or the rest of a line, that is not written yet."""
 
     rest: memoryview
+    """The bytes that are not written yet."""
     left: asyncio.Future[None]
+    """Done when the line was written or dropped."""
     is_begun: bool
+    """Whether a part of the line was written. The rest of it must follow then."""
     is_response: bool
+    """Whether the line is a response."""
 
 
 class Sink:

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, assert_never
 
+from crow.agent.feed import Item, TurnBegan, TurnEnded, announcements
 from crow.domain import entries, events
 from crow.domain.entries import Announcement, CallRef, Entry, ToolResult
 from crow.domain.messages import Part
@@ -14,7 +15,6 @@ from crow.domain.subagents import answer_id, call_of_order, order_id
 from crow.frontend.calls import OpenCall, call_update, terminal_content, whole_call
 from crow.frontend.cursors import Cursor
 from crow.frontend.errors import turn_error
-from crow.frontend.feed import Item, TurnBegan, TurnEnded, announcements
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.subagents import Family, answer_of, link, message_updates, order_of, subagent_update
 from crow.frontend.tool_calls import Fields, call_fields, limit_text

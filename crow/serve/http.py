@@ -219,8 +219,11 @@ class ConnectedClient:
     id: str
     """The id of the connection."""
     address: str
+    """The address that it connects from."""
     principal: str | None
+    """Its user. None on a server without tokens."""
     transport: WebSocketTransport
+    """Carries its messages."""
     since: float
     """The monotonic time at which the client connected, in seconds."""
 

@@ -31,7 +31,9 @@ class TcpAddress:
     """A host and a port."""
 
     host: str
+    """The name or address of the host."""
     port: int
+    """The number of the port."""
 
 
 def parse_address(text: str) -> TcpAddress | Path | None:

@@ -40,7 +40,9 @@ class Resident:
     path: Path
     """The path of its socket."""
     pid: int | None
+    """The id of its process, if the system tells it."""
     version: str
+    """The version of crow that it runs."""
     figures: Mapping[str, float]
     """Maps the names of the metrics that have no labels to their values."""
 

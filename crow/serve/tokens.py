@@ -77,7 +77,9 @@ class Grant:
     """The permission that a valid token gives its client: to act as the token's principal."""
 
     principal: str
+    """The user whom the token names."""
     token_id: str
+    """The id of the token."""
 
 
 def new_token(

@@ -74,9 +74,13 @@ class Traffic:
     """Counters for the messages and bytes of all connections."""
 
     messages_in: int = 0
+    """How many messages were received."""
     messages_out: int = 0
+    """How many messages were sent."""
     bytes_in: int = 0
+    """How many bytes were received."""
     bytes_out: int = 0
+    """How many bytes were sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from typing import Any
 import anyio
 import pytest
 
+from crow.agent.feed import Feed
 from crow.domain.entries import Announcement, Assistant, CallRef, Entry
 from crow.domain.events import CallProgressed, EntryStored, TextShown
 from crow.domain.messages import ToolCall
 from crow.frontend.cursors import Cursor, CursorGap
-from crow.frontend.feed import Feed
 from crow.frontend.frames import RequestError
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.requester import Requester

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.agent import PermissionQuestion
+from crow.agent.feed import Feed, TurnBegan, TurnEnded
 from crow.agent.sessions.session import Session
 from crow.domain.entries import (
     Announcement,
@@ -53,7 +54,6 @@ from crow.domain.events import (
 from crow.domain.messages import Image, Link, Part, Resource, Text
 from crow.domain.rendering import safe
 from crow.frontend.client import ClientConnection, SessionClient
-from crow.frontend.feed import Feed, TurnBegan, TurnEnded
 from crow.frontend.options import config_options
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import Dialogs

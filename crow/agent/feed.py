@@ -55,9 +55,13 @@ class _OpenCall:
     """A call that has not ended."""
 
     announced: CallAnnounced
+    """Its announcement."""
     started: EntryStored | None = None
+    """The entry that says that it has started."""
     linked: SubagentLinked | None = None
+    """The sub-agent that carries it out."""
     progress: CallProgressed | None = None
+    """Its whole output so far."""
 
 
 @dataclass(slots=True)
@@ -65,10 +69,15 @@ class _OpenMessage:
     """The answer that is being streamed."""
 
     message_id: str = ""
+    """The id of the answer. Empty if none is being streamed."""
     text: list[str] = field(default_factory=list)
+    """The pieces of its text."""
     text_chars: int = 0
+    """Their length."""
     thought: list[str] = field(default_factory=list)
+    """The pieces of its thought."""
     thought_chars: int = 0
+    """Their length."""
 
 
 class Feed:
