@@ -25,7 +25,7 @@ from crow.frontend.tool_calls import limit_text
 
 logger = logging.getLogger(__name__)
 
-WARM_AFTER_S = 0.2
+_WARM_AFTER_S = 0.2
 
 CHECK_SHARES_S = 2.0
 """The number of seconds between two checks of whether a client may still see its sessions. A client that loses
@@ -174,11 +174,11 @@ class AcpAgent:
         return answer
 
     async def warm_when_quiet(self) -> None:
-        """Wait until the client has sent nothing for `WARM_AFTER_S`, then import the packages that the first prompt
+        """Wait until the client has sent nothing for `_WARM_AFTER_S`, then import the packages that the first prompt
         needs. If crow did not wait, the imports would delay responses."""
         loop = asyncio.get_running_loop()
-        while (quiet_s := loop.time() - self._last_message_at) < WARM_AFTER_S:  # noqa: ASYNC110 - no event marks silence
-            await anyio.sleep(WARM_AFTER_S - quiet_s)
+        while (quiet_s := loop.time() - self._last_message_at) < _WARM_AFTER_S:  # noqa: ASYNC110 - no event marks silence
+            await anyio.sleep(_WARM_AFTER_S - quiet_s)
         await self._host.warm()
 
     async def close(self) -> None:

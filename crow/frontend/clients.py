@@ -50,13 +50,13 @@ MAX_WAITING_BYTES = 64 * 1024 * 1024
 STALLED_S = 60.0
 """If updates wait for a client and the client has read nothing for this many seconds, crow disconnects the client."""
 
-PATIENT_BYTES = 64 * 1024
+_PATIENT_BYTES = 64 * 1024
 """If more than this many bytes wait to be sent to a patient connection, the session waits, too."""
 
-EVENT_BYTES = 500
+_EVENT_BYTES = 500
 """The estimated memory that a waiting item takes in addition to its text, in bytes."""
 
-MAX_ORIGINS = 200
+_MAX_ORIGINS = 200
 """Crow remembers which client sent a prompt for this many of a session's newest prompts."""
 
 Answer = TypeVar("Answer")
@@ -66,7 +66,7 @@ without a connection id is identified by its connection object."""
 
 
 @dataclass(slots=True, eq=False)
-class WaitingItem:
+class _WaitingItem:
     """An item that waits to be sent to a client."""
 
     send: Callable[[], Awaitable[object]]
@@ -108,9 +108,9 @@ class ClientQueue:
         """The workspace in which this client's editor serves files and terminals, or None."""
         self._drop = drop
         self._leave = partial(leave, self)
-        self._items: deque[WaitingItem] = deque()
+        self._items: deque[_WaitingItem] = deque()
         self._bytes = 0
-        self._progress: dict[CallRef, tuple[WaitingItem, list[CallProgressed]]] = {}
+        self._progress: dict[CallRef, tuple[_WaitingItem, list[CallProgressed]]] = {}
         self._moved_at = 0.0
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -140,12 +140,12 @@ class ClientQueue:
                     self._items.popleft()
                     self._bytes -= item.size
                     self._moved_at = time.monotonic()
-                    if self._bytes <= PATIENT_BYTES:
+                    if self._bytes <= _PATIENT_BYTES:
                         self._has_room.set()
                 self._wake.clear()
                 await self._wake.wait()
 
-    def put(self, send: Callable[[], Awaitable[object]], size: int = EVENT_BYTES) -> WaitingItem | None:
+    def put(self, send: Callable[[], Awaitable[object]], size: int = _EVENT_BYTES) -> _WaitingItem | None:
         """Add `send` to the end of the queue. It is called after everything that is already in the queue. Return the
         new item of the queue.
 
@@ -157,7 +157,7 @@ class ClientQueue:
         if not self._items:
             self._moved_at = now
         if self._is_patient:
-            if self._bytes + size > PATIENT_BYTES:
+            if self._bytes + size > _PATIENT_BYTES:
                 self._has_room.clear()
         elif self._bytes + size > MAX_WAITING_BYTES and self._items:
             self._end(f"This client read too slowly: {self._bytes // 2**20} MiB waited for it.")
@@ -165,7 +165,7 @@ class ClientQueue:
         elif now - max(self._moved_at, self.client.sent_at) > STALLED_S:
             self._end(f"This client read nothing for {STALLED_S:.0f} s.")
             return None
-        item = WaitingItem(send, size)
+        item = _WaitingItem(send, size)
         self._items.append(item)
         self._bytes += size
         self._wake.set()
@@ -256,7 +256,7 @@ class ClientQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure(Generic[Answer]):
+class _Failure(Generic[Answer]):
     """The result of a question that one client could not ask its user. If none of the clients can ask its user,
     `answer` is used as the answer to the question."""
 
@@ -264,20 +264,20 @@ class Failure(Generic[Answer]):
     """The answer if no client can ask its user."""
 
 
-class OpenQuestion(Generic[Answer]):
+class _OpenQuestion(Generic[Answer]):
     """A question that is sent to every client that may answer it. The first answer counts.
 
     A refusal counts at once only if it comes from the client whose prompt runs. A refusal of another client, which may
     have no user, counts when no other client is still being asked.
 
-    `ask` sends the question to one client. It returns a `Failure` if that client could not ask its user. `refuses`
+    `ask` sends the question to one client. It returns a `_Failure` if that client could not ask its user. `refuses`
     returns whether an answer is a refusal.
     """
 
     def __init__(
         self,
-        group: ClientGroup,
-        ask: Callable[[SessionClient], Awaitable[Answer | Failure[Answer]]],
+        group: _ClientGroup,
+        ask: Callable[[SessionClient], Awaitable[Answer | _Failure[Answer]]],
         can_ask: Callable[[SessionClient], bool],
         refuses: Callable[[Answer], bool],
     ) -> None:
@@ -314,7 +314,7 @@ class OpenQuestion(Generic[Answer]):
 
     async def answer(self, wait_s: float) -> Answer | None:
         """Wait for the first answer that counts, and return it. If every client that may answer fails to ask its
-        user, returns the `answer` of a `Failure`. Return None if for `wait_s` seconds there is no client that may
+        user, returns the `answer` of a `_Failure`. Return None if for `wait_s` seconds there is no client that may
         answer."""
         while not self._answers:
             candidates = [each for each in self.group.root.attachments if self._is_candidate(each)]
@@ -355,7 +355,7 @@ class OpenQuestion(Generic[Answer]):
             if not await attachment.has_access("write"):
                 self.note_change()
                 return
-            if isinstance(answer, Failure):
+            if isinstance(answer, _Failure):
                 self._failures[attachment] = answer.answer
             elif self._refuses(answer) and not self.group.root.is_prompting(attachment):
                 self._refusals[attachment] = answer
@@ -364,7 +364,7 @@ class OpenQuestion(Generic[Answer]):
             self.note_change()
 
 
-class ClientGroup:
+class _ClientGroup:
     """A :class:`crow.agent.Client` that stands for all clients of a session, or of one of its sub-agents."""
 
     root: SessionClients
@@ -398,32 +398,32 @@ class ClientGroup:
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """See :class:`crow.agent.Client`."""
 
-        async def ask(client: SessionClient) -> PermissionAnswer | Failure[PermissionAnswer]:
+        async def ask(client: SessionClient) -> PermissionAnswer | _Failure[PermissionAnswer]:
             answer = await client.ask(question)
-            return Failure(answer) if answer in ("cannot_ask", "unanswered") else answer
+            return _Failure(answer) if answer in ("cannot_ask", "unanswered") else answer
 
         def refuses(answer: PermissionAnswer) -> bool:
             return not answer.startswith("allow")
 
-        return await self._ask(OpenQuestion(self, ask, lambda _client: True, refuses)) or "unanswered"
+        return await self._ask(_OpenQuestion(self, ask, lambda _client: True, refuses)) or "unanswered"
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """See :class:`crow.agent.Client`."""
         dismissed = ElicitationAnswer(action="cancel")
         kind: ElicitationKind = "form" if isinstance(question, FormQuestion) else "url"
 
-        async def ask(client: SessionClient) -> ElicitationAnswer | Failure[ElicitationAnswer]:
+        async def ask(client: SessionClient) -> ElicitationAnswer | _Failure[ElicitationAnswer]:
             try:
                 return await client.elicit(question)
             except (RequestError, TimeoutError):
-                return Failure(dismissed)
+                return _Failure(dismissed)
 
-        asked = OpenQuestion(
+        asked = _OpenQuestion(
             self, ask, lambda client: kind in client.question_kinds, lambda answer: answer.action != "accept"
         )
         return await self._ask(asked) or dismissed
 
-    async def _ask(self, question: OpenQuestion[Answer]) -> Answer | None:
+    async def _ask(self, question: _OpenQuestion[Answer]) -> Answer | None:
         self.root.questions.append(question)
         try:
             for attachment, _client in self.pairs():
@@ -458,9 +458,9 @@ class ClientGroup:
         shown = [client.shows_subagents for _, client in self.pairs()]
         return bool(shown) and all(shown)
 
-    def open_subagent(self, session_id: str) -> ClientGroup:
+    def open_subagent(self, session_id: str) -> _ClientGroup:
         """See :class:`crow.agent.Client`."""
-        group = SubagentClients(self.root, session_id)
+        group = _SubagentClients(self.root, session_id)
         for attachment, client in self.pairs():
             if client.shows_subagents:
                 group.clients[attachment] = client.open_subagent(session_id, group.feed)
@@ -474,7 +474,7 @@ class ClientGroup:
             attachment.put(partial(_close_subagent, client, session_id))
 
 
-class SubagentClients(ClientGroup):
+class _SubagentClients(_ClientGroup):
     """The clients of a session that show one of its sub-agents."""
 
     def __init__(self, root: SessionClients, session_id: str) -> None:
@@ -483,11 +483,11 @@ class SubagentClients(ClientGroup):
         self.clients: dict[ClientQueue, SessionClient] = {}
 
     def client_of(self, attachment: ClientQueue) -> SessionClient | None:
-        """See `ClientGroup`."""
+        """See `_ClientGroup`."""
         return self.clients.get(attachment)
 
 
-class SessionClients(ClientGroup):
+class SessionClients(_ClientGroup):
     """All clients that are attached to a session. Clients may be attached and detached while the session works.
 
     This object is also the session's :class:`crow.agent.sessions.pending.TurnListener`. While a client's prompt runs,
@@ -507,8 +507,8 @@ class SessionClients(ClientGroup):
         self.tasks = tasks
         self.wait_s = wait_s
         self.attachments: list[ClientQueue] = []
-        self.questions: list[OpenQuestion[Any]] = []
-        self.subagents: dict[str, SubagentClients] = {}
+        self.questions: list[_OpenQuestion[Any]] = []
+        self.subagents: dict[str, _SubagentClients] = {}
         self.known_kinds: frozenset[ElicitationKind] = frozenset()
         self.last_turn: dict[str, Any] = {"state": "idle"}
         """The state of the last turn, as clients get it in `_meta["acp/turnState"]`."""
@@ -521,7 +521,7 @@ class SessionClients(ClientGroup):
         """Called with each event of the session before it is sent."""
 
     def client_of(self, attachment: ClientQueue) -> SessionClient | None:
-        """See `ClientGroup`."""
+        """See `_ClientGroup`."""
         return attachment.client
 
     def follow(self, session: Session) -> None:
@@ -585,7 +585,7 @@ class SessionClients(ClientGroup):
         if message_id == self._turn_id:  # the client has repeated its prompt after connecting again
             self.workspace.use(attachment.editor)
         for known in (self._origins, self._senders):
-            while len(known) > MAX_ORIGINS:
+            while len(known) > _MAX_ORIGINS:
                 del known[next(iter(known))]
 
     def has_sent(self, origin: Origin, message_id: str) -> bool:
@@ -617,7 +617,7 @@ class SessionClients(ClientGroup):
                 return False
 
     async def publish(self, event: Event) -> None:
-        """See `ClientGroup`."""
+        """See `_ClientGroup`."""
         self.on_publish(event)
         if isinstance(event, SubagentChanged):
             self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
@@ -674,8 +674,8 @@ async def _close_subagent(client: SessionClient, session_id: str) -> None:
 def _size(item: Item) -> int:
     match item:
         case TextShown(text=text) | ThoughtShown(text=text) | CallProgressed(text=text) | SummaryShown(text=text):
-            return EVENT_BYTES + len(text)
+            return _EVENT_BYTES + len(text)
         case EntryStored(entry=Entry(body=ToolResult(text=text))):
-            return EVENT_BYTES + len(text)
+            return _EVENT_BYTES + len(text)
         case _:
-            return EVENT_BYTES
+            return _EVENT_BYTES

@@ -32,7 +32,7 @@ DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
 there."""
 
 
-class ConfigOptionRequest(BaseModel, strict=True, defer_build=True):
+class _ConfigOptionRequest(BaseModel, strict=True, defer_build=True):
     """The parameters of `session/set_config_option`. The value is a boolean or a string, depending on the option."""
 
     session_id: str = Field(alias="sessionId")
@@ -40,26 +40,26 @@ class ConfigOptionRequest(BaseModel, strict=True, defer_build=True):
     value: str | bool
 
 
-class PromptRequest(BaseModel, strict=True, defer_build=True):
+class _PromptRequest(BaseModel, strict=True, defer_build=True):
     """The parameters of `session/prompt` and `_session/steering`. Content blocks are checked later."""
 
     session_id: str = Field(alias="sessionId")
     prompt: list[Any]
 
 
-class SessionRequest(BaseModel, strict=True, defer_build=True):
+class _SessionRequest(BaseModel, strict=True, defer_build=True):
     """The parameters of a request that only names a session."""
 
     session_id: str = Field(alias="sessionId")
 
 
-class ProviderRequest(BaseModel, strict=True, defer_build=True):
+class _ProviderRequest(BaseModel, strict=True, defer_build=True):
     """The parameters of `providers/disable`."""
 
     provider_id: str = Field(alias="providerId")
 
 
-class SetProviderRequest(ProviderRequest):
+class _SetProviderRequest(_ProviderRequest):
     """The parameters of `providers/set`."""
 
     api_type: str = Field(alias="apiType")
@@ -67,7 +67,7 @@ class SetProviderRequest(ProviderRequest):
     headers: dict[str, str] = {}
 
 
-class TitleRequest(SessionRequest):
+class _TitleRequest(_SessionRequest):
     """The parameters of `session/set_title`."""
 
     title: str
@@ -84,16 +84,16 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "session/list": schema.ListSessionsRequest,
     "session/close": schema.CloseSessionRequest,
     "session/delete": schema.DeleteSessionRequest,
-    "session/prompt": PromptRequest,
+    "session/prompt": _PromptRequest,
     "session/set_mode": schema.SetSessionModeRequest,
-    "session/set_config_option": ConfigOptionRequest,
-    "session/set_title": TitleRequest,
-    "session/archive": SessionRequest,
-    "session/unarchive": SessionRequest,
-    "session/status": SessionRequest,
-    "providers/set": SetProviderRequest,
-    "providers/disable": ProviderRequest,
-    "_session/steering": PromptRequest,
+    "session/set_config_option": _ConfigOptionRequest,
+    "session/set_title": _TitleRequest,
+    "session/archive": _SessionRequest,
+    "session/unarchive": _SessionRequest,
+    "session/status": _SessionRequest,
+    "providers/set": _SetProviderRequest,
+    "providers/disable": _ProviderRequest,
+    "_session/steering": _PromptRequest,
 }
 """The models that check the parameters of requests, by method. Crow uses these models only for the check, because they
 drop members that they do not know."""

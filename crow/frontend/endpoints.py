@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from crow.domain.errors import ArgumentError
 from crow.frontend.frames import describe
 
-API_TYPE = "openai"
+_API_TYPE = "openai"
 """The only kind of endpoint that crow can use."""
 
 AuthState: TypeAlias = Literal["authenticated", "unauthenticated", "not_required", "unknown"]
@@ -33,8 +33,8 @@ class Provider:
 
     def as_json(self) -> dict[str, Any]:
         """Return the provider as an item of the response to `providers/list`."""
-        current = None if self.base_url is None else {"apiType": API_TYPE, "baseUrl": self.base_url}
-        return {"providerId": self.id, "supported": [API_TYPE], "required": self.is_required, "current": current}
+        current = None if self.base_url is None else {"apiType": _API_TYPE, "baseUrl": self.base_url}
+        return {"providerId": self.id, "supported": [_API_TYPE], "required": self.is_required, "current": current}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +88,8 @@ class Endpoints(Protocol):
 def set_provider(endpoints: Endpoints, params: Mapping[str, Any]) -> None:
     """Carry out `providers/set`. :raises ArgumentError: a parameter cannot be used. In this case, nothing is
     changed."""
-    if params["apiType"] != API_TYPE:
-        raise ArgumentError(f'apiType is {describe(params["apiType"])}; crow supports only "{API_TYPE}".')
+    if params["apiType"] != _API_TYPE:
+        raise ArgumentError(f'apiType is {describe(params["apiType"])}; crow supports only "{_API_TYPE}".')
     headers = params.get("headers", {})
     if len(headers) > _MAX_HEADERS:
         raise ArgumentError(f"headers has {len(headers)} members; expected at most {_MAX_HEADERS}.")

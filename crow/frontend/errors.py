@@ -15,13 +15,13 @@ REQUEST_CANCELLED = -32800
 ID_BYTES = 1_000
 """At most this many bytes of a client's own text are repeated in an error response."""
 
-MESSAGE_BYTES = 8_000
+_MESSAGE_BYTES = 8_000
 
 
 def request_error(code: int, message: str, **data: object) -> RequestError:
     """Return an error with the text in both `message` and `data.details`, because some clients show only one of the
     two."""
-    message = limit_text(safe(message), MESSAGE_BYTES)
+    message = limit_text(safe(message), _MESSAGE_BYTES)
     return RequestError(code, message, {**data, "details": message})
 
 

@@ -25,11 +25,11 @@ from crow.store.watching import Draft, News, Watcher
 
 logger = logging.getLogger(__name__)
 
-OWN_TURN_S = 0.2
+_OWN_TURN_S = 0.2
 """While this process runs a turn, it checks for changes by other processes each time this many seconds have passed. The
 changes may be a new title or a cancellation, for example."""
 
-TRY_AGAIN_S = 1.0
+_TRY_AGAIN_S = 1.0
 """While a prompt waits for another process to end its turn, crow tries at least once in this many seconds to begin the
 prompt's turn."""
 
@@ -90,7 +90,7 @@ class HostedFollower:
 
     async def until_free(self) -> None:
         """See :class:`crow.agent.sessions.session.SessionFollower`."""
-        with anyio.move_on_after(TRY_AGAIN_S):
+        with anyio.move_on_after(_TRY_AGAIN_S):
             if self._is_free:  # the store has not reported the other turn yet
                 await self._news.wait()
             while not self._is_free:
@@ -147,12 +147,12 @@ class HostedFollower:
         self._wake = anyio.Event()
         if self._held:
             while branch.claimed_to is not None:
-                with anyio.move_on_after(OWN_TURN_S):
+                with anyio.move_on_after(_OWN_TURN_S):
                     await self._wake.wait()
                 self._wake = anyio.Event()
             await self._take(replace(news, entries=()))
         elif branch.claimed_to is not None and self._seen >= self._awaited:
-            with anyio.move_on_after(OWN_TURN_S):
+            with anyio.move_on_after(_OWN_TURN_S):
                 await self._wake.wait()
 
     async def _take(self, news: News) -> None:

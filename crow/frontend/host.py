@@ -45,13 +45,13 @@ IDLE_S = 3.0
 """The store is tidied when no turn has run for this many seconds. Usually the user is still reading the answer at that
 time."""
 
-SHUT_DOWN_S = 5.0
+_SHUT_DOWN_S = 5.0
 """A lasting host has this many seconds to close its sessions and its store."""
 
-FLUSH_S = 0.5
+_FLUSH_S = 0.5
 """When a session is closed, its clients have this many seconds to read its last updates."""
 
-KEEP_S = 600.0
+_KEEP_S = 600.0
 """The result of a prompt is kept for this many seconds, so that a client whose connection broke can still get it."""
 
 MAX_KEPT = 1_000
@@ -142,7 +142,7 @@ class HostSession:
         return any(attachment.origin != origin for attachment in self.clients.attachments)
 
 
-PromptKey: TypeAlias = tuple[str, str, RequestId]
+_PromptKey: TypeAlias = tuple[str, str, RequestId]
 """What identifies a prompt request: the connection id of its client, the id of its session, and the id of the
 request."""
 
@@ -202,7 +202,7 @@ class SessionHost:
         self.is_lasting = is_lasting
         self.open: dict[str, HostSession] = {}
         self._closing: set[HostSession] = set()
-        self._prompts: dict[PromptKey, PromptRun] = {}
+        self._prompts: dict[_PromptKey, PromptRun] = {}
         self.is_warm = False
         self.idle = IdleTimer(self.tidy)
         self._session_view = session_view
@@ -254,7 +254,7 @@ class SessionHost:
         self.open[hosted.session.id] = hosted
         self.tasks.start_soon(self._run, hosted)
 
-    def prompt_again(self, connection: ClientConnection, key: PromptKey) -> PromptRun | None:
+    def prompt_again(self, connection: ClientConnection, key: _PromptKey) -> PromptRun | None:
         """Return the original prompt if a client repeats it after its connection broke. Return None if the prompt is
         new.
 
@@ -266,15 +266,15 @@ class SessionHost:
         known.connection = connection
         return known
 
-    def run_prompt(self, run: PromptRun, key: PromptKey) -> None:
-        """Run a submitted prompt. For `KEEP_S` seconds after the end of the turn, the client that sent the prompt can
+    def run_prompt(self, run: PromptRun, key: _PromptKey) -> None:
+        """Run a submitted prompt. For `_KEEP_S` seconds after the end of the turn, the client that sent the prompt can
         ask for the result again."""
         self.tasks.start_soon(run.run, self.idle)
         if key[0]:
             now = time.monotonic()
             ended = [each for each, old in self._prompts.items() if old.ended_at is not None]
             for index, each in enumerate(ended):
-                if index < len(ended) - MAX_KEPT or now - (self._prompts[each].ended_at or now) > KEEP_S:
+                if index < len(ended) - MAX_KEPT or now - (self._prompts[each].ended_at or now) > _KEEP_S:
                     del self._prompts[each]
             self._prompts[key] = run
 
@@ -306,7 +306,7 @@ class SessionHost:
     async def _close(self, hosted: HostSession) -> None:
         try:
             await hosted.session.close()
-            with anyio.move_on_after(FLUSH_S):
+            with anyio.move_on_after(_FLUSH_S):
                 await hosted.clients.flushed()
         finally:
             hosted.clients.close()
@@ -458,7 +458,7 @@ async def share_host(
         finally:
             host.idle.stop()
             host.hurry()
-            with anyio.move_on_after(SHUT_DOWN_S, shield=True):
+            with anyio.move_on_after(_SHUT_DOWN_S, shield=True):
                 await host.close_all()
             tasks.cancel_scope.cancel()
 

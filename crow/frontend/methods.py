@@ -51,12 +51,12 @@ PROTOCOL_VERSION = 1
 CONFIGURED = "configured"
 """The authentication method that uses the endpoint in the user's configuration."""
 
-LOGGED_OUT = (
+_LOGGED_OUT = (
     f'You have logged out of crow. Authenticate with "{CONFIGURED}" to use the configured endpoint again, or run '
     '"crow login" to set up another.'
 )
 
-SYSTEM_PROMPT_MODES: dict[str, Any] = {"mode": {"override": {}}}
+_SYSTEM_PROMPT_MODES: dict[str, Any] = {"mode": {"override": {}}}
 """The modes of `systemPrompt` that crow supports in addition to `append`."""
 
 CheckParams: TypeAlias = Callable[[str, Mapping[str, Any]], object]
@@ -136,7 +136,7 @@ class Methods:
     def refuse_logged_out(self) -> None:
         """Check that the client has not logged out. :raises AuthError: it has."""
         if self._is_logged_out:
-            raise AuthError(LOGGED_OUT)
+            raise AuthError(_LOGGED_OUT)
 
     def tell_auth_status(self) -> None:
         """Send the authentication status if it has changed since the client last got it. Send nothing to a client that
@@ -163,7 +163,7 @@ class Methods:
                 "loadSession": True,
                 "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
                 "mcpCapabilities": {"http": True, "sse": True},
-                "sessionCapabilities": {feature: {} for feature in features} | {"systemPrompt": SYSTEM_PROMPT_MODES},
+                "sessionCapabilities": {feature: {} for feature in features} | {"systemPrompt": _SYSTEM_PROMPT_MODES},
                 "auth": {"logout": {}, "status": {}},
                 **({"providers": {}} if self.sessions.requester.may_configure else {}),
             },

@@ -12,7 +12,7 @@ from crow.frontend.cursors import Cursor, CursorGap
 from crow.store import Store
 from crow.store.codec import KINDS
 
-MAX_MISSED_TURNS = 500
+_MAX_MISSED_TURNS = 500
 """A client that has missed more turns than this cannot resume from its cursor. It must load the session."""
 
 
@@ -39,8 +39,8 @@ async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Se
     if cursor.entry and await store.entry(cursor.entry, session_id=session_id) is None:
         raise CursorGap(f"entry {cursor.entry} is not in the current history of this session.")
     leaf, place = (await store.session(session_id)).leaf, cursor.entry or None
-    if len(await store.left_behind(leaf, place, ("turn_end",))) > MAX_MISSED_TURNS:
-        raise CursorGap(f"the client has missed more than {MAX_MISSED_TURNS} turns.")
+    if len(await store.left_behind(leaf, place, ("turn_end",))) > _MAX_MISSED_TURNS:
+        raise CursorGap(f"the client has missed more than {_MAX_MISSED_TURNS} turns.")
     answers = (each for each in reversed(newest) if isinstance(each.body, entries.Assistant))
     answer = next((each for each in answers if each.id <= cursor.entry), None)
     found = await store.left_behind(leaf, place if answer is None else answer.parent, frozenset(KINDS.values()))

@@ -29,7 +29,7 @@ _ARCHIVED_FILTERS: Mapping[str, bool | None] = {"exclude": False, "include": Non
 _ELICITATION_KINDS: tuple[ElicitationKind, ...] = ("form", "url")
 
 
-CODE_COMPANION = "CodeCompanion.nvim"
+_CODE_COMPANION = "CodeCompanion.nvim"
 """The name under which this client introduces itself. It authenticates at every start, and shows the user the whole
 error object if this fails. No form of `message` and `data` suits it and the clients that show only one of the two."""
 
@@ -94,7 +94,7 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
         subagents=isinstance(offered.get("subagents"), dict),
         plans=isinstance(offered.get("plan"), dict),
         cursors=meta.get("acp/cursor") is True,
-        shows_error_objects=_object(params, "clientInfo").get("name") == CODE_COMPANION,
+        shows_error_objects=_object(params, "clientInfo").get("name") == _CODE_COMPANION,
         marked_remarks=_crow_meta(offered).get("remarks") is True,
         boolean_options=isinstance(_object(session, "configOptions").get("boolean"), dict),
         question_kinds=frozenset(kind for kind in _ELICITATION_KINDS if isinstance(elicitation.get(kind), dict)),

@@ -20,10 +20,10 @@ from crow.tools.limits import FairLimiter
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING_QUESTIONS = 16
+_MAX_WAITING_QUESTIONS = 16
 """The maximum number of questions from MCP servers that may wait while the user answers another question."""
 
-PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
+_PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
     "allow_once": "allow_once",
     "allow_always": "allow_always",
     "allow_writes": "allow_always",
@@ -90,7 +90,7 @@ class Dialogs:
         params = elicitation_params(session_id, question)
         if params["mode"] not in kinds or json_bytes(params) > PART_BYTES:
             return ElicitationAnswer(action="cancel")
-        if self._eliciting.waiting >= MAX_WAITING_QUESTIONS:
+        if self._eliciting.waiting >= _MAX_WAITING_QUESTIONS:
             if not self._has_declined:  # the user is told once, until no more questions are waiting
                 self._has_declined = True
                 await show(_too_many_questions(params["message"]))
@@ -113,7 +113,7 @@ class Dialogs:
 def _too_many_questions(message: str) -> events.NoticeShown:
     return events.NoticeShown(
         severity="warning",
-        title=f"MCP servers ask too many questions: {MAX_WAITING_QUESTIONS} already wait for your answer.",
+        title=f"MCP servers ask too many questions: {_MAX_WAITING_QUESTIONS} already wait for your answer.",
         description=f"Until you answer, crow declines all new questions, such as this one: {title_line(message)}",
     )
 
@@ -146,7 +146,7 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
         labels["allow_writes"] = f"Always allow commands that can only change files here{network}"
     options = [
         {"optionId": answer, "kind": kind, "name": labels[answer]}
-        for answer, kind in PERMISSION_KINDS.items()
+        for answer, kind in _PERMISSION_KINDS.items()
         if answer in labels
     ]
     params = {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
@@ -155,7 +155,7 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
     return params | ({"_meta": {"crow": {"rule": question.rule}}} if has_rule else {})
 
 
-def permission_answer(result: object, offered: Collection[str] = PERMISSION_KINDS) -> PermissionAnswer:
+def permission_answer(result: object, offered: Collection[str] = _PERMISSION_KINDS) -> PermissionAnswer:
     """Read the answer in the response to `session/request_permission`. Anything unclear counts as a rejection.
 
     An "always" answer that is not in `offered` counts as the same answer for "once".
@@ -164,7 +164,7 @@ def permission_answer(result: object, offered: Collection[str] = PERMISSION_KIND
         case {"outcome": {"outcome": "cancelled"}}:
             return "cancelled"
         case {"outcome": {"outcome": "selected", "optionId": chosen}}:
-            kind: PermissionAnswer = next((one for one in PERMISSION_KINDS if one == chosen), "reject_once")
+            kind: PermissionAnswer = next((one for one in _PERMISSION_KINDS if one == chosen), "reject_once")
             once: PermissionAnswer = "allow_once" if kind.startswith("allow") else "reject_once"
             return kind if kind in offered else once
         case _:

@@ -18,14 +18,14 @@ from crow.frontend.frames import INTERNAL_ERROR, RequestId
 DRAIN_S = 0.5
 """The number of seconds for which unfinished requests may still run after stdin has ended."""
 
-SHORT_ENTRIES = 30
+_SHORT_ENTRIES = 30
 """If a client closes or deletes a session while crow sends the session's history, crow stops sending only if the
 history has more than this many entries. Sending a shorter history takes only a moment."""
 
 OPENING = frozenset({"session/new", "session/fork", "session/load", "session/resume"})
 """Requests that open a session."""
 
-CANCELLABLE = OPENING | {"session/list"}
+_CANCELLABLE = OPENING | {"session/list"}
 """In addition to prompts, `$/cancel_request` can cancel these requests. All other requests end too quickly to be
 cancelled."""
 
@@ -54,7 +54,7 @@ class Requests:
             self._running[task] = scope
             # The task counts as running until it has sent the response.
             task.add_done_callback(self._running.pop)
-            if method not in CANCELLABLE:
+            if method not in _CANCELLABLE:
                 return await answer(params)
             with self.cancelled_by(params.request_id, scope.cancel):
                 return await answer(params)
@@ -122,18 +122,18 @@ class Load:
         self._is_unwanted = False
 
     async def watch(self, history: AsyncIterator[Sequence[Entry]]) -> AsyncIterator[Sequence[Entry]]:
-        """Yield the batches of `history` unchanged, and note when more than `SHORT_ENTRIES` entries have been
+        """Yield the batches of `history` unchanged, and note when more than `_SHORT_ENTRIES` entries have been
         loaded."""
         count = 0
         async for batch in history:
-            self._is_long = count >= SHORT_ENTRIES
+            self._is_long = count >= _SHORT_ENTRIES
             if self._is_long and self._is_unwanted:
                 self._cancel()
             yield batch
             count += len(batch)
 
     def end(self) -> None:
-        """Cancel the request once more than `SHORT_ENTRIES` entries have been loaded. A request that loads fewer
+        """Cancel the request once more than `_SHORT_ENTRIES` entries have been loaded. A request that loads fewer
         entries is not cancelled."""
         self._is_unwanted = True
         if self._is_long:

@@ -14,7 +14,7 @@ from crow.frontend.tool_calls import Fields, limit_text, parsed_arguments, shown
 
 Update: TypeAlias = dict[str, Any]
 
-ERROR_CODE = -32603
+_ERROR_CODE = -32603
 STOP_REASONS = frozenset({"end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled", "error"})
 MAX_REPLAYED = 200
 """A replay of a session sends the histories of at most this many of its newest sub-agents. Older sub-agents are only
@@ -80,7 +80,7 @@ def subagent_update(event: SubagentChanged, usage: Fields | None = None) -> Upda
 
 def _stop(stop: str, detail: str) -> Fields:
     if stop == "error" and detail:
-        return {"stopReason": "error", "error": {"code": ERROR_CODE, "message": shown_text(detail)}}
+        return {"stopReason": "error", "error": {"code": _ERROR_CODE, "message": shown_text(detail)}}
     return {"stopReason": stop} if stop in STOP_REASONS else {}
 
 

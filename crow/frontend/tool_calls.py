@@ -34,7 +34,7 @@ PIECE_BYTES = 400_000
 PART_BYTES = 900_000
 """The size limit of a value that can be neither cut nor split. The limit leaves room for the rest of the line."""
 
-QUESTION_CHARS = 16_000
+_QUESTION_CHARS = 16_000
 """A permission request shows at most this many characters of a command, of a URL, or of a call's arguments."""
 
 
@@ -235,7 +235,7 @@ def _result_text(result: ToolResult, limit: int) -> str:
     return text
 
 
-ACCESS_WORDS = {
+_ACCESS_WORDS = {
     "read": "It is confined: it changes no files, and has no network.",
     "write": "It is confined: it may change files in the workspace, and has no network.",
     "write with network": "It is confined: it may change files in the workspace, and use the network.",
@@ -261,7 +261,7 @@ def question_contents(
 
     def add(text: str, language: str = "") -> None:
         nonlocal hidden
-        part, left_out = _head_and_tail(text, QUESTION_CHARS)
+        part, left_out = _head_and_tail(text, _QUESTION_CHARS)
         blocks.append(fenced(safe(part), language))
         hidden += left_out
 
@@ -286,7 +286,7 @@ def question_contents(
     if hidden:
         blocks.append(f"{hidden:,} characters are not shown.")
     if plan.command_access is not None:
-        blocks.append(ACCESS_WORDS[_access_key(plan, has_network=has_network)])
+        blocks.append(_ACCESS_WORDS[_access_key(plan, has_network=has_network)])
     if reason and not changes:
         blocks.append(safe(reason))
     if blocks:

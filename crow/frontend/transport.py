@@ -28,15 +28,15 @@ CHUNK_BYTES = 256 * 1024
 MAX_WAITING_BYTES = 16 * 1024 * 1024
 """While the editor has left more bytes than this unread, crow handles no further request."""
 
-LINE_OVERHEAD_BYTES = 4096
+_LINE_OVERHEAD_BYTES = 4096
 """The number of bytes that is added to the size of each waiting line, because the task that sends the line takes memory
 too."""
 
-MAX_UNREAD_BYTES = 4 * 1024 * 1024
+_MAX_UNREAD_BYTES = 4 * 1024 * 1024
 """While the editor does not read crow's output, crow still reads about this many bytes of input in advance. Otherwise,
 crow would not notice the end of stdin."""
 
-GIVE_UP_S = 0.3
+_GIVE_UP_S = 0.3
 """If the editor has closed stdin and does not read crow's output, crow waits this many seconds for the editor to read,
 and then ends the connection."""
 
@@ -198,7 +198,7 @@ class StdioTransport:
         observe: Observer | None = None,
     ) -> None:
         self._source = _open_source(source)
-        self._sink = Sink(sink, on_gone=self._source.end, max_waiting_bytes=max_waiting_bytes)
+        self._sink = _Sink(sink, on_gone=self._source.end, max_waiting_bytes=max_waiting_bytes)
         self._wire = Wire(observe)
         self._splitter = LineSplitter(limit=max_line_bytes)
         self._lines: deque[bytes | FrameError] = deque()
@@ -266,11 +266,11 @@ class StdioTransport:
         """
         caught_up = self._sink.caught_up()
         if self._at_end:
-            await asyncio.wait([caught_up], timeout=GIVE_UP_S)
+            await asyncio.wait([caught_up], timeout=_GIVE_UP_S)
             self._stopped = self._stopped or self._sink.is_behind
             return None
         waiting: list[asyncio.Future[Any]] = [caught_up]
-        if sum(len(line) for line in self._lines if isinstance(line, bytes)) <= MAX_UNREAD_BYTES:
+        if sum(len(line) for line in self._lines if isinstance(line, bytes)) <= _MAX_UNREAD_BYTES:
             self._reading = self._reading or asyncio.ensure_future(self._source.read())
             waiting.append(self._reading)
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -293,7 +293,7 @@ class StdioTransport:
 
 
 @dataclass(slots=True, eq=False)
-class WaitingLine:
+class _WaitingLine:
     """A line, or the rest of a line, that is not written yet."""
 
     rest: memoryview
@@ -306,7 +306,7 @@ class WaitingLine:
     """Whether the line is a response."""
 
 
-class Sink:
+class _Sink:
     """Writes whole lines to a descriptor, in order. If the reader is slow, lines wait in memory."""
 
     def __init__(self, fd: int, *, on_gone: Callable[[], None], max_waiting_bytes: int) -> None:
@@ -314,7 +314,7 @@ class Sink:
         self._max_waiting_bytes = max_waiting_bytes
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[WaitingLine] = deque()
+        self._waiting: deque[_WaitingLine] = deque()
         self._waiting_bytes = 0
         self._last_read_at = self._loop.time()
         self._is_ending = False
@@ -347,8 +347,8 @@ class Sink:
                 return None
             self._loop.add_writer(self._fd, self._drain)
         left: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(WaitingLine(rest, left, len(rest) < len(line), is_response))
-        self._waiting_bytes += len(rest) + LINE_OVERHEAD_BYTES
+        self._waiting.append(_WaitingLine(rest, left, len(rest) < len(line), is_response))
+        self._waiting_bytes += len(rest) + _LINE_OVERHEAD_BYTES
         return left
 
     @property
@@ -418,11 +418,11 @@ class Sink:
         if not self.is_behind:
             self.release_waiters()
 
-    def _drop(self, lines: list[WaitingLine]) -> None:
+    def _drop(self, lines: list[_WaitingLine]) -> None:
         """Remove lines that were written or will never be written, and let their senders continue."""
         for line in lines:
             self._waiting.remove(line)
-            self._waiting_bytes -= len(line.rest) + LINE_OVERHEAD_BYTES
+            self._waiting_bytes -= len(line.rest) + _LINE_OVERHEAD_BYTES
             _complete(line.left)
         if lines and not self._waiting:
             self._loop.remove_writer(self._fd)
@@ -439,13 +439,13 @@ class Sink:
         self.release_waiters()
 
 
-def _open_source(fd: int) -> WatchedSource | ThreadSource:
-    """Return a `WatchedSource` if the event loop can watch this kind of descriptor, else a `ThreadSource`."""
+def _open_source(fd: int) -> _WatchedSource | _ThreadSource:
+    """Return a `_WatchedSource` if the event loop can watch this kind of descriptor, else a `_ThreadSource`."""
     loop = asyncio.get_running_loop()
     # Some loops accept a file to watch, but never report the file's end.
     if stat.S_ISREG(os.fstat(fd).st_mode) or not _can_watch(fd, loop.add_reader, loop.remove_reader):
-        return ThreadSource(fd)
-    return WatchedSource(fd)
+        return _ThreadSource(fd)
+    return _WatchedSource(fd)
 
 
 def _can_watch(fd: int, add: Callable[[int, Callable[[], None]], None], remove: Callable[[int], object]) -> bool:
@@ -459,7 +459,7 @@ def _can_watch(fd: int, add: Callable[[int, Callable[[], None]], None], remove: 
     return True
 
 
-class WatchedSource:
+class _WatchedSource:
     """Reads a pipe, socket or terminal whenever the event loop reports that there is input.
 
     A blocking descriptor stays blocking, because making it non-blocking would affect every process that shares it.
@@ -499,7 +499,7 @@ class WatchedSource:
             _complete(self._ready)
 
 
-class ThreadSource:
+class _ThreadSource:
     """Reads a descriptor that the event loop cannot watch. A daemon thread reads each chunk, so a read that blocks does
     not keep the process from exiting."""
 
@@ -510,7 +510,7 @@ class ThreadSource:
         self._ended = False
 
     async def read(self) -> bytes:
-        """See `WatchedSource.read`."""
+        """See `_WatchedSource.read`."""
         if self._ended:
             return b""
         self._chunk = self._loop.create_future()
@@ -518,7 +518,7 @@ class ThreadSource:
         return await self._chunk
 
     def end(self) -> None:
-        """See `WatchedSource.end`."""
+        """See `_WatchedSource.end`."""
         self._ended = True
         self._deliver(b"")
 

@@ -19,10 +19,10 @@ TERMINAL_CHARS = 50_000
 """At most this many characters of output are streamed to a client's terminal. The rest is sent when the command
 ends, and is shortened if it is long."""
 
-NOTICE_CHARS = 500
+_NOTICE_CHARS = 500
 """At most this many characters of a notice's title are shown."""
 
-STEP_CHARS = 1_000
+_STEP_CHARS = 1_000
 """At most this many characters of each step of the plan are shown."""
 
 REPLAY_RESULTS_BYTES = 4_600_000
@@ -31,9 +31,9 @@ REPLAY_RESULTS_BYTES = 4_600_000
 REPLAY_RESULT_BYTES = 400
 """A replay sends at least this many bytes of each tool result, however long the history is."""
 
-REPLAY_ANSWER_BYTES = 10_000_000
+_REPLAY_ANSWER_BYTES = 10_000_000
 
-INTERRUPTED_TURN = "The turn was interrupted."
+_INTERRUPTED_TURN = "The turn was interrupted."
 
 PLAN_ID = "plan"
 """The id of a session's plan. A session has at most one plan."""
@@ -55,7 +55,7 @@ class ViewLimits:
         self._is_full = is_full
         self._entries = 0
         self.calls = tool_calls.FULL if is_full else tool_calls.STANDARD
-        self.answer_bytes = REPLAY_ANSWER_BYTES
+        self.answer_bytes = _REPLAY_ANSWER_BYTES
         """The limit for the answer of a slash command, in bytes."""
 
     def result_bytes(self, entries: int) -> int | None:
@@ -95,7 +95,7 @@ def plan_updates(items: Sequence[PlanItem] | None, *, by_id: bool = False) -> tu
     if by_id and not items:
         return (new_update("plan_removed", planId=PLAN_ID),)
     plan = [
-        {"content": title_line(item.content, STEP_CHARS), "priority": item.priority, "status": item.status}
+        {"content": title_line(item.content, _STEP_CHARS), "priority": item.priority, "status": item.status}
         for item in items
     ]
     entries = tool_calls.limit_json(plan, tool_calls.OUTPUT_BYTES)
@@ -132,7 +132,7 @@ def turn_state_update(state: Mapping[str, Any]) -> Update:
 
 def notice_updates(severity: str, title: str, description: str = "") -> tuple[Update, ...]:
     """Return an update with a notice, for a client that shows notices."""
-    update = new_update("notice", severity=severity, title=title_line(title, NOTICE_CHARS))
+    update = new_update("notice", severity=severity, title=title_line(title, _NOTICE_CHARS))
     return (update | ({"description": shown_text(description)} if description else {}),)
 
 
@@ -140,7 +140,7 @@ def turn_end_words(stop: str, detail: str, *, is_answered: bool) -> str:
     """Return what a remark says about the end of a turn. It is empty if the turn succeeded and has an answer."""
     match stop:
         case "interrupted":
-            return detail or INTERRUPTED_TURN
+            return detail or _INTERRUPTED_TURN
         case "error":
             return detail or "The turn ended with an error."
         case _ if is_answered:

@@ -35,11 +35,11 @@ from crow.store import NamedPrompt
 logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 2
-MAX_VERSION = 65_535
+_MAX_VERSION = 65_535
 
 IDLE: Update = {"sessionUpdate": "state_update", "state": "idle"}
-RUNNING: Update = {"sessionUpdate": "state_update", "state": "running"}
-REQUIRES_ACTION: Update = {"sessionUpdate": "state_update", "state": "requires_action"}
+_RUNNING: Update = {"sessionUpdate": "state_update", "state": "running"}
+_REQUIRES_ACTION: Update = {"sessionUpdate": "state_update", "state": "requires_action"}
 
 
 class Translation:
@@ -142,13 +142,13 @@ class Translation:
         self._wording.end_replay()
         self._place = place
         if self._state["state"] == "idle" and (self._session.has_turn or self._session.runs_elsewhere):
-            self._state = RUNNING
+            self._state = _RUNNING
         await self._send(self._state, place)
 
     def note_missed_end(self, stop: str, detail: str) -> None:
         """Take over how the last turn ended that the client has missed. `stop` is empty if it has missed none."""
         if stop and self._state is IDLE:
-            self._state = state_after(stop, detail)
+            self._state = _state_after(stop, detail)
 
     def note_last_turn(self, state: Mapping[str, Any]) -> None:
         """Take from `state` how the last turn of the session ended, unless this is already known."""
@@ -158,7 +158,7 @@ class Translation:
     async def _show_turn(self, turn: Mapping[str, Any]) -> None:
         """Send the state after the begin or the end of a turn."""
         if turn["state"] == "running":
-            await self._show_state(RUNNING)
+            await self._show_state(_RUNNING)
             await self._show_whether_blocked()
             return
         is_inserted = self._insertions.pop(turn["messageId"], None) is None
@@ -176,7 +176,7 @@ class Translation:
         """Send the session's state if the state has changed to or from `requires_action`."""
         if self._state["state"] == "idle":
             return
-        state = REQUIRES_ACTION if self._is_blocked() else RUNNING
+        state = _REQUIRES_ACTION if self._is_blocked() else _RUNNING
         if state is not self._state:
             await self._show_state(state)
 
@@ -230,7 +230,7 @@ class VersionTwo:
 
     async def _initialize(self, params: RequestParams) -> dict[str, Any]:
         version = params.get("protocolVersion")
-        if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= MAX_VERSION:
+        if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= _MAX_VERSION:
             raise ArgumentError(f"protocolVersion is {describe(version)}; expected a whole number, such as 2.")
         agreed, spoken = min(max(version, 1), PROTOCOL_VERSION), PROTOCOL_VERSION if self._is_chosen else 1
         if agreed != spoken and (self._sessions.is_used or self._is_chosen):
@@ -300,14 +300,14 @@ class VersionTwo:
         return await self._v1.authenticate(params)
 
     async def _new(self, params: RequestParams) -> dict[str, Any]:
-        opened = await self._sessions.create(open_request_v2(params), alias=session_alias(params))
+        opened = await self._sessions.create(_open_request_v2(params), alias=session_alias(params))
         if opened.session.busy:  # the alias belongs to a session that is already open
             await self._translations[opened.session.id].show_state(opened.client.place())
         return {"sessionId": opened.session.id, **self._introduction(opened)}
 
     async def _resume(self, params: RequestParams) -> dict[str, Any]:
         text_in(params, "sessionId")
-        request, is_replayed = open_request_v2(params, may_be_missing=True), wants_replay(params)
+        request, is_replayed = _open_request_v2(params, may_be_missing=True), _wants_replay(params)
         open_session = self._v1.loaded if is_replayed else self._v1.resumed
         async with open_session(params, request) as opened:
             translation = self._translations[opened.session.id]
@@ -421,7 +421,7 @@ class VersionTwo:
             inserted.set_exception(problem)
 
 
-def state_after(stop: str, detail: str) -> Update:
+def _state_after(stop: str, detail: str) -> Update:
     """Return an update with the state after a turn that ended while the client was not connected."""
     if stop not in ("interrupted", "error"):
         return IDLE | {"stopReason": stop}
@@ -458,10 +458,10 @@ def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
 
     :raises ArgumentError: a member has the wrong type.
     """
-    info = object_in(params, "info")
+    info = _object_in(params, "info")
     for key in ("name", "version"):
         text_in(info, key, "info.")
-    offered = object_in(params, "capabilities") if params.get("capabilities") is not None else {}
+    offered = _object_in(params, "capabilities") if params.get("capabilities") is not None else {}
     elicitation, auth = (
         value if isinstance(value := offered.get(key), dict) else {} for key in ("elicitation", "auth")
     )
@@ -479,7 +479,7 @@ def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
     )
 
 
-def open_request_v2(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
+def _open_request_v2(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
     """Read the parameters of `session/new` or `session/resume`. For `may_be_missing`, see `open_request_from`.
 
     :raises ArgumentError: a parameter cannot be used.
@@ -496,7 +496,7 @@ def open_request_v2(params: Mapping[str, Any], *, may_be_missing: bool = False) 
     return open_request_from(params, may_be_missing=may_be_missing)
 
 
-def wants_replay(params: Mapping[str, Any]) -> bool:
+def _wants_replay(params: Mapping[str, Any]) -> bool:
     """Whether `session/resume` asks for the history. :raises ArgumentError: the value of `replayFrom` is unknown."""
     match params.get("replayFrom"):
         case None:
@@ -507,7 +507,7 @@ def wants_replay(params: Mapping[str, Any]) -> bool:
             raise ArgumentError(f'replayFrom is {describe(other)}; expected {{"type": "start"}} or null.')
 
 
-def object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return the parameter `key`, which must be an object. :raises ArgumentError: the parameter is missing or is not
     an object."""
     value = params.get(key)

@@ -21,14 +21,14 @@ from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, FileStat, OnOutput, SandboxStatus, Workspace
 
-SILENCE_S = 2.0
+_SILENCE_S = 2.0
 """While the editor has not responded to a write request, crow checks the file on disk each time this many seconds have
 passed, because some editors write the file and never respond."""
 
 POLL_S = 0.3
 OUTPUT_BYTES = 1_000_000
-REAP_S = 3.0
-ENVIRONMENT = {"PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
+_REAP_S = 3.0
+_ENVIRONMENT = {"PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
 SHELL = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
 
 _BOM = "\ufeff"
@@ -44,7 +44,9 @@ class EditorRequests:
     checks the file on disk every `silence_s` seconds.
     """
 
-    def __init__(self, session_id: str, request: SendRequest, *, answer_s: float, silence_s: float = SILENCE_S) -> None:
+    def __init__(
+        self, session_id: str, request: SendRequest, *, answer_s: float, silence_s: float = _SILENCE_S
+    ) -> None:
         self.answer_s = answer_s
         self.silence_s = silence_s
         self._session_id = session_id
@@ -59,7 +61,7 @@ class EditorRequests:
             return await self._request(method, {"sessionId": self._session_id, **params})
 
 
-class DiskBackedWorkspace:
+class _DiskBackedWorkspace:
     """The methods of a :class:`crow.tools.Workspace` for which no editor is used. All of these methods come from
     `disk`."""
 
@@ -83,7 +85,7 @@ class DiskBackedWorkspace:
         self.close = disk.close
 
 
-class EditorWorkspace(DiskBackedWorkspace):
+class EditorWorkspace(_DiskBackedWorkspace):
     """A workspace in which the editor reads and writes UTF-8 text. `disk` serves everything else.
 
     Only a file that exists on disk can be read. If the editor's response looks wrong, the text on disk is used instead.
@@ -276,7 +278,7 @@ class EditorWorkspace(DiskBackedWorkspace):
         return content if isinstance(content, str) else None
 
 
-class SharedWorkspace(DiskBackedWorkspace):
+class SharedWorkspace(_DiskBackedWorkspace):
     """The workspace of a session that several clients may use.
 
     While a client's prompt runs, that client's editor serves files and runs commands, as far as the editor supports it.
@@ -392,7 +394,7 @@ class EditorTerminals:
 
     def __init__(self, editor: EditorRequests, hidden: Sequence[str] = ()) -> None:
         self._editor = editor
-        self._variables = {**ENVIRONMENT, **dict.fromkeys(hidden, "")}
+        self._variables = {**_ENVIRONMENT, **dict.fromkeys(hidden, "")}
         self._leftovers: list[str] = []
 
     async def run(self, command: str, *, cwd: str, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
@@ -420,9 +422,9 @@ class EditorTerminals:
         return bool(self._leftovers)
 
     async def reap(self) -> None:
-        """Kill the cancelled commands and release their terminals. Give up after `REAP_S` seconds."""
+        """Kill the cancelled commands and release their terminals. Give up after `_REAP_S` seconds."""
         leftovers, self._leftovers = self._leftovers, []
-        with anyio.move_on_after(REAP_S):
+        with anyio.move_on_after(_REAP_S):
             for terminal in leftovers:
                 with suppress(RequestError, TimeoutError, ConnectionError):
                     await self._editor.send("terminal/kill", terminalId=terminal)
