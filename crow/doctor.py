@@ -58,12 +58,13 @@ _TEXT_PROMPT = "say one two three four five six seven eight"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. If the state is not `ok`, `advice` may tell the user what to do."""
+    """The result of one check."""
 
     check: str
     state: State
     words: str
     advice: str = ""
+    """What the user can do if the state is not `ok`. May be empty."""
 
 
 Report = Callable[[Finding], None]
@@ -85,7 +86,7 @@ async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[
         await _check_model(loaded, store, report)
         async with adapters.orphans_ended():
             await _check_tools(loaded, servers, report)
-            await check_confinement(loaded, report)
+            await _check_confinement(loaded, report)
     finally:
         if store is not None:
             await store.close()
@@ -470,7 +471,7 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
             report(Finding(check, "failed", server.detail or "it does not answer", advice))
 
 
-async def check_confinement(loaded: Loaded, report: Report) -> None:
+async def _check_confinement(loaded: Loaded, report: Report) -> None:
     """Report which sandbox confines commands. Then, in a temporary directory, run commands that try to break out of
     it."""
     if loaded.problem is not None:

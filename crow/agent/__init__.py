@@ -74,14 +74,14 @@ class Client(Protocol):
 
     @property
     def shows_subagents(self) -> bool:
-        """Whether the editor shows each sub-agent as a session of its own."""
+        """Whether the editor shows each subagent as a session of its own."""
 
     def open_subagent(self, session_id: str) -> Client:
-        """Return the client that the sub-agent `session_id` uses to reach the editor. Call this only if
+        """Return the client that the subagent `session_id` uses to reach the editor. Call this only if
         `shows_subagents` is true."""
 
     def close_subagent(self, session_id: str) -> None:
-        """Forget a sub-agent whose work has ended."""
+        """Forget a subagent whose work has ended."""
 
 
 def new_session_id() -> str:

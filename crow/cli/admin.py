@@ -59,7 +59,7 @@ async def export(context: SessionsContext) -> None:
         sys.stdout.buffer.flush()
         return
     path, size = Path(options.output), 0
-    with new_file(path) as file:
+    with _new_file(path) as file:
         async for line in lines:
             size += file.write(line)
     context.report([{"path": str(path), "bytes": size}], f"Wrote {path} ({size:,} bytes).")
@@ -70,7 +70,7 @@ async def view(context: SessionsContext) -> None:
     (session_id,) = await context.find_ids()
     name = re.sub(r"[^A-Za-z0-9._-]", "_", session_id)[:80]
     path = Path(tempfile.mkdtemp(prefix="crow-")) / f"{name}.html"
-    with new_file(path) as file:
+    with _new_file(path) as file:
         async for piece in await _html(context, session_id):
             file.write(piece)
     is_open = await asyncio.to_thread(open_page, path.as_uri())
@@ -236,7 +236,7 @@ def _place(loaded: Loaded, place: str | None) -> str:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
+def _new_file(path: Path) -> Iterator[BinaryIO]:
     """Create a file that only its owner can read. The file appears only when it is complete.
 
     :raises ArgumentError: `path` exists, or cannot be written.

@@ -39,7 +39,7 @@ async def import_sessions(context: SessionsContext) -> None:
     else:
         raise ArgumentError(_nothing_named(options.tool))
     with importers.SessionScan(path, tool=options.tool) as scan:
-        done = ImportRun(context, scan)
+        done = _ImportRun(context, scan)
         await done.run()
     return done.report(path)
 
@@ -71,7 +71,7 @@ def _nothing_named(tool: str | None) -> str:
     return f"Give a PATH, or --from with one of these: {'; '.join(found)}."
 
 
-class ImportRun:
+class _ImportRun:
     """Imports the sessions that a scan found, in batches. Each batch is imported completely or not at all."""
 
     def __init__(self, context: SessionsContext, scan: importers.SessionScan) -> None:

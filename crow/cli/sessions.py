@@ -207,7 +207,7 @@ async def search(context: SessionsContext) -> None:
         )
     if not in_terminal() or not groups:
         cells = [
-            (one.session, show_time(one.created_ms), one.kind, one.snippet) for hits in groups.values() for one in hits
+            (one.session, _show_time(one.created_ms), one.kind, one.snippet) for hits in groups.values() for one in hits
         ]
         return print_table((), cells, empty=f'No matches for "{words}".')
     shorten, now_s = await context.id_shortener(), time.time()
@@ -221,7 +221,7 @@ async def search(context: SessionsContext) -> None:
             for hit in hits
             if hit.kind != "title"  # the heading already shows the title
         ]
-        print_matches((shorten(row.id), title, short_directory(row.cwd)), lines, words.split())
+        print_matches((shorten(row.id), title, _short_directory(row.cwd)), lines, words.split())
     return None
 
 
@@ -297,7 +297,7 @@ def print_sessions(
     """Print a table of sessions. Each row is (id, Unix ms, number, directory, title). `names` are the headings of the
     columns for the time and the number."""
     cells = [
-        (shorten(session_id), show_time(unix_ms), str(number), short_directory(cwd), title or "")
+        (shorten(session_id), _show_time(unix_ms), str(number), _short_directory(cwd), title or "")
         for session_id, unix_ms, number, cwd, title in rows
     ]
     fixed, number_column = Column(names[0], "fixed"), Column(names[1], "number")
@@ -305,7 +305,7 @@ def print_sessions(
     print_table(columns, cells, empty=empty)
 
 
-def short_directory(cwd: str) -> str:
+def _short_directory(cwd: str) -> str:
     """Return the text to show for a directory. If stdout is a terminal, `~` stands for the home directory in this
     text."""
     home = os.path.expanduser("~")
@@ -313,7 +313,7 @@ def short_directory(cwd: str) -> str:
     return f"~{cwd[len(home) :]}" if is_at_home else cwd
 
 
-def show_time(unix_ms: int) -> str:
+def _show_time(unix_ms: int) -> str:
     """Return a Unix time in ms as text, in local time. If stdout is not a terminal, the text includes the UTC
     offset."""
     return time_text(unix_ms)[:16] if in_terminal() else time_text(unix_ms)
@@ -446,7 +446,7 @@ def _numbers(total: UsageTotal, *, has_estimates: bool) -> Sequence[str]:
 
 def _cells_in_pipe(one: ListedSession) -> Sequence[str]:
     row = one.row
-    cells = (row.id, show_time(one.used_ms), str(one.messages), row.cwd, row.title or "")
+    cells = (row.id, _show_time(one.used_ms), str(one.messages), row.cwd, row.title or "")
     return (*cells, " ".join(tags_of(row.metadata)), row.parent_id or "")
 
 
@@ -457,7 +457,7 @@ def _cells_on_terminal(
     only the newest ones, after a row that says how many are hidden."""
 
     def cells(each: ListedSession, prefix: str = "") -> Sequence[str]:
-        place = "" if prefix else short_directory(each.row.cwd)
+        place = "" if prefix else _short_directory(each.row.cwd)
         age = age_text(now_s - each.used_ms / 1000)
         return f"{prefix}{shorten(each.row.id)}", age, str(each.messages), place, _titled(each.row)
 

@@ -37,9 +37,9 @@ def first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
-def quote(text: str, chars: int, marks: str = '""') -> str:
-    """Return `text` between two quotation marks, shortened to `chars` characters."""
-    return f"{marks[0]}{shorten(text, chars)}{marks[1]}"
+def quote(text: str, chars: int = 60) -> str:
+    """Return the first line of `text` in quotation marks, shortened to `chars` characters."""
+    return f"“{shorten(first_line(text), chars)}”"
 
 
 def plural(number: int, noun: str) -> str:

@@ -94,7 +94,7 @@ async def session_page(
     """Yield the page of a session with all its branches. `window` is the model's context window, if it is known."""
     row = await store.session(session_id)
     reasons = {move.from_leaf: move.reason for move in await store.moves(session_id)}
-    page = HtmlPage(row, redact, window=window)
+    page = _HtmlPage(row, redact, window=window)
     try:
         for tip in (await store.outline(session_id)).tips:
             if not tip.is_current:
@@ -109,7 +109,7 @@ async def session_page(
         page.close()
 
 
-class HtmlPage:
+class _HtmlPage:
     """Builds the page. Call `add_branch` for each branch that is not the current path, then `feed` for each entry of
     the path, then `finish`, and finally `close`.
 
@@ -298,7 +298,7 @@ class HtmlPage:
 class _EntryRenderer:
     """Renders the entries of one path, and counts them in `outline`."""
 
-    def __init__(self, page: HtmlPage, outline: _Outline, *, is_numbered: bool = False) -> None:
+    def __init__(self, page: _HtmlPage, outline: _Outline, *, is_numbered: bool = False) -> None:
         self._page, self._outline, self._is_numbered = page, outline, is_numbered
         self._calls: dict[CallRef, ToolCall] = {}
         self._numbers = count(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from crow.domain.errors import ArgumentError, AuthError, CrowError, FilesElsewhere, NoSuchSession
-from crow.domain.rendering import safe
+from crow.domain.text import safe
 from crow.frontend.cursors import CursorGap
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, RequestError
 from crow.frontend.tool_calls import limit_text

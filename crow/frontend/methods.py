@@ -15,7 +15,7 @@ import anyio.abc
 from crow import __version__
 from crow.agent import new_message_id
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
-from crow.domain.rendering import title_line
+from crow.domain.text import title_line
 from crow.frontend.client import ClientConnection, RequestParams
 from crow.frontend.content import parts_from, without_repeated_prompts
 from crow.frontend.cursors import CURSOR_KEY, cursor_in

@@ -70,7 +70,7 @@ class NoteTaker:
         raise AssertionError(f"{session_id} is not shown")
 
     def close_subagent(self, session_id: str) -> None:
-        """No sub-agent is shown."""
+        """No subagent is shown."""
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         self.elicitations.append(question)

@@ -321,7 +321,7 @@ async def test_a_prompt_that_arrives_during_the_last_hook_is_answered(
     assert "and this" in said_to(model.requests[1])
 
 
-async def test_sub_agents_run_the_hooks_too(tmp_path: Path) -> None:
+async def test_subagents_run_the_hooks_too(tmp_path: Path) -> None:
     seen: list[tuple[str, bool]] = []
 
     def note(event: dict[str, Any]) -> None:

@@ -282,7 +282,7 @@ def test_an_imported_session_is_listed_by_the_time_of_its_last_use(
     assert ids(crow(capfd, "--until", "1d")) == [f"pi-{foreign.UUID}"]
 
 
-def test_sub_agents_stand_below_their_session(many_sessions: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_subagents_stand_below_their_session(many_sessions: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lines = [line.split("\t") for line in crow(capfd, "--title", "fix").splitlines()]
     assert [(line[0], line[2], line[-1]) for line in lines] == [
         ("fix", "2", ""), *((f"task-{number}", "2", "fix") for number in range(7)),

@@ -49,9 +49,9 @@ def test_the_first_line_is_the_first_that_is_not_blank(text: str) -> None:
     assert first_line(text) == next(iter([line.strip() for line in text.splitlines() if line.strip()]), "")
 
 
-@given(TEXTS, LIMITS, st.sampled_from(['""', "``", "“”"]))
-def test_a_quoted_text_stands_between_its_marks(text: str, chars: int, marks: str) -> None:
-    assert quote(text, chars, marks) == marks[0] + shorten(text, chars) + marks[1]
+@given(TEXTS, LIMITS)
+def test_the_first_line_of_a_text_is_quoted(text: str, chars: int) -> None:
+    assert quote(text, chars) == f"“{shorten(first_line(text), chars)}”"
 
 
 @pytest.mark.parametrize(

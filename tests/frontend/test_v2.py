@@ -493,7 +493,7 @@ async def test_a_question_requires_action_only_while_nothing_else_goes_on() -> N
             await client.show(event)
         tasks.start_soon(client.elicit, FormQuestion(message="Which?", schema={"properties": {}}, call=asking))
         await sent.asked(2)
-        assert sent.states()[-1] == "running"  # the sub-agent goes on
+        assert sent.states()[-1] == "running"  # the subagent goes on
         of_subagent, announcement = CallRef(assistant=2, index=0), Announcement(title="make", kind="execute")
         await client.show(CallAnnounced(call=of_subagent, name="shell", arguments="{}", announcement=announcement))
         tasks.start_soon(client.ask, question(of_subagent))

@@ -425,7 +425,7 @@ def traces(values: dict[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in TRACE if name in values}
 
 
-async def test_the_trace_context_of_a_prompt_reaches_the_endpoint_servers_sub_agents_and_the_log(
+async def test_the_trace_context_of_a_prompt_reaches_the_endpoint_servers_subagents_and_the_log(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint, home: Path
 ) -> None:
     servers = (

@@ -31,6 +31,7 @@ from crow.domain.entries import (
 from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import ContextMeasured, EntryStored, Event, ModeChanged, OptionsChanged, TitleChanged
 from crow.domain.messages import JsonObject, Part, Text, Usage, WireName
+from crow.domain.text import first_line, shorten
 from crow.llm import THOUGHT_LEVELS, WIRE_TITLES, ModelInfo, ThoughtLevel
 from crow.store import SessionChanges, SessionRow, Store, Tail
 from crow.store.watching import News
@@ -60,7 +61,7 @@ class Branch:
         self._pending_end: tuple[NewEntry, ...] = ()
         self._pending_requests: tuple[NewEntry, ...] = ()
         self.turn_usage: Usage | None = None
-        """The usage of all requests of this turn and of its sub-agents. None if there were no requests."""
+        """The usage of all requests of this turn and of its subagents. None if there were no requests."""
         self._idle_usage: Usage | None = None
         self._rejected_prompts: list[tuple[str, bool]] = []
         self._settled_at = 0.0
@@ -206,7 +207,7 @@ class Branch:
     def _count(self, stored: Sequence[Entry]) -> None:
         """Add the usage of the `stored` entries to the turn's sum, and their cost to the session's row."""
         for entry in stored:
-            if isinstance(entry.body, ToolResult):  # the result of a task repeats the usage of its sub-agent
+            if isinstance(entry.body, ToolResult):  # the result of a task repeats the usage of its subagent
                 continue
             is_of_turn = not (isinstance(entry.body, ModelRequest) and entry.body.purpose == "title")
             if entry.usage is not None and is_of_turn:
@@ -219,7 +220,7 @@ class Branch:
         self.turn_usage = usage if self.turn_usage is None else self.turn_usage + usage
 
     async def refresh_cost(self) -> None:
-        """Read the session's cost from the store again, because a sub-agent may have increased it.
+        """Read the session's cost from the store again, because a subagent may have increased it.
 
         :raises ~crow.domain.errors.StoreError: it could not be read.
         """
@@ -526,8 +527,7 @@ class Branch:
 def default_title(prompt: User) -> str:
     """Return the first line of a prompt, shortened. Return an empty string if the prompt has no text."""
     text = "\n".join(part.text for part in prompt.parts if isinstance(part, Text))
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return line if len(line) <= TITLE_CHARS else line[: TITLE_CHARS - 1].rstrip() + "…"
+    return shorten(first_line(text), TITLE_CHARS)
 
 
 async def options_at(store: Store, row: SessionRow, leaf: int | None, to: int | None) -> Options:

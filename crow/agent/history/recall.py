@@ -17,7 +17,8 @@ from pathlib import Path
 from crow.agent.history.branch import Branch
 from crow.domain import entries
 from crow.domain.errors import NoSuchSession
-from crow.domain.rendering import on_one_line, parts_text
+from crow.domain.rendering import parts_text
+from crow.domain.text import describe, on_one_line
 from crow.store import Hit, Scope, SessionRow, Store, hits_by_session
 from crow.store.transcript import fenced, time_text
 from crow.tools import RecallQuery, RecallScope
@@ -45,7 +46,7 @@ class BranchLog:
 
     def adopt(self, assistant: int, branch: Branch) -> None:
         """From now on, if a call of the answer `assistant` changes a file, record the change on `branch`. `branch` is
-        the branch of a sub-agent."""
+        the branch of a subagent."""
         self._others[assistant] = branch
 
     def forget(self, assistants: Iterable[int]) -> None:
@@ -65,12 +66,12 @@ class BranchLog:
             session_id = None if entry is None else entry.session
         row = None if session_id is None else await self._session(session_id, query.scope)
         if row is None:
-            what = f"entry {query.entry}" if query.session is None else f"session {quoted(query.session)}"
+            what = f"entry {query.entry}" if query.session is None else f"session {describe(query.session)}"
             return f"There is no {what} {PLACES[query.scope]}. Search with a query instead."
         found = await self._read(row.id, query, limit)
         # Cut the text here: if the whole result were cut later, the end of the fence would be lost.
         shown = found if len(found) <= OTHER_CHARS else f"{found[:OTHER_CHARS]}\n(cut; pass a query to search the rest)"
-        return as_data(f"{describe(row)}\n{shown}")
+        return as_data(f"{describe_session(row)}\n{shown}")
 
     async def _read(self, session_id: str, query: RecallQuery, limit: int) -> str:
         """If the query names no entry, return the matches in the session. If the query names an entry and has words,
@@ -86,7 +87,7 @@ class BranchLog:
             return f"{name}):\n{text}"
         matches = matches_in(text, query.words, limit)
         if not matches:
-            return f"{name}, {len(text):,} characters) has no match for {quoted(query.words)}."
+            return f"{name}, {len(text):,} characters) has no match for {describe(query.words, 1_000)}."
         return "\n".join([f"{name}, {len(text):,} characters):", *matches])
 
     async def _search_path(self, session_id: str, query: RecallQuery, limit: int) -> str:
@@ -104,7 +105,7 @@ class BranchLog:
                 "To read a whole entry, pass its number. To see only the matches in it, pass its number and a query."
             )
         else:
-            lines.append(f"No matches for {quoted(words)} in this conversation." if words else NOTHING_THEN)
+            lines.append(f"No matches for {describe(words, 1_000)} in this conversation." if words else NOTHING_THEN)
         if scan.stopped_at is not None and len(newest) < limit:
             lines.append(f"Calls and their outputs before entry {scan.stopped_at} were not searched.")
         return "\n".join(lines)
@@ -118,9 +119,10 @@ class BranchLog:
         found: list[str] = []
         for session_id, group in hits_by_session(hits).items():
             row = await self._session(session_id, query.scope)
-            found += [] if row is None else [describe(row), *(hit_line(hit) for hit in group if hit.kind != "title")]
+            if row is not None:
+                found += [describe_session(row), *(hit_line(hit) for hit in group if hit.kind != "title")]
         if not found:
-            words = f"No matches for {quoted(query.words)}" if query.words else NOTHING_THEN.removesuffix(".")
+            words = f"No matches for {describe(query.words, 1_000)}" if query.words else NOTHING_THEN.removesuffix(".")
             return f"{words} {PLACES[query.scope]}. Titles, prompts and answers were searched."
         more = (
             "Keep the same scope. Pass session and entry to read an entry; pass session and query to search the tool "
@@ -149,7 +151,7 @@ class BranchLog:
         await self._others.get(int(assistant), self._branch).record([entries.NewEntry(body=file)])
 
 
-def describe(row: SessionRow) -> str:
+def describe_session(row: SessionRow) -> str:
     """Name a session in one line: id, title, directory, and the time of its newest entry."""
     title, cwd = json.dumps(on_one_line(row.title or "untitled"), ensure_ascii=False), on_one_line(row.cwd)
     return f"session {on_one_line(row.id)} {title} in {cwd}, changed {time_text(row.updated_ms)}"
@@ -162,10 +164,6 @@ def hit_line(hit: Hit) -> str:
 def as_data(text: str) -> str:
     """Put text from other sessions into a fence for the model. Nothing in the text can close the fence."""
     return f"{OTHER_SESSIONS}\n{fenced(text).rstrip()}"
-
-
-def quoted(query: str) -> str:
-    return json.dumps(query, ensure_ascii=False)
 
 
 def matches_in(text: str, query: str, limit: int) -> list[str]:

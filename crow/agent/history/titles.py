@@ -13,7 +13,8 @@ from crow.domain.entries import Assistant, Entry, User
 from crow.domain.errors import CrowError, LeafMoved, ModelError, ProtocolError, SessionBusy
 from crow.domain.events import TitleChanged
 from crow.domain.messages import SystemMessage, Text, UserMessage
-from crow.domain.rendering import on_one_line, parts_text
+from crow.domain.rendering import parts_text
+from crow.domain.text import first_line, on_one_line, shorten
 from crow.domain.tokens import estimate_message
 from crow.llm import Attempt, Model, Request, Retrying, Stream
 from crow.store import SessionChanges
@@ -102,11 +103,11 @@ async def _read(stream: Stream) -> str:
         if isinstance(delta, Retrying):
             raise ModelError(delta.reason)
     answer = stream.answer
-    line = next((line for line in answer.text.splitlines() if line.strip()), "")
+    line = first_line(answer.text)
     title = on_one_line(line).lstrip("# ").removeprefix("Title:").strip(" *_`\"'“”„«»")
     if answer.finish != "stop" or answer.calls or not title:
         raise ProtocolError("The answer is not a title.")
-    return title if len(title) <= TITLE_CHARS else title[: TITLE_CHARS - 1].rstrip() + "…"
+    return shorten(title, TITLE_CHARS)
 
 
 async def _store(

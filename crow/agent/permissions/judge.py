@@ -60,7 +60,7 @@ UNANSWERED = (
 class Permissions:
     """Decides whether calls of one session may run, and asks the user where needed.
 
-    The mode and the rules are read for each call, so a change applies from the next call on. A sub-agent uses its
+    The mode and the rules are read for each call, so a change applies from the next call on. A subagent uses its
     session's instance, or an instance that allows less. `rules` are the rules of the user's file.
     """
 
@@ -107,7 +107,8 @@ class Permissions:
         name = plan.rule_tool or call.name
         rules = current_rules(self._whole.rules, self._branch.row)
         if plan.parts:
-            return replace(plan, parts=tuple([await self.complete(call, part) for part in plan.parts]))
+            parts = tuple([await self.complete(call, part) for part in plan.parts])
+            return replace(plan, parts=parts, excluded=excluded_paths(name, rules))
         if plan.has_hard_links and any(is_path_rule(rule, name, *plan.like, "read_file") for rule in rules):
             path = Path(plan.rule_paths[0])
             places = [place for place in named_places(rules) if os.path.isabs(place)]

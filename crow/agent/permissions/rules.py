@@ -23,7 +23,7 @@ from crow.agent.permissions.command_line import Certainty, named_files, runs, si
 from crow.agent.permissions.command_risks import find_risk
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
-from crow.domain.rendering import title_line
+from crow.domain.text import shorten, title_line
 from crow.store import SessionRow
 from crow.tools import AGENT_MODES, NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, PlannedCall, Workspace
 from crow.tools.urls import NO_URL_RULES, UrlRules, covers_url, url_expression
@@ -40,6 +40,7 @@ WITH_ARGUMENT = (
     "sampling",
 )
 SEARCHES = ("grep", "list_files")
+CHANGES = ("edit_file", "write_file", "apply_patch")
 ASKED_BY_CONTENT = ("skill", "task")
 """Tools that load a file of the workspace, such as a skill, only if the user allows it. If the file's content changes,
 crow asks the user again."""
@@ -252,7 +253,7 @@ NOT_CONFINED = (
 def forbids(rule: PermissionRule, name: str, call: PlannedCall) -> Certainty:
     """Whether a deny rule covers the call.
 
-    A rule that denies a file to `read_file` also denies it to searches, skills and sub-agents. If a command names a
+    A rule that denies a file to `read_file` also denies it to searches, skills and subagents. If a command names a
     file that is denied to `read_file`, the result is "maybe".
     """
     certainty = rule.forbids(name, call)
@@ -338,8 +339,9 @@ def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | 
 
 
 def excluded_paths(name: str, rules: Sequence[PermissionRule]) -> ExcludedPaths:
-    """Return the files that a search must leave out, or that a confined command must not read."""
-    if name not in (*SEARCHES, "shell"):
+    """Return the files that a search must leave out, or that a confined command must not read. A change of a file runs
+    the user's checks, which are such commands."""
+    if name not in (*SEARCHES, *CHANGES, "shell"):
         return NOTHING_EXCLUDED
     tools = ("read_file", name) if name in SEARCHES else ("read_file",)
     denials = [rule for rule in rules if is_path_rule(rule, *tools)]
@@ -582,7 +584,7 @@ def rule_words(rule: PermissionRule) -> str:
     if rule.argument is None:
         return f"every {rule.tool} call {place}"
     line = " ".join(rule.argument.split())
-    shown = f"`{line if len(line) <= 60 else line[:57] + '...'}`"
+    shown = f"`{shorten(line, 60)}`"
     if rule.tool == "sampling":
         return f"requests of {shown} to your model {place}"
     limit = f" with access {rule.access}" if rule.access in ("read", "write") else ""

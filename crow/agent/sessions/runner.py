@@ -24,7 +24,7 @@ from crow.agent.sessions.conversation import Conversation
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.toolset import ToolOffer, Toolset
 from crow.agent.subagents.kinds import OfferedAgents, Speciality
-from crow.agent.subagents.subagents import SubAgents
+from crow.agent.subagents.subagents import Subagents
 from crow.agent.templates import ParsedCommand, fill_prompt
 from crow.agent.turns.cost import Budget
 from crow.agent.turns.factory import TurnFactory
@@ -61,7 +61,7 @@ class TurnRunner:
         self._adapters = adapters
         self._branch = branch
         self._tasks = tasks
-        # It sets limits only if this session is a sub-agent of some kind and a client has opened it as its own session.
+        # It sets limits only if this session is a subagent of some kind and a client has opened it as its own session.
         kind = Speciality.stored(branch.row.config)
         self._permissions = Permissions(branch, conversation.client, conversation.workspace, limit=kind.mode)
         self._budget = Budget(branch, adapters.settings, conversation.report)
@@ -72,7 +72,7 @@ class TurnRunner:
         self._prefetch: BackgroundTask | None = None
         self.inbox = Inbox(branch, adapters.store, ended_before, tasks=tasks, has_turn=lambda: self.turn is not None)
         log = BranchLog(adapters.store, branch)
-        self.subagents = SubAgents(
+        self.subagents = Subagents(
             adapters=adapters,
             parent=branch,
             client=conversation.client,

@@ -111,7 +111,7 @@ class Session:
 
     @property
     def busy(self) -> bool:
-        """Whether a prompt runs or waits, or a sub-agent works in the background."""
+        """Whether a prompt runs or waits, or a subagent works in the background."""
         return self.has_turn or (self._runner is not None and bool(self._runner.subagents.running))
 
     @property
@@ -265,7 +265,7 @@ class Session:
 
     @property
     def running_calls(self) -> Mapping[str, anyio.CancelScope]:
-        """Maps the id of each running call of the turn to the call's cancel scope. Calls of sub-agents are not
+        """Maps the id of each running call of the turn to the call's cancel scope. Calls of subagents are not
         included. Cancelling a scope ends only its own call."""
         return self._turn.running_calls if self._turn is not None else {}
 
@@ -302,7 +302,7 @@ class Session:
         return tuple(self._queue)[1:]
 
     def cancel(self) -> None:
-        """End the running turn and all waiting prompts as `cancelled`, and cancel the sub-agents in the background."""
+        """End the running turn and all waiting prompts as `cancelled`, and cancel the subagents in the background."""
         for prompt in self._queue:
             self._cancel(prompt)
         if self._runner is not None:
@@ -327,12 +327,12 @@ class Session:
             prompt.scope.cancel()
 
     def cancel_subagent(self, task_id: str) -> bool:
-        """Cancel the work of one of the session's sub-agents. Returns False if that sub-agent does not run in this
+        """Cancel the work of one of the session's subagents. Returns False if that subagent does not run in this
         process."""
         return self._runner is not None and self._runner.subagents.cancel(task_id)
 
     def has_subagent(self, task_id: str) -> bool:
-        """Whether this sub-agent of the session runs in this process."""
+        """Whether this subagent of the session runs in this process."""
         return self._runner is not None and task_id in self._runner.subagents.running
 
     def remark_later(self, notice: NoticeShown) -> None:

@@ -1,1 +1,1 @@
-"""Sub-agents: kinds, and the tasks that run."""
+"""Subagents: kinds, and the tasks that run."""

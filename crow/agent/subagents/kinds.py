@@ -1,4 +1,4 @@
-"""Kinds of sub-agents: which kinds are offered, and what each of them sets and restricts."""
+"""Kinds of subagents: which kinds are offered, and what each of them sets and restricts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from crow.domain.messages import JsonObject, ToolSpec
 from crow.tools import AGENT_MODES, AgentKind, Task
 
 CONFIG_KEY = "agent"
-"""The key of the sub-agent's kind in the sub-agent's configuration."""
+"""The key of the subagent's kind in the subagent's configuration."""
 
 SUBAGENT_ROLE = (
-    "You are a sub-agent: another agent gave you this task and reads your last answer, nothing else of what you do. "
+    "You are a subagent: another agent gave you this task and reads your last answer, nothing else of what you do. "
     "Answer with all that it needs to know, and do not ask back."
 )
-"""The text that ends a sub-agent's system message. If a client opens the sub-agent as a session of its own, this text
+"""The text that ends a subagent's system message. If a client opens the subagent as a session of its own, this text
 is left out."""
 
 
@@ -43,7 +43,7 @@ class OfferedAgents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speciality:
-    """The settings that a sub-agent gets from its kind. A sub-agent without a kind works like its session."""
+    """The settings that a subagent gets from its kind. A subagent without a kind works like its session."""
 
     name: str = ""
     instructions: str = ""
@@ -62,7 +62,7 @@ class Speciality:
 
     @classmethod
     def stored(cls, config: JsonObject) -> Speciality:
-        """Read the speciality from a sub-agent's configuration. A damaged value is ignored, with one exception: a
+        """Read the speciality from a subagent's configuration. A damaged value is ignored, with one exception: a
         damaged list of tools allows no tool."""
         match config.get(CONFIG_KEY):
             case {"name": str(name), "instructions": str(instructions), **rest}:
@@ -87,7 +87,7 @@ class Speciality:
         return {**config, "system_prompt_append": prompt, CONFIG_KEY: kind}
 
     def mode_in(self, mode: str) -> str:
-        """Return the sub-agent's mode while its session is in `mode`."""
+        """Return the subagent's mode while its session is in `mode`."""
         return narrower_mode(mode, self.mode) if self.mode else mode
 
     def permissions(self, permissions: Permissions) -> Permissions:
@@ -109,10 +109,10 @@ class Speciality:
 
 
 def changes_of_own(config: JsonObject) -> JsonObject:
-    """Return the changes to a sub-agent's configuration when a client opens the sub-agent as a session of its own."""
+    """Return the changes to a subagent's configuration when a client opens the subagent as a session of its own."""
     append = config.get("system_prompt_append")
     before, role, after = append.rpartition(SUBAGENT_ROLE) if isinstance(append, str) else ("", "", "")
     if not role:
         return {}
-    rest = f"{before.rstrip()}\n\n{after.lstrip()}".strip()  # `after` has the instructions of the sub-agent's kind
+    rest = f"{before.rstrip()}\n\n{after.lstrip()}".strip()  # `after` has the instructions of the subagent's kind
     return {"system_prompt_append": rest or None}

@@ -1,4 +1,4 @@
-"""Sub-agents: each runs a task as one turn in a conversation of its own."""
+"""Subagents: each runs a task as one turn in a conversation of its own."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from crow.domain.events import (
     TextShown,
 )
 from crow.domain.messages import Text, ToolCall, ToolSpec, Usage
-from crow.domain.rendering import title_line
 from crow.domain.subagents import TASK_WORDS, answer_id, order_id, resume_hint
+from crow.domain.text import title_line
 from crow.store import NewSession, SessionChanges
 from crow.tools import OnOutput, PlannedCall, SkillInfo, SubagentResult, Task, Toolbox
 from crow.tools.limits import FairLimiter
@@ -60,11 +60,11 @@ NO_TOOLS = "There are no tools in this conversation. Answer without them."
 NAMES_TOLD = 50
 TASKS_PER_TURN = 50
 SLOTS = FairLimiter(32, each=8)
-"""Limits how many sub-agents run at the same time: one limit is for the whole process, the other for each session. A
+"""Limits how many subagents run at the same time: one limit is for the whole process, the other for each session. A
 session is identified by its branch."""
 
 MAX_BACKGROUND = 8
-"""At most this many sub-agents of a session work in the background at the same time."""
+"""At most this many subagents of a session work in the background at the same time."""
 
 RENEW_S = 20.0
 PROGRESS_EVERY_S = 0.1
@@ -74,7 +74,7 @@ END_S = 5.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RunningTask:
-    """A sub-agent at work. Cancelling `scope` ends the sub-agent's work, but not the turn that ordered it."""
+    """A subagent at work. Cancelling `scope` ends the subagent's work, but not the turn that ordered it."""
 
     branch: Branch
     kind: Speciality
@@ -84,11 +84,11 @@ class RunningTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubAgents:
+class Subagents:
     """Runs the tasks of one session. Implements :class:`crow.tools.SubagentRunner`.
 
     A task's conversation is stored as a session whose `parent_id` is the id of this session. The permissions of this
-    session apply to the sub-agent's calls. An editor that shows sub-agents shows each as a session of its own. For
+    session apply to the subagent's calls. An editor that shows subagents shows each as a session of its own. For
     other editors, the calls are announced under the session's id. A background task runs in the session's task group,
     and `inbox` gets its answer.
 
@@ -120,7 +120,7 @@ class SubAgents:
             return await self._delegate(call_id, task, toolbox, on_output)
 
     def cancel(self, task_id: str) -> bool:
-        """Cancel the work of one sub-agent. Returns False if the sub-agent is not running."""
+        """Cancel the work of one subagent. Returns False if the subagent is not running."""
         running = self.running.get(task_id)
         if running is not None:
             running.scope.cancel()
@@ -140,11 +140,11 @@ class SubAgents:
     async def _delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         kind = await self._kind(task)
         tools = self._tools(task, kind, toolbox)
-        client: SubAgentClient
+        client: SubagentClient
         if self.client.shows_subagents:
-            client = ShownSubAgentClient(self.client, self.log, call_id)
+            client = ShownSubagentClient(self.client, self.log, call_id)
         else:
-            client = SubAgentClient(self.client, self.log, on_output)
+            client = SubagentClient(self.client, self.log, on_output)
         client.branch = branch = await self._open(task, client, kind)
         running = self.running[branch.row.id] = RunningTask(branch=branch, kind=kind)
         cost = branch.row.cost
@@ -163,11 +163,11 @@ class SubAgents:
             raise ArgumentError(f"task: {MAX_BACKGROUND} tasks already work in the background; wait until one ends")
         kind = await self._kind(task)
         tools = self._tools(task, kind, toolbox)
-        client: SubAgentClient
+        client: SubagentClient
         if self.client.shows_subagents:
-            client = ShownSubAgentClient(self.client, self.log, call_id, is_background=True)
+            client = ShownSubagentClient(self.client, self.log, call_id, is_background=True)
         else:
-            client = HiddenSubAgentClient(self.client, self.log, None)
+            client = HiddenSubagentClient(self.client, self.log, None)
         client.branch = branch = await self._open(task, client, kind)
         task_id = branch.row.id
         running = self.running[task_id] = RunningTask(branch=branch, kind=kind, is_background=True)
@@ -188,7 +188,7 @@ class SubAgents:
         return SubagentResult(id=task_id, text="", is_running=True)
 
     async def _work_in_background(
-        self, call_id: str, words: str, running: RunningTask, tools: ToolSubset, client: SubAgentClient
+        self, call_id: str, words: str, running: RunningTask, tools: ToolSubset, client: SubagentClient
     ) -> None:
         branch, client.end = running.branch, TurnEnd(stop="cancelled")
         try:
@@ -202,7 +202,7 @@ class SubAgents:
         except StoreError as error:
             client.end = TurnEnd(stop="error", detail=str(error))
         except Exception:
-            logger.exception("The sub-agent %s failed", branch.row.id)
+            logger.exception("The subagent %s failed", branch.row.id)
             client.end = TurnEnd(stop="error", detail="Internal error")
         finally:
             with anyio.CancelScope(shield=True):
@@ -214,7 +214,7 @@ class SubAgents:
         with suppress(StoreError):
             await self.adapters.store.renew_lease(task_id)
 
-    async def _forget(self, running: RunningTask, client: SubAgentClient) -> None:
+    async def _forget(self, running: RunningTask, client: SubagentClient) -> None:
         client.close()
         self.log.forget(client.answers)
         await self._count(running.branch)
@@ -241,7 +241,7 @@ class SubAgents:
             return Speciality()
 
     def _tools(self, task: Task, kind: Speciality, toolbox: Toolbox) -> ToolSubset:
-        """Return the tools of a task. If the session is itself a sub-agent with a kind, the limits of that kind apply,
+        """Return the tools of a task. If the session is itself a subagent with a kind, the limits of that kind apply,
         too."""
         own = Speciality.stored(self.parent.row.config)
         deferred = toolbox.deferred()
@@ -287,8 +287,8 @@ class SubAgents:
         await branch.change(SessionChanges(mode=mode, model=model, config=replaced))
         return branch
 
-    async def _begin(self, branch: Branch, task: Task, client: SubAgentClient) -> None:
-        """Claim the turn, store the task's prompt, and show that the sub-agent starts."""
+    async def _begin(self, branch: Branch, task: Task, client: SubagentClient) -> None:
+        """Claim the turn, store the task's prompt, and show that the subagent starts."""
         try:
             with anyio.CancelScope(shield=True):
                 await branch.claim(client.message_id, parts=(Text(text=task.prompt),))
@@ -300,7 +300,7 @@ class SubAgents:
             await self._end(branch, None, client, TurnEnd(stop="cancelled"))
             raise
 
-    async def _work(self, running: RunningTask, tools: ToolSubset, client: SubAgentClient) -> None:
+    async def _work(self, running: RunningTask, tools: ToolSubset, client: SubagentClient) -> None:
         """Run the turn that has begun, and end it even if it is cancelled or fails."""
         branch, turn = running.branch, None
         end = TurnEnd(stop="error", detail="Internal error")
@@ -321,7 +321,7 @@ class SubAgents:
         finally:
             await self._end(branch, turn, client, end)
 
-    async def _end(self, branch: Branch, turn: Turn | None, client: SubAgentClient, end: TurnEnd) -> None:
+    async def _end(self, branch: Branch, turn: Turn | None, client: SubagentClient, end: TurnEnd) -> None:
         client.end, client.has_ended = end, True
         try:
             await (branch.end_turn(end) if turn is None else turn.end(end))
@@ -367,8 +367,8 @@ class ToolSubset:
         return PlannedCall(announcement=plan.announcement, access="none", fault=fault)
 
 
-class SubAgentClient:
-    """The client of a sub-agent. It passes the sub-agent's calls on to the editor, and shows the sub-agent's text as
+class SubagentClient:
+    """The client of a subagent. It passes the subagent's calls on to the editor, and shows the subagent's text as
     progress of the call that started the task."""
 
     def __init__(self, client: Client, log: BranchLog, on_output: OnOutput | None) -> None:
@@ -392,7 +392,7 @@ class SubAgentClient:
 
     @property
     def shows_subagents(self) -> bool:
-        """See :class:`crow.agent.Client`. A sub-agent has no sub-agents."""
+        """See :class:`crow.agent.Client`. A subagent has no subagents."""
         return False
 
     def open_subagent(self, session_id: str) -> Client:  # noqa: ARG002
@@ -415,18 +415,18 @@ class SubAgentClient:
         await self._client.finish_question(question_id)
 
     def permissions(self, shared: Permissions) -> Permissions:
-        """Return what the sub-agent may do. `shared` are the permissions of the sub-agent's session, whose mode and
+        """Return what the subagent may do. `shared` are the permissions of the subagent's session, whose mode and
         rules always apply."""
         return shared
 
     async def begin(self, branch: Branch, prompt: str) -> None:
-        """Show that the sub-agent has received its prompt and starts to work."""
+        """Show that the subagent has received its prompt and starts to work."""
 
     async def finish(self, branch: Branch) -> None:
         """Show how the work has ended. Cancellation does not interrupt this."""
 
     def close(self) -> None:
-        """Forget the sub-agent."""
+        """Forget the subagent."""
 
     @property
     def question_kinds(self) -> frozenset[ElicitationKind]:
@@ -497,8 +497,8 @@ class SubAgentClient:
         return f"{remark}{more}{resume_hint(task_id)}", remark.replace(", which you started in the background,", "")
 
 
-class HiddenSubAgentClient(SubAgentClient):
-    """The client of a sub-agent that works in the background and that the editor cannot show. It never asks the user,
+class HiddenSubagentClient(SubagentClient):
+    """The client of a subagent that works in the background and that the editor cannot show. It never asks the user,
     because a question needs a running turn."""
 
     async def publish(self, event: Event) -> None:
@@ -520,12 +520,12 @@ class HiddenSubAgentClient(SubAgentClient):
         return ElicitationAnswer(action="cancel")
 
     def permissions(self, shared: Permissions) -> Permissions:
-        """See :class:`SubAgentClient`."""
+        """See :class:`SubagentClient`."""
         return shared.asking(self)
 
 
-class ShownSubAgentClient(SubAgentClient):
-    """The client of a sub-agent that the editor shows as a session of its own."""
+class ShownSubagentClient(SubagentClient):
+    """The client of a subagent that the editor shows as a session of its own."""
 
     def __init__(self, client: Client, log: BranchLog, call_id: str, *, is_background: bool = False) -> None:
         super().__init__(client, log, None)
@@ -541,11 +541,11 @@ class ShownSubAgentClient(SubAgentClient):
         return self._client.takes_notices
 
     def permissions(self, shared: Permissions) -> Permissions:
-        """See :class:`SubAgentClient`. The user is asked in the sub-agent's session."""
+        """See :class:`SubagentClient`. The user is asked in the subagent's session."""
         return shared.asking(self)
 
     async def begin(self, branch: Branch, prompt: str) -> None:
-        """See :class:`SubAgentClient`. Announces the sub-agent before anything else names it."""
+        """See :class:`SubagentClient`. Announces the subagent before anything else names it."""
         session_id, parent_id = branch.row.id, branch.row.parent_id or ""
         await self._client.publish(SubagentChanged(session_id=session_id, title=branch.row.title or ""))
         self._session = self._client.open_subagent(session_id)
@@ -563,8 +563,8 @@ class ShownSubAgentClient(SubAgentClient):
             await self._session.publish(event)
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
-        """See :class:`crow.agent.Client`. While the user is asked, the sub-agent's state is `requires_action`."""
-        assert self._session is not None, "a running sub-agent was announced"
+        """See :class:`crow.agent.Client`. While the user is asked, the subagent's state is `requires_action`."""
+        assert self._session is not None, "a running subagent was announced"
         assert self.branch is not None, "the branch is set before the turn runs"
         session_id = self.branch.row.id
         self._asking += 1
@@ -579,8 +579,8 @@ class ShownSubAgentClient(SubAgentClient):
         return answer
 
     async def finish(self, branch: Branch) -> None:
-        """See :class:`SubAgentClient`."""
-        if self._session is None:  # the sub-agent was cancelled before it was announced
+        """See :class:`SubagentClient`."""
+        if self._session is None:  # the subagent was cancelled before it was announced
             return
         session_id, parent_id = branch.row.id, branch.row.parent_id or ""
         if self.end.stop == "end_turn" and self._answer:
@@ -603,7 +603,7 @@ class ShownSubAgentClient(SubAgentClient):
             )
 
     def close(self) -> None:
-        """See :class:`SubAgentClient`."""
+        """See :class:`SubagentClient`."""
         if self.branch is not None:
             self._client.close_subagent(self.branch.row.id)
 

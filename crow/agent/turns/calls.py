@@ -101,14 +101,19 @@ class Calls:
         """
         self._calls_in_step = len(answer.calls)
         has_changes = False
-        for group in grouped(await self._announce(entry, answer, plans), lambda call: call.plan.is_barrier):
+        groups = grouped(await self._announce(entry, answer, plans), lambda call: call.plan.is_barrier)
+        changing = [
+            number for number, group in enumerate(groups) if group[0].plan.is_barrier and not group[0].plan.fault
+        ]
+        for number, group in enumerate(groups):
+            is_followed = number < max(changing, default=0)
             allowed = []
             for call in group:
                 permitted = await self._permit(call, plan_again=has_changes)
                 if self.dismissed:
                     return ()
                 if permitted is not None:
-                    allowed.append(permitted)
+                    allowed.append(replace(permitted, plan=replace(permitted.plan, is_followed=is_followed)))
             for batch in grouped(allowed, lambda each: each.plan.is_barrier):  # hooks may have added barriers
                 async with anyio.create_task_group() as tasks:
                     for each in batch:

@@ -11,7 +11,7 @@ from crow.llm import ModelInfo
 
 
 class Budget:
-    """Compares the cost of a session, and the cost of each turn, with the user's limits. Sub-agents share the budget of
+    """Compares the cost of a session, and the cost of each turn, with the user's limits. Subagents share the budget of
     their session.
 
     When the session has reached its limit, the turn stops. The next turn starts a new allowance of the same amount. A
@@ -40,7 +40,7 @@ class Budget:
 
     async def why_stop(self, branch: Branch, info: ModelInfo) -> str:
         """If the turn has to stop before its next request, return a sentence that tells the user why. Otherwise return
-        an empty string. `branch` is the branch of the session or of a sub-agent, and `info` describes its model."""
+        an empty string. `branch` is the branch of the session or of a subagent, and `info` describes its model."""
         settings = self._settings()
         per_turn, per_session = settings.cost_per_turn, settings.cost_per_session
         if per_turn is None and per_session is None:

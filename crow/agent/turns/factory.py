@@ -1,4 +1,4 @@
-"""Makes turns, for a session and for its sub-agents alike."""
+"""Makes turns, for a session and for its subagents alike."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Report(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """The session or the sub-agent whose turns are made. Its turns share these objects."""
+    """The session or the subagent whose turns are made. Its turns share these objects."""
 
     branch: Branch
     permissions: Permissions
@@ -39,7 +39,7 @@ class Worker:
 
 
 class TurnFactory:
-    """Makes the turns of one session and of its sub-agents. They share a budget, and what is known about windows."""
+    """Makes the turns of one session and of its subagents. They share a budget, and what is known about windows."""
 
     def __init__(
         self,

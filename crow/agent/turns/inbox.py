@@ -1,4 +1,4 @@
-"""Tells a session's model which sub-agents and commands have ended in the background.
+"""Tells a session's model which subagents and commands have ended in the background.
 
 ACP allows the messages of a turn only while a prompt is unanswered, so crow never starts a turn by itself. The news
 waits in the session's inbox in the store. If a turn is running, the model is told before its next request; otherwise,
@@ -21,8 +21,9 @@ from crow.domain.entries import Custom, NewEntry
 from crow.domain.errors import StoreError
 from crow.domain.events import NoticeShown
 from crow.domain.messages import Text
-from crow.domain.rendering import parts_text, title_line
+from crow.domain.rendering import parts_text
 from crow.domain.subagents import TASK_WORDS, WAKE
+from crow.domain.text import shorten_middle, title_line
 from crow.store import QueuedPrompt, TurnStore
 from crow.tools import WatchedCommand
 
@@ -90,7 +91,8 @@ class Inbox:
         self, call_id: str, text: str, *, title: str, remark: str = "", is_known: Callable[[], bool] = lambda: False
     ) -> None:
         """Record in the store that something in the background has ended. If no turn is running, tell the user."""
-        ended = Ended(message_id=f"{WAKE}{call_id}", text=shorten(text), remark=remark, is_known=is_known)
+        text = shorten_middle(text, TEXT_CHARS)
+        ended = Ended(message_id=f"{WAKE}{call_id}", text=text, remark=remark, is_known=is_known)
         try:
             await self._store.replace_queued(self._branch.row.id, (Text(text=ended.text),), ended.message_id)
         except StoreError as error:
@@ -146,11 +148,3 @@ def waiting_end(queued: QueuedPrompt) -> Ended:
     text = parts_text(queued.parts)
     remark = f"({text.splitlines()[0]})" if text.startswith(TASK_WORDS) else ""
     return Ended(message_id=queued.message_id, text=text, remark=remark)
-
-
-def shorten(text: str) -> str:
-    """Shorten a text to about `TEXT_CHARS` characters. The beginning and the end remain."""
-    if len(text) <= TEXT_CHARS:
-        return text
-    half = TEXT_CHARS // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters are left out ...]\n{text[-half:]}"

@@ -11,7 +11,7 @@ from itertools import islice
 import anyio
 
 from crow.domain.messages import Image, Part, Resource, Text, ToolCall
-from crow.domain.rendering import title_line
+from crow.domain.text import title_line
 from crow.tools import PlannedCall, Toolbox
 
 MAX_MENTIONS = 10

@@ -36,7 +36,7 @@ NOT_ALLOWED = SamplingRefusal(words="The user did not allow this request.", is_u
 
 
 class ModelSampler:
-    """Implements :class:`crow.tools.Sampler` for a session and its sub-agents. One request is answered at a time.
+    """Implements :class:`crow.tools.Sampler` for a session and its subagents. One request is answered at a time.
 
     The model sees only the server's messages: nothing of the session, and no tools. If the user rejects a request, that
     server's other requests in the same turn are rejected without asking.

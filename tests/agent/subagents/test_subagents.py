@@ -1,4 +1,4 @@
-"""Sub-agents: own conversation, the session's permissions, several at once, one level deep."""
+"""Subagents: own conversation, the session's permissions, several at once, one level deep."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_a_task_has_its_own_conversation_and_the_sessions_permissions(tmp_
     assert (row.cost, parent.cost) == (1.0, 2.0)  # the session's sum holds the task's
 
 
-async def test_a_sub_agent_has_only_the_tools_of_its_task_and_never_the_task_tool(tmp_path: Path) -> None:
+async def test_a_subagent_has_only_the_tools_of_its_task_and_never_the_task_tool(tmp_path: Path) -> None:
     model = Casting(
         parent=[
             Say(calls=(task(prompt="child look", tools=["read_file", "grep"]),)),
@@ -241,7 +241,7 @@ async def test_several_tasks_run_at_once(tmp_path: Path) -> None:
     assert [output[0] for output in outputs] == ["1", "2"]
 
 
-async def test_deny_rules_and_plan_mode_apply_to_sub_agents(tmp_path: Path) -> None:
+async def test_deny_rules_and_plan_mode_apply_to_subagents(tmp_path: Path) -> None:
     def script() -> Casting:
         return Casting(
             parent=[Say(calls=(task(prompt="child go"),)), Say(text=["ok"])],
@@ -284,7 +284,7 @@ async def test_cancelling_a_turn_cancels_its_tasks_and_a_later_turn_can_resume_t
 
 
 class Shower(NoteTaker):
-    """A client that shows sub-agents."""
+    """A client that shows subagents."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,7 +305,7 @@ class Shower(NoteTaker):
         (None, "is locked"),
     ],
 )
-async def test_a_sub_agent_whose_end_cannot_be_stored_is_shown_as_failed(
+async def test_a_subagent_whose_end_cannot_be_stored_is_shown_as_failed(
     tmp_path: Path, change: str | None, error: str
 ) -> None:
     hold, client = anyio.Event(), Shower()
