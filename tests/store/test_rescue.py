@@ -328,4 +328,6 @@ async def test_a_deleted_lock_file_is_restored_and_held_by_one_store_at_a_time(t
         pass
     await first.close()
     await second.close()
-    assert len(await history(await SqliteStore.open(tmp_path / "crow.db"), "s1")) == 9
+    third = await SqliteStore.open(tmp_path / "crow.db")
+    assert len(await history(third, "s1")) == 9
+    await third.close()
