@@ -16,7 +16,6 @@ from crow.cli.output import count, print_json, say
 from crow.cli.sessions import SessionsContext
 from crow.domain.errors import ArgumentError
 from crow.store import importers
-from crow.store.importers.files import Problems
 
 _BATCH_BYTES = 32 * 1024 * 1024
 _BATCH_GROUPS = 100
@@ -104,7 +103,7 @@ class ImportRun:
             raise ArgumentError(f"{path} has no sessions; expected sessions of {expected}.")
 
     async def _import_batch(
-        self, groups: Sequence[Sequence[importers.Source]], advance: Callable[[int], None], problems: Problems
+        self, groups: Sequence[Sequence[importers.Source]], advance: Callable[[int], None], problems: importers.Problems
     ) -> int:
         """Import one batch: the groups from the first one on, until the batch is full. Return how many groups these
         were."""
@@ -126,7 +125,7 @@ class ImportRun:
                 if taken > 1:  # import one group at a time, to find the faulty one
                     for group in groups[:taken]:
                         # the problems of these groups are already in `problems`
-                        await self._import_batch([group], lambda _: None, Problems())
+                        await self._import_batch([group], lambda _: None, importers.Problems())
                 else:
                     self._scan.problems.skip_file(groups[0][0].place, str(error))
                 return taken
