@@ -308,7 +308,7 @@ asyncio.run(main(Path(sys.argv[1])))
     code = f"import os, sys; os.execv(sys.executable, [sys.executable, '-c', {code!r}, *sys.argv[1:]])"
     drop = f"import ctypes; prctl = ctypes.CDLL(None).prctl; {DROP}; exec({code!r})"
     done = await anyio.run_process(
-        [sys.executable, "-c", drop, str(path)], cwd=Path(__file__).parents[2], env=os.environ | {"PYTHONPATH": "."}
+        [sys.executable, "-c", drop, str(path)], cwd=Path(__file__).parents[3], env=os.environ | {"PYTHONPATH": "."}
     )
     first, second, third = done.stdout.decode().splitlines()
     assert first == second

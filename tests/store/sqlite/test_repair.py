@@ -20,7 +20,7 @@ from crow.store.sqlite.store import SqliteStore
 from tests.store.damaged_files import PAGE_BYTES, Whole, build_whole, check, corpus, token_of, with_log
 from tests.store.scenes import history
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
