@@ -24,7 +24,7 @@ from websockets.frames import CloseCode
 
 from crow import __version__
 from crow.domain.errors import StoreError
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 from crow.frontend.agent import OPENING
 from crow.frontend.client import Handler, request_error
 from crow.frontend.connection import EditorConnection

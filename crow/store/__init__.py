@@ -122,7 +122,7 @@ class SessionStore(Protocol):
         archived: bool | None = False,
         seen_by: str | None = None,
     ) -> SessionPage:
-        """Return the sessions that have a prompt, except sub-agents. The session with the newest entry comes first. If
+        """Return the sessions that have a prompt, except subagents. The session with the newest entry comes first. If
         `archived` is true, return only archived sessions. If it is false, leave archived sessions out. If it is None,
         return both kinds. With `seen_by`, return only the sessions that this principal owns or that are shared with it.
 
@@ -140,7 +140,7 @@ class SessionStore(Protocol):
         """
 
     async def subagents(self, session_id: str) -> tuple[SessionRow, ...]:
-        """Return the sub-agents of a session, oldest first, including archived ones. The result is empty if the session
+        """Return the subagents of a session, oldest first, including archived ones. The result is empty if the session
         does not exist."""
 
     async def is_known_directory(self, paths: Sequence[str], *, principal: str | None = None) -> bool:
@@ -160,7 +160,7 @@ class SessionStore(Protocol):
         """
 
     async def delete_session(self, session_id: str) -> None:
-        """Hide the session and its sub-agents. `tidy` removes their data later. An unknown id is ignored."""
+        """Hide the session and its subagents. `tidy` removes their data later. An unknown id is ignored."""
 
 
 class LogStore(Protocol):
@@ -348,7 +348,7 @@ class SearchStore(Protocol):
         0."""
 
     async def usage_by_model(self, session_id: str) -> tuple[UsageTotal, ...]:
-        """Return one sum for each model that the session or its sub-agents used."""
+        """Return one sum for each model that the session or its subagents used."""
 
 
 class AccessStore(Protocol):
@@ -367,10 +367,10 @@ class AccessStore(Protocol):
         session counts. If `principal` is None, every session may be read. Return false if an entry does not exist."""
 
     async def share_session(self, session_id: str, principal: str, access: ShareAccess | None) -> None:
-        """Let a principal read a session and its sub-agents, or read and write them. If `access` is None, end the
+        """Let a principal read a session and its subagents, or read and write them. If `access` is None, end the
         share.
 
-        :raises ~crow.domain.errors.ArgumentError: the session is a sub-agent, or belongs to this principal.
+        :raises ~crow.domain.errors.ArgumentError: the session is a subagent, or belongs to this principal.
         """
 
     async def shares(self, session_id: str) -> tuple[Share, ...]:

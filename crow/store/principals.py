@@ -107,7 +107,7 @@ class PrincipalStore(Store, Watcher):
         self.home = home
         """The id of the session, if the store is for one open session. Everybody who may prompt in the session can make
         its agent read this store. So while the session is shared, this store shows only the session and its
-        sub-agents."""
+        subagents."""
         self._family = set() if home is None else {home}
         # The sessions that the principal is known to own. An owner never changes.
         self._own: dict[str, None] = {}
@@ -501,7 +501,7 @@ class PrincipalStore(Store, Watcher):
             )
 
     async def _is_in_family(self, session_id: str) -> bool:
-        """Return whether a session is `home`, or a sub-agent below `home` at any depth."""
+        """Return whether a session is `home`, or a subagent below `home` at any depth."""
         above = session_id
         while above not in self._family:
             try:
@@ -526,7 +526,7 @@ class PrincipalStore(Store, Watcher):
 
 def session_view(store: Store, row: SessionRow) -> Store:
     """Return the store that an open session uses on a server with principals. The store shows everything that the
-    session's owner sees. But while the session is shared, the store shows only the session and its sub-agents."""
+    session's owner sees. But while the session is shared, the store shows only the session and its subagents."""
     inner = store.inner if isinstance(store, PrincipalStore) else store
     return PrincipalStore(inner, row.principal, home=row.id)
 

@@ -72,7 +72,7 @@ def ended_prompt(row: PromptRow, end_entry: int, entries: Sequence[Entry]) -> Na
 
 def _usage_of_turn(entries: Iterable[Entry]) -> Usage | None:
     """Return the sum of the usage of a turn's entries, or None if there is none. The request for a title does not
-    belong to the turn. The result of a task counts, because it has the usage of the sub-agent."""
+    belong to the turn. The result of a task counts, because it has the usage of the subagent."""
     found = [
         entry.usage
         for entry in entries

@@ -23,7 +23,7 @@ class NewSession:
     config: JsonObject = field(default_factory=dict)
     metadata: JsonObject = field(default_factory=dict)
     parent_id: str | None = None
-    """For a sub-agent: the id of the session for which it works."""
+    """For a subagent: the id of the session for which it works."""
     forked_from: str | None = None
     """For a fork: the id of the original session."""
     conversation: int | None = None
@@ -34,7 +34,7 @@ class NewSession:
     alias: str | None = None
     principal: str | None = None
     """The user of `crow serve` to whom the session will belong, or None for the local user. It is ignored for a
-    sub-agent, because a sub-agent always gets the principal and the shares of its parent."""
+    subagent, because a subagent always gets the principal and the shares of its parent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class SessionRow:
     calibration: float = 1.0
     """The factor by which token estimates are multiplied."""
     parent_id: str | None = None
-    """For a sub-agent: the id of the session for which it works."""
+    """For a subagent: the id of the session for which it works."""
     forked_from: str | None = None
     """For a fork: the id of the original session."""
     alias: str | None = None

@@ -55,7 +55,7 @@ _ADD_USAGE = (
     f"UPDATE sessions SET cost = cost + :cost, {', '.join(f'{name} = {name} + :{name}' for name in _TOKEN_COUNTERS)}"
     " WHERE id = :id"
 )
-"""Adds the usage of a sub-agent to the session that started it."""
+"""Adds the usage of a subagent to the session that started it."""
 
 _SAVE = (
     "UPDATE sessions SET leaf = :leaf, turn = :turn, state = :state, owner = :owner, lease_ms = :lease_ms,"
