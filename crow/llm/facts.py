@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeGuard, TypeVar
 
+from crow.domain.text import plural
+
 WINDOW, REFUSED, OUTPUT_LIMIT, USAGE = "window", "refused", "max_output_tokens", "usage"
 """Keys of the stored facts about one endpoint and model. `OUTPUT_LIMIT` is also the name of a part in `Refusal`."""
 
@@ -136,11 +138,6 @@ def utc_today() -> date:
     return datetime.now(UTC).date()
 
 
-def quoted(words: str) -> str:
-    """Return the start of an endpoint's message, without control characters."""
-    return "".join(char if char.isprintable() else " " for char in words)[:QUOTE_CHARS]
-
-
 def learned_window(facts: Mapping[str, object]) -> LearnedWindow | None:
     """Return the learned window among an endpoint's facts, or None if there is none or its format is unknown."""
     learned = _read(LearnedWindow, facts.get(WINDOW))
@@ -180,7 +177,7 @@ def stored_refusals(refusals: Mapping[str, Refusal]) -> dict[str, object]:
     return {REFUSED: [asdict(each) for each in refusals.values()][-_MAX_REFUSALS:], OUTPUT_LIMIT: None}
 
 
-def describe(facts: Mapping[str, object], session: str | None = None) -> tuple[LearnedFact, ...]:
+def describe_facts(facts: Mapping[str, object], session: str | None = None) -> tuple[LearnedFact, ...]:
     """Describe everything that was learned about an endpoint. Each description says what was learned, from what, when
     and how often, and when crow tests it again. If `session` is given, leave out facts that do not apply to that
     session."""
@@ -190,7 +187,7 @@ def describe(facts: Mapping[str, object], session: str | None = None) -> tuple[L
         words = describe_window(window, is_own=session is not None)
         described.append(LearnedFact(about="context window", words=words))
     described += [
-        LearnedFact(about=_part_name(refusal.part), words=_describe(refusal, is_own=session is not None))
+        LearnedFact(about=_part_name(refusal.part), words=_describe_refusal(refusal, is_own=session is not None))
         for refusal in learned_refusals(facts).values()
         if refusal.holds and (session is None or refusal.applies_to(session))
     ]
@@ -209,7 +206,7 @@ def describe_window(window: LearnedWindow, *, answers: int = 0, is_tested: bool 
     stored. `is_tested` means that crow is testing the window now and therefore ignores it. `is_own` means that the
     words are shown in a session to which the window applies."""
     left = max(0, window.patience - window.answers - answers)
-    more = f"{left} more answer{'s' * (left != 1)}"
+    more = plural(left, "more answer")
     test = f"After {more}, or on another day, crow tests whether the endpoint accepts more."
     if is_tested or left == 0:
         test = "Crow is now testing whether the endpoint accepts more."
@@ -262,7 +259,7 @@ _PART_NAMES = {
 }
 
 
-def _describe(refusal: Refusal, *, is_own: bool) -> str:
+def _describe_refusal(refusal: Refusal, *, is_own: bool) -> str:
     done = "Crow leaves this out of requests"
     if refusal.part.endswith("_wire"):
         done = "Crow uses another API of this endpoint"

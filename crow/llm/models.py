@@ -12,18 +12,19 @@ from typing import Any
 
 from crow.domain.errors import StoreError
 from crow.domain.messages import Usage, WireName
+from crow.domain.text import on_one_line, shorten
 from crow.llm import EndpointMemory, ModelInfo, ModelLimits
 from crow.llm.dialect import Dialect, changes_messages, is_wire
 from crow.llm.endpoint import Endpoint
 from crow.llm.facts import (
     MAX_TOKENS,
+    QUOTE_CHARS,
     USAGE,
     Refusal,
     UsageShape,
     is_possible_limit,
     learned_refusals,
     learned_usage,
-    quoted,
     refusals_for,
     stored_refusals,
     utc_today,
@@ -319,7 +320,7 @@ class EndpointFacts:
         form.tested.discard(part)
         form.refused[part] = Refusal(
             part=part,
-            source=f'a refused request: "{quoted(words)}"',
+            source=f'a refused request: "{shorten(on_one_line(words), QUOTE_CHARS)}"',
             learned_on=today,
             checked_on=today,
             session=form.session,

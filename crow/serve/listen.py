@@ -76,7 +76,7 @@ def is_private(sockets: list[socket.socket]) -> bool:
     return all(each.family == socket.AF_UNIX or _is_loopback(each.getsockname()[0]) for each in sockets)
 
 
-def describe(opened: socket.socket, *, is_tls: bool) -> str:
+def address_of(opened: socket.socket, *, is_tls: bool) -> str:
     """Return the address that a client uses to connect to this socket, such as `ws://127.0.0.1:7431/acp`."""
     name = opened.getsockname()
     if opened.family == socket.AF_UNIX:

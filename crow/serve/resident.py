@@ -19,6 +19,7 @@ from crow import __version__
 from crow.bridge.resident import PLACES, absolute, is_private, socket_path
 from crow.bridge.wire import peer
 from crow.domain.errors import ConfigError, CrowError
+from crow.domain.text import plural
 
 START_S = 60.0
 """A server has this many seconds to start, and as many to end after its drain time. Its imports alone take one second,
@@ -52,8 +53,8 @@ class Resident:
         process = f"process {self.pid}" if self.pid is not None else "a process"
         other = "" if self.version == __version__ else f" (this is crow {__version__}, which does not use it)"
         return (
-            f"crow {self.version} runs as {process} on {self.path}{other}: {_count(counts[0], 'client')}, "
-            f"{_count(counts[1], 'open session')}, {busy} of them busy."
+            f"crow {self.version} runs as {process} on {self.path}{other}: {plural(counts[0], 'client')}, "
+            f"{plural(counts[1], 'open session')}, {busy} of them busy."
         )
 
 
@@ -209,7 +210,3 @@ def _get(opened: socket.socket, resource: str) -> str:
     while more := opened.recv(65536):
         data += more
     return data.partition(b"\r\n\r\n")[2].decode(errors="replace")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -131,7 +131,7 @@ async def _serve(
                 tasks.start_soon(http.serve, sockets)
                 await http.has_started()
                 for each in sockets:
-                    address = listen.describe(each, is_tls=bool(tls))
+                    address = listen.address_of(each, is_tls=bool(tls))
                     logger.info("The server listens", extra={"address": address, "version": __version__})
                     tell(address)
                 listen.notify_systemd("READY=1\nSTATUS=")
@@ -162,7 +162,7 @@ async def waiting_room(
         await http.has_started()
         for each in sockets:
             logger.info(
-                "The server listens and is not ready", extra={"address": listen.describe(each, is_tls=bool(tls))}
+                "The server listens and is not ready", extra={"address": listen.address_of(each, is_tls=bool(tls))}
             )
         # The service would otherwise count as failed, although starting it again would not help.
         listen.notify_systemd("READY=1\nSTATUS=Waiting for the database")

@@ -16,6 +16,7 @@ from unicodedata import normalize
 from urllib.parse import unquote, urljoin
 
 from crow.domain.errors import ArgumentError
+from crow.domain.text import shorten
 
 URL_CHARS = 8_192
 PORTS = {"http": 80, "https": 443}
@@ -126,7 +127,7 @@ def is_address(host: str) -> bool:
 
 
 def _shown(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…")
+    return repr(shorten(text, _SHOWN_CHARS))
 
 
 def _not_a_url(text: str, detail: str) -> ArgumentError:

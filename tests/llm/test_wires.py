@@ -16,7 +16,7 @@ from crow.llm.client import EndpointClient
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint
 from crow.llm.errors import parse_error_response, refuses_wire
-from crow.llm.facts import describe
+from crow.llm.facts import describe_facts
 from tests.llm.test_chat_completions import ASK, Memory, Waits, failure_of, refusals
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, failing, sse, text
 
@@ -79,7 +79,7 @@ async def test_the_next_wire_answers_in_the_same_request_and_is_the_first_one_fr
             assert await wires_of(model, endpoint, replace(WITH_TOOLS, cache_key="another")) == ["responses"]
         async with asking(endpoint, memory=memory) as model:
             assert (model.info.wire, await wires_of(model, endpoint)) == ("responses", ["responses"])
-    (fact, *_) = describe(memory.facts)
+    (fact, *_) = describe_facts(memory.facts)
     assert (fact.about, fact.words.partition(" (")[0]) == (
         "API Chat Completions",
         "Crow uses another API of this endpoint",

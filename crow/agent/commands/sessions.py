@@ -135,7 +135,7 @@ def choices(names: Sequence[str]) -> str:
     if not names:
         return "No model is configured; set CROW_MODEL, or run `crow login`."
     more = f", and {len(names) - MAX_CHOICES} more" if len(names) > MAX_CHOICES else ""
-    return f"Choose one of {', '.join(f'`{name}`' for name in names[:MAX_CHOICES])}{more}."
+    return f"Choose one of {', '.join(code(name) for name in names[:MAX_CHOICES])}{more}."
 
 
 async def permissions(context: CommandContext, argument: str) -> str:

@@ -13,17 +13,18 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date
 
 from crow.domain.errors import ContextOverflow, StoreError
+from crow.domain.text import on_one_line, shorten
 from crow.llm import EndpointMemory, ModelInfo
 from crow.llm.facts import (
     FIRST_WINDOW_PATIENCE,
     LEARNED_KEYS,
+    QUOTE_CHARS,
     WINDOW,
     LearnedFact,
     LearnedWindow,
-    describe,
+    describe_facts,
     describe_window,
     learned_window,
-    quoted,
     utc_today,
 )
 
@@ -119,7 +120,7 @@ class ContextWindow:
         if self._memory is None:
             return ()
         learned = await self._memory.learned(*endpoint_and_model(info))
-        return describe({key: fact for key, fact in learned.items() if key != WINDOW}, self._session)
+        return describe_facts({key: fact for key, fact in learned.items() if key != WINDOW}, self._session)
 
     def is_loaded_for(self, info: ModelInfo) -> bool:
         """Return whether `look_up` was called for this model with its present configured window."""
@@ -167,7 +168,11 @@ class ContextWindow:
                 tokens = None  # one refused request is not enough to shrink the window this far
         state.was_refused = True
         if tokens is not None and tokens < declared:
-            await self._learn(info, tokens, f'a refused request of about {used:,} tokens: "{quoted(str(error))}"')
+            await self._learn(
+                info,
+                tokens,
+                f'a refused request of about {used:,} tokens: "{shorten(on_one_line(str(error)), QUOTE_CHARS)}"',
+            )
         elif state.probing and old is not None:
             await self._confirm(info, old)
         return min(declared, used * 9 // 10, tokens or declared)

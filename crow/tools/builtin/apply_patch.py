@@ -20,6 +20,7 @@ from crow.domain.entries import Announcement, Diff
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Freeform
 from crow.domain.rendering import RESULT_MASK, in_title
+from crow.domain.text import plural
 from crow.tools import Outcome, PlannedCall, Workspace
 from crow.tools.builtin.edit import MAX_SHOWN_LINES, read_editable, remark_on_others
 from crow.tools.builtin.files import (
@@ -242,7 +243,7 @@ async def _addition(context: ToolContext, target: PathTarget, content: str) -> C
     await _check_missing(context, target)
     check_mask("the patch", content, "")
     count = content.count("\n")
-    done = f"Created {target.name}: {count:,} line{'s' * (count != 1)}."
+    done = f"Created {target.name}: {plural(count, 'line')}."
     return Change(before=None, after=content, done=done, argument="the patch")
 
 

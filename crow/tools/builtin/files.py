@@ -22,6 +22,7 @@ from crow.domain.entries import Diff
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image
 from crow.domain.rendering import RESULT_MASK, in_title
+from crow.domain.text import plural
 from crow.tools import FileStat, Outcome, PlannedCall, Protection, Workspace
 from crow.tools.builtin.mismatch import excerpt, placeholder_in
 from crow.tools.builtin.syntax import find_syntax_error
@@ -259,7 +260,7 @@ async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
     check_mask("content", content, "" if before is None else before.shown)
     lines = content.count("\n") + (not content.endswith("\n") and content != "")
     verb = "Created" if before is None else "Replaced"
-    done = f"{verb} {target.name}: {lines:,} line{'s' * (lines != 1)}, {len(content.encode()):,} bytes."
+    done = f"{verb} {target.name}: {plural(lines, 'line')}, {len(content.encode()):,} bytes."
     if before is not None and before.text.strip() and not is_known:
         done += f" You had not read this file. It contained:\n{excerpt(before.shown.split(chr(10)), 0, UNREAD_LINES)}\n"
     change = Change(before=before, after=content, title=f"Write {in_title(target.name)}", done=done)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from itertools import accumulate
 
+from crow.domain.text import shorten
 from crow.tools.builtin.folding import Lines, fold
 
 MAX_EXCERPT_LINES = 30
@@ -274,7 +275,7 @@ def explain(wanted: Sequence[str], actual: Sequence[str], first: int, what: str 
             causes.append(f"line {first + from_theirs + 1} is blank, which {what} leaves out")
         elif step == "delete" and any(mine[from_mine:to_mine]):
             extra = next(line for line in mine[from_mine:to_mine] if line)
-            causes.append(f"the file does not have {_quote(extra)} there")
+            causes.append(f"the file does not have {_shown(extra)} there")
         elif step == "delete":
             causes.append(f"{what} has a blank line that the file does not have")
         elif step == "replace" and to_mine - from_mine == to_theirs - from_theirs:
@@ -288,7 +289,7 @@ def explain(wanted: Sequence[str], actual: Sequence[str], first: int, what: str 
 
 def _explain_line(mine: str, theirs: str, number: int, what: str) -> str:
     if not mine or not theirs:
-        return f"line {number} is {'blank' if not theirs else _quote(theirs)}"
+        return f"line {number} is {'blank' if not theirs else _shown(theirs)}"
     old, new = _TOKEN.findall(mine[:MAX_LINE_CHARS]), _TOKEN.findall(theirs[:MAX_LINE_CHARS])
     changed = [step for step in SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if step[0] != "equal"]
     if not changed:
@@ -296,15 +297,15 @@ def _explain_line(mine: str, theirs: str, number: int, what: str) -> str:
     first, last = changed[0], changed[-1]
     has, wants = "".join(new[first[3] : last[4]]), "".join(old[first[1] : last[2]])
     if not wants.strip():
-        return f"line {number} has {_quote(has.strip())}, which {what} leaves out"
+        return f"line {number} has {_shown(has.strip())}, which {what} leaves out"
     if not has.strip():
-        return f"line {number} does not have {_quote(wants.strip())}"
-    return f"line {number} has {_quote(has)} where {what} has {_quote(wants)}"
+        return f"line {number} does not have {_shown(wants.strip())}"
+    return f"line {number} has {_shown(has)} where {what} has {_shown(wants)}"
 
 
 def _lines(first: int, last: int) -> str:
     return f"line {first}" if first == last else f"lines {first}-{last}"
 
 
-def _quote(text: str) -> str:
-    return f"`{text if len(text) <= MAX_WORD_CHARS else text[:MAX_WORD_CHARS] + '…'}`"
+def _shown(text: str) -> str:
+    return f"`{shorten(text, MAX_WORD_CHARS)}`"

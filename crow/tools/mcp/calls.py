@@ -23,6 +23,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.events import Elicitation, FormQuestion, UrlQuestion
 from crow.domain.messages import Image, Link, Part, Resource, Text
 from crow.domain.rendering import in_title, on_one_line, safe
+from crow.domain.text import shorten
 from crow.tools import ElicitationHandler, OnOutput, Outcome
 from crow.tools.builtin.files import sound_picture_type
 from crow.tools.servers import LoginQuestion
@@ -101,9 +102,9 @@ def part_of(block: mcp.ContentBlock) -> Part:
         case mcp.TextContent(text=text):
             return Text(text=encodable(text))
         case mcp.ImageContent(data=data, mime_type=kind):
-            return picture(data, kind, None) or describe("a picture", kind, data)
+            return picture(data, kind, None) or describe_content("a picture", kind, data)
         case mcp.AudioContent(data=data, mime_type=kind):
-            return describe("a sound", kind, data)
+            return describe_content("a sound", kind, data)
         case mcp.ResourceLink(uri=uri, name=name, mime_type=mime_type):
             return Link(uri=encodable(uri), name=encodable(name), mime_type=mime_type)
         case mcp.EmbeddedResource(resource=mcp.TextResourceContents() as file):
@@ -111,7 +112,7 @@ def part_of(block: mcp.ContentBlock) -> Part:
         case mcp.EmbeddedResource(resource=file):
             data = file.blob if isinstance(file, mcp.BlobResourceContents) else ""
             kind = file.mime_type or ""
-            return picture(data, kind, file.uri) or describe(f"the file {file.uri}", kind, data)
+            return picture(data, kind, file.uri) or describe_content(f"the file {file.uri}", kind, data)
 
 
 def picture(data: str, mime_type: str, uri: str | None) -> Image | None:
@@ -126,7 +127,7 @@ def picture(data: str, mime_type: str, uri: str | None) -> Image | None:
     return Image(data=base64.b64encode(raw).decode(), mime_type=mime_type, uri=uri)
 
 
-def describe(what: str, mime_type: str, data: str) -> Text:
+def describe_content(what: str, mime_type: str, data: str) -> Text:
     kind = mime_type or "type unknown"
     return Text(text=f"({what} ({kind}, {count_bytes(data):,} bytes) came with the prompt; crow cannot read it.)")
 
@@ -153,7 +154,7 @@ def describe_error(error: BaseException) -> str:
             return f"{error.strerror}: {error.filename}" if error.filename else str(error)
         case _:
             words = " ".join(str(error).split()) or type(error).__name__
-            return words if len(words) <= ERROR_CHARS else words[:ERROR_CHARS] + "…"
+            return shorten(words, ERROR_CHARS)
 
 
 def report_progress(on_output: OnOutput) -> ProgressFnT:
@@ -182,7 +183,7 @@ async def ask_user(
     `call_id` is the call that the question belongs to, or "" if that is not certain. If the question asks the user to
     visit a page but has no id from the server, `question_id` becomes its id.
     """
-    message, call = f"{server}: {shorten(params.message, MESSAGE_CHARS)}", parse_call_id(call_id)
+    message, call = f"{server}: {safe_beginning(params.message, MESSAGE_CHARS)}", parse_call_id(call_id)
     question: Elicitation
     try:
         if isinstance(params, mcp.ElicitRequestURLParams):
@@ -286,7 +287,7 @@ def readable_form(schema: Mapping[str, Any]) -> dict[str, Any]:
 def readable(value: Any, key: str) -> Any:
     match value:
         case str() if key in ("title", "description"):
-            return shorten(value, MESSAGE_CHARS)
+            return safe_beginning(value, MESSAGE_CHARS)
         case str() if safe(value) != value:
             raise ArgumentError(f"requestedSchema has hidden characters in {on_one_line(value[:ERROR_CHARS])}")
         case dict():
@@ -297,7 +298,7 @@ def readable(value: Any, key: str) -> Any:
             return value
 
 
-def shorten(text: str, limit: int) -> str:
+def safe_beginning(text: str, limit: int) -> str:
     """The beginning of a text for the user, with hidden characters escaped."""
     left_out = len(text) - limit
     return safe(text) if left_out <= 0 else f"{safe(text[:limit])}… ({left_out:,} more characters)"

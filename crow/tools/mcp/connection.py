@@ -456,7 +456,7 @@ class ServerConnection:
             logger.info("%s: further log messages are left out", self.name)
 
     async def _settle(self, state: Literal["ready", "failed"], detail: str) -> None:
-        self._state, self._detail = state, detail
+        self._state, self._detail = state, " ".join(detail.split())  # a server must not begin a line of its own
         self.settled.set()
         if self.on_change is not None and not self._stopping.is_set():
             await self.on_change()

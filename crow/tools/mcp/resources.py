@@ -13,6 +13,7 @@ from mcp.client import Client
 from crow.domain.entries import Attachment
 from crow.domain.messages import Image
 from crow.domain.rendering import on_one_line
+from crow.domain.text import shorten
 from crow.tools import Outcome
 from crow.tools.builtin.files import sound_picture_type
 from crow.tools.mcp.calls import count_bytes, describe_error, encodable
@@ -80,18 +81,17 @@ def external_resource(found: mcp.Resource | mcp.ResourceTemplate) -> ExternalRes
     is_template = isinstance(found, mcp.ResourceTemplate)
     uri = found.uri_template if isinstance(found, mcp.ResourceTemplate) else found.uri
     size = None if isinstance(found, mcp.ResourceTemplate) or found.size is None else f"{found.size:,} bytes"
-    name = shortened(found.title or found.name, NAME_CHARS)
-    kind = shortened(found.mime_type or "", NAME_CHARS)
+    name = short_line(found.title or found.name, NAME_CHARS)
+    kind = short_line(found.mime_type or "", NAME_CHARS)
     about = ", ".join(filter(None, ("" if name == uri else name, kind, size)))
     if found.description:
-        about += f"{': ' if about else ''}{shortened(found.description, ABOUT_CHARS)}"
+        about += f"{': ' if about else ''}{short_line(found.description, ABOUT_CHARS)}"
     return ExternalResource(uri=uri, about=about, is_template=is_template)
 
 
-def shortened(text: str, limit: int) -> str:
+def short_line(text: str, limit: int) -> str:
     """The beginning of a server's text on one line, with hidden characters escaped."""
-    line = on_one_line(text[: 2 * limit])
-    return line if len(line) <= limit else line[:limit] + "…"
+    return shorten(on_one_line(text[: 2 * limit]), limit)
 
 
 def describe_resources(servers: Mapping[str, Sequence[ExternalResource]], query: str) -> str:
@@ -123,7 +123,7 @@ def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
     attachments: list[Attachment] = []
     contents = result.contents[:MAX_CONTENTS]
     for content in contents:
-        heading = shortened(content.uri, URI_CHARS)
+        heading = short_line(content.uri, URI_CHARS)
         if isinstance(content, mcp.TextResourceContents):
             is_alone = len(contents) == 1 and content.uri == uri
             pieces.append(content.text if is_alone else f"{heading}:\n{content.text}")
@@ -134,7 +134,7 @@ def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
             images.append(Image(data=content.blob, mime_type=media))
             pieces.append(f"[{heading}: a picture]")
         else:
-            pieces.append(f"[{heading}, {shortened(kind, NAME_CHARS)}, {size:,} bytes: binary, models cannot read it]")
+            pieces.append(f"[{heading}, {short_line(kind, NAME_CHARS)}, {size:,} bytes: binary, models cannot read it]")
             if size <= ATTACHED_BYTES:
                 attachments.append(
                     Attachment(name=heading, uri=heading, mime_type=content.mime_type, data=content.blob)
@@ -146,7 +146,7 @@ def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
 
 def completions_of(result: mcp.CompleteResult, variable: str) -> str:
     """Return a text for the model with the values that a server suggests for a variable of a template."""
-    values = [shortened(value, URI_CHARS) for value in result.completion.values[:COMPLETIONS]]
+    values = [short_line(value, URI_CHARS) for value in result.completion.values[:COMPLETIONS]]
     if not values:
         return f"The server suggests no values for {variable}."
     has_more = result.completion.has_more or len(result.completion.values) > COMPLETIONS

@@ -77,35 +77,43 @@ class Choice:
     """If there is no sandbox, why."""
 
 
-_probed: dict[str, Sandbox | str] = {}
-"""The result of each probe: the sandbox, or why it does not work. The keys are `Landlock`, `Seatbelt` and the paths of
-bubblewrap and its helpers."""
+class Sandboxes:
+    """Finds a sandbox that works. Each kind of sandbox is tried only once."""
 
-_probing = threading.Lock()
+    def __init__(self) -> None:
+        self._probed: dict[str, Sandbox | str] = {}
+        """The result of each probe: the sandbox, or why it does not work. The keys are `Landlock`, `Seatbelt` and the
+        paths of bubblewrap and its helpers."""
+        self._probing = threading.Lock()
+
+    def choose(self, programs: Programs = SYSTEM_PROGRAMS) -> Choice:
+        """Return the sandbox that works. This call blocks."""
+        probes: list[tuple[str, Callable[[], Sandbox | str]]] = []
+        if sys.platform == "darwin":
+            probes = [("Seatbelt", probe_seatbelt)]
+        elif sys.platform.startswith("linux"):
+            program, unshare, mount = map(programs.find, ("bwrap", "unshare", "mount"))
+            if program is not None:
+                probes.append((f"{program} {unshare} {mount}", partial(probe_bubblewrap, program, unshare, mount)))
+            probes.append(("Landlock", probe_landlock))
+        else:
+            return Choice(None, f"Nothing can confine commands on {sys.platform}.")
+        problems = [] if probes[0][0] != "Landlock" else ["bubblewrap is not installed."]
+        for key, probe in probes:
+            with self._probing:
+                if key not in self._probed:
+                    self._probed[key] = probe()
+                found = self._probed[key]
+            if not isinstance(found, str):
+                return Choice(found)
+            problems.append(f"{found}.")
+        return Choice(None, " ".join(problems))
 
 
-def choose_sandbox(programs: Programs = SYSTEM_PROGRAMS) -> Choice:
-    """Find a sandbox that works. Each kind of sandbox is tried only once while crow runs. This call blocks."""
-    probes: list[tuple[str, Callable[[], Sandbox | str]]] = []
-    if sys.platform == "darwin":
-        probes = [("Seatbelt", probe_seatbelt)]
-    elif sys.platform.startswith("linux"):
-        program, unshare, mount = map(programs.find, ("bwrap", "unshare", "mount"))
-        if program is not None:
-            probes.append((f"{program} {unshare} {mount}", partial(probe_bubblewrap, program, unshare, mount)))
-        probes.append(("Landlock", probe_landlock))
-    else:
-        return Choice(None, f"Nothing can confine commands on {sys.platform}.")
-    problems = [] if probes[0][0] != "Landlock" else ["bubblewrap is not installed."]
-    for key, probe in probes:
-        with _probing:
-            if key not in _probed:
-                _probed[key] = probe()
-            found = _probed[key]
-        if not isinstance(found, str):
-            return Choice(found)
-        problems.append(f"{found}.")
-    return Choice(None, " ".join(problems))
+SANDBOXES = Sandboxes()
+"""What this process has found out about the machine."""
+
+choose_sandbox = SANDBOXES.choose
 
 
 def probe_bubblewrap(program: str, unshare: str | None, mount: str | None) -> Sandbox | str:
@@ -152,9 +160,10 @@ class KernelConfiner:
     `directories` are the directories of the workspace.
     """
 
-    def __init__(self, directories: Sequence[Path], options: SandboxOptions) -> None:
+    def __init__(self, directories: Sequence[Path], options: SandboxOptions, sandboxes: Sandboxes = SANDBOXES) -> None:
         roots = tuple(dict.fromkeys(Path(os.path.realpath(directory)) for directory in directories))
         self.options = options
+        self._sandboxes = sandboxes
         self._policy = Policy(roots, options)
         self._denied = DeniedFiles(roots[0], roots)
         self._choice: Choice | None = None
@@ -317,7 +326,7 @@ class KernelConfiner:
         used = () if choice is None or choice.sandbox is None else choice.sandbox.programs
         # another session may have worked where a program of the user is
         if choice is None or not all(map(programs.trusts, used)):
-            self._choice = choice = await anyio.to_thread.run_sync(choose_sandbox, programs)
+            self._choice = choice = await anyio.to_thread.run_sync(self._sandboxes.choose, programs)
         return choice
 
     def _prepare(
