@@ -56,7 +56,7 @@ SKILL_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
 """Folders of a workspace that may hold skills."""
 
 AGENT_FOLDERS = (".crow/agents", ".agents/agents", ".claude/agents")
-"""Folders of a workspace that may hold agent files. Each agent file describes a kind of sub-agent."""
+"""Folders of a workspace that may hold agent files. Each agent file describes a kind of subagent."""
 
 AGENT_MODES = ("plan", "ask", "accept-edits", "auto")
 """The permission modes that an agent file can name, the strictest first."""
@@ -210,7 +210,7 @@ class SkillInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentKind:
-    """A kind of sub-agent."""
+    """A kind of subagent."""
 
     name: str
     source: str
@@ -219,11 +219,11 @@ class AgentKind:
     is_from_workspace: bool = False
     """If set, using the kind needs the user's permission."""
     tools: tuple[str, ...] | None = None
-    """The names or globs of the tools that the sub-agent may use. None means all."""
+    """The names or globs of the tools that the subagent may use. None means all."""
     model: str = ""
-    """If empty, the sub-agent uses the session's model."""
+    """If empty, the subagent uses the session's model."""
     mode: str = ""
-    """If not empty, the sub-agent has at most the permissions of this mode."""
+    """If not empty, the subagent has at most the permissions of this mode."""
     problem: str = ""
     """Why the file cannot be used, as a clause without a full stop. Empty if the file can be used."""
 
@@ -268,7 +268,7 @@ class Toolbox(Protocol):
         """Return the skills on offer in a stable order."""
 
     def agents(self) -> tuple[AgentKind, ...]:
-        """Return the kinds of sub-agents in a stable order, including those that cannot be used."""
+        """Return the kinds of subagents in a stable order, including those that cannot be used."""
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
         """Restart the server with this name. Without a name, restart all servers that are not ready. Return the names
@@ -548,19 +548,19 @@ class Plan(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Work for a sub-agent."""
+    """Work for a subagent."""
 
     title: str
     prompt: str
     tools: tuple[str, ...] | None = None
-    """The names of the tools that the sub-agent may use. None allows all tools except those that sub-agents may never
+    """The names of the tools that the subagent may use. None allows all tools except those that subagents may never
     use."""
     resume: str | None = None
     """The id of an earlier task to continue."""
     background: bool = False
-    """If set, the call returns as soon as the sub-agent has started to work."""
+    """If set, the call returns as soon as the subagent has started to work."""
     kind: AgentKind | None = None
-    """None for a plain sub-agent."""
+    """None for a plain subagent."""
     instructions: str = ""
     """The prompt of the kind."""
 
@@ -572,17 +572,17 @@ class SubagentResult:
     id: str
     """Can be used to resume the task."""
     text: str
-    """The sub-agent's last answer, or the error."""
+    """The subagent's last answer, or the error."""
     is_error: bool = False
     steps: int = 0
     usage: Usage | None = None
     cost: float | None = None
     is_running: bool = False
-    """If set, the sub-agent still works in the background and has not given an answer yet."""
+    """If set, the subagent still works in the background and has not given an answer yet."""
 
 
 class SubagentRunner(Protocol):
-    """Runs sub-agents for the `task` tool."""
+    """Runs subagents for the `task` tool."""
 
     async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         """Run a task in its own conversation with the tools of `toolbox`, and report progress.
@@ -592,7 +592,7 @@ class SubagentRunner(Protocol):
 
 
 class AgentPolicy(Protocol):
-    """Decides which kinds of sub-agents the model gets."""
+    """Decides which kinds of subagents the model gets."""
 
     def may_offer(self, kind: AgentKind) -> bool:
         """Return whether the user's rules allow crow to read the kind's file. This call blocks the thread."""

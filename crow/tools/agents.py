@@ -1,4 +1,4 @@
-"""Finds and reads agent files: Markdown files that describe kinds of sub-agents.
+"""Finds and reads agent files: Markdown files that describe kinds of subagents.
 
 The user's folders are searched first, then the folders of the workspace. Files of the workspace are untrusted until the
 user allows them, as with skills. They are ignored if they are outside the workspace after links are resolved. Only the

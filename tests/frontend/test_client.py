@@ -10,6 +10,7 @@ import pytest
 
 from acp_check.schema import SchemaChecker, validate
 from crow.agent import PermissionQuestion
+from crow.agent.feed import Feed
 from crow.domain.entries import Announcement, CallRef, Diff
 from crow.domain.events import (
     CallAnnounced,
@@ -19,7 +20,6 @@ from crow.domain.events import (
     UrlQuestion,
 )
 from crow.frontend.client import SessionClient
-from crow.frontend.feed import Feed
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import (
     Dialogs,

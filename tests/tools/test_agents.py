@@ -164,7 +164,7 @@ async def test_the_task_tool_offers_kinds_and_asks_about_those_of_the_workspace(
         (tmp_path / "own/broken.md").unlink()
         await box.toolbox.wait_ready(60)
         (plain_spec,) = [spec for spec in box.toolbox.specs() if spec.name == "task"]
-    assert spec.description.endswith("a kind of sub-agent:\n- mine: My kind\n- theirs: Their kind")
+    assert spec.description.endswith("a kind of subagent:\n- mine: My kind\n- theirs: Their kind")
     assert "agent" in spec.input_schema["properties"]  # type: ignore[operator]
     assert "agent" not in plain_spec.input_schema["properties"]  # type: ignore[operator]
     assert plain_spec.description.endswith("run in parallel.")

@@ -13,12 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date
 
 from crow.domain.errors import ContextOverflow, StoreError
-from crow.domain.text import on_one_line, shorten
 from crow.llm import EndpointMemory, ModelInfo
 from crow.llm.facts import (
     FIRST_WINDOW_PATIENCE,
     LEARNED_KEYS,
-    QUOTE_CHARS,
     WINDOW,
     LearnedFact,
     LearnedWindow,
@@ -26,6 +24,7 @@ from crow.llm.facts import (
     describe_window,
     learned_window,
     utc_today,
+    without_controls,
 )
 
 logger = logging.getLogger(__name__)
@@ -171,7 +170,7 @@ class ContextWindow:
             await self._learn(
                 info,
                 tokens,
-                f'a refused request of about {used:,} tokens: "{shorten(on_one_line(str(error)), QUOTE_CHARS)}"',
+                f'a refused request of about {used:,} tokens: "{without_controls(str(error))}"',
             )
         elif state.probing and old is not None:
             await self._confirm(info, old)

@@ -10,7 +10,8 @@ import signal
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import in_title, title_line
+from crow.domain.rendering import in_title
+from crow.domain.text import title_line
 from crow.tools import CommandAccess, Coverage, Outcome, PlannedCall
 from crow.tools.builtin.output import MAX_CHARS, PipeStatuses
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec

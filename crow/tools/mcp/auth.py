@@ -34,7 +34,7 @@ from mcp.shared.auth import (
 from pydantic import AnyUrl
 
 from crow.domain.errors import ArgumentError, LoginRequired, ToolServerError
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 from crow.tools.mcp.calls import describe_error, page_to_open
 from crow.tools.mcp.exchange import LoginClient, shown
 from crow.tools.mcp.logins import POLL_S, Account, Login, LoginFolder

@@ -22,8 +22,8 @@ from crow.domain.entries import Attachment, CallRef
 from crow.domain.errors import ArgumentError
 from crow.domain.events import Elicitation, FormQuestion, UrlQuestion
 from crow.domain.messages import Image, Link, Part, Resource, Text
-from crow.domain.rendering import in_title, on_one_line, safe
-from crow.domain.text import shorten
+from crow.domain.rendering import in_title
+from crow.domain.text import on_one_line, safe, shorten
 from crow.tools import ElicitationHandler, OnOutput, Outcome
 from crow.tools.builtin.files import sound_picture_type
 from crow.tools.servers import LoginQuestion

@@ -454,7 +454,7 @@ class McpToolbox:
     ) -> tools.Outcome:
         try:
             if call.name == "task" and self._ports.subagents is not None:
-                # Run the sub-agent in the caller's task, so that it has always ended when the call ends.
+                # Run the subagent in the caller's task, so that it has always ended when the call ends.
                 task = await task_to_run(self._context, builtin.arguments_of(call), planned)
                 return task_outcome(await self._ports.subagents.delegate(call_id, task, self, on_output))
             if call.name in _BUILTIN_NAMES:
@@ -651,7 +651,7 @@ def _masked_part(part: Part, mask: SecretMask) -> Part:
 def _load_files(
     settings: ToolSettings, workspace: tools.Workspace, ports: tools.Ports
 ) -> tuple[tuple[tools.SkillInfo, ...], tuple[tools.AgentKind, ...]]:
-    """Find the skills and the kinds of sub-agents that the user and the workspace have. This call blocks the thread."""
+    """Find the skills and the kinds of subagents that the user and the workspace have. This call blocks the thread."""
 
     def is_open(path: Path) -> bool:
         return workspace.contains(path) and workspace.read_protection(path) == "none"

@@ -25,7 +25,8 @@ from pydantic import FileUrl
 from crow.domain.entries import Announcement, CallKind
 from crow.domain.errors import ToolServerError
 from crow.domain.messages import Part
-from crow.domain.rendering import in_title, on_one_line
+from crow.domain.rendering import in_title
+from crow.domain.text import on_one_line
 from crow.domain.trace_context import current_trace_context
 from crow.tools import ElicitationHandler, OnOutput, Outcome, ServerStatus, Workspace
 from crow.tools.limits import FairLimiter

@@ -20,7 +20,7 @@ import httpx2
 
 from crow import __version__
 from crow.domain.errors import ArgumentError, ToolServerError
-from crow.domain.rendering import safe
+from crow.domain.text import safe
 from crow.tools.mcp.calls import is_this_machine
 from crow.tools.urls import PORTS, is_address, normalize_url
 from crow.tools.web import is_public

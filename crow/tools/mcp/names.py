@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import on_one_line, safe
+from crow.domain.text import on_one_line, safe
 
 _NAME_CHARS = 64
 _PREFIX_CHARS = 30

@@ -15,7 +15,7 @@ import anyio
 import anyio.abc
 
 from crow.domain.errors import ToolServerError
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 
 _HOST = "127.0.0.1"
 _PATH = "/callback"

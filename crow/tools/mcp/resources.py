@@ -12,8 +12,7 @@ from mcp.client import Client
 
 from crow.domain.entries import Attachment
 from crow.domain.messages import Image
-from crow.domain.rendering import on_one_line
-from crow.domain.text import shorten
+from crow.domain.text import on_one_line, shorten
 from crow.tools import Outcome
 from crow.tools.builtin.files import sound_picture_type
 from crow.tools.mcp.calls import count_bytes, describe_error, encodable

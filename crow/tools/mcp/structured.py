@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 
 _MAX_STEPS = 20_000
 _MAX_DEPTH = 64

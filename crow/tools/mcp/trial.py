@@ -11,7 +11,7 @@ from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 
 from crow import tools
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 from crow.tools.mcp.calls import describe_error
 from crow.tools.mcp.client import ToolSettings, keys_with_tokens
 from crow.tools.mcp.connection import ServerConnection
