@@ -14,6 +14,7 @@ import anyio.abc
 
 from crow import __version__
 from crow.agent import new_message_id
+from crow.agent.history.options import set_mode, set_model, set_option
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
 from crow.domain.text import title_line
 from crow.frontend.client import ClientConnection, RequestParams
@@ -362,7 +363,7 @@ class Methods:
     async def _set_mode(self, params: RequestParams) -> dict[str, Any]:
         mode = mode_named(params["modeId"])
         async with self.sessions.locked(params["sessionId"]) as opened:
-            await opened.session.branch.set_mode(mode)
+            await set_mode(opened.session.branch, mode)
             await opened.flushed()
         return {}
 
@@ -372,11 +373,11 @@ class Methods:
             value = option_value(option, params["value"], model=branch.row.model, models=self.host.models)
             match option:
                 case "mode":
-                    await branch.set_mode(str(value))
+                    await set_mode(branch, str(value))
                 case "model":
-                    await branch.set_model(str(value))
+                    await set_model(branch, str(value))
                 case _:
-                    await branch.set_option(option, value)
+                    await set_option(branch, option, value)
             await opened.flushed()
             return {"configOptions": self.sessions.options(opened.session)}
 

@@ -14,7 +14,7 @@ import anyio
 import anyio.abc
 
 from crow.agent import new_session_id
-from crow.agent.history.branch import option_changes, options_at, usable_options
+from crow.agent.history.options import option_changes, options_at, usable_options
 from crow.agent.permissions.rules import bind_rules
 from crow.agent.sessions.session import Session
 from crow.agent.subagents.kinds import changes_of_own

@@ -266,15 +266,15 @@ def question_contents(
         hidden += left_out
 
     match plan.access:
-        case "execute" if plan.argument is not None:
-            add(plan.argument, "sh")
+        case "execute" if plan.coverage.argument is not None:
+            add(plan.coverage.argument, "sh")
         case "external" if plan.review_text:
-            server = in_title(title_line(plan.argument or name))
+            server = in_title(title_line(plan.coverage.argument or name))
             blocks.append(f"MCP server {server} sends this request to your model and gets the answer:")
             add(plan.review_text)
         case "external":
             inner = parsed_arguments(arguments)
-            blocks.append(f"It calls {in_title(title_line(plan.rule_tool or name))} with:")
+            blocks.append(f"It calls {in_title(title_line(plan.coverage.rule_tool or name))} with:")
             add(arguments if inner is None else json.dumps(inner, ensure_ascii=False, indent=2), "json")
         case _ if plan.review_text:
             add(plan.review_text)

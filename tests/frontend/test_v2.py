@@ -60,7 +60,7 @@ from crow.frontend.questions import Dialogs
 from crow.frontend.tool_calls import LINE_BYTES, diff_contents
 from crow.frontend.v2 import Translation, capabilities_from
 from crow.frontend.v2_updates import call_content
-from crow.tools import PlannedCall
+from crow.tools import Coverage, PlannedCall
 from tests.support.acp_v2 import SchemaV2, SessionView
 from tests.support.paths import PathBuilder, damaged, histories
 
@@ -406,7 +406,9 @@ async def test_a_call_that_was_not_run_is_cancelled() -> None:
 
 def question(call: CallRef, name: str = "shell") -> PermissionQuestion:
     plan = PlannedCall(
-        announcement=Announcement(title="make test", kind="execute"), access="execute", argument="make test"
+        announcement=Announcement(title="make test", kind="execute"),
+        access="execute",
+        coverage=Coverage(argument="make test"),
     )
     return PermissionQuestion(call=call, name=name, arguments='{"command": "make test"}', plan=plan, always="")
 

@@ -19,7 +19,17 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
 from crow.domain.rendering import code, in_title
 from crow.domain.subagents import resume_hint
-from crow.tools import AgentKind, Outcome, PlannedCall, RecallQuery, RecallScope, SubagentResult, Task
+from crow.tools import (
+    AgentKind,
+    Coverage,
+    Outcome,
+    PlannedCall,
+    RecallQuery,
+    RecallScope,
+    SubagentResult,
+    Task,
+    Touched,
+)
 from crow.tools.agents import prompt_of, read_agent
 from crow.tools.builtin.skill import permission_argument
 from crow.tools.builtin.tool import (
@@ -77,11 +87,13 @@ async def plan_recall(context: ToolContext, args: Arguments) -> PlannedCall:
     return PlannedCall(
         announcement=Announcement(title=f"Recall {what} from {where}", kind="search"),
         access="read",
-        argument=query.scope,
-        asks_once=True,
-        wider_arguments=("all",) if query.scope == "workspace" else (),
-        narrower_arguments=("workspace",) if query.scope == "all" else (),
         review_text=f"The model may then read {place} until this session ends. `/permissions` can take that back.",
+        coverage=Coverage(
+            argument=query.scope,
+            asks_once=True,
+            wider_arguments=("all",) if query.scope == "workspace" else (),
+            narrower_arguments=("workspace",) if query.scope == "all" else (),
+        ),
     )
 
 
@@ -143,11 +155,9 @@ async def plan_task(context: ToolContext, args: Arguments) -> PlannedCall:
             locations=(Location(path=kind.source),),
         ),
         access="none",
-        argument=permission_argument(kind, digest),
-        rule_paths=target.rule_names,
-        has_hard_links=target.has_hard_links,
-        asks_once=True,
         review_text=text,
+        coverage=Coverage(argument=permission_argument(kind, digest), asks_once=True),
+        touched=Touched(rule_paths=target.rule_names, has_hard_links=target.has_hard_links),
     )
 
 
@@ -179,7 +189,11 @@ async def task_to_run(context: ToolContext, args: Arguments, planned: PlannedCal
     if kind is None:
         return task
     text, digest = await anyio.to_thread.run_sync(read_agent, kind)
-    if kind.is_from_workspace and planned is not None and planned.argument != permission_argument(kind, digest):
+    if (
+        kind.is_from_workspace
+        and planned is not None
+        and planned.coverage.argument != permission_argument(kind, digest)
+    ):
         raise ArgumentError(f"{kind.source} has changed since this call was allowed; repeat the call")
     kind, instructions = prompt_of(kind, text)
     return replace(task, kind=kind, instructions=instructions)

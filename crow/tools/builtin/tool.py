@@ -25,6 +25,7 @@ from crow.tools import (
     Ports,
     Protection,
     SkillInfo,
+    Touched,
     Workspace,
 )
 from crow.tools.builtin.checks import Checks
@@ -188,12 +189,14 @@ class PathTarget:
         return PlannedCall(
             announcement=Announcement(title=title, kind=kind, locations=(location,), diffs=diffs),
             access=access,
-            is_outside=self.is_outside,
-            is_protected=self.read_protection == "ask",
-            rule_paths=self.rule_names,
-            other_paths=tuple(name for name in self.given_names if name not in self.rule_names),
-            has_hard_links=self.has_hard_links,
             fault=self.refusal if self.read_protection == "never" else None,
+            touched=Touched(
+                is_outside=self.is_outside,
+                is_protected=self.read_protection == "ask",
+                rule_paths=self.rule_names,
+                other_paths=tuple(name for name in self.given_names if name not in self.rule_names),
+                has_hard_links=self.has_hard_links,
+            ),
         )
 
 
