@@ -61,6 +61,8 @@ POINT_OUT = frozenset({3, 10, 20})
 """When the number of repetitions reaches one of these numbers, the model is told that it repeats itself."""
 GIVE_UP = 30
 """After this number of repetitions, the turn ends."""
+MAX_PAUSES = 10
+"""If the endpoint pauses in one answer after another, at most this many of them are sent back so that it goes on."""
 MAX_CONTINUED = 3
 """If one answer after another breaks off, at most this many of them are continued. If the next answer breaks off too,
 the turn ends."""
@@ -73,6 +75,10 @@ DOWN = (NetworkError, ModelTimeout, Overloaded, RateLimited)
 BROKE_OFF = (
     "Stopped: each of the last {count} answers broke off before its end. What was shown is kept. Check the connection, "
     "then send another prompt to continue."
+)
+PAUSED = (
+    "Stopped: the endpoint paused {count} times in a row while it used tools of its own. Send another prompt to "
+    "continue."
 )
 ONLY_THOUGHT = (
     "The model reached its output limit before it gave an answer. Raise max_output_tokens (in [model] or "
@@ -125,6 +131,7 @@ class Turn:
         self._sent = self._counted = 0
         self._is_listening = False
         self._continued = 0
+        self._pauses = 0
         self._steps = steps
         self._steps_taken = 0
         self._bounded_by = bounded_by
@@ -176,8 +183,13 @@ class Turn:
             await self._compactor.make_room()
             await self._remind()
             entry, answer, plans = await self._ask()
+            self._pauses = self._pauses + 1 if answer.finish == "paused" else 0
             if not answer.calls:
                 if self._has_news and answer.finish != "refusal":
+                    continue
+                if self._pauses > MAX_PAUSES:
+                    return await self._stop(PAUSED.format(count=self._pauses))
+                if self._pauses:
                     continue
                 if answer.finish == "length" and not answer.text.strip():
                     await self._branch.record([new_remark(ONLY_THOUGHT)])

@@ -25,7 +25,18 @@ from crow.domain.entries import (
     ToolResult,
     User,
 )
-from crow.domain.messages import AssistantMessage, Image, Link, Part, Resource, Text, ToolCall, ToolMessage, UserMessage
+from crow.domain.messages import (
+    AssistantMessage,
+    File,
+    Image,
+    Link,
+    Part,
+    Resource,
+    Text,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
 from crow.domain.tokens import head_and_tail
 
 INTERRUPTED = "[This answer was interrupted here.]"
@@ -119,7 +130,8 @@ def added_part(body: Reminder | Skill | Custom) -> Text:
 def assistant_message(body: Assistant, calls: tuple[ToolCall, ...], entry: int) -> AssistantMessage | None:
     """Return an answer as a message with `calls`, whose ids are unique in the request. If `body.cut` is set, the
     longest arguments are shortened. Return None if there is nothing to send."""
-    if not calls and not body.text.strip():
+    is_paused = body.finish == "paused" and not calls
+    if not calls and not body.text.strip() and not (is_paused and body.opaque):
         return None
     interrupted = body.finish == "interrupted"
     return AssistantMessage(
@@ -131,6 +143,7 @@ def assistant_message(body: Assistant, calls: tuple[ToolCall, ...], entry: int) 
         reasoning_field=body.reasoning_field,
         endpoint=body.endpoint,
         wire=body.wire,
+        is_paused=is_paused,
     )
 
 
@@ -181,7 +194,12 @@ def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
     """Return a tool result as a message. If the result was stored with a `cut`, the message has only the head and tail
     of its text."""
     text = body.text if body.cut is None else head_and_tail(body.text, body.cut, entry)
-    return ToolMessage(call_id=call_id, text=text or EMPTY_OUTPUT, images=body.images)
+    files = tuple(
+        File(name=each.name, data=each.data, mime_type=each.mime_type)
+        for each in body.attachments
+        if each.for_model and each.data and each.mime_type
+    )
+    return ToolMessage(call_id=call_id, text=text or EMPTY_OUTPUT, images=body.images, files=files)
 
 
 def excerpt(head: str, tail: str, omitted_bytes: int, call_id: str) -> str:
@@ -206,7 +224,7 @@ def is_maskable(body: ToolResult) -> bool:
     if body.name in NEVER_MASKED or body.plan is not None:
         return False
     shown = len(body.text) if body.cut is None else min(len(body.text), body.cut)
-    return shown > MASK_MIN_CHARS or bool(body.images)
+    return shown > MASK_MIN_CHARS or bool(body.images) or any(each.for_model for each in body.attachments)
 
 
 def elided_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:

@@ -48,7 +48,7 @@ from crow.llm.facts import OUTPUT_LIMIT, utc_today
 from crow.llm.models import EndpointFacts, Offered, RequestForm, read_listing
 from crow.llm.parser import AnswerParser
 from crow.llm.stream import MAX_ADAPTATIONS, AnswerStream, RetryTiming
-from crow.llm.wires import Encoder, wire_named
+from crow.llm.wires import AnyEncoder, wire_named
 
 _MAX_ENCODERS = 64
 _MAX_BUFFERED_BYTES = 256 * 1024
@@ -222,7 +222,7 @@ class EndpointClient:
                 raise error
         raise errors.ProtocolError(f"{self.origin.endpoint} refused the request in {MAX_ADAPTATIONS} different forms.")
 
-    def _body(self, encoder: Encoder, request: Request, dialect: Dialect, max_output: int | None) -> bytes:
+    def _body(self, encoder: AnyEncoder, request: Request, dialect: Dialect, max_output: int | None) -> bytes:
         return encoder.body(
             request,
             model=self._endpoint.model,

@@ -477,6 +477,11 @@ reasoning              near  \breasoning(?:_content|_text)?\b
 developer_role         near  developer
 system_role            near  system (?:role|message|prompt)|['\"`]system['\"`]
 system_role            any   roles must alternate|only user(?:,| and) assistant roles
+files                  any   \b(?:pdf|document|file)s?\b.{0,80}(?:could not be (?:read|processed)|password)
+files                  any   (?:could not|cannot|unable to) (?:read|process|parse).{0,40}\b(?:pdf|document)\b
+files                  any   \bpdf\b.{0,40}(?:too many|maximum of \d+) pages|too many pages
+files                  near  \binput_file\b|\bfile_data\b|\bpdfs?\b|\bdocument\b|['\"`]file['\"`]
+files                  near  \bfile (?:inputs?|parts?)\b
 images                 any   image exceeds|image dimensions exceed|could not process image
 images                 near  \bimage(?:_url|s)?\b|\bvision\b|multi-?modal content
 images                 any   not a multimodal

@@ -232,6 +232,7 @@ _PART_NAMES = {
     "chat_wire": "API Chat Completions",
     "responses_wire": "API Responses",
     "messages_wire": "API Messages",
+    "files": "files in tool results",
     "include": "encrypted reasoning (include)",
     "summary": "summaries of reasoning",
     "cache_retention": "cache breakpoints",
