@@ -51,6 +51,8 @@ IMAGE_LEFT_OUT = "[An image.]"
 NEVER_MASKED = frozenset({"update_plan", "skill"})
 """Tools whose outputs stay visible because they guide the model's work."""
 
+FILE_NAME_CHARS = 200
+
 MASK_MIN_CHARS = 400
 """An output without images is hidden only if it is longer than this. The line that replaces a shorter output would be
 nearly as long as the output."""
@@ -195,11 +197,16 @@ def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
     of its text."""
     text = body.text if body.cut is None else head_and_tail(body.text, body.cut, entry)
     files = tuple(
-        File(name=each.name, data=each.data, mime_type=each.mime_type)
+        File(name=file_name(each.name), data=each.data, mime_type=each.mime_type)
         for each in body.attachments
         if each.for_model and each.data and each.mime_type
     )
     return ToolMessage(call_id=call_id, text=text or EMPTY_OUTPUT, images=body.images, files=files)
+
+
+def file_name(name: str) -> str:
+    """Return the last part of a path or URI, as endpoints take it for the name of a file."""
+    return name.rstrip("/").rpartition("/")[2][-FILE_NAME_CHARS:] or "file"
 
 
 def excerpt(head: str, tail: str, omitted_bytes: int, call_id: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import random
 import sys
@@ -105,3 +107,85 @@ async def test_items_that_the_endpoint_no_longer_accepts_are_left_out_in_the_sam
             endpoint.is_forgetful = True
             assert await agent.prompt(session, "And now?") == {"stopReason": "end_turn"}
     assert endpoint.faults == []
+
+
+PDF = b"%PDF-1.7\n1 0 obj\n<< /Type /Catalog >>\nendobj\n"
+DATA = base64.b64encode(PDF).decode()
+FILE_PARTS = {
+    "chat": {"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{DATA}"}},
+    "responses": {"type": "input_file", "filename": "a.pdf", "file_data": f"data:application/pdf;base64,{DATA}"},
+    "messages": {
+        "type": "document",
+        "source": {"type": "base64", "media_type": "application/pdf", "data": DATA},
+        "title": "a.pdf",
+    },
+}
+
+
+def configure(home: Path, wire: str, takes_files: str) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text(f'[model]\nwire = "{wire}"\ntakes_files = {takes_files}\n')
+
+
+def read_the_file(request: Recorded) -> Reply:
+    """Read the PDF in the first request."""
+    asked = json.dumps(request.body["messages"])
+    return fake.text("A nest.") if "a.pdf is a PDF" in asked else fake.calls(("read_file", {"path": "docs/a.pdf"}))
+
+
+@pytest.mark.parametrize("takes_files", ["true", "false"])
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_pdf_goes_to_a_model_that_takes_files_in_the_form_of_its_wire(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, wire: str, takes_files: str
+) -> None:
+    (place / "docs").mkdir()
+    (place / "docs" / "a.pdf").write_bytes(PDF)
+    configure(home, wire, takes_files)
+    endpoint.wires = WIRES
+    endpoint.answer_with(read_the_file)
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        assert await agent.prompt(session, "What does it say?") == {"stopReason": "end_turn"}
+        await agent.kill()
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        assert await agent.prompt(session, "Again?") == {"stopReason": "end_turn"}
+    for request in endpoint.asked[1:]:
+        assert (FILE_PARTS[wire] in parts_of(request.sent)) == (takes_files == "true")
+        note = "a.pdf (application/pdf, 1 KB) was left out: this model takes no files"
+        assert (note in json.dumps(request.sent)) == (takes_files == "false")
+
+
+def parts_of(value: object) -> list[object]:
+    """All objects in a request, at any depth."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    found = [part for each in inner for part in parts_of(each)]
+    return [*found, value] if isinstance(value, dict) else found
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_file_that_the_endpoint_refuses_is_left_out_in_the_same_prompt(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, wire: str
+) -> None:
+    (place / "docs").mkdir()
+    (place / "docs" / "a.pdf").write_bytes(PDF)
+    configure(home, wire, "true")
+    words = {
+        "chat": "Invalid content type: 'file' is not supported by this model",
+        "responses": "Unsupported content part: input_file",
+        "messages": "messages.2.content.0.tool_result.content.1.document: Could not process PDF",
+    }
+
+    def refuse(request: Recorded) -> Reply:
+        if FILE_PARTS[wire] in parts_of(request.sent):
+            return fake.failing(400, words[wire], type="invalid_request_error")
+        return read_the_file(request)
+
+    endpoint.wires = WIRES
+    endpoint.answer_with(refuse)
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        assert await agent.prompt(session, "What does it say?") == {"stopReason": "end_turn"}
+        assert agent.text(session).endswith("A nest.")
+    assert len(endpoint.asked) == 3
