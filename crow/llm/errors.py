@@ -73,6 +73,9 @@ no path
     not found|not allowed|cannot post|no route|unknown (?:path|url)|invalid url
 tools need a flag
     \b(?:tools?|tool_choice) param(?:eter)? requires\b
+tools with reasoning
+    \btools?\b[^.]{0,40}\breasoning.{0,80}not (?:supported|allowed|available|compatible)
+    |\breasoning[^.]{0,60}(?:not (?:supported|allowed|available|compatible)|unsupported)[^.]{0,40}\btools?\b
 no tools
     (?:not|n't) support (?:tool|function)s?\b(?! choice)|support tool use
     |tools?\W{0,2} (?:is|are) not supported|tool calling|--enable-auto-tool-choice
@@ -555,7 +558,8 @@ def refuses_wire(body: ErrorBody, wire: WireName) -> bool:
     is_no_path = not body.message or _PATTERNS["no path"].search(body.message) is not None
     if body.status in {404, 405, 501} and (is_no_path or page_title(body.everything) is not None):
         return True
-    return body.status is not None and _PATTERNS["no tools"].search(body.searched) is not None
+    says = (_PATTERNS[kind].search(body.searched) for kind in ("no tools", "tools with reasoning"))
+    return body.status is not None and any(match is not None for match in says)
 
 
 def max_output_tokens(body: ErrorBody) -> int | None:

@@ -180,7 +180,7 @@ class AnswerStream:
         # The request may have changed its wire.
         self._parser = parser = self._transport.parser(self._request)
         try:
-            decoder = SseDecoder()
+            decoder = SseDecoder(parser.kind)
             head: bytearray | None = bytearray()  # the bytes before the first event
             received = 0
             while not parser.is_done:
@@ -196,7 +196,7 @@ class AnswerStream:
                 if head is not None and not events:
                     head += data
                     if len(head) > MAX_EVENT_BYTES:
-                        raise EventTooLarge(MAX_EVENT_BYTES)
+                        raise EventTooLarge(MAX_EVENT_BYTES, parser.kind)
                 else:
                     head = None
                 for piece in parser.feed(events):

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -24,21 +25,40 @@ REFUSAL = (
     "Function tools with reasoning_effort are not supported for gpt-x in /v1/chat/completions. To use function tools, "
     "use /v1/responses or set reasoning_effort to 'none'."
 )
+SHORT_REFUSAL = "Function tools with reasoning_effort are not supported for this model. Set reasoning_effort to 'none'."
+NEWEST = pytest.mark.parametrize("words", [REFUSAL, SHORT_REFUSAL])
+LEVEL = pytest.mark.parametrize("level", ["", 'thought_level = "high"'])
 
 
-def answer_as_the_newest(request: Recorded) -> Reply:
-    """Refuse tools on Chat Completions unless the request turns the reasoning off."""
-    if request.wire == "chat" and "tools" in request.sent and request.sent.get("reasoning_effort") != "none":
-        return fake.failing(400, REFUSAL, type="invalid_request_error", param="reasoning_effort", code=None)
+def as_the_newest(words: str) -> Callable[[Recorded], Reply]:
+    """Return an endpoint that refuses tools on Chat Completions unless the request turns the reasoning off."""
+
+    def answer(request: Recorded) -> Reply:
+        if request.wire == "chat" and "tools" in request.sent and request.sent.get("reasoning_effort") != "none":
+            return fake.failing(400, words, type="invalid_request_error", param="reasoning_effort", code=None)
+        return look_and_answer(request)
+
+    return answer
+
+
+def set_level(home: Path, level: str) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text(f"[model]\n{level}\n")
+
+
+def look_and_answer(request: Recorded) -> Reply:
     if request.body["messages"][-1]["role"] == "user":
         return fake.calls(("read_file", {"path": "README.md"}), say="I look.")
     return fake.text("It is ", "a nest.")
 
 
+@NEWEST
+@LEVEL
 async def test_the_newest_models_work_at_the_first_prompt_with_reasoning_on(
-    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, words: str, level: str
 ) -> None:
-    endpoint.answer_with(answer_as_the_newest)
+    set_level(home, level)
+    endpoint.answer_with(as_the_newest(words))
     endpoint.wires = ("chat", "responses")
     async with crow(endpoint=endpoint) as agent:
         session = await opened(agent, place)
@@ -49,6 +69,8 @@ async def test_the_newest_models_work_at_the_first_prompt_with_reasoning_on(
         await agent.prompt(session, "/context")
         said = agent.text(session, since=since)
     assert [request.wire for request in endpoint.asked] == ["chat", *["responses"] * 4]
+    efforts = [request.sent["reasoning"].get("effort") for request in endpoint.asked[1:]]
+    assert efforts == ["high" if level else None] * 4
     assert "API: Responses." in said
     assert "- API Chat Completions: Crow uses another API of this endpoint" in said
     async with crow(endpoint=endpoint) as agent:
@@ -57,8 +79,13 @@ async def test_the_newest_models_work_at_the_first_prompt_with_reasoning_on(
     assert [request.wire for request in endpoint.asked[5:]] == ["responses", "responses"]
 
 
-async def test_crow_run_answers_with_a_newest_model(home: Path, place: Path, endpoint: FakeEndpoint) -> None:
-    endpoint.answer_with(answer_as_the_newest)
+@NEWEST
+@LEVEL
+async def test_crow_run_answers_with_a_newest_model(
+    home: Path, place: Path, endpoint: FakeEndpoint, words: str, level: str
+) -> None:
+    set_level(home, level)
+    endpoint.answer_with(as_the_newest(words))
     endpoint.wires = ("chat", "responses")
     env = {**os.environ, "CROW_HOME": str(home), "OPENAI_BASE_URL": endpoint.base_url, "CROW_MODEL": "gpt-x"}
     argv = [sys.executable, "-m", "crow", "run", "What is in README.md?"]
