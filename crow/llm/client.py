@@ -75,16 +75,17 @@ _NO_KEY = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Client:
-    """The client of an endpoint.
-
-    `templates` holds a request without a body for each wire that was used. Each request is built from its template,
-    because merging all headers again would take 0.1 ms.
-    """
+    """The client of an endpoint."""
 
     api: openai.AsyncOpenAI
+    """The client of the package, which lists the models."""
     http: httpx2.AsyncClient
+    """The connections."""
     headers: httpx2.Headers
+    """The headers of all requests."""
     templates: dict[WireName, httpx2.Request] = field(default_factory=dict)
+    """A request without a body for each wire that was used. Each request is built from its template, because merging
+    all headers again would take 0.1 ms."""
 
 
 class EndpointClient:

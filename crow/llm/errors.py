@@ -159,8 +159,11 @@ class Origin:
     """The endpoint and the model of a request, as error messages name them."""
 
     endpoint: str = "the endpoint"
+    """The endpoint's URL."""
     model: str = ""
+    """The model's name."""
     wire: WireName = "chat"
+    """The wire of the request."""
 
     @property
     def api(self) -> str:
@@ -170,14 +173,18 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBody:
-    """The information that an endpoint sent about an error. `everything` is the whole body or event, because the reason
-    may be hidden in nested metadata. `wait_s` is the number of seconds to wait, if the headers ask for a wait."""
+    """The information that an endpoint sent about an error."""
 
     message: str = ""
+    """The reason in words."""
     code: str = ""
+    """The codes and types of the error."""
     status: int | None = None
+    """The HTTP status."""
     everything: str = ""
+    """The whole body or event, because the reason may be hidden in nested metadata."""
     wait_s: float | None = None
+    """The number of seconds to wait, if the headers ask for a wait."""
 
     @property
     def searched(self) -> str:

@@ -1,7 +1,8 @@
 """Decodes server-sent events: takes the bytes of a response and returns the data of each event.
 
 Follows WHATWG HTML 9.2.6. Bytes are decoded per event, and invalid UTF-8 becomes U+FFFD. Event names are repeated in
-the data, and IDs and retry times have no meaning here, so all of them are dropped. This module also repairs invalid Unicode in text.
+the data, and IDs and retry times have no meaning here, so all of them are dropped. This module also repairs invalid
+Unicode in text.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class EventTooLarge(AnswerTooLong):
 
     def __init__(self, max_bytes: int, kind: str) -> None:
         super().__init__(
-            f"The endpoint sent more than {max_bytes:,} bytes as one event, which is not {kind}. Check the base URL and "
-            "the server's log."
+            f"The endpoint sent more than {max_bytes:,} bytes as one event, which is not {kind}. Check the base URL "
+            "and the server's log."
         )
 
 

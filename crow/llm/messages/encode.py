@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, TypeAlias, assert_never
 
 from crow.domain import messages as domain
@@ -86,8 +87,11 @@ class MessagesEncoder(Encoder[_Encoded]):
         minimum = claude(self._model).min_cached_tokens * _BYTES_PER_TOKEN
         size = len(self._system.sent) + self._tools_size
         system = self._system.marked if size >= minimum else self._system.sent
+        enough = next(
+            (at for at, total in enumerate(accumulate(map(len, messages), initial=size)) if total >= minimum), None
+        )
         for at in marked:
-            if size >= minimum or size + sum(map(len, messages[: at + 1])) >= minimum:
+            if enough is not None and at + 1 >= enough:
                 messages[at] = messages[at][: -len(_END)] + _MARK + _END
         return system, messages
 
