@@ -20,7 +20,7 @@ from crow.programs import named_program
 from crow.settings.values import OFFLINE, ModelOptions, ModelSettings, NamedModel, ProviderSettings, Settings
 
 _KEY_COMMAND_TIMEOUT_S = 30.0
-ALL_WIRES: tuple[WireName, ...] = ("chat", "responses", "messages")
+_ALL_WIRES: tuple[WireName, ...] = ("chat", "responses", "messages")
 _CLAUDE = re.compile(r"\bclaude|anthropic", re.IGNORECASE)
 _VERSION = re.compile(r"(?:\A|/)v\d+\Z")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
@@ -156,7 +156,7 @@ def url_named(answer: str) -> str:
 
 def wires_at(base_url: str, model: str) -> tuple[WireName, ...]:
     """Return the APIs to try for a model, best first."""
-    wires = preset_at(base_url).wires or ALL_WIRES
+    wires = preset_at(base_url).wires or _ALL_WIRES
     is_anthropic = "anthropic" in urlsplit(base_url).path.lower().split("/")
     # Many endpoints serve Anthropic's API below a path of this name. Elsewhere, only that API caches Claude's prompts
     # and returns its thoughts.
@@ -309,7 +309,7 @@ class Gateways:
         :raises ArgumentError: there is no such provider, or the URL is invalid. The message omits the URL, which may
             hold a password.
         """
-        known = provider_ids(settings)
+        known = _provider_ids(settings)
         if provider_id not in known:
             raise ArgumentError(f"providerId {json.dumps(provider_id)[:200]} is unknown; expected {', '.join(known)}.")
         try:
@@ -327,7 +327,7 @@ class Gateways:
         """Disable a provider; ignore an unknown id. :raises ArgumentError: the provider is required."""
         if provider_id == MAIN_PROVIDER:
             raise ArgumentError(f'The provider "{MAIN_PROVIDER}" is required and cannot be disabled.')
-        if provider_id in provider_ids(settings):
+        if provider_id in _provider_ids(settings):
             self._by_id[provider_id] = None
 
     def is_disabled(self, target: Target) -> bool:
@@ -350,7 +350,7 @@ class Gateways:
         """Return the kind and the URL of each provider's endpoint, by provider id. For a disabled provider, return
         None instead."""
         found: dict[str, tuple[ApiType, str] | None] = {}
-        for provider_id, own in provider_ids(settings).items():
+        for provider_id, own in _provider_ids(settings).items():
             gateway = self._by_id.get(provider_id)
             if gateway is not None:
                 found[provider_id] = gateway.api_type, gateway.base_url
@@ -387,7 +387,7 @@ def _provider_id(provider: str | None) -> str:
     return f"providers.{provider}" if provider == MAIN_PROVIDER else provider
 
 
-def provider_ids(settings: Settings) -> dict[str, str]:
+def _provider_ids(settings: Settings) -> dict[str, str]:
     """The user's own URL of each provider, by id."""
     urls = {_provider_id(None): settings.model.base_url}
     for name, provider in settings.providers.items():
