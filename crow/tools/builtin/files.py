@@ -311,14 +311,18 @@ async def read_replaced(context: ToolContext, target: PathTarget, content: str) 
     return before, None
 
 
-def changed_fault(seen: SeenFiles, target: PathTarget, now: TextFile) -> str:
-    """Return the reason why a file that others have changed cannot be changed now. It shows what they changed."""
+def changed_fault(seen: SeenFiles, target: PathTarget, now: TextFile, edited: Sequence[range] = ()) -> str:
+    """Return the reason why a file that others have changed cannot be changed now. It shows what they changed, with the
+    lines beside it that are `edited`."""
     lines = now.shown.split("\n")
     changed = seen.changed_lines(target.path, now.text)
     if changed is None:
         return f"{target.name} has changed since you read it; read it again first"
-    shown = excerpt(lines, max(0, changed.start - 1), changed.stop + 1)
-    return f"{target.name} has changed since you read it; read it again first. It changed here:\n{shown}"
+    touching = [each for each in edited if each.start <= changed.stop and changed.start <= each.stop]
+    start = min([max(0, changed.start - 1), *(each.start for each in touching)])
+    stop = max([changed.stop + 1, *(each.stop for each in touching)])
+    how = "read it again first" + (", or edit these lines as they are now" if touching else "")
+    return f"{target.name} has changed since you read it; {how}. It changed here:\n{excerpt(lines, start, stop)}"
 
 
 async def plan_change(
@@ -347,8 +351,8 @@ async def plan_change(
     return replace(
         planned,
         fault=fault or planned.fault,
-        is_protected=planned.is_protected or protection == "ask",
         is_barrier=True,
+        touched=replace(planned.touched, is_protected=planned.touched.is_protected or protection == "ask"),
     )
 
 
@@ -464,13 +468,13 @@ async def missing_error(workspace: Workspace, target: PathTarget) -> ArgumentErr
     try:
         names = await anyio.to_thread.run_sync(list_names, directory)
     except OSError:
-        elsewhere = await anyio.to_thread.run_sync(same_names, workspace, target.path.name)
+        elsewhere = await anyio.to_thread.run_sync(same_names, workspace, target.path)
         where = display_name(workspace, directory)
         also = f"; there is {', '.join(elsewhere)}" if elsewhere else ""
         return ArgumentError(f"{target.name} does not exist; neither does the directory {where}{also}")
     similar = await anyio.to_thread.run_sync(similar_names, target.path.name, names)
     if not similar:
-        similar = await anyio.to_thread.run_sync(same_names, workspace, target.path.name)
+        similar = await anyio.to_thread.run_sync(same_names, workspace, target.path)
         directory = workspace.resolve(".")
     if not similar:
         return ArgumentError(f"{target.name} does not exist; use list_files to see which files exist")
@@ -478,17 +482,19 @@ async def missing_error(workspace: Workspace, target: PathTarget) -> ArgumentErr
     return ArgumentError(f"{target.name} does not exist; similar: {shown}")
 
 
-def same_names(workspace: Workspace, name: str) -> list[str]:
-    """Return up to three files of the working directory with this name, relative to it. Only the first directories of a
-    large tree are searched."""
+def same_names(workspace: Workspace, wanted: Path) -> list[str]:
+    """Return up to three files of the working directory with the name of `wanted`, relative to it. Those that share
+    more directories with `wanted` come first. Only the first directories of a large tree are searched."""
     root, found = workspace.resolve("."), []
     for number, (directory, folders, names) in enumerate(os.walk(root)):
         folders[:] = sorted(folder for folder in folders if not folder.startswith(".") and folder not in SKIPPED)
-        if name in names and workspace.read_protection(path := Path(directory) / name) == "none":
-            found.append(display_name(workspace, path))
-        if len(found) == MAX_SAME_NAMES or number == MAX_DIRECTORIES:
+        if wanted.name in names:
+            found.append(Path(directory) / wanted.name)
+        if number == MAX_DIRECTORIES:
             break
-    return found
+    found.sort(key=lambda path: -len({*path.parts} & {*wanted.parts}))
+    allowed = (path for path in found[:MAX_COMPARED_NAMES] if workspace.read_protection(path) == "none")
+    return [display_name(workspace, path) for path, _ in zip(allowed, range(MAX_SAME_NAMES), strict=False)]
 
 
 def list_names(directory: Path) -> list[str]:
@@ -542,6 +548,6 @@ WRITE_FILE_SPEC = tool_spec(
     "Create a file, with missing directories, or replace its whole content. To change a part, edit it.",
     required="path content",
     path=PATH,
-    content=argument("string", "The whole new content."),
+    content=argument("string"),
 )
 WRITE_FILE = Builtin(WRITE_FILE_SPEC, "edit", "write", plan_write, run_write)
