@@ -532,11 +532,14 @@ class ClientSessions:
 
     def options(self, session: Session) -> list[dict[str, Any]]:
         """Return all config options of a session."""
-        row, caps = session.branch.row, self.caps
-        model = row.model or self.host.dependencies.model
-        config = {"auto_compact": self.host.dependencies.auto_compact, **row.config}
+        row, host = session.branch.row, self.host
         return config_options(
-            mode=row.mode, model=model, models=self.host.models, config=config, booleans=caps.boolean_options
+            mode=row.mode,
+            model=row.model or host.dependencies.model,
+            models=host.models,
+            config={"auto_compact": host.dependencies.auto_compact, **row.config},
+            booleans=self.caps.boolean_options,
+            levels=session.thought_levels,
         )
 
     def _start(self, start: Start, *, is_watcher: bool = False) -> ClientSession:
