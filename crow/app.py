@@ -29,7 +29,7 @@ from crow.agent.permissions.rules import user_rules
 from crow.agent.templates import Template, read_templates
 from crow.agent.turns.adapters import Adapters, SessionSettings
 from crow.domain.errors import AuthError, CrowError
-from crow.frontend.agent import AcpAgent
+from crow.frontend.agent import Negotiate
 from crow.frontend.agent import serve as serve_connection
 from crow.frontend.endpoints import AuthState, Credentials, Provider
 from crow.frontend.host import ServerDependencies
@@ -58,22 +58,22 @@ async def serve(loaded: Loaded, reload: Callable[[], Loaded], *, offers_v2: bool
 
     If `offers_v2` is true, a client may choose the draft of version 2 of the protocol instead of version 1.
     """
-    agent_type = AcpAgent
+    negotiate: Negotiate | None = None
     with importing():
         # Imported here because it loads the protocol's SDK, which takes 300 ms and which no other command needs.
-        from crow.frontend.connection import EditorConnection
+        from crow.frontend.connection import EditorConnection, check_parameters
 
         if offers_v2:
-            from crow.frontend.v2 import NegotiatingAgent  # only users who ask for version 2 wait for this import
+            from crow.frontend.v2 import VersionTwo  # only users who ask for version 2 wait for this import
 
-            agent_type = NegotiatingAgent
+            negotiate = VersionTwo
 
     adapters.protect_process(loaded)
     with claim_stdio() as (source, sink), recording(loaded) as recorder:
         wiring = Wiring(loaded, reload=reload, recorder=recorder)
         async with adapters.orphans_ended():
             connection = EditorConnection(StdioTransport(source, sink, observe=recorder))
-            await serve_connection(connection, wiring.dependencies(), agent_type=agent_type)
+            await serve_connection(connection, wiring.dependencies(), check=check_parameters, negotiate=negotiate)
         await wiring.close()
     gc.freeze()  # otherwise the last garbage collection visits all imported objects: 250 ms at exit
     return 0

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from crow.domain.errors import ArgumentError
 from crow.frontend.frames import describe
 
-API_TYPE = "openai"
+_API_TYPE = "openai"
 """The only kind of endpoint that crow can use."""
 
 AuthState: TypeAlias = Literal["authenticated", "unauthenticated", "not_required", "unknown"]
@@ -22,31 +22,32 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provider:
-    """A model provider whose address the client may set. If the client has disabled the provider, `base_url` is None.
-
-    If `is_required` is true, the client may not disable the provider.
-    """
+    """A model provider whose address the client may set."""
 
     id: str
+    """Its name."""
     base_url: str | None
+    """Its address. None if the client has disabled the provider."""
     is_required: bool
+    """Whether the client may not disable the provider."""
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the provider as an item of the response to `providers/list`."""
-        current = None if self.base_url is None else {"apiType": API_TYPE, "baseUrl": self.base_url}
-        return {"providerId": self.id, "supported": [API_TYPE], "required": self.is_required, "current": current}
+        """Return the provider as an item of the response to `providers/list`."""
+        current = None if self.base_url is None else {"apiType": _API_TYPE, "baseUrl": self.base_url}
+        return {"providerId": self.id, "supported": [_API_TYPE], "required": self.is_required, "current": current}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """The credentials that crow has. `accounts` has an entry for each endpoint with a key: a label, and whether the
-    default model uses the endpoint."""
+    """The credentials that crow has."""
 
     state: AuthState
+    """Whether crow can send requests."""
     accounts: Mapping[str, bool]
+    """A label for each endpoint with a key, and whether the default model uses the endpoint."""
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the response to `auth/status`."""
+        """Return the response to `auth/status`."""
         return {
             "state": self.state,
             "accounts": [{"label": label, "active": active} for label, active in self.accounts.items()],
@@ -61,11 +62,11 @@ class Endpoints(Protocol):
     """The endpoints of this process. Changes that the client makes last until the process ends."""
 
     def providers(self) -> Sequence[Provider]:
-        """Returns all providers, including those that the client has disabled."""
+        """Return all providers, including those that the client has disabled."""
         ...
 
     def set_provider(self, provider_id: str, base_url: str, headers: Mapping[str, str]) -> None:
-        """Changes the address of a provider. From now on, requests to the provider go to that address, with these
+        """Change the address of a provider. From now on, requests to the provider go to that address, with these
         headers and without the user's key.
 
         :raises ArgumentError: there is no such provider, or the address cannot be used.
@@ -73,22 +74,22 @@ class Endpoints(Protocol):
         ...
 
     def disable_provider(self, provider_id: str) -> None:
-        """Stops using a provider. Does nothing if the provider is unknown.
+        """Stop using a provider. Do nothing if the provider is unknown.
 
         :raises ArgumentError: this provider may not be disabled.
         """
         ...
 
     def credentials(self) -> Credentials:
-        """Returns the credentials that crow has now."""
+        """Return the credentials that crow has now."""
         ...
 
 
 def set_provider(endpoints: Endpoints, params: Mapping[str, Any]) -> None:
-    """Carries out `providers/set`. :raises ArgumentError: a parameter cannot be used. In this case, nothing is
+    """Carry out `providers/set`. :raises ArgumentError: a parameter cannot be used. In this case, nothing is
     changed."""
-    if params["apiType"] != API_TYPE:
-        raise ArgumentError(f'apiType is {describe(params["apiType"])}; crow supports only "{API_TYPE}".')
+    if params["apiType"] != _API_TYPE:
+        raise ArgumentError(f'apiType is {describe(params["apiType"])}; crow supports only "{_API_TYPE}".')
     headers = params.get("headers", {})
     if len(headers) > _MAX_HEADERS:
         raise ArgumentError(f"headers has {len(headers)} members; expected at most {_MAX_HEADERS}.")

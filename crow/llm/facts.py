@@ -138,6 +138,11 @@ def utc_today() -> date:
     return datetime.now(UTC).date()
 
 
+def without_controls(words: str) -> str:
+    """Return the start of an endpoint's message, without control characters."""
+    return "".join(char if char.isprintable() else " " for char in words)[:QUOTE_CHARS]
+
+
 def learned_window(facts: Mapping[str, object]) -> LearnedWindow | None:
     """Return the learned window among an endpoint's facts, or None if there is none or its format is unknown."""
     learned = _read(LearnedWindow, facts.get(WINDOW))

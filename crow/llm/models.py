@@ -12,13 +12,11 @@ from typing import Any
 
 from crow.domain.errors import StoreError
 from crow.domain.messages import Usage, WireName
-from crow.domain.text import on_one_line, shorten
 from crow.llm import EndpointMemory, ModelInfo, ModelLimits
 from crow.llm.dialect import Dialect, changes_messages, is_wire
 from crow.llm.endpoint import Endpoint
 from crow.llm.facts import (
     MAX_TOKENS,
-    QUOTE_CHARS,
     USAGE,
     Refusal,
     UsageShape,
@@ -28,6 +26,7 @@ from crow.llm.facts import (
     refusals_for,
     stored_refusals,
     utc_today,
+    without_controls,
 )
 
 logger = logging.getLogger(__name__)
@@ -320,7 +319,7 @@ class EndpointFacts:
         form.tested.discard(part)
         form.refused[part] = Refusal(
             part=part,
-            source=f'a refused request: "{shorten(on_one_line(words), QUOTE_CHARS)}"',
+            source=f'a refused request: "{without_controls(words)}"',
             learned_on=today,
             checked_on=today,
             session=form.session,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from crow.domain.entries import Announcement, Diff, Location
 from crow.domain.messages import Image
-from crow.tools import Outcome, PlannedCall, builtin
+from crow.tools import Outcome, PlannedCall, Touched, builtin
 from crow.tools.builtin.files import LineWindow
 from crow.tools.builtin.tool import ToolContext
 from crow.tools.jobs import Jobs
@@ -161,16 +161,16 @@ async def test_a_planned_read_names_file_lines_and_whether_it_is_outside(
             locations=(Location(path=str(root / "src" / "a.py"), line=10),),
         ),
         access="read",
-        rule_paths=(str(root / "src" / "a.py"), "src/a.py"),
+        touched=Touched(rule_paths=(str(root / "src" / "a.py"), "src/a.py")),
     )
     assert outside == PlannedCall(
         announcement=Announcement(
             title=f"Read {tmp_path / 'secret'}", kind="read", locations=(Location(path=str(tmp_path / "secret")),)
         ),
         access="read",
-        is_outside=True,
-        rule_paths=(str(tmp_path / "secret"),),
-        other_paths=(str(root / "link"), "link"),
+        touched=Touched(
+            is_outside=True, rule_paths=(str(tmp_path / "secret"),), other_paths=(str(root / "link"), "link")
+        ),
     )
 
 
@@ -191,7 +191,7 @@ async def test_a_write_shows_its_diff_first_logs_the_old_content_and_writes_exac
         replaced = await box.run("write_file", path="new/a.txt", content="")
         changes = box.log.changes
     assert offer == PlannedCall(
-        announcement=first, access="write", is_barrier=True, rule_paths=(str(path), "new/a.txt")
+        announcement=first, access="write", is_barrier=True, touched=Touched(rule_paths=(str(path), "new/a.txt"))
     )
     assert created == Outcome(text="Created new/a.txt: 2 lines, 8 bytes.", announcement=first)
     assert replaced.text == "Replaced new/a.txt: 0 lines, 0 bytes."
@@ -227,7 +227,7 @@ async def test_an_edit_makes_the_change_it_shows_and_keeps_bom_and_line_ends(ope
     edit = {"path": "a.py", "old_text": "b = 2", "new_text": "b = 3\nc = 4"}
     async with open_box() as box:
         assert await box.plan("edit_file", **edit) == PlannedCall(
-            announcement=change, access="write", is_barrier=True, rule_paths=(str(path), "a.py")
+            announcement=change, access="write", is_barrier=True, touched=Touched(rule_paths=(str(path), "a.py"))
         )
         outcome = await box.run("edit_file", **edit)
         changes = box.log.changes
@@ -277,7 +277,7 @@ async def test_a_planned_write_outside_tells_the_model_nothing_about_the_file(
     (tmp_path / "secret").write_text("password")
     async with open_box() as box:
         faults = [
-            (offer.is_outside, offer.fault)
+            (offer.touched.is_outside, offer.fault)
             for offer in (
                 await box.plan("edit_file", path="../secret", old_text="pass", new_text="x"),
                 await box.plan("edit_file", path="../secret", old_text="other", new_text="x"),
@@ -296,7 +296,7 @@ async def test_paths_stay_as_the_client_knows_them_if_cwd_is_a_link(tmp_path: Pa
         call("edit_file", path="a.py", old_text="a", new_text="b"),
         ToolContext(workspace=workspace, jobs=Jobs(workspace)),
     )
-    assert offer.is_outside is False
+    assert offer.touched.is_outside is False
     assert offer.announcement.locations[0].path == str(tmp_path / "link" / "a.py")
     assert offer.announcement.diffs[0].path == str(tmp_path / "link" / "a.py")
 
@@ -498,7 +498,7 @@ async def test_a_write_through_a_hard_link_to_a_protected_file_is_protected(open
             await box.plan("edit_file", path="notes.txt", old_text="core", new_text="x"),
             await box.plan("write_file", path="two.txt", content="y"),
         ]
-    assert [call.is_protected for call in planned] == [True, True, False]
+    assert [call.touched.is_protected for call in planned] == [True, True, False]
 
 
 async def test_the_plan_of_a_change_to_a_key_or_crows_own_file_tells_the_model_nothing(
@@ -508,4 +508,4 @@ async def test_the_plan_of_a_change_to_a_key_or_crows_own_file_tells_the_model_n
     (root / ".ssh" / "config").write_text("Host nest\n")
     async with open_box() as box:
         planned = await box.plan("edit_file", path=".ssh/config", old_text="no such text", new_text="x")
-    assert (planned.fault, planned.is_protected) == (None, True)
+    assert (planned.fault, planned.touched.is_protected) == (None, True)

@@ -79,7 +79,7 @@ async def test_reading_searching_and_listing_end_and_stay_inside_the_workspace(
                 for name in ("pipe", "zero", "loop", "huge.txt", "two\nlines\x1b[31m.txt")
             }
             outside = [
-                (await box.plan("read_file", path=path)).is_outside
+                (await box.plan("read_file", path=path)).touched.is_outside
                 for path in ("out", "up/secret", "../secret", "zero")
             ]
     assert outside == [True] * 4
@@ -109,7 +109,7 @@ async def test_no_mode_allows_a_write_through_a_link_out_of_the_workspace(
     async with open_box() as box:
         for path in ("out", "up/secret", "up/new.txt", "../new.txt", f"{tmp_path}/proj/../new.txt", "d/../../new.txt"):
             offer = await box.plan("write_file", path=path, content="mine")
-            assert offer.is_outside, path
+            assert offer.touched.is_outside, path
             assert not isinstance(decide("write_file", offer, mode, ()), Allow), path
     assert (tmp_path / "secret").read_text() == "the key\n"
 

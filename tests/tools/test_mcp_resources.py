@@ -14,7 +14,7 @@ import pytest
 
 from crow.domain.entries import Announcement, Attachment
 from crow.domain.messages import Image
-from crow.tools import Outcome, PlannedCall, ServerStatus
+from crow.tools import Coverage, Outcome, PlannedCall, ServerStatus
 from crow.tools.mcp import listing
 from crow.tools.process import HiddenKeys
 from crow.tools.servers import HttpServer, ServerOptions
@@ -86,7 +86,7 @@ async def test_values_for_a_template_come_from_the_server(open_box: OpenBox, era
             text="MCP server bare suggests no values for templates; fill in the template without it", is_error=True
         )
         plan = await box.plan("list_resources", **asked)
-        assert (plan.access, plan.rule_tool) == ("external", "srv__read_resource")
+        assert (plan.access, plan.coverage.rule_tool) == ("external", "srv__read_resource")
 
 
 async def test_reading_counts_as_a_tool_of_the_server(open_box: OpenBox) -> None:
@@ -99,10 +99,9 @@ async def test_reading_counts_as_a_tool_of_the_server(open_box: OpenBox) -> None
         assert plan == PlannedCall(
             announcement=Announcement(title="srv: `docs:///[a](b)`", kind="read"),
             access="external",
-            rule_tool="srv__read_resource",
-            narrower_arguments=("docs:///[a](b)",),
+            coverage=Coverage(rule_tool="srv__read_resource", narrower_arguments=("docs:///[a](b)",)),
         )
-        assert (await box.plan("read_resource", server="ro", uri="docs:///a.md")).is_read_only
+        assert (await box.plan("read_resource", server="ro", uri="docs:///a.md")).coverage.is_read_only
         assert (await box.plan("list_resources")).access == "none"
 
 

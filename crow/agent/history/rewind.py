@@ -24,9 +24,9 @@ from crow.domain.entries import Announcement, CallRef, Diff, Entry, File, Locati
 from crow.domain.events import CallAnnounced, CallEnded
 from crow.tools import PlannedCall, Workspace
 
-TOOL_NAME = "put_back_files"
+_TOOL_NAME = "put_back_files"
 ABSENT = ""
-CANCEL_S = 2.0
+_CANCEL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +50,19 @@ class RestorableFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreResult:
-    """The result of a restore. `left` are the files that were not restored. `cancelled` means that the user cancelled
-    the turn."""
+    """The result of a restore."""
 
     left: tuple[str, ...] = ()
+    """The files that were not restored."""
     cancelled: bool = False
+    """The user cancelled the turn."""
 
 
 async def find_restorable_files(workspace: Workspace, changes: Sequence[Entry]) -> tuple[RestorableFile, ...]:
     """Find the files whose content differs from the content that they had before `changes`. The changes are file
     entries and results, oldest first."""
     by_path, results = group_by_path(changes)
-    found = [await inspect_file(workspace, path, files, results) for path, files in by_path.items()]
+    found = [await _inspect_file(workspace, path, files, results) for path, files in by_path.items()]
     return tuple(file for file in found if file.fault or file.now != file.then)
 
 
@@ -80,7 +81,7 @@ def group_by_path(changes: Sequence[Entry]) -> tuple[Mapping[str, Sequence[File]
     return by_path, results
 
 
-async def inspect_file(
+async def _inspect_file(
     workspace: Workspace, name: str, changes: Sequence[File], results: Mapping[CallRef, ToolResult]
 ) -> RestorableFile:
     path = Path(name)
@@ -107,7 +108,7 @@ def is_changed_between(changes: Sequence[File], results: Mapping[CallRef, ToolRe
     for earlier, later in pairwise(changes):
         # The content that a restore replaced came from another branch, so `earlier` says nothing about it. The restore
         # checked that content.
-        was_restored = later.call in results and results[later.call].name == TOOL_NAME
+        was_restored = later.call in results and results[later.call].name == _TOOL_NAME
         if not was_restored and digest(later.before) not in digests_after(earlier, results):
             return True
     return False
@@ -131,7 +132,7 @@ async def restore_files(
     ready = [file for file in files if not file.fault]
     faulty = [file for file in files if file.fault]
     if not ready:
-        await branch.record([new_remark(outcomes(faulty))])
+        await branch.record([new_remark(_outcomes(faulty))])
         return RestoreResult(left=tuple(file.name for file in faulty))
     call = CallRef(assistant=command.id, index=0)
     names = ", ".join(file.name for file in ready[:3]) + (", …" if len(ready) > 3 else "")
@@ -139,42 +140,42 @@ async def restore_files(
         title=f"Restore {names}",
         kind="edit",
         locations=tuple(Location(path=str(file.path)) for file in ready),
-        diffs=tuple(diffs(ready)),
+        diffs=tuple(_diffs(ready)),
     )
     arguments = json.dumps({"paths": [str(file.path) for file in ready]}, ensure_ascii=False)
     is_open = True
     try:
-        await branch.publish(CallAnnounced(call=call, name=TOOL_NAME, arguments=arguments, announcement=announcement))
+        await branch.publish(CallAnnounced(call=call, name=_TOOL_NAME, arguments=arguments, announcement=announcement))
         answer = "allow_once"
         if asks:
             plan = PlannedCall(announcement=announcement, access="write")
             answer = await client.ask(
-                PermissionQuestion(call=call, name=TOOL_NAME, arguments=arguments, plan=plan, always="")
+                PermissionQuestion(call=call, name=_TOOL_NAME, arguments=arguments, plan=plan, always="")
             )
         if answer == "cancelled":
             return RestoreResult(left=tuple(file.name for file in files), cancelled=True)
         if answer == "allow_once":
             why = "the user agreed" if asks else "the user asked for it"
             await branch.record([NewEntry(body=Started(call=call, why=why, announcement=announcement))])
-            written = [await write_file(branch, workspace, file, call) for file in ready]
-            await branch.record(result_of(call, announcement, [*written, *faulty]))
+            written = [await _write_file(branch, workspace, file, call) for file in ready]
+            await branch.record(_result_of(call, announcement, [*written, *faulty]))
             left = [file.name for file in (*faulty, *written) if file.fault]
         else:
             shown = replace(announcement, title=f"Kept as is: {names}", diffs=())
-            lines = [f"Kept as is: {file.name}." for file in ready] + [outcome(file) for file in faulty]
-            result = ToolResult(call=call, name=TOOL_NAME, text="\n".join(lines), announcement=shown)
+            lines = [f"Kept as is: {file.name}." for file in ready] + [_outcome(file) for file in faulty]
+            result = ToolResult(call=call, name=_TOOL_NAME, text="\n".join(lines), announcement=shown)
             await branch.record([NewEntry(body=result)])
             left = [file.name for file in (*faulty, *ready)]
         is_open = False
         return RestoreResult(left=tuple(left))
     finally:
         if is_open:
-            with anyio.move_on_after(CANCEL_S, shield=True):
+            with anyio.move_on_after(_CANCEL_S, shield=True):
                 await branch.publish(CallEnded(call=call, text="No more files were restored."))
 
 
-async def write_file(branch: Branch, workspace: Workspace, file: RestorableFile, call: CallRef) -> RestorableFile:
-    """Store the file's current content, then restore the file. Returns the file, with `fault` set if it could not be
+async def _write_file(branch: Branch, workspace: Workspace, file: RestorableFile, call: CallRef) -> RestorableFile:
+    """Store the file's current content, then restore the file. Return the file, with `fault` set if it could not be
     restored.
 
     Before anything is stored, the file is checked again, because the user may have edited it before answering crow's
@@ -193,30 +194,30 @@ async def write_file(branch: Branch, workspace: Workspace, file: RestorableFile,
     return file
 
 
-def result_of(call: CallRef, announcement: Announcement, files: Sequence[RestorableFile]) -> list[NewEntry]:
+def _result_of(call: CallRef, announcement: Announcement, files: Sequence[RestorableFile]) -> list[NewEntry]:
     """Return the result with the diffs of the restored files, and a remark about the files without a diff.
 
     A client that shows diffs does not show the result's text. Without the remark, the user would not learn about the
     files without a diff.
     """
     files = sorted(files, key=lambda file: bool(file.fault))
-    shown = tuple(diffs([file for file in files if not file.fault]))
+    shown = tuple(_diffs([file for file in files if not file.fault]))
     result = ToolResult(
         call=call,
-        name=TOOL_NAME,
-        text=outcomes(files),
+        name=_TOOL_NAME,
+        text=_outcomes(files),
         is_error=all(file.fault for file in files),
         announcement=replace(announcement, diffs=shown),
     )
     without_diff = [file for file in files if str(file.path) not in {diff.path for diff in shown}]
-    return [NewEntry(body=result), *([new_remark(outcomes(without_diff))] if shown and without_diff else [])]
+    return [NewEntry(body=result), *([new_remark(_outcomes(without_diff))] if shown and without_diff else [])]
 
 
-def outcomes(files: Sequence[RestorableFile]) -> str:
-    return "\n".join(map(outcome, files))
+def _outcomes(files: Sequence[RestorableFile]) -> str:
+    return "\n".join(map(_outcome, files))
 
 
-def outcome(file: RestorableFile) -> str:
+def _outcome(file: RestorableFile) -> str:
     if file.fault:
         return f"Not restored: {file.name} {file.fault}."
     return f"{'Deleted' if file.then is None else 'Restored'}: {file.name}."
@@ -253,7 +254,7 @@ def digest(content: bytes | str | None) -> str:
     return hashlib.sha256(content.encode(errors="replace") if isinstance(content, str) else content).hexdigest()
 
 
-def diffs(files: Sequence[RestorableFile]) -> Iterator[Diff]:
+def _diffs(files: Sequence[RestorableFile]) -> Iterator[Diff]:
     """Yield a diff for each text file."""
     for file in files:
         try:

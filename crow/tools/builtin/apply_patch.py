@@ -21,7 +21,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import Freeform
 from crow.domain.rendering import RESULT_MASK, in_title
 from crow.domain.text import plural
-from crow.tools import Outcome, PlannedCall, Workspace
+from crow.tools import Outcome, PlannedCall, Touched, Workspace
 from crow.tools.builtin.edit import MAX_SHOWN_LINES, read_editable, remark_on_others
 from crow.tools.builtin.files import (
     THREAD_BYTES,
@@ -87,7 +87,7 @@ async def plan_patch(context: ToolContext, args: Arguments) -> PlannedCall:
         line = None if plan.change is None else plan.change.line
         title = f"Edit {in_title(plan.target.name)}"
         part = await plan_change(context, plan.target, title, diff=plan.diff, fault=plan.fault, line=line)
-        parts.append(replace(part, like=plan.like))
+        parts.append(replace(part, coverage=replace(part.coverage, like=plan.like)))
     faults = [part.fault for part in parts if part.fault is not None]
     announcements = [part.announcement for part in parts]
     return PlannedCall(
@@ -98,12 +98,14 @@ async def plan_patch(context: ToolContext, args: Arguments) -> PlannedCall:
             diffs=tuple(diff for each in announcements for diff in each.diffs),
         ),
         access="write",
-        is_outside=any(part.is_outside for part in parts),
-        is_protected=any(part.is_protected for part in parts),
-        has_hard_links=any(part.has_hard_links for part in parts),
         is_barrier=True,
         fault=_refusal(faults) if faults else None,
         parts=tuple(parts),
+        touched=Touched(
+            is_outside=any(part.touched.is_outside for part in parts),
+            is_protected=any(part.touched.is_protected for part in parts),
+            has_hard_links=any(part.touched.has_hard_links for part in parts),
+        ),
     )
 
 

@@ -351,8 +351,8 @@ async def plan_change(
     return replace(
         planned,
         fault=fault or planned.fault,
-        is_protected=planned.is_protected or protection == "ask",
         is_barrier=True,
+        touched=replace(planned.touched, is_protected=planned.touched.is_protected or protection == "ask"),
     )
 
 

@@ -170,7 +170,7 @@ def check_pattern(pattern: str, fault: str) -> None:
     """Refuse a pattern that is not a regular expression. `fault` says why it is not one, and is empty if it is one.
     :raises ~crow.domain.errors.ArgumentError: `fault` is not empty."""
     if fault:
-        shown = shorten(pattern, CHECKED_CHARS)
+        shown = shorten(pattern, CHECKED_CHARS + 1)
         raise ArgumentError(
             f'the pattern "{shown}" is not a Python regular expression: {fault}. '
             "Put a backslash before special characters to match them literally"

@@ -78,7 +78,7 @@ def meta_for(call_id: str, planned: PlannedCall | None = None) -> mcp.RequestPar
     """Return the `_meta` of a request. It contains the call's id, and the paths, argument, exclusions and URL rules of
     the planned call that was allowed."""
     paths = planned.paths if planned is not None else ()
-    argument = planned.argument if planned is not None else None
+    argument = planned.coverage.argument if planned is not None else None
     excluded = asdict(planned.excluded if planned is not None else NOTHING_EXCLUDED)
     url_rules = asdict(planned.url_rules if planned is not None else NO_URL_RULES)
     is_followed = planned is not None and planned.is_followed

@@ -10,8 +10,9 @@ import signal
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import in_title, title_line
-from crow.tools import CommandAccess, Outcome, PlannedCall
+from crow.domain.rendering import in_title
+from crow.domain.text import title_line
+from crow.tools import CommandAccess, Coverage, Outcome, PlannedCall
 from crow.tools.builtin.output import MAX_CHARS, PipeStatuses
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 from crow.tools.jobs import END_S, Job
@@ -42,10 +43,10 @@ async def plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
     return PlannedCall(
         announcement=Announcement(title=in_title(title_line(args["command"])), kind="execute"),
         access="execute",
-        argument=args["command"],
         command_access=await effective_access(context, args),
         requested_access=args.get("access", DEFAULT_ACCESS),
         fault="command contains a NUL character; expected a command line" if "\0" in args["command"] else None,
+        coverage=Coverage(argument=args["command"]),
     )
 
 

@@ -25,6 +25,7 @@ from crow.tools import (
     Ports,
     Protection,
     SkillInfo,
+    Touched,
     Workspace,
 )
 from crow.tools.builtin.checks import Checks
@@ -39,6 +40,7 @@ from crow.tools.workspace import shared_inode
 Arguments: TypeAlias = Mapping[str, Any]
 """The arguments of a call, checked against the tool's schema. Optional arguments may be absent."""
 
+SHOWN_CHARS = 81  # with an ellipsis
 TOO_DEEP = f"the arguments are nested too deeply; expected at most {MAX_DEPTH} levels"
 
 
@@ -187,12 +189,14 @@ class PathTarget:
         return PlannedCall(
             announcement=Announcement(title=title, kind=kind, locations=(location,), diffs=diffs),
             access=access,
-            is_outside=self.is_outside,
-            is_protected=self.read_protection == "ask",
-            rule_paths=self.rule_names,
-            other_paths=tuple(name for name in self.given_names if name not in self.rule_names),
-            has_hard_links=self.has_hard_links,
             fault=self.refusal if self.read_protection == "never" else None,
+            touched=Touched(
+                is_outside=self.is_outside,
+                is_protected=self.read_protection == "ask",
+                rule_paths=self.rule_names,
+                other_paths=tuple(name for name in self.given_names if name not in self.rule_names),
+                has_hard_links=self.has_hard_links,
+            ),
         )
 
 
@@ -229,7 +233,7 @@ def parse(tool: str, text: str) -> dict[str, Any]:
     if is_too_deep(value):
         raise ArgumentError(f"{tool}: {TOO_DEEP}")
     if not isinstance(value, dict):
-        raise ArgumentError(f"{tool}: the arguments are {describe(value)}; expected a JSON object")
+        raise ArgumentError(f"{tool}: the arguments are {describe(value, SHOWN_CHARS)}; expected a JSON object")
     return value
 
 
@@ -300,7 +304,7 @@ def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any], *, whe
 def check_value(tool: str, where: str, schema: Mapping[str, Any], given: Any) -> Any:
     value = convert(schema["type"], given)
     if value is None or not is_in_bounds(schema, value):
-        raise ArgumentError(f"{tool}: {where} is {describe(given)}; expected {describe_schema(schema)}")
+        raise ArgumentError(f"{tool}: {where} is {describe(given, SHOWN_CHARS)}; expected {describe_schema(schema)}")
     match value:
         case str():
             check_encodable(tool, where, value)

@@ -17,7 +17,7 @@ from crow.store import SessionChanges
 from crow.store.sqlite.database import now_ms
 from crow.store.sqlite.store import SqliteStore
 from crow.store.transcript import time_text
-from crow.tools import PlannedCall, RecallQuery
+from crow.tools import Coverage, PlannedCall, RecallQuery
 from tests.agent.harness import NoteTaker, text
 from tests.agent.subagents.test_subagents import Casting, running
 from tests.store.scenes import add, begin, converse, ids, new_session, result, said
@@ -246,10 +246,7 @@ def test_rules_for_recall_know_that_all_sessions_include_those_of_the_directory(
         return PlannedCall(
             announcement=Announcement(title=""),
             access="read",
-            argument=scope,
-            asks_once=True,
-            wider_arguments=wider,
-            narrower_arguments=narrower,
+            coverage=Coverage(argument=scope, asks_once=True, wider_arguments=wider, narrower_arguments=narrower),
         )
 
     near, far = plan("workspace", wider=("all",)), plan("all", narrower=("workspace",))

@@ -12,7 +12,7 @@ import pytest
 
 from crow.store.sqlite.failures import explain, unusable
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 
 STORE = """
 import asyncio, sys

@@ -304,7 +304,7 @@ asyncio.run(main(Path(sys.argv[1])))
     code = f"import os, sys; os.execv(sys.executable, [sys.executable, '-c', {code!r}, *sys.argv[1:]])"
     drop = f"import ctypes; prctl = ctypes.CDLL(None).prctl; {DROP}; exec({code!r})"
     done = await anyio.run_process(
-        [sys.executable, "-c", drop, str(path)], cwd=Path(__file__).parents[2], env=os.environ | {"PYTHONPATH": "."}
+        [sys.executable, "-c", drop, str(path)], cwd=Path(__file__).parents[3], env=os.environ | {"PYTHONPATH": "."}
     )
     first, second, third = done.stdout.decode().splitlines()
     assert first == second
@@ -324,4 +324,6 @@ async def test_a_deleted_lock_file_is_restored_and_held_by_one_store_at_a_time(t
         pass
     await first.close()
     await second.close()
-    assert len(await history(await SqliteStore.open(tmp_path / "crow.db"), "s1")) == 9
+    third = await SqliteStore.open(tmp_path / "crow.db")
+    assert len(await history(third, "s1")) == 9
+    await third.close()
