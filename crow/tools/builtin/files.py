@@ -38,7 +38,8 @@ from crow.tools.builtin.tool import (
     tool_spec,
 )
 
-PATH = argument("string", "Absolute, or relative to the working directory.", minLength=1)
+PATH = argument("string", minLength=1)
+"""A path, absolute or relative to the working directory."""
 
 WHOLE_BYTES = 32_000_000
 """A file with more bytes than this is read in pieces, and the tools do not change it."""
@@ -544,10 +545,9 @@ def sound_picture_type(data: str) -> str | None:
 
 READ_FILE_SPEC = tool_spec(
     "read_file",
-    "Read a text file, with the number of each line and a tab in front of it, or look at an image. If there is more, "
-    "the last line says how to continue.",
+    "Read a text file, with the number of each line and a tab in front of it, or look at an image.",
     required="path",
-    path=PATH,
+    path=argument("string", "Absolute, or relative to the working directory.", minLength=1),
     line=argument("integer", "First line, counted from 1.", minimum=1),
     limit=argument("integer", "Number of lines.", minimum=1),
 )
