@@ -299,14 +299,15 @@ class Toolbox(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
-    """The state of a resolved path. If two states of the same path are equal, the file was not written between them, as
-    far as `mtime_ns` can tell."""
+    """The state of a resolved path. If two states of the same path are equal, the file was probably not written between
+    them."""
 
     path: Path
     kind: Literal["file", "directory", "other", "missing"]
     size: int = 0
     """In bytes."""
     mtime_ns: int = 0
+    """The time of the last write. A file may be written twice within the resolution of this time."""
     head: bytes = field(default=b"", repr=False)
     """The first bytes of the file, if they were requested."""
 
