@@ -38,7 +38,7 @@ from crow.llm import Model, ModelInfo
 from crow.log import start_logging
 from crow.runtime import importing, keep_little, trim
 from crow.settings import OFFLINE, Loaded, Target, edit_tool_of, fallback_of, names_offered, target_of
-from crow.settings.endpoints import MAIN_PROVIDER, Gateways, provider_target
+from crow.settings.endpoints import MAIN_PROVIDER, ApiType, Gateway, Gateways, provider_target
 from crow.settings.load import tokens_in_headers
 from crow.store import Store
 from crow.tools import SandboxStatus, Workspace
@@ -214,12 +214,13 @@ class Wiring:
 
     def providers(self) -> tuple[Provider, ...]:
         """See :class:`crow.frontend.endpoints.Endpoints`."""
-        urls = self._gateways.base_urls(self._settings)
-        return tuple(Provider(id=id_, base_url=url, is_required=id_ == MAIN_PROVIDER) for id_, url in urls.items())
+        found = self._gateways.current(self._settings).items()
+        return tuple(Provider(id=id_, current=current, is_required=id_ == MAIN_PROVIDER) for id_, current in found)
 
-    def set_provider(self, provider_id: str, base_url: str, headers: Mapping[str, str]) -> None:
+    def set_provider(self, provider_id: str, api_type: ApiType, base_url: str, headers: Mapping[str, str]) -> None:
         """See :class:`crow.frontend.endpoints.Endpoints`."""
-        self._gateways.set(provider_id, base_url, headers, self._settings)
+        gateway = Gateway(base_url=base_url, headers=headers, api_type=api_type)
+        self._gateways.set(provider_id, gateway, self._settings)
         for token in tokens_in_headers(headers):
             self._note_key(token)
         self._mask(headers.values())
