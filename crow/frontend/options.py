@@ -7,7 +7,7 @@ from typing import Any
 
 from crow.agent.permissions.rules import MODES, Mode
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import title_line
+from crow.domain.text import title_line
 from crow.frontend.frames import describe
 from crow.frontend.tool_calls import is_plain
 

@@ -513,12 +513,12 @@ RecallScope: TypeAlias = Literal["this", "workspace", "all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallQuery:
-    """A query of `recall`. If only `words` is given, find the entries that contain all of the words. If only `entry` is
-    given, read that entry. If both are given, find the places in that entry where one of the words occurs."""
+    """A query of `recall`."""
 
     words: str = ""
+    """Find the entries that contain all of these words."""
     entry: int | None = None
-    """The id of an entry."""
+    """The id of an entry to read. If `words` are given too, find the places in it where one of them occurs."""
     session: str | None = None
     """If given, only this session is searched."""
     scope: RecallScope = "this"
