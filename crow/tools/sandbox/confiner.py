@@ -389,7 +389,7 @@ class Private:
         place = root if caches is None else Path(os.path.realpath(caches)) / name
         caches_of_commands = place / "caches"
         for path in (root / "temporary", caches_of_commands / PYTEST_CACHE, place / "kept"):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _create_private(path)
         if caches is not None:
             _remove_unused(place.parent, name)
         _make_private((place, caches_of_commands, place / "kept"))
@@ -425,6 +425,12 @@ def _remove_stale(temporary: Path) -> None:
                 _remove_tree(path)
             finally:
                 os.close(lock)
+
+
+def _create_private(path: Path) -> None:
+    """Create a directory and its missing parents. Nobody else can access any of them, so nobody can replace them."""
+    for folder in reversed([each for each in (path, *path.parents) if not each.exists()]):
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _make_private(folders: Iterable[Path]) -> None:
