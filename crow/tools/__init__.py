@@ -299,14 +299,15 @@ class Toolbox(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
-    """The state of a resolved path. If two states of the same path are equal, the file was not written between them, as
-    far as `mtime_ns` can tell."""
+    """The state of a resolved path. If two states of the same path are equal, the file was probably not written between
+    them."""
 
     path: Path
     kind: Literal["file", "directory", "other", "missing"]
     size: int = 0
     """In bytes."""
     mtime_ns: int = 0
+    """The time of the last write. A file may be written twice within the resolution of this time."""
     mode: int | None = field(default=None, compare=False)
     """The permission bits of a file."""
     head: bytes = field(default=b"", repr=False)
@@ -515,12 +516,12 @@ RecallScope: TypeAlias = Literal["this", "workspace", "all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallQuery:
-    """A query of `recall`. If only `words` is given, find the entries that contain all of the words. If only `entry` is
-    given, read that entry. If both are given, find the places in that entry where one of the words occurs."""
+    """A query of `recall`."""
 
     words: str = ""
+    """Find the entries that contain all of these words."""
     entry: int | None = None
-    """The id of an entry."""
+    """The id of an entry to read. If `words` are given too, find the places in it where one of them occurs."""
     session: str | None = None
     """If given, only this session is searched."""
     scope: RecallScope = "this"

@@ -50,18 +50,19 @@ OUT_OF_BOUNDS = "is outside the workspace; on this server, tools cannot leave th
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """A built-in tool. `plan` and `run` may raise :class:`~crow.domain.errors.ArgumentError`; its message goes to the
-    model, with the tool's name in front."""
+    """A built-in tool."""
 
     spec: ToolSpec
+    """The tool as the model sees it."""
     kind: CallKind
-    """The kind of each call, including invalid ones."""
+    """The kind of each of its calls, including invalid ones."""
     access: Access
-    """The access of each call, including invalid ones."""
+    """What each of its calls accesses, including invalid ones."""
     plan: Callable[[ToolContext, Arguments], Awaitable[PlannedCall]]
-    """Describes a call and finds errors in it without changing anything."""
+    """Describes a call and finds errors in it without changing anything. May raise
+    :class:`~crow.domain.errors.ArgumentError`; its message goes to the model, with the tool's name in front."""
     run: Callable[[ToolInvocation, Arguments], Awaitable[Outcome]]
-    """Executes a call."""
+    """Executes a call. May raise the same error."""
     limiter: FairLimiter | None = None
     """Limits how many calls run at once."""
 
@@ -92,9 +93,9 @@ class ToolContext:
     outputs: OutputFiles = field(default_factory=OutputFiles)
     """The files with the whole outputs of commands."""
     skills: tuple[SkillInfo, ...] = ()
-    """The skills on offer. Replaced before each turn."""
+    """The skills that the model can load. Replaced before each turn."""
     agents: tuple[AgentKind, ...] = ()
-    """The kinds of subagents. Replaced before each turn."""
+    """The kinds of subagents that the model can start. Replaced before each turn."""
     fetches_private: bool = False
     """Whether `fetch` may reach private addresses."""
     checks: Checks = field(default_factory=lambda: Checks({}))
@@ -129,7 +130,7 @@ class ToolInvocation:
     allowed_paths: tuple[str, ...] = ()
     """The files or directories that the call may touch. Empty if they are not known in advance."""
     allowed_argument: str | None = None
-    """The argument of the planned call. None if the call was not planned."""
+    """The argument of its planned call. None if the call was not planned."""
     excluded: ExcludedPaths = NOTHING_EXCLUDED
     """The files that a search leaves out and that a confined command cannot read."""
     url_rules: UrlRules = NO_URL_RULES
@@ -151,27 +152,27 @@ class ToolInvocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathTarget:
-    """A file or directory that a call names."""
+    """A file or directory that a call names, with links resolved."""
 
     path: Path
     """The path with links resolved."""
     name: str
     """The path for messages: relative to the working directory if the file is inside that directory."""
     client_path: str
-    """The path for the client. Inside the working directory, it begins with the path that the client gave for that
-    directory, even if that path is a link."""
+    """The path for the client. If the file is inside the working directory, it begins with the path that the client
+    gave for that directory, even if that path is a link."""
     rule_names: tuple[str, ...]
     """The names by which permission rules can refer to the file."""
     is_outside: bool
     """Whether the file is outside the workspace."""
     given_names: tuple[str, ...] = ()
-    """The names before links were resolved. Only deny rules use them."""
+    """The names before links were resolved. Only deny rules use these names."""
     read_protection: Protection = "none"
     """Whether the file may be read freely, only after asking the user, or never."""
     has_hard_links: bool = False
-    """Whether the file has several names."""
+    """The file has several names."""
     is_out_of_bounds: bool = False
-    """Whether the workspace is bounded and the file is outside of it."""
+    """The workspace is bounded, and the file is outside of it."""
 
     @classmethod
     def at(cls, workspace: Workspace, path: Path) -> PathTarget:
