@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeAlias
 
 import anyio.abc
 
-from crow import __version__
 from crow.agent import new_message_id
 from crow.agent.history.options import set_mode, set_model, set_option
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
@@ -45,6 +44,7 @@ from crow.frontend.subagents import Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.frontend.updates import ViewLimits, usage_object
 from crow.store import SessionRow, node_of
+from crow.version import __version__
 
 logger = logging.getLogger(__name__)
 
