@@ -28,7 +28,7 @@ from crow.log import mask_in_log
 from crow.programs import Programs
 from crow.runtime import forbid_inspection, name_processor, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target, names_offered, target_of
-from crow.settings.endpoints import preset_at, run_key_command
+from crow.settings.endpoints import messages_url_at, preset_at, run_key_command
 from crow.settings.load import Paths
 from crow.settings.servers import expand_variables
 from crow.settings.values import DatabaseSettings, McpServerSettings, static_part
@@ -132,6 +132,7 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
         key = "pending"
     return Endpoint(
         base_url=target.base_url,
+        messages_url=messages_url_at(target.base_url),
         model=target.model,
         api_key=key,
         key_hint=target.key_hint,

@@ -530,14 +530,11 @@ class ClientSessions:
 
     def options(self, session: Session) -> list[dict[str, Any]]:
         """Return all config options of a session."""
-        row, host = session.branch.row, self.host
+        row, host, levels = session.branch.row, self.host, session.thought_levels
+        model, booleans = row.model or host.dependencies.model, self.caps.boolean_options
+        config = {"auto_compact": host.dependencies.auto_compact, **row.config}
         return config_options(
-            mode=row.mode,
-            model=row.model or host.dependencies.model,
-            models=host.models,
-            config={"auto_compact": host.dependencies.auto_compact, **row.config},
-            booleans=self.caps.boolean_options,
-            levels=session.thought_levels,
+            mode=row.mode, model=model, models=host.models, config=config, booleans=booleans, levels=levels
         )
 
     def _start(self, start: Start, *, is_watcher: bool = False) -> ClientSession:

@@ -349,7 +349,8 @@ class EndpointClient:
         """Return the request without a body for this wire."""
         if (known := client.templates.get(name)) is not None:
             return known
-        url, wire = str(client.api.base_url).rstrip("/"), wire_named(name)
+        wire, own = wire_named(name), self._endpoint.messages_url if name == "messages" else ""
+        url = (own or str(client.api.base_url)).rstrip("/")
         template = client.http.build_request("POST", url + wire.path, headers=self._wire_headers(client.headers, name))
         del template.headers["Content-Length"]
         client.templates[name] = template
