@@ -17,6 +17,7 @@ This is what other parts of crow need:
 All calls block. A change set belongs to this machine. The log only knows its id.
 """
 
+from crow.tools.layers.changes import Change, Changes, LookRules, look
 from crow.tools.layers.keep import (
     ChangeSet,
     Conflict,
@@ -26,7 +27,6 @@ from crow.tools.layers.keep import (
     prepare,
     recover,
 )
-from crow.tools.layers.look import Change, Changes, LookRules, look
 from crow.tools.layers.place import Layer, Overlay, Place
 
 __all__ = [

@@ -3,7 +3,7 @@
 A change set is a directory:
 
 - `manifest` says what to move. It is written once, before anything moves.
-- `state` is `prepared`, `applying`, `kept` or `taken back`.
+- An empty file called `prepared`, `applying`, `kept` or `taken back` says how far it is.
 - `before` has the files that were replaced or removed. They are moved there, not copied, where the file system can.
 - `stage` has copies of the new files, if they cannot be moved from where they are.
 
@@ -20,13 +20,14 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, get_args
 
-from crow.tools.layers.look import Changes, Operation
+from crow.tools.layers.changes import Changes, Operation
 from crow.tools.layers.place import Layer, Place, discard, new_id, ownerless, take_lock
 from crow.tools.layers.states import (
     ABSENT,
@@ -36,7 +37,6 @@ from crow.tools.layers.states import (
     Copier,
     State,
     apply_meta,
-    changeable,
     proc_path,
     rename_new,
     renameat2,
@@ -46,10 +46,13 @@ from crow.tools.layers.states import (
 )
 
 SetState: TypeAlias = Literal["prepared", "applying", "kept", "taken back"]
+STATES: tuple[SetState, ...] = get_args(SetState)
 
 VERSION = 1
 IMAGE_BYTES = 256 * 1024 * 1024
 """If git ignores a removed or replaced directory and it is larger, nothing of it is kept for an undo."""
+MAX_FLUSHED = 4
+"""More files than these are written to the disk by one call for the whole file system."""
 STAGING = ".crow-keep-"
 """The beginning of the name of the directory in a workspace's root that is there while files are moved."""
 
@@ -101,19 +104,23 @@ class Recovered:
 
 def prepare(place: Place, layer: Layer, changes: Changes, about: Mapping[str, str] | None = None) -> ChangeSet:
     """Write the change set of a layer to disk. Nothing is moved yet. :raises Conflict: somebody else has changed files
-    that the layer has changed. :raises OSError: it cannot be written."""
+    that the layer has changed. :raises ValueError: there are too many changes. :raises OSError: it cannot be
+    written."""
+    if changes.problem:
+        raise ValueError(changes.problem)
     if changes.conflicts:
         raise Conflict(changes.conflicts)
     with new_set(place, [str(overlay.root) for overlay in layer.overlays], about) as change_set:
         operations = []
+        own = layer.directory.stat().st_dev
+        elsewhere = {root for root, base in change_set.bases.items() if os.stat(base).st_dev != own}
         for number, operation in enumerate(changes.operations):
-            base = change_set.bases[operation.root]
-            is_elsewhere = os.stat(base).st_dev != layer.directory.stat().st_dev
-            if operation.source and (changes.is_live or is_elsewhere):
-                staged = stage(operation, base, number, Path(operation.source))
-                if staged is None:
-                    continue
-                operations.append(staged)
+            if operation.source and (changes.is_live or operation.root in elsewhere):
+                base, upper = change_set.bases[operation.root], operation.source.removesuffix(f"/{operation.path}")
+                staged = stage(operation, base, number, (upper, operation.path))
+                # a running program may have changed it since it was shown; the next look finds it
+                if staged is not None and staged.after.matches(operation.after):
+                    operations.append(staged)
             else:
                 operations.append(operation)
         return write_manifest(change_set, operations)
@@ -123,17 +130,20 @@ def invert(place: Place, change_set: ChangeSet, about: Mapping[str, str] | None 
     """Write to disk the change set that undoes another one. It leaves out what somebody else has changed since, and
     what cannot be undone: see `skipped`. :raises OSError: it cannot be written."""
     roots = list(dict.fromkeys(each.root for each in change_set.operations))
-    with new_set(place, roots, about) as made:
+    with new_set(place, roots, about) as made, Parents() as parents:
         operations, skipped = [], []
         for number, done in enumerate(change_set.operations):
             operation = replace(done, before=done.after, after=done.before, source="", inode=0)
-            problem = "" if done.is_meta else problem_of_undo(change_set, number, done)
+            problem = "" if done.is_meta else problem_of_undo(change_set, number, done, parents)
             if problem:
                 skipped.append(f"{operation.name} {problem}")
                 continue
             if not done.is_meta and done.before != ABSENT:
                 image = intact_image(change_set, number, done)
-                staged = None if image is None else stage(operation, made.bases[done.root], number, image, is_kept=True)
+                staged = None
+                if image is not None:
+                    base, source = made.bases[done.root], (str(image.parent), image.name)
+                    staged = stage(operation, base, number, source, is_kept=True)
                 if staged is None:
                     skipped.append(f"{operation.name} cannot be restored")
                     continue
@@ -142,11 +152,11 @@ def invert(place: Place, change_set: ChangeSet, about: Mapping[str, str] | None 
         return write_manifest(replace(made, skipped=tuple(skipped)), operations)
 
 
-def problem_of_undo(change_set: ChangeSet, number: int, done: Operation) -> str:
+def problem_of_undo(change_set: ChangeSet, number: int, done: Operation, parents: Parents) -> str:
     """Return why an operation cannot be undone, as the rest of a sentence, or an empty string."""
     try:
-        with parent_of(done) as (parent, name):
-            now = state_of(name, parent)
+        parent, name = parents.open(done.root, done.path)
+        now = state_of(name, parent)
     except (FileNotFoundError, NotADirectoryError):
         return "was removed since, or its directory was"
     except OSError as error:
@@ -175,25 +185,35 @@ def has_image(operation: Operation) -> bool:
     return not (operation.is_ignored and operation.before.size > IMAGE_BYTES)
 
 
-def stage(operation: Operation, base: str, number: int, source: Path, *, is_kept: bool = False) -> Operation | None:
+def stage(
+    operation: Operation, base: str, number: int, source: tuple[str, str], *, is_kept: bool = False
+) -> Operation | None:
     """Copy the new content of an operation to where it can be moved from. None if there is nothing to copy any more.
-    `is_kept` means that the source is a file of another change set, which nobody changes."""
-    folder = Path(base, "stage")
+
+    `source` is a directory and a path below it, whose links are not followed: a program that still runs may put them
+    there. `is_kept` means that the source is a file of another change set, which nobody changes.
+    """
+    folder, name = Path(base, "stage"), str(number)
     folder.mkdir(mode=0o700, exist_ok=True)
-    with directory_of(source) as parent, directory_of(folder / "new") as target:
+    with Parents() as parents, directory_of(folder / name) as target:
         try:
-            status = os.lstat(source.name, dir_fd=parent)
+            parent, own = parents.open(*source)
+            status = os.lstat(own, dir_fd=parent)
             is_linked = is_kept and stat.S_ISREG(status.st_mode) and status.st_nlink > 1
             if is_linked and status.st_dev == os.fstat(target).st_dev:
                 # the file has another name in the workspace, so an undo makes both names one file again
-                os.link(source.name, str(number), src_dir_fd=parent, dst_dir_fd=target, follow_symlinks=False)
-            elif not Copier().copy(source.name, parent, str(number), target):
+                os.link(own, name, src_dir_fd=parent, dst_dir_fd=target, follow_symlinks=False)
+            elif not Copier().copy(own, parent, name, target):
                 return None
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        state = state_of(str(number), target)
-        inode = os.lstat(str(number), dir_fd=target).st_ino
-    return replace(operation, after=state, source=str(folder / str(number)), inode=inode)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            return None
+        state = state_of(name, target)
+        inode = os.lstat(name, dir_fd=target).st_ino
+    return replace(operation, after=state, source=str(folder / name), inode=inode)
 
 
 @contextmanager
@@ -211,12 +231,13 @@ def new_set(place: Place, roots: Sequence[str], about: Mapping[str, str] | None)
             bases[root] = str(directory)
             if os.stat(root).st_dev != own:
                 bases[root] = os.path.join(root, f"{STAGING}{identifier}")
-                Path(bases[root], "before").mkdir(mode=0o700, parents=True)
+                with same_time(root):
+                    Path(bases[root], "before").mkdir(mode=0o700, parents=True)
         yield ChangeSet(id=identifier, directory=directory, operations=(), bases=bases, about=about or {})
     except BaseException:
-        for base in {*bases.values(), str(directory)}:
-            with suppress(OSError):
-                discard(Path(base))
+        remove_bases(bases, directory)
+        with suppress(OSError):
+            discard(directory)
         raise
     finally:
         os.close(lock)
@@ -229,12 +250,10 @@ def write_manifest(made: ChangeSet, operations: Sequence[Operation]) -> ChangeSe
         "about": dict(made.about),
         "bases": dict(made.bases),
         "skipped": made.skipped,
-        "operations": [asdict(each) for each in made.operations],
+        "operations": [operation_data(each) for each in made.operations],
     }
     with open(made.directory / "manifest", "w", encoding="utf-8", errors="surrogateescape") as file:
         json.dump(data, file)
-        file.flush()
-        os.fsync(file.fileno())
     write_state(made.directory, "prepared")
     return made
 
@@ -256,13 +275,57 @@ def read_set(directory: Path) -> ChangeSet:
         raise ValueError(f"{directory}/manifest is damaged: {error!r}") from error
 
 
-def read_operation(data: dict[str, Any]) -> Operation:
-    before, after = (read_state_of(data[name]) for name in ("before", "after"))
-    return Operation(**{**data, "before": before, "after": after})
+def operation_data(operation: Operation) -> list[Any]:
+    """Return an operation for JSON. `asdict` would take longer than everything else together."""
+    return [
+        operation.root,
+        operation.path,
+        state_data(operation.before),
+        state_data(operation.after),
+        operation.source,
+        operation.inode,
+        operation.is_meta,
+        operation.is_ignored,
+    ]
 
 
-def read_state_of(data: dict[str, Any]) -> State:
-    return State(**{**data, "xattrs": tuple((name, value) for name, value in data["xattrs"])})
+def state_data(state: State) -> list[Any] | None:
+    if state == ABSENT:
+        return None
+    own = (state.kind, state.mode, state.size, state.mtime_ns, state.uid, state.gid, state.target, state.tree)
+    return [*own, state.files, state.xattrs]
+
+
+def read_operation(data: list[Any]) -> Operation:
+    root, path, before, after, source, inode, is_meta, is_ignored = data
+    return Operation(
+        root=root,
+        path=path,
+        before=read_state_of(before),
+        after=read_state_of(after),
+        source=source,
+        inode=inode,
+        is_meta=is_meta,
+        is_ignored=is_ignored,
+    )
+
+
+def read_state_of(data: list[Any] | None) -> State:
+    if data is None:
+        return ABSENT
+    kind, mode, size, mtime_ns, uid, gid, target, tree, files, xattrs = data
+    return State(
+        kind=kind,
+        mode=mode,
+        size=size,
+        mtime_ns=mtime_ns,
+        uid=uid,
+        gid=gid,
+        target=target,
+        tree=tree,
+        files=files,
+        xattrs=tuple((name, value) for name, value in xattrs),
+    )
 
 
 def find_set(place: Place, identifier: str) -> ChangeSet | None:
@@ -275,26 +338,18 @@ def find_set(place: Place, identifier: str) -> ChangeSet | None:
 
 
 def write_state(directory: Path, state: SetState) -> None:
-    """Record the state of a change set, durably."""
-    new = directory / "state.new"
-    with new.open("w") as file:
-        file.write(state)
-        file.flush()
-        os.fsync(file.fileno())
-    new.rename(directory / "state")
-    handle = os.open(directory, OPEN_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """Record the state of a change set, which is the name of a file. The file system's journal keeps the order of
+    changes of names, so this needs no flush of its own."""
+    old = read_state(directory)
+    if old:
+        (directory / old).rename(directory / state)
+    else:
+        (directory / state).touch()
 
 
-def read_state(directory: Path) -> str:
+def read_state(directory: Path) -> SetState | Literal[""]:
     """Return the state of a change set; empty if its preparation was never finished."""
-    try:
-        return (directory / "state").read_text()
-    except FileNotFoundError:
-        return ""
+    return next((state for state in STATES if os.path.lexists(directory / state)), "")
 
 
 def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
@@ -304,12 +359,15 @@ def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
     :raises OSError: a file cannot be moved. Nothing has changed then.
     """
     with ownerless(change_set.directory):
-        conflicts = [each.name for each in change_set.operations if not is_as_expected(each)]
+        with Parents() as parents:
+            conflicts = [each.name for each in change_set.operations if not is_as_expected(each, parents)]
         if conflicts:
             abandon(change_set)
             raise Conflict(conflicts)
-        sync(change_set)
+        sync_sources(change_set)
         write_state(change_set.directory, "applying")
+        if any(base != str(change_set.directory) for base in change_set.bases.values()):
+            flush(change_set.directory)  # the workspace has a journal of its own
         try:
             move_all(change_set)
         except (Conflict, OSError):
@@ -317,31 +375,29 @@ def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
             raise
         finish(change_set)
     if layer is not None:
-        now = os.stat(change_set.directory / "state").st_ctime_ns
+        now = time.time_ns()
         layer.kept.update({each.name: now for each in change_set.operations if not each.is_meta})
 
 
-def is_as_expected(operation: Operation) -> bool:
+def is_as_expected(operation: Operation, parents: Parents) -> bool:
     """Return whether nobody has changed the path of an operation since the change set was prepared."""
     if operation.is_meta:
         return True
     try:
-        with parent_of(operation) as (parent, name):
-            return state_of(name, parent).matches(operation.before)
+        parent, name = parents.open(operation.root, operation.path)
+        return state_of(name, parent).matches(operation.before)
     except (FileNotFoundError, NotADirectoryError):
         return False
 
 
-def move_all(change_set: ChangeSet, fault: Callable[[int], None] | None = None) -> None:
-    """Do those operations that have not been done yet. `fault` is called before each, for tests."""
-    for number, operation in enumerate(change_set.operations):
-        if fault is not None:
-            fault(number)
-        if not operation.is_meta:
-            with parent_of(operation) as (parent, name):
-                move(operation, Mover(change_set, number), parent, name)
+def move_all(change_set: ChangeSet) -> None:
+    """Do those operations that have not been done yet."""
+    with Movers() as movers:
+        for number, operation in enumerate(change_set.operations):
+            if not operation.is_meta:
+                move(movers.mover(change_set, number))
     apply_metas(change_set, is_back=False)
-    sync(change_set)
+    sync_moves(change_set)
 
 
 def finish(change_set: ChangeSet) -> None:
@@ -349,7 +405,7 @@ def finish(change_set: ChangeSet) -> None:
     for number, operation in enumerate(change_set.operations):
         if operation.is_meta or operation.before == ABSENT:
             continue
-        image = Mover(change_set, number).image
+        image = Path(image_path(change_set, number, operation))
         if not has_image(operation):
             discard(image)
             continue
@@ -359,10 +415,9 @@ def finish(change_set: ChangeSet) -> None:
             place_copy(image, final)
         elif is_shared:  # somebody may write to the file under its other name
             place_copy(image, final.with_suffix(".copy"))
-    for base in set(change_set.bases.values()):
-        if base != str(change_set.directory):
-            discard(Path(base))
+    remove_bases(change_set.bases, change_set.directory)
     write_state(change_set.directory, "kept")
+    flush(change_set.directory)
     if (change_set.directory / "stage").is_dir():
         discard(change_set.directory / "stage")
 
@@ -381,111 +436,189 @@ def place_copy(source: Path, to: Path) -> None:
 
 def take_back(change_set: ChangeSet) -> None:
     """Undo those operations that have been done, newest first. :raises OSError: an operation cannot be undone."""
-    for number, operation in reversed([*enumerate(change_set.operations)]):
-        if not operation.is_meta:
-            with parent_of(operation) as (parent, name):
-                move_back(operation, Mover(change_set, number), parent, name)
+    with Movers() as movers:
+        for number, operation in reversed([*enumerate(change_set.operations)]):
+            if not operation.is_meta:
+                move_back(movers.mover(change_set, number))
     apply_metas(change_set, is_back=True)
-    sync(change_set)
+    sync_moves(change_set)
     abandon(change_set)
 
 
 def abandon(change_set: ChangeSet) -> None:
     """Remove a change set from which nothing was moved."""
     write_state(change_set.directory, "taken back")
-    for base in {*change_set.bases.values(), str(change_set.directory)}:
-        with suppress(FileNotFoundError):
-            discard(Path(base))
+    remove_bases(change_set.bases, change_set.directory)
+    discard(change_set.directory)
 
 
-@dataclass(frozen=True, slots=True)
+def remove_bases(bases: Mapping[str, str], directory: Path) -> None:
+    """Remove the directories of a change set in workspaces."""
+    for root, base in bases.items():
+        if base != str(directory):
+            with suppress(FileNotFoundError), same_time(root):
+                discard(Path(base))
+
+
+@contextmanager
+def same_time(directory: str) -> Iterator[None]:
+    """Give a directory the time afterwards that it had before."""
+    status = os.stat(directory)
+    yield
+    os.utime(directory, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def image_path(change_set: ChangeSet, number: int, operation: Operation) -> str:
+    """Return where the file is moved that an operation replaces."""
+    return f"{change_set.bases[operation.root]}/before/{number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mover:
-    """The places outside the workspace that belong to one operation."""
+    """One operation, with the open directories of the paths that it moves."""
 
-    change_set: ChangeSet
-    number: int
+    operation: Operation
+    image: str
+    """Where the replaced file is moved."""
+    parent: int
+    name: str
+    """The path in the workspace: its open directory and its name in it."""
+    source_parent: int = -1
+    source_name: str = ""
+    """Where the new file is."""
 
-    @property
-    def image(self) -> Path:
-        """Where the replaced file is moved."""
-        return Path(self.change_set.bases[self.change_set.operations[self.number].root], "before", str(self.number))
+    def conflict(self) -> Conflict:
+        """Return the error that says that somebody else has changed the path."""
+        return Conflict([self.operation.name])
+
+    def source_inode(self) -> int:
+        """Return the number of the file that is where the new file was; 0 if there is none."""
+        status = status_of(self.source_name, self.source_parent)
+        return 0 if status is None else status.st_ino
+
+    def has_image(self) -> bool:
+        """Return whether the replaced file has been moved away."""
+        return self.operation.before != ABSENT and os.path.lexists(self.image)
+
+    def put(self) -> None:
+        """Move the new file into the workspace. :raises Conflict: there is a file."""
+        try:
+            with movable(self.source_name, self.source_parent):
+                rename_new(self.source_name, self.source_parent, self.name, self.parent)
+        except FileExistsError:
+            raise self.conflict() from None
+
+    def take(self) -> None:
+        """Move the new file out of the workspace again."""
+        with movable(self.name, self.parent):
+            rename_new(self.name, self.parent, self.source_name, self.source_parent)
+
+    def exchange(self) -> None:
+        """Let the file in the workspace and the new one change places, at one instant."""
+        with movable(self.source_name, self.source_parent), movable(self.name, self.parent):
+            renameat2(self.source_name, self.source_parent, self.name, self.parent, EXCHANGE)
+
+    def save(self) -> None:
+        """Move the replaced file away, after it was exchanged with the new one."""
+        with movable(self.source_name, self.source_parent):
+            rename_new(self.source_name, self.source_parent, self.image, -1)
+
+    def remove(self) -> None:
+        """Move the workspace's file away. :raises Conflict: it is not the expected one."""
+        if not is_top_expected(self.operation.before, status_of(self.name, self.parent)):
+            raise self.conflict()
+        with movable(self.name, self.parent):
+            rename_new(self.name, self.parent, self.image, -1)
+        if not is_top_expected(self.operation.before, os.lstat(self.image)):
+            self.put_back()
+            raise self.conflict()
+
+    def put_back(self) -> None:
+        """Move the replaced file back into the workspace."""
+        with movable(self.image, -1):
+            rename_new(self.image, -1, self.name, self.parent)
 
 
-def move(operation: Operation, mover: Mover, parent: int, name: str) -> None:
-    """Do one operation, as far as it has not been done. `name` is the path's name in the open directory `parent`.
+class Movers:
+    """Opens the directories that operations need."""
+
+    def __init__(self) -> None:
+        self._parents = Parents()
+        self._sources = Parents()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._parents.close()
+        self._sources.close()
+
+    def mover(self, change_set: ChangeSet, number: int) -> Mover:
+        """Return what moves the files of an operation. :raises OSError: one of its directories is gone."""
+        operation = change_set.operations[number]
+        parent, name = self._parents.open(operation.root, operation.path)
+        image = image_path(change_set, number, operation)
+        if not operation.source:
+            return Mover(operation=operation, image=image, parent=parent, name=name)
+        folder, _, own = operation.source.rpartition("/")
+        source, own = self._sources.open(folder, own)
+        return Mover(operation=operation, image=image, parent=parent, name=name, source_parent=source, source_name=own)
+
+
+def move(mover: Mover) -> None:
+    """Do one operation, as far as it has not been done.
 
     :raises Conflict: the path is not in the state that was expected.
     """
-    image = str(mover.image)
+    operation = mover.operation
     if operation.after == ABSENT:
-        if not os.path.lexists(image):
-            move_away(operation, image, parent, name)
+        if not mover.has_image():
+            mover.remove()
         return
-    try:
-        status = os.lstat(operation.source)
-    except FileNotFoundError:
+    inode = mover.source_inode()
+    if not inode:
         return  # it has been moved into the workspace
-    if status.st_ino != operation.inode:  # it has been exchanged, so this is the replaced file
-        move_tree(operation.source, -1, image, -1)
-    elif operation.before == ABSENT or os.path.lexists(image):
-        try:
-            rename_tree(operation.source, parent, name)
-        except FileExistsError:
-            raise Conflict([operation.name]) from None
+    if inode != operation.inode:
+        mover.save()  # it has been exchanged, so this is the replaced file
+    elif operation.before == ABSENT or mover.has_image():
+        mover.put()
     else:
-        exchange(operation, image, parent, name)
+        replace_file(mover)
 
 
-def move_away(operation: Operation, image: str, parent: int, name: str) -> None:
-    if not is_top_expected(operation.before, status_of(name, parent)):
-        raise Conflict([operation.name])
-    move_tree(name, parent, image, -1)
-    if not is_top_expected(operation.before, os.lstat(image)):
-        rename_tree(image, parent, name)
-        raise Conflict([operation.name])
-
-
-def exchange(operation: Operation, image: str, parent: int, name: str) -> None:
-    """Put the new file where the old one is, at one instant if the kernel can."""
-    if not is_top_expected(operation.before, status_of(name, parent)):
-        raise Conflict([operation.name])
+def replace_file(mover: Mover) -> None:
+    """Put the new file where the old one is."""
+    if not is_top_expected(mover.operation.before, status_of(mover.name, mover.parent)):
+        raise mover.conflict()
     try:
-        with movable(operation.source, -1), movable(name, parent):
-            renameat2(operation.source, -1, name, parent, EXCHANGE)
+        mover.exchange()
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
-        move_away(operation, image, parent, name)
-        try:
-            rename_tree(operation.source, parent, name)
-        except FileExistsError:
-            raise Conflict([operation.name]) from None
+        mover.remove()
+        mover.put()
         return
-    if not is_top_expected(operation.before, os.lstat(operation.source)):
-        with movable(operation.source, -1), movable(name, parent):
-            renameat2(operation.source, -1, name, parent, EXCHANGE)
-        raise Conflict([operation.name])
-    move_tree(operation.source, -1, image, -1)
+    if not is_top_expected(mover.operation.before, status_of(mover.source_name, mover.source_parent)):
+        mover.exchange()
+        raise mover.conflict()
+    mover.save()
 
 
-def move_back(operation: Operation, mover: Mover, parent: int, name: str) -> None:
+def move_back(mover: Mover) -> None:
     """Undo one operation, as far as it has been done."""
-    image = str(mover.image)
-    has_old = os.path.lexists(image)
+    operation = mover.operation
     if operation.after == ABSENT:
-        if has_old:
-            rename_tree(image, parent, name)
+        if mover.has_image():
+            mover.put_back()
         return
-    try:
-        is_new_here = os.lstat(operation.source).st_ino == operation.inode
-    except FileNotFoundError:
-        move_tree(name, parent, operation.source, -1)
-        is_new_here = True
-    if not is_new_here:  # it has been exchanged
-        with movable(operation.source, -1), movable(name, parent):
-            renameat2(operation.source, -1, name, parent, EXCHANGE)
-    elif has_old:
-        rename_tree(image, parent, name)
+    inode = mover.source_inode()
+    if not inode:
+        mover.take()
+        inode = operation.inode
+    if inode != operation.inode:
+        mover.exchange()
+    elif mover.has_image():
+        mover.put_back()
 
 
 def is_top_expected(expected: State, status: os.stat_result | None) -> bool:
@@ -497,17 +630,6 @@ def is_top_expected(expected: State, status: os.stat_result | None) -> bool:
     if expected.kind != "file":
         return stat.S_ISDIR(status.st_mode) == (expected.kind == "directory")
     return (status.st_size, status.st_mtime_ns) == (expected.size, expected.mtime_ns)
-
-
-def rename_tree(source: str, parent: int, name: str) -> None:
-    """Move a file or a directory to a name where there is none."""
-    with movable(source, -1):
-        rename_new(source, -1, name, parent)
-
-
-def move_tree(name: str, source: int, to: str, target: int) -> None:
-    with movable(name, source):
-        rename_new(name, source, to, target)
 
 
 @contextmanager
@@ -535,7 +657,8 @@ def apply_metas(change_set: ChangeSet, *, is_back: bool) -> None:
         state = operation.before if is_back else operation.after
         if state.kind != "directory":
             continue
-        with suppress(FileNotFoundError, NotADirectoryError), parent_of(operation) as (parent, name):
+        with suppress(FileNotFoundError, NotADirectoryError), Parents() as parents:
+            parent, name = parents.open(operation.root, operation.path)
             handle = os.open(name, OPEN_DIRECTORY, dir_fd=parent)
             try:
                 if operation.is_meta:
@@ -546,20 +669,54 @@ def apply_metas(change_set: ChangeSet, *, is_back: bool) -> None:
                 os.close(handle)
 
 
-@contextmanager
-def parent_of(operation: Operation) -> Iterator[tuple[int, str]]:
-    """Open the directory of an operation's path without following links. Yield it with the path's name."""
-    *folders, name = operation.path.split("/") if operation.path else ["."]
-    handle = os.open(operation.root, OPEN_DIRECTORY)
-    try:
-        for folder in folders:
-            inner = os.open(folder, OPEN_DIRECTORY, dir_fd=handle)
+class Parents:
+    """Opens the directories of operations, without following links. The last one stays open."""
+
+    def __init__(self) -> None:
+        self._place: tuple[str, str] | None = None
+        self._handle = -1
+        self._mode = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def open(self, root: str, path: str) -> tuple[int, str]:
+        """Return the open directory of a path below a root, and the path's name in it. The owner may change the
+        directory until another one is opened, even if commands have made it read-only.
+
+        :raises OSError: there is no such directory.
+        """
+        folder, _, name = path.rpartition("/")
+        if self._place != (root, folder):
+            self.close()
+            handle = os.open(root, OPEN_DIRECTORY)
+            try:
+                for each in filter(None, folder.split("/")):
+                    inner = os.open(each, OPEN_DIRECTORY, dir_fd=handle)
+                    os.close(handle)
+                    handle = inner
+                status = os.fstat(handle)
+                mode = stat.S_IMODE(status.st_mode)
+                if mode & 0o300 != 0o300 and status.st_uid == os.geteuid():
+                    os.fchmod(handle, mode | 0o300)
+                    self._mode = mode
+            except BaseException:
+                os.close(handle)
+                raise
+            self._handle, self._place = handle, (root, folder)
+        return self._handle, name or "."
+
+    def close(self) -> None:
+        """Close the directory that is open."""
+        handle, mode = self._handle, self._mode
+        self._place, self._handle, self._mode = None, -1, -1
+        if mode != -1:
+            os.fchmod(handle, mode)
+        if handle != -1:
             os.close(handle)
-            handle = inner
-        with changeable(handle):
-            yield handle, name
-    finally:
-        os.close(handle)
 
 
 @contextmanager
@@ -572,14 +729,50 @@ def directory_of(path: Path) -> Iterator[int]:
         os.close(handle)
 
 
+def sync_sources(change_set: ChangeSet) -> None:
+    """Write the manifest and the new files to the disk."""
+    sources = [each for each in change_set.operations if each.source]
+    if len(sources) > MAX_FLUSHED or any(each.after.kind == "directory" for each in sources):
+        sync(change_set)
+        return
+    try:
+        flush(change_set.directory / "manifest")
+        for each in sources:
+            if each.after.kind == "file":
+                flush(Path(each.source))
+    except PermissionError:  # nobody may read the file
+        sync(change_set)
+
+
+def sync_moves(change_set: ChangeSet) -> None:
+    """Write the changed directories to the disk."""
+    changed = [each for each in change_set.operations if not each.is_meta]
+    folders = {os.path.dirname(each.name) for each in changed}
+    if len(folders) > MAX_FLUSHED:
+        sync(change_set)
+        return
+    for folder in folders:
+        with suppress(FileNotFoundError):
+            flush(Path(folder))
+
+
+def flush(path: Path) -> None:
+    """Write one file or directory to the disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def sync(change_set: ChangeSet) -> None:
     """Write all files of the change set's file systems to the disk."""
     devices: dict[int, str] = {}
-    for path in (str(change_set.directory), *change_set.bases.values(), *change_set.bases):
+    for place in (str(change_set.directory), *change_set.bases.values(), *change_set.bases):
         with suppress(FileNotFoundError):
-            devices.setdefault(os.stat(path).st_dev, path)
-    for path in devices.values():
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            devices.setdefault(os.stat(place).st_dev, place)
+    for place in devices.values():
+        handle = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
         try:
             sync_file_system(handle)
         finally:
@@ -619,9 +812,7 @@ def listed(folder: Path) -> list[Path]:
 def remove_unused(directory: Path) -> None:
     """Remove a change set that was never applied, and its directories in workspaces."""
     with suppress(OSError, ValueError):
-        for base in read_set(directory).bases.values():
-            with suppress(OSError):
-                discard(Path(base))
+        remove_bases(read_set(directory).bases, directory)
     with suppress(OSError):
         discard(directory)
 

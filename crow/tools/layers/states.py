@@ -242,22 +242,24 @@ def xattrs_of(handle: int | str) -> tuple[tuple[str, str], ...]:
     return ()
 
 
-def has_xattr(handle: int | str, name: str) -> bool:
-    """Return whether a file has one of the kernel's own attributes, such as `opaque`."""
+def own_xattrs(handle: int | str) -> tuple[str, ...]:
+    """Return the names of the kernel's own attributes of a file, such as `opaque`."""
     with suppress(OSError):
-        full = f"{OWN_XATTRS}{name}"
-        if isinstance(handle, int):
-            return full in os.listxattr(handle)
-        return full in os.listxattr(handle, follow_symlinks=False)
-    return False
+        names = os.listxattr(handle) if isinstance(handle, int) else os.listxattr(handle, follow_symlinks=False)
+        return tuple(name.removeprefix(OWN_XATTRS) for name in names if name.startswith(OWN_XATTRS))
+    return ()
+
+
+def has_xattr(handle: int | str, name: str) -> bool:
+    """Return whether a file has one of the kernel's own attributes."""
+    return name in own_xattrs(handle)
 
 
 def strip_xattrs(path: str) -> None:
     """Remove the kernel's own attributes from a file."""
-    with suppress(OSError):
-        for name in os.listxattr(path, follow_symlinks=False):
-            if name.startswith(OWN_XATTRS):
-                os.removexattr(path, name, follow_symlinks=False)
+    for name in own_xattrs(path):
+        with suppress(OSError):
+            os.removexattr(path, f"{OWN_XATTRS}{name}", follow_symlinks=False)
 
 
 def apply_meta(handle: int, state: State) -> None:

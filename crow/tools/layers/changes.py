@@ -138,7 +138,15 @@ def look(layer: Layer, rules: LookRules | None = None, *, is_live: bool = False)
             _Look(layer, overlay, rules or LookRules(), changes).whole()
         except TooLargeError as error:
             changes.problem = str(error)
+    if all(is_time(each) for each in changes.operations):  # such as a directory with a file that was removed again
+        changes.operations.clear()
     return changes
+
+
+def is_time(operation: Operation) -> bool:
+    """Return whether nothing but the time of a directory has changed."""
+    same = (operation.before.mode, operation.before.xattrs) == (operation.after.mode, operation.after.xattrs)
+    return operation.is_meta and same
 
 
 class _Look:
@@ -229,43 +237,39 @@ class _Look:
                 self._removed(path, name, below, is_ignored)
             return
         walked = Walked()
-        old = state_of(name, below, walked=walked)
-        if self._is_same_file(name, above, below, status, before):
+        old = ABSENT if before is None else state_of(name, below, walked=walked)
+        if before is not None and self._is_same_file(name, above, below, status, before):
             return
         if self._is_late(walked, path, is_ignored):
             return
-        place = proc_path(above, name)
-        if before is None and kind == "file" and has_xattr(place, "origin"):
+        if before is None and kind == "file" and has_xattr(proc_path(above, name), "origin"):
             self._conflict(path, is_ignored)  # the file was removed meanwhile
             return
-        if not self._changes.is_live:
+        if not self._changes.is_live and (kind == "directory" or before is not None or status.st_mode & 0o6000):
             self._clean(name, above)
-        is_same = self._has_same_content(name, above, below, status, before)
-        action: Literal["created", "changed"] = "created" if before is None else "changed"
+        is_same = before is not None and self._has_same_content(name, above, below, status, before)
         if kind == "directory":
             if before is not None:
                 self._list_below(path, name, below, "deleted", is_ignored)
             self._list_below(path, name, above, "created", is_ignored)
         else:
+            action: Literal["created", "changed"] = "created" if before is None else "changed"
             self._list(action, path, status, is_ignored, name, above, is_same=is_same)
-        new = state_of(name, above)
         self._add(
             Operation(
                 root=self._root,
                 path=path,
                 before=old,
-                after=new,
-                source=str(self._overlay.upper / path),
+                after=state_of(name, above),
+                source=f"{self._overlay.upper}/{path}",
                 inode=status.st_ino,
                 is_ignored=is_ignored,
             )
         )
 
-    def _is_same_file(
-        self, name: str, above: int, below: int, status: os.stat_result, before: os.stat_result | None
-    ) -> bool:
+    def _is_same_file(self, name: str, above: int, below: int, status: os.stat_result, before: os.stat_result) -> bool:
         """Return whether a file was only opened for writing, and not changed."""
-        if before is None or (status.st_mode, status.st_size, status.st_mtime_ns) != (
+        if (status.st_mode, status.st_size, status.st_mtime_ns) != (
             before.st_mode,
             before.st_size,
             before.st_mtime_ns,
@@ -275,9 +279,9 @@ class _Look:
         return self._changes.is_live or self._has_same_content(name, above, below, status, before)
 
     def _has_same_content(
-        self, name: str, above: int, below: int, status: os.stat_result, before: os.stat_result | None
+        self, name: str, above: int, below: int, status: os.stat_result, before: os.stat_result
     ) -> bool:
-        if before is None or status.st_mode != before.st_mode or status.st_size != before.st_size:
+        if status.st_mode != before.st_mode or status.st_size != before.st_size:
             return False
         if stat.S_ISLNK(status.st_mode):
             return os.readlink(name, dir_fd=above) == os.readlink(name, dir_fd=below)
@@ -356,7 +360,7 @@ class _Look:
         prefix = f"{path}/" if path else ""
         last = self._changes.operations[-1] if self._changes.operations else None
         has_changes = last is not None and last.root == self._root and last.path.startswith(prefix)
-        if not is_changed and not has_changes:
+        if not is_changed and not has_changes and own.st_mtime_ns == before.st_mtime_ns:
             return
         if is_changed:
             self._list("changed", path, own, False, "", above, is_same=False)
@@ -428,7 +432,7 @@ class _Look:
             Change(
                 action=action,
                 path=full,
-                source="" if action == "deleted" else str(self._overlay.upper / path),
+                source="" if action == "deleted" else f"{self._overlay.upper}/{path}",
                 kind=kind,
                 size=status.st_size,
                 is_ignored=is_ignored,
