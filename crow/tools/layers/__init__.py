@@ -18,16 +18,10 @@ All calls block. A change set belongs to this machine. The log only knows its id
 """
 
 from crow.tools.layers.changes import Change, Changes, LookRules, look
-from crow.tools.layers.keep import (
-    ChangeSet,
-    Conflict,
-    Recovered,
-    apply,
-    invert,
-    prepare,
-    recover,
-)
+from crow.tools.layers.keep import Recovered, apply, invert, prepare, recover
+from crow.tools.layers.moves import Conflict
 from crow.tools.layers.place import Layer, Overlay, Place
+from crow.tools.layers.sets import ChangeSet, find_set
 
 __all__ = [
     "Change",
@@ -40,6 +34,7 @@ __all__ = [
     "Place",
     "Recovered",
     "apply",
+    "find_set",
     "invert",
     "look",
     "prepare",

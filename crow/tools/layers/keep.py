@@ -17,76 +17,38 @@ copied to a directory in the workspace's root, moved from there, and what was re
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias, get_args
 
 from crow.tools.layers.changes import Changes, Operation
-from crow.tools.layers.place import Layer, Place, discard, new_id, ownerless, take_lock
+from crow.tools.layers.moves import Conflict, Movers, Parents, directory_of, image_path, move, move_back
+from crow.tools.layers.place import Layer, Place, discard, ownerless
+from crow.tools.layers.sets import (
+    ChangeSet,
+    has_image,
+    new_set,
+    read_set,
+    read_state,
+    remove_bases,
+    write_manifest,
+    write_state,
+)
 from crow.tools.layers.states import (
     ABSENT,
-    EXCHANGE,
     OPEN_DIRECTORY,
-    UNSUPPORTED,
     Copier,
-    State,
     apply_meta,
-    proc_path,
-    rename_new,
-    renameat2,
     state_of,
-    status_of,
     sync_file_system,
 )
 
-SetState: TypeAlias = Literal["prepared", "applying", "kept", "taken back"]
-STATES: tuple[SetState, ...] = get_args(SetState)
-
-VERSION = 1
-IMAGE_BYTES = 256 * 1024 * 1024
-"""If git ignores a removed or replaced directory and it is larger, nothing of it is kept for an undo."""
 MAX_FLUSHED = 4
 """More files than these are written to the disk by one call for the whole file system."""
-STAGING = ".crow-keep-"
-"""The beginning of the name of the directory in a workspace's root that is there while files are moved."""
-
-
-class Conflict(Exception):
-    """Files have changed underneath, so nothing was changed. `paths` are absolute."""
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        super().__init__(f"changed meanwhile: {', '.join(paths)}")
-        self.paths = tuple(paths)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeSet:
-    """A prepared change of the workspace, with everything that undoes it."""
-
-    id: str
-    directory: Path
-    operations: tuple[Operation, ...]
-    bases: Mapping[str, str]
-    """For each root, the directory in its file system from which and into which files are moved."""
-    about: Mapping[str, str] = field(default_factory=dict)
-    """What the caller wants to find again, such as the session."""
-    skipped: tuple[str, ...] = ()
-    """Why some paths are left as they are: absolute paths, each with the reason."""
-
-    @property
-    def without_image(self) -> tuple[Operation, ...]:
-        """The operations that no undo can take back."""
-        return tuple(each for each in self.operations if not has_image(each))
-
-    def image(self, number: int) -> Path:
-        """Return where the file is that an operation has replaced."""
-        return self.directory / "before" / str(number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,11 +142,6 @@ def intact_image(change_set: ChangeSet, number: int, done: Operation) -> Path | 
     return None
 
 
-def has_image(operation: Operation) -> bool:
-    """Return whether what an operation replaces or removes is kept for an undo."""
-    return not (operation.is_ignored and operation.before.size > IMAGE_BYTES)
-
-
 def stage(
     operation: Operation, base: str, number: int, source: tuple[str, str], *, is_kept: bool = False
 ) -> Operation | None:
@@ -214,142 +171,6 @@ def stage(
         state = state_of(name, target)
         inode = os.lstat(name, dir_fd=target).st_ino
     return replace(operation, after=state, source=str(folder / name), inode=inode)
-
-
-@contextmanager
-def new_set(place: Place, roots: Sequence[str], about: Mapping[str, str] | None) -> Iterator[ChangeSet]:
-    """Make the directories of a change set. They are removed if the block fails."""
-    identifier = new_id()
-    directory = place.changes / identifier
-    directory.mkdir(mode=0o700, parents=True)
-    lock = take_lock(directory)
-    bases: dict[str, str] = {}
-    try:
-        (directory / "before").mkdir()
-        own = directory.stat().st_dev
-        for root in roots:
-            bases[root] = str(directory)
-            if os.stat(root).st_dev != own:
-                bases[root] = os.path.join(root, f"{STAGING}{identifier}")
-                with same_time(root):
-                    Path(bases[root], "before").mkdir(mode=0o700, parents=True)
-        yield ChangeSet(id=identifier, directory=directory, operations=(), bases=bases, about=about or {})
-    except BaseException:
-        remove_bases(bases, directory)
-        with suppress(OSError):
-            discard(directory)
-        raise
-    finally:
-        os.close(lock)
-
-
-def write_manifest(made: ChangeSet, operations: Sequence[Operation]) -> ChangeSet:
-    made = replace(made, operations=tuple(operations))
-    data = {
-        "version": VERSION,
-        "about": dict(made.about),
-        "bases": dict(made.bases),
-        "skipped": made.skipped,
-        "operations": [operation_data(each) for each in made.operations],
-    }
-    with open(made.directory / "manifest", "w", encoding="utf-8", errors="surrogateescape") as file:
-        json.dump(data, file)
-    write_state(made.directory, "prepared")
-    return made
-
-
-def read_set(directory: Path) -> ChangeSet:
-    """Read a change set. :raises ValueError: it is damaged. :raises OSError: it cannot be read."""
-    data: Any = json.loads((directory / "manifest").read_text(encoding="utf-8", errors="surrogateescape"))
-    try:
-        operations = tuple(map(read_operation, data["operations"]))
-        return ChangeSet(
-            id=directory.name,
-            directory=directory,
-            operations=operations,
-            bases=dict(data["bases"]),
-            about=dict(data["about"]),
-            skipped=tuple(data["skipped"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{directory}/manifest is damaged: {error!r}") from error
-
-
-def operation_data(operation: Operation) -> list[Any]:
-    """Return an operation for JSON. `asdict` would take longer than everything else together."""
-    return [
-        operation.root,
-        operation.path,
-        state_data(operation.before),
-        state_data(operation.after),
-        operation.source,
-        operation.inode,
-        operation.is_meta,
-        operation.is_ignored,
-    ]
-
-
-def state_data(state: State) -> list[Any] | None:
-    if state == ABSENT:
-        return None
-    own = (state.kind, state.mode, state.size, state.mtime_ns, state.uid, state.gid, state.target, state.tree)
-    return [*own, state.files, state.xattrs]
-
-
-def read_operation(data: list[Any]) -> Operation:
-    root, path, before, after, source, inode, is_meta, is_ignored = data
-    return Operation(
-        root=root,
-        path=path,
-        before=read_state_of(before),
-        after=read_state_of(after),
-        source=source,
-        inode=inode,
-        is_meta=is_meta,
-        is_ignored=is_ignored,
-    )
-
-
-def read_state_of(data: list[Any] | None) -> State:
-    if data is None:
-        return ABSENT
-    kind, mode, size, mtime_ns, uid, gid, target, tree, files, xattrs = data
-    return State(
-        kind=kind,
-        mode=mode,
-        size=size,
-        mtime_ns=mtime_ns,
-        uid=uid,
-        gid=gid,
-        target=target,
-        tree=tree,
-        files=files,
-        xattrs=tuple((name, value) for name, value in xattrs),
-    )
-
-
-def find_set(place: Place, identifier: str) -> ChangeSet | None:
-    """Return a change set that was kept; None if it is not on this machine any more."""
-    directory = place.changes / os.path.basename(identifier)
-    try:
-        return read_set(directory) if identifier and read_state(directory) == "kept" else None
-    except (OSError, ValueError):
-        return None
-
-
-def write_state(directory: Path, state: SetState) -> None:
-    """Record the state of a change set, which is the name of a file. The file system's journal keeps the order of
-    changes of names, so this needs no flush of its own."""
-    old = read_state(directory)
-    if old:
-        (directory / old).rename(directory / state)
-    else:
-        (directory / state).touch()
-
-
-def read_state(directory: Path) -> SetState | Literal[""]:
-    """Return the state of a change set; empty if its preparation was never finished."""
-    return next((state for state in STATES if os.path.lexists(directory / state)), "")
 
 
 def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
@@ -452,204 +273,6 @@ def abandon(change_set: ChangeSet) -> None:
     discard(change_set.directory)
 
 
-def remove_bases(bases: Mapping[str, str], directory: Path) -> None:
-    """Remove the directories of a change set in workspaces."""
-    for root, base in bases.items():
-        if base != str(directory):
-            with suppress(FileNotFoundError), same_time(root):
-                discard(Path(base))
-
-
-@contextmanager
-def same_time(directory: str) -> Iterator[None]:
-    """Give a directory the time afterwards that it had before."""
-    status = os.stat(directory)
-    yield
-    os.utime(directory, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def image_path(change_set: ChangeSet, number: int, operation: Operation) -> str:
-    """Return where the file is moved that an operation replaces."""
-    return f"{change_set.bases[operation.root]}/before/{number}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mover:
-    """One operation, with the open directories of the paths that it moves."""
-
-    operation: Operation
-    image: str
-    """Where the replaced file is moved."""
-    parent: int
-    name: str
-    """The path in the workspace: its open directory and its name in it."""
-    source_parent: int = -1
-    source_name: str = ""
-    """Where the new file is."""
-
-    def conflict(self) -> Conflict:
-        """Return the error that says that somebody else has changed the path."""
-        return Conflict([self.operation.name])
-
-    def source_inode(self) -> int:
-        """Return the number of the file that is where the new file was; 0 if there is none."""
-        status = status_of(self.source_name, self.source_parent)
-        return 0 if status is None else status.st_ino
-
-    def has_image(self) -> bool:
-        """Return whether the replaced file has been moved away."""
-        return self.operation.before != ABSENT and os.path.lexists(self.image)
-
-    def put(self) -> None:
-        """Move the new file into the workspace. :raises Conflict: there is a file."""
-        try:
-            with movable(self.source_name, self.source_parent):
-                rename_new(self.source_name, self.source_parent, self.name, self.parent)
-        except FileExistsError:
-            raise self.conflict() from None
-
-    def take(self) -> None:
-        """Move the new file out of the workspace again."""
-        with movable(self.name, self.parent):
-            rename_new(self.name, self.parent, self.source_name, self.source_parent)
-
-    def exchange(self) -> None:
-        """Let the file in the workspace and the new one change places, at one instant."""
-        with movable(self.source_name, self.source_parent), movable(self.name, self.parent):
-            renameat2(self.source_name, self.source_parent, self.name, self.parent, EXCHANGE)
-
-    def save(self) -> None:
-        """Move the replaced file away, after it was exchanged with the new one."""
-        with movable(self.source_name, self.source_parent):
-            rename_new(self.source_name, self.source_parent, self.image, -1)
-
-    def remove(self) -> None:
-        """Move the workspace's file away. :raises Conflict: it is not the expected one."""
-        if not is_top_expected(self.operation.before, status_of(self.name, self.parent)):
-            raise self.conflict()
-        with movable(self.name, self.parent):
-            rename_new(self.name, self.parent, self.image, -1)
-        if not is_top_expected(self.operation.before, os.lstat(self.image)):
-            self.put_back()
-            raise self.conflict()
-
-    def put_back(self) -> None:
-        """Move the replaced file back into the workspace."""
-        with movable(self.image, -1):
-            rename_new(self.image, -1, self.name, self.parent)
-
-
-class Movers:
-    """Opens the directories that operations need."""
-
-    def __init__(self) -> None:
-        self._parents = Parents()
-        self._sources = Parents()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._parents.close()
-        self._sources.close()
-
-    def mover(self, change_set: ChangeSet, number: int) -> Mover:
-        """Return what moves the files of an operation. :raises OSError: one of its directories is gone."""
-        operation = change_set.operations[number]
-        parent, name = self._parents.open(operation.root, operation.path)
-        image = image_path(change_set, number, operation)
-        if not operation.source:
-            return Mover(operation=operation, image=image, parent=parent, name=name)
-        folder, _, own = operation.source.rpartition("/")
-        source, own = self._sources.open(folder, own)
-        return Mover(operation=operation, image=image, parent=parent, name=name, source_parent=source, source_name=own)
-
-
-def move(mover: Mover) -> None:
-    """Do one operation, as far as it has not been done.
-
-    :raises Conflict: the path is not in the state that was expected.
-    """
-    operation = mover.operation
-    if operation.after == ABSENT:
-        if not mover.has_image():
-            mover.remove()
-        return
-    inode = mover.source_inode()
-    if not inode:
-        return  # it has been moved into the workspace
-    if inode != operation.inode:
-        mover.save()  # it has been exchanged, so this is the replaced file
-    elif operation.before == ABSENT or mover.has_image():
-        mover.put()
-    else:
-        replace_file(mover)
-
-
-def replace_file(mover: Mover) -> None:
-    """Put the new file where the old one is."""
-    if not is_top_expected(mover.operation.before, status_of(mover.name, mover.parent)):
-        raise mover.conflict()
-    try:
-        mover.exchange()
-    except OSError as error:
-        if error.errno not in UNSUPPORTED:
-            raise
-        mover.remove()
-        mover.put()
-        return
-    if not is_top_expected(mover.operation.before, status_of(mover.source_name, mover.source_parent)):
-        mover.exchange()
-        raise mover.conflict()
-    mover.save()
-
-
-def move_back(mover: Mover) -> None:
-    """Undo one operation, as far as it has been done."""
-    operation = mover.operation
-    if operation.after == ABSENT:
-        if mover.has_image():
-            mover.put_back()
-        return
-    inode = mover.source_inode()
-    if not inode:
-        mover.take()
-        inode = operation.inode
-    if inode != operation.inode:
-        mover.exchange()
-    elif mover.has_image():
-        mover.put_back()
-
-
-def is_top_expected(expected: State, status: os.stat_result | None) -> bool:
-    """Return whether a path itself is as expected, without what is in a directory."""
-    if status is None or expected == ABSENT:
-        return (status is None) == (expected == ABSENT)
-    if stat.S_IMODE(status.st_mode) != expected.mode:
-        return False
-    if expected.kind != "file":
-        return stat.S_ISDIR(status.st_mode) == (expected.kind == "directory")
-    return (status.st_size, status.st_mtime_ns) == (expected.size, expected.mtime_ns)
-
-
-@contextmanager
-def movable(name: str, parent: int) -> Iterator[None]:
-    """Make a directory movable: its owner must be allowed to write to it. Its mode is the same afterwards."""
-    handle = -1
-    with suppress(OSError):
-        path = name if parent == -1 else proc_path(parent, name)
-        status = os.lstat(path)
-        if stat.S_ISDIR(status.st_mode) and status.st_mode & 0o700 != 0o700:
-            os.chmod(path, stat.S_IMODE(status.st_mode) | 0o700)
-            handle = os.open(path, OPEN_DIRECTORY)
-    try:
-        yield
-    finally:
-        if handle != -1:
-            os.fchmod(handle, stat.S_IMODE(status.st_mode))
-            os.close(handle)
-
-
 def apply_metas(change_set: ChangeSet, *, is_back: bool) -> None:
     """Give directories their modes and times, after everything in them has been moved. Inner directories come first in
     the operations, and the root last."""
@@ -667,66 +290,6 @@ def apply_metas(change_set: ChangeSet, *, is_back: bool) -> None:
                     os.fchmod(handle, state.mode)
             finally:
                 os.close(handle)
-
-
-class Parents:
-    """Opens the directories of operations, without following links. The last one stays open."""
-
-    def __init__(self) -> None:
-        self._place: tuple[str, str] | None = None
-        self._handle = -1
-        self._mode = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-    def open(self, root: str, path: str) -> tuple[int, str]:
-        """Return the open directory of a path below a root, and the path's name in it. The owner may change the
-        directory until another one is opened, even if commands have made it read-only.
-
-        :raises OSError: there is no such directory.
-        """
-        folder, _, name = path.rpartition("/")
-        if self._place != (root, folder):
-            self.close()
-            handle = os.open(root, OPEN_DIRECTORY)
-            try:
-                for each in filter(None, folder.split("/")):
-                    inner = os.open(each, OPEN_DIRECTORY, dir_fd=handle)
-                    os.close(handle)
-                    handle = inner
-                status = os.fstat(handle)
-                mode = stat.S_IMODE(status.st_mode)
-                if mode & 0o300 != 0o300 and status.st_uid == os.geteuid():
-                    os.fchmod(handle, mode | 0o300)
-                    self._mode = mode
-            except BaseException:
-                os.close(handle)
-                raise
-            self._handle, self._place = handle, (root, folder)
-        return self._handle, name or "."
-
-    def close(self) -> None:
-        """Close the directory that is open."""
-        handle, mode = self._handle, self._mode
-        self._place, self._handle, self._mode = None, -1, -1
-        if mode != -1:
-            os.fchmod(handle, mode)
-        if handle != -1:
-            os.close(handle)
-
-
-@contextmanager
-def directory_of(path: Path) -> Iterator[int]:
-    """Open the directory of one of crow's own files."""
-    handle = os.open(path.parent, OPEN_DIRECTORY)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
 
 
 def sync_sources(change_set: ChangeSet) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from crow.tools.layers import (
     Change,
+    ChangeSet,
     Conflict,
     Layer,
     LookRules,
@@ -23,6 +24,7 @@ from crow.tools.layers import (
     invert,
     keep,
     look,
+    moves,
     prepare,
     recover,
     states,
@@ -58,7 +60,7 @@ class World:
         self.layer.drop()
         self.layer = self.place.open([self.root])
 
-    def keep(self, line: str) -> keep.ChangeSet:
+    def keep(self, line: str) -> ChangeSet:
         made = prepare(self.place, self.layer, changes_of(self.layer, self.root, line))
         apply(made)
         return made
@@ -174,7 +176,7 @@ def test_a_change_in_the_middle_of_the_move_takes_everything_back(
     line = "echo 1 > 1; echo theirs >> a; mkdir d; echo > d/e; rm -r src"
     made = prepare(world.place, world.layer, changes_of(world.layer, world.root, line))
     before = picture(str(world.root))
-    move = keep.move
+    move = moves.move
     moved: list[object] = []
 
     def fault(*arguments: object) -> None:
@@ -248,7 +250,7 @@ def test_an_undo_leaves_what_somebody_else_changed_and_says_so(world: World) -> 
 def test_a_large_ignored_directory_is_kept_without_a_before_image(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keep, "IMAGE_BYTES", 10_000)
+    monkeypatch.setattr("crow.tools.layers.sets.IMAGE_BYTES", 10_000)
     (world.root / "build" / "big").write_bytes(b"x" * 100_000)
     world.reopen()
     rules = LookRules(is_ignored=lambda path, _is_directory: "/build" in path)

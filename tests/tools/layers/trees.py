@@ -19,9 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from crow.tools.layers import Changes, ChangeSet, Layer, Place, apply, invert, look, prepare, recover
+from crow.tools.layers import Changes, ChangeSet, Layer, Place, apply, find_set, invert, look, prepare, recover
 from crow.tools.layers.changes import LookRules
-from crow.tools.layers.keep import find_set
 from crow.tools.layers.place import discard
 
 CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x20000
