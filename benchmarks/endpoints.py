@@ -23,14 +23,14 @@ import anyio
 import anyio.lowlevel
 
 from benchmarks.rows import Row, arguments, report
-from crow.agent.branch import Branch
 from crow.agent.compaction.budget import CompactionPolicy, gauge_on
 from crow.agent.compaction.compactor import Compactor, Helpers
 from crow.agent.compaction.window import ContextWindow
+from crow.agent.history.branch import Branch
 from crow.agent.hooks import BranchHooks, Hooks
-from crow.agent.prompt import Briefing
-from crow.agent.tool_calls import Permissions
-from crow.agent.turn import Turn
+from crow.agent.permissions.judge import Permissions
+from crow.agent.turns.prompt import Briefing
+from crow.agent.turns.turn import Turn
 from crow.domain.entries import Checkpoint, Mask, NewEntry, TurnEnd
 from crow.domain.errors import ModelError
 from crow.llm.client import EndpointClient

@@ -2,7 +2,9 @@
 
 The store itself writes both, the same from each seed. The session has 40,000 entries on its path, 600 MB of tool
 output, 200 compactions and 50 branches that were left. The database has 10,000 more sessions. `--keep DIR` leaves the
-database there, and a later run with the same directory uses it again. Rows over ACP are from a real process.
+database there, and a later run with the same directory uses it again. Rows over ACP are from a real process. With
+`--postgres`, they are in a new database of the server that `benchmarks.postgres` uses, and only loads and commands in
+the session are measured.
 """
 
 from __future__ import annotations
@@ -41,9 +43,11 @@ from crow.domain.entries import (
     User,
 )
 from crow.domain.messages import Text, ToolCall, Usage
-from crow.store import NewSession
+from crow.store import NewSession, Store
+from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
+from tests.support.postgres import new_database
 
 __all__: Sequence[str] = ()
 
@@ -74,7 +78,7 @@ def corpus(seed: int = 0) -> str:
 class Writer:
     """Appends turns to one session at a time. The same seed gives the same content."""
 
-    def __init__(self, store: SqliteStore, corpus: str, seed: int) -> None:
+    def __init__(self, store: Store, corpus: str, seed: int) -> None:
         self.store = store
         self.corpus = corpus
         self.random = random.Random(seed)
@@ -196,7 +200,7 @@ class Size:
     other_bytes: int = 2_000_000_000
 
 
-async def make(store: SqliteStore, size: Size, seed: int = 1) -> dict[str, int]:
+async def make(store: Store, size: Size, seed: int = 1) -> dict[str, int]:
     """Write everything; returns what was made."""
     lines = corpus()
     mean = max(100, size.other_bytes // max(1, size.sessions) // 13)
@@ -259,13 +263,15 @@ class Answer:
 class Server:
     """A `crow acp` whose output is read as fast as it comes."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, database: str | None) -> None:
         variables = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT),
             "CROW_HOME": str(home),
             "CROW_MODEL": "offline",
         }
+        if database is not None:
+            variables["CROW_DATABASE_URL"] = database
         self.process = subprocess.Popen(
             [sys.executable, "-m", "crow", "acp"],
             stdin=subprocess.PIPE,
@@ -339,15 +345,16 @@ class Server:
         return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
-def load_rows(home: Path, *, is_full: bool) -> list[Row]:
-    """`session/load` of the session by a process that has already opened the database."""
+def load_rows(home: Path, *, is_full: bool, database: str | None = None) -> list[Row]:
+    """`session/load` of the session by a process that has already opened the database. `database` is the URL of one on
+    PostgreSQL."""
     rows: list[Row] = []
     cwd = str(home)
     ways: list[tuple[str, dict[str, Any]]] = [("session/load", {})]
     if is_full:
         ways.append(("session/load, everything", {"_meta": {"crow": {"replay": "full"}}}))
     for what, more in ways:
-        server = Server(home)
+        server = Server(home, database)
         try:
             server.ask("initialize", {"protocolVersion": 1})
             server.ask("session/list", {})
@@ -544,6 +551,21 @@ def measure(home: Path, size: Size, *, only: Sequence[str]) -> list[Row]:
     return rows
 
 
+async def measure_postgres(home: Path, size: Size) -> list[Row]:
+    """Write the session to a new database on PostgreSQL, and measure loads and commands in it."""
+    async with new_database(on_disk=True) as url:
+        store = await PostgresStore.open(url)
+        try:
+
+            async def write() -> None:
+                await make(store, size)
+
+            rows = [await once("write all of it, every step durable", write)]
+        finally:
+            await store.close()
+        return rows + await asyncio.to_thread(load_rows, home, is_full=True, database=url)
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--keep", metavar="DIR", type=Path, help="leave the database in this directory")
@@ -552,6 +574,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=Size.sessions)
     parser.add_argument("--other-mb", type=int, default=Size.other_bytes // 1_000_000)
     parser.add_argument("--compactions", type=int, default=Size.compactions, help="0: as an imported session")
+    parser.add_argument("--postgres", action="store_true", help="measure the store on PostgreSQL")
     parser.add_argument("--only", nargs="*", choices=("load", "commands", "delete"), default=())
     options = parser.parse_args()
     size = Size(
@@ -564,7 +587,7 @@ def main() -> None:
     home = options.keep or Path(tempfile.mkdtemp(prefix="crow-bench-"))
     home.mkdir(parents=True, exist_ok=True)
     try:
-        rows = measure(home, size, only=options.only)
+        rows = asyncio.run(measure_postgres(home, size)) if options.postgres else measure(home, size, only=options.only)
     finally:
         if options.keep is None:
             shutil.rmtree(home)

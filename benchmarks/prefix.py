@@ -2,7 +2,7 @@
 
 Scripted sessions run in the real process, against an endpoint whose cache compares bytes. Between two prompts they
 change mode, model, AGENTS.md, skills and MCP servers, compact, undo, or are opened again. Answers call tools, start
-sub-agents, break off, are cancelled, or are refused as too long. The exit code is 1 if a request changed bytes that
+subagents, break off, are cancelled, or are refused as too long. The exit code is 1 if a request changed bytes that
 were sent before, and no declared break explains it.
 """
 

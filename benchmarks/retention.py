@@ -17,7 +17,7 @@ import anyio
 
 from benchmarks.rows import Row, arguments, report
 from crow.agent.compaction.compactor import Compactor
-from crow.agent.recall import BranchLog, text_of
+from crow.agent.history.recall import BranchLog, text_of
 from crow.domain.entries import (
     Announcement,
     Assistant,

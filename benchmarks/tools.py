@@ -27,10 +27,10 @@ import anyio
 
 from benchmarks.questions.repository import make_area
 from benchmarks.rows import ROOT, Row, arguments, of_times, report
-from crow.agent import Adapters, SessionSettings
 from crow.agent.compaction.budget import CompactionPolicy
-from crow.agent.permissions import user_rules
-from crow.agent.session import Session
+from crow.agent.permissions.rules import user_rules
+from crow.agent.sessions.session import Session
+from crow.agent.turns.adapters import Adapters, SessionSettings
 from crow.domain.messages import Text, ToolCall
 from crow.store import NewSession
 from crow.store.sqlite.store import SqliteStore

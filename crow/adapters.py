@@ -22,6 +22,7 @@ from crow.domain.protected_names import ProtectedNames
 from crow.llm import EndpointMemory, Model
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
+from crow.llm.models import Offered
 from crow.llm.offline import OfflineModel
 from crow.log import mask_in_log
 from crow.programs import Programs
@@ -29,7 +30,8 @@ from crow.runtime import forbid_inspection, name_processor, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target, names_offered, target_of
 from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.load import Paths
-from crow.settings.values import DatabaseSettings, McpServerSettings, expand_variables, static_part
+from crow.settings.servers import expand_variables
+from crow.settings.values import DatabaseSettings, McpServerSettings, static_part
 from crow.store import Store
 from crow.store.sqlite.store import SqliteStore
 from crow.tools import Ports, Workspace
@@ -49,8 +51,7 @@ from crow.tools.servers import (
 )
 from crow.tools.workspace import DiskWorkspace
 
-if TYPE_CHECKING:
-    from crow.llm.models import Offered
+if TYPE_CHECKING:  # imported later, because `initialize` is answered without them
     from crow.store.admin import Admin
     from crow.tools.mcp.client import McpToolbox, ToolSettings
 
@@ -63,7 +64,7 @@ class EndpointModel(Model, Protocol):
         ...
 
 
-LoadedSource: TypeAlias = Callable[[], Loaded]
+_LoadedSource: TypeAlias = Callable[[], Loaded]
 """A function that returns the current settings. The user may change the settings while a session is open."""
 
 
@@ -78,7 +79,7 @@ def prepare_prompts(programs: Path, settings: Settings) -> None:
         from crow.tools.sandbox.confiner import choose_sandbox
 
         threading.Thread(target=choose_sandbox, args=(Programs(programs),), daemon=True).start()
-    import crow.agent.runner
+    import crow.agent.sessions.runner
     import crow.llm.client
     import crow.tools.mcp.client  # noqa: F401
     from crow.llm.wires import wire_named
@@ -162,7 +163,7 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
 
 
 def open_toolbox(
-    loaded: LoadedSource,
+    loaded: _LoadedSource,
     workspace: Workspace,
     ports: Ports,
     servers: Sequence[McpServer],
@@ -173,10 +174,10 @@ def open_toolbox(
     both enter and exit the context manager."""
     from crow.tools.mcp.client import open_toolbox
 
-    return open_toolbox(workspace, ports, servers, tool_settings(loaded), on_change=on_change)
+    return open_toolbox(workspace, ports, servers, _tool_settings(loaded), on_change=on_change)
 
 
-def tool_settings(loaded: LoadedSource, asker: LoginAsker | None = None) -> ToolSettings:
+def _tool_settings(loaded: _LoadedSource, asker: LoginAsker | None = None) -> ToolSettings:
     """Return the part of the settings that concerns tools."""
     from crow.tools.mcp.client import ToolSettings
 
@@ -192,6 +193,7 @@ def tool_settings(loaded: LoadedSource, asker: LoginAsker | None = None) -> Tool
         agent_folders=(loaded().paths.config_file.parent / "agents",),
         server_places=(loaded().paths.cache_dir / "servers", *map(Path, runtime)),
         fetches_private=loaded().settings.permissions.fetch_private,
+        checks=loaded().settings.checks,
         keys=lambda: hidden_keys(loaded()),
         login_folder=login_folder(loaded().paths),
         on_secrets=mask_in_log,
@@ -200,7 +202,7 @@ def tool_settings(loaded: LoadedSource, asker: LoginAsker | None = None) -> Tool
 
 
 def open_workspace(
-    loaded: LoadedSource, cwd: str, directories: Sequence[str], *, is_bounded: bool = False
+    loaded: _LoadedSource, cwd: str, directories: Sequence[str], *, is_bounded: bool = False
 ) -> Workspace:
     """Open the workspace on disk. Tools cannot write crow's own files, and commands cannot read the keys.
 
@@ -215,11 +217,11 @@ def open_workspace(
         cwd,
         directories,
         keys=lambda: hidden_keys(loaded()),
-        own=(paths.config_file, paths.database, paths.log_file, *server_files(loaded())),
+        own=(paths.config_file, paths.database, paths.log_file, *_server_files(loaded())),
         own_folders=own_folders(paths, cwd),
         own_readable=(config / "skills", config / "agents", config / "commands"),
         names=protected_names(loaded()),
-        confiner=open_confiner(loaded(), cwd, directories, is_bounded=is_bounded),
+        confiner=_open_confiner(loaded(), cwd, directories, is_bounded=is_bounded),
         is_bounded=is_bounded,
         programs=programs,
     )
@@ -231,14 +233,16 @@ def protected_names(loaded: Loaded) -> ProtectedNames:
     return ProtectedNames(permissions.protect, permissions.unprotect)
 
 
-def server_files(loaded: Loaded) -> tuple[Path, ...]:
+def _server_files(loaded: Loaded) -> tuple[Path, ...]:
     """Return the files of `crow serve` that tools and commands may neither read nor write, such as its TLS key."""
     settings = loaded.settings.serve
     names = (settings.tls_key, settings.tls_cert, settings.log_file)
     return tuple(loaded.paths.config_file.parent / name for name in names if name is not None)
 
 
-def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str], *, is_bounded: bool = False) -> Confiner | None:
+def _open_confiner(
+    loaded: Loaded, cwd: str, directories: Sequence[str], *, is_bounded: bool = False
+) -> Confiner | None:
     """Return the object that confines the commands of a workspace, or None if `sandbox.enabled` is off."""
     sandbox, paths = loaded.settings.sandbox, loaded.paths
     if sandbox.enabled == "off":
@@ -257,7 +261,7 @@ def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str], *, is_bo
         writable=sandbox.writable,
         sockets=sandbox.sockets,
         programs=Programs(paths.programs),
-        own=(*files, *server_files(loaded), *own_folders(paths, cwd)),
+        own=(*files, *_server_files(loaded), *own_folders(paths, cwd)),
         masked=tuple(map(static_part, loaded.settings.serve.roots)) if is_bounded else (),
         caches=paths.cache_dir / "commands",
         names=protected_names(loaded),
@@ -284,7 +288,7 @@ async def try_server(
     `asker` asks the user to log in."""
     from crow.tools.mcp.trial import try_server
 
-    return await try_server(server, workspace, tool_settings(lambda: loaded, asker))
+    return await try_server(server, workspace, _tool_settings(lambda: loaded, asker))
 
 
 def read_login(loaded: Loaded, server: HttpServer) -> Login | None:

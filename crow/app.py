@@ -21,13 +21,13 @@ from urllib.parse import urlsplit
 import anyio
 
 from crow import adapters
-from crow.agent import Adapters, SessionSettings
 from crow.agent.commands import COMMANDS
 from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.hooks import EVENTS, HookEvent, Hooks, NamedHook
 from crow.agent.instructions import INSTRUCTION_FILE
-from crow.agent.permissions import user_rules
+from crow.agent.permissions.rules import user_rules
 from crow.agent.templates import Template, read_templates
+from crow.agent.turns.adapters import Adapters, SessionSettings
 from crow.domain.errors import AuthError, CrowError
 from crow.frontend.agent import AcpAgent
 from crow.frontend.agent import serve as serve_connection

@@ -41,7 +41,7 @@ def run_demo() -> None:
     :raises DemoFailed: crow did not do what the demo expects.
     """
     with tempfile.TemporaryDirectory(prefix="crow-demo-") as scratch:
-        Demo(Path(scratch).resolve()).run()
+        _Demo(Path(scratch).resolve()).run()
 
 
 class CrowProcess:
@@ -108,7 +108,7 @@ class CrowProcess:
         self._process.stdin.flush()
 
 
-class Demo:
+class _Demo:
     """Plays the scenes of the demo: sends prompts to crow, and prints crow's answers. `scratch` is an empty
     directory."""
 

@@ -25,7 +25,7 @@ from crow.agent.compaction.window import DEFAULT_WINDOW
 from crow.app import find_hooks
 from crow.domain import errors
 from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMessage, WireName
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line, plural
 from crow.llm import WIRE_TITLES, Model, Request, TextDelta, ThoughtLevel
 from crow.llm.facts import WINDOW, LearnedWindow, describe, describe_window, learned_window
 from crow.llm.models import Offered, facts_of
@@ -58,12 +58,13 @@ _TEXT_PROMPT = "say one two three four five six seven eight"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. If the state is not `ok`, `advice` may tell the user what to do."""
+    """The result of one check."""
 
     check: str
     state: State
     words: str
     advice: str = ""
+    """What the user can do if the state is not `ok`. May be empty."""
 
 
 Report = Callable[[Finding], None]
@@ -85,7 +86,7 @@ async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[
         await _check_model(loaded, store, report)
         async with adapters.orphans_ended():
             await _check_tools(loaded, servers, report)
-            await check_confinement(loaded, report)
+            await _check_confinement(loaded, report)
     finally:
         if store is not None:
             await store.close()
@@ -112,7 +113,7 @@ async def repair_database(loaded: Loaded, report: Report) -> None:
         "mended": "has new indexes; no row was lost",
         "recovered": "is a new file with everything that could be read",
     }[done.outcome]
-    sizes = f"{_count(done.sessions, 'session', 'sessions')}, {_count(done.entries, 'entry', 'entries')}"
+    sizes = f"{plural(done.sessions, 'session')}, {plural(done.entries, 'entry')}"
     report(Finding("database", "ok", f"{file} {outcome} ({sizes})"))
 
 
@@ -222,7 +223,7 @@ async def _check_database(loaded: Loaded, report: Report) -> Store | None:
     if damage.problems:
         report(Finding("database", "failed", f"{file} is damaged: {_first_of(damage.problems)}", REPAIR))
     elif damage.entries:
-        count = _count(len(damage.entries), "entry", "entries")
+        count = plural(len(damage.entries), "entry")
         report(Finding("database", "warning", f"{count} cannot be read: {damage.entries[0]}"))
     elif store.warning:
         report(Finding("database", "warning", store.warning))
@@ -237,7 +238,7 @@ async def _report_importable(store: Store | None, report: Report) -> None:
     before."""
     known = () if store is None else await adapters.open_admin(store).ids()
     for one in await anyio.to_thread.run_sync(importable, known):
-        words = f"{one.tool} has {_count(one.sessions, 'session', 'sessions')} in {one.path}"
+        words = f"{one.tool} has {plural(one.sessions, 'session')} in {one.path}"
         report(
             Finding(
                 f"import {one.tool}", "ok", f"{words}; to import them, run `crow sessions import --from {one.tool}`"
@@ -296,7 +297,7 @@ async def _check_endpoint(model: adapters.EndpointModel, target: Target, report:
     except errors.ModelError as error:
         report(Finding("endpoint", "warning", f"{target.base_url} answers, but does not list its models: {error}"))
         return True
-    count = _count(len(names), "model", "models")
+    count = plural(len(names), "model")
     report(Finding("endpoint", "ok", f"{target.base_url} answers and lists {count}"))
     if target.model in names:
         report(Finding("model", "ok", f"the endpoint offers {target.model}"))
@@ -330,7 +331,7 @@ async def _check_answers(
     if key:
         report(Finding("key", "ok", key))
     if pieces > 1 or len(answer.text) < 12:
-        count = _count(pieces, "piece", "pieces")
+        count = plural(pieces, "piece")
         report(Finding("streaming", "ok", f"{count}, the first after {first_s:.1f} s"))
     else:
         advice = "Text will appear late. A proxy between crow and the model may hold it back."
@@ -453,14 +454,14 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
     except errors.CrowError as error:
         report(Finding("tools", "failed", str(error)))
         return
-    report(Finding("tools", "ok", f"{_count(tools, 'tool', 'tools')} can be offered"))
+    report(Finding("tools", "ok", f"{plural(tools, 'tool')} can be offered"))
     for kind in agents:
         if kind.problem:
             report(Finding(f"agent {kind.name}", "warning", f"{kind.source}: {kind.problem}", "Correct the file."))
     for server in statuses:
         check = f"MCP server {server.name}"
         if server.state == "ready":
-            report(Finding(check, "ok", _count(server.tools, "tool", "tools")))
+            report(Finding(check, "ok", plural(server.tools, "tool")))
         else:
             advice = (
                 "Run the server's command by hand. Is it installed, and does it need environment variables or the "
@@ -470,7 +471,7 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
             report(Finding(check, "failed", server.detail or "it does not answer", advice))
 
 
-async def check_confinement(loaded: Loaded, report: Report) -> None:
+async def _check_confinement(loaded: Loaded, report: Report) -> None:
     """Report which sandbox confines commands. Then, in a temporary directory, run commands that try to break out of
     it."""
     if loaded.problem is not None:
@@ -670,7 +671,3 @@ class _NoSession:
 
 def _first_of(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{words[0]} (and {len(words) - 1} more)"
-
-
-def _count(number: int, singular: str, plural: str) -> str:
-    return f"{number:,} {singular if number == 1 else plural}"

@@ -13,7 +13,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
-from crow.domain.rendering import SecretMask, safe_json
+from crow.domain.rendering import SecretMask
+from crow.domain.text import safe_json
 from crow.domain.trace_context import current_trace_context
 
 _MAX_BYTES = 2_000_000

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from crow.adapters import EndpointModel, open_model
 from crow.domain.errors import AuthError, CrowError, ModelNotFound
 from crow.domain.messages import SystemMessage, Text, ToolSpec, UserMessage
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 from crow.llm import WIRE_TITLES, Request
 from crow.settings import OFFLINE, Loaded, ModelSettings, Settings, target_of
 from crow.settings.endpoints import PRESETS, url_named

@@ -19,7 +19,7 @@ SYSTEM_PLACES = (
 )
 """Where the system installs programs. A program is used only if nobody but root can change or replace it."""
 
-USER_PLACES = (
+_USER_PLACES = (
     ("/nix/var/nix/profiles/default/bin", ("/nix",)),
     ("~/.nix-profile/bin", ("~/.nix-profile", "~/.local/state/nix", "/nix")),
     ("/opt/homebrew/bin", ("/opt/homebrew",)),
@@ -35,8 +35,8 @@ used only if the system has none, and if crow never worked in one of these trees
 ROOT_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/nix")
 """The system's trees. If crow runs as root, commands may not change them unless the workspace is in one of them."""
 
-LOADER_PREFIXES = ("LD_", "DYLD_", "BASH_FUNC_")
-LOADER_VARIABLES = frozenset(("GCONV_PATH", "LOCPATH", "NLSPATH", "GLIBC_TUNABLES", "BASH_ENV", "ENV"))
+_LOADER_PREFIXES = ("LD_", "DYLD_", "BASH_FUNC_")
+_LOADER_VARIABLES = frozenset(("GCONV_PATH", "LOCPATH", "NLSPATH", "GLIBC_TUNABLES", "BASH_ENV", "ENV"))
 """Variables that make a program load code or data from other places. Crow's helpers do not get them, because they may
 name a directory of the workspace."""
 
@@ -52,13 +52,13 @@ class Programs:
     """
 
     ledger: Path | None = None
-    """A file that lists where commands may have planted programs: the trees of `USER_PLACES` in which crow has worked,
+    """A file that lists where commands may have planted programs: the trees of `_USER_PLACES` in which crow has worked,
     and as root also the workspaces in `ROOT_TREES`. No program there is used ever again."""
 
     def find(self, name: str) -> str | None:
         """Return the absolute path of a helper, or None if there is none that can be trusted. Links are not resolved,
         because some programs look at the name by which they are started. This call blocks."""
-        candidates = (f"{place}/{name}" for place in (*SYSTEM_PLACES, *(place for place, _ in USER_PLACES)))
+        candidates = (f"{place}/{name}" for place in (*SYSTEM_PLACES, *(place for place, _ in _USER_PLACES)))
         return next(filter(self.trusts, map(os.path.expanduser, candidates)), None)
 
     def trusts(self, path: str) -> bool:
@@ -76,8 +76,8 @@ class Programs:
         if self.ledger is None or self._is_distrusted(steps) or has_other_names(path):
             return False
         others = [step.path for step in steps if step.owner not in system or user == 0]
-        kept = (resolved_places(trees) for named, trees in USER_PLACES if os.path.expanduser(named) == place)
-        return any(all(is_in_or_above(other, trees) for other in others) for trees in kept)
+        kept = (_resolved_places(trees) for named, trees in _USER_PLACES if os.path.expanduser(named) == place)
+        return any(all(_is_in_or_above(other, trees) for other in others) for trees in kept)
 
     def distrust(self, roots: Iterable[str | Path]) -> None:
         """Record that commands may write in these directories. Call this before the first command may start, and before
@@ -88,7 +88,7 @@ class Programs:
         if self.ledger is None:
             return
         places = [os.path.realpath(root) for root in roots]
-        trees = (tree for _, named in USER_PLACES for tree in resolved_places(named))
+        trees = (tree for _, named in _USER_PLACES for tree in _resolved_places(named))
         touched = {tree for tree in trees if any(overlap(place, tree) for place in places)}
         if hasattr(os, "geteuid") and os.geteuid() == 0:
             touched |= {place for place in places if any(map(Path(place).is_relative_to, ROOT_TREES))}
@@ -122,11 +122,11 @@ SYSTEM_PROGRAMS = Programs()
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A directory, link or file on the way to a program. `owner` is the user who can change it; None means that others
-    can change it too."""
+    """A directory, link or file on the way to a program."""
 
     path: str
     owner: int | None
+    """The user who can change it. None means that others can change it too."""
 
 
 def steps_to(path: str) -> Iterator[Step]:
@@ -136,7 +136,7 @@ def steps_to(path: str) -> Iterator[Step]:
     the path while it is followed, nor afterwards.
     """
     waiting, at, links = path.split(os.sep)[::-1], os.sep, 0
-    steps = [step_at(at, os.lstat(at))]
+    steps = [_step_at(at, os.lstat(at))]
     try:
         while waiting:
             name = waiting.pop()
@@ -147,7 +147,7 @@ def steps_to(path: str) -> Iterator[Step]:
                 continue
             place = os.path.join(at, name)
             status = os.lstat(place)
-            steps.append(step_at(place, status))
+            steps.append(_step_at(place, status))
             if not stat.S_ISLNK(status.st_mode):
                 at = place
                 continue
@@ -162,7 +162,7 @@ def steps_to(path: str) -> Iterator[Step]:
         yield from steps
 
 
-def step_at(path: str, status: os.stat_result) -> Step:
+def _step_at(path: str, status: os.stat_result) -> Step:
     """Return who can change a directory, link or file. In a sticky directory, such as /nix/store, others cannot replace
     what they do not own."""
     mode, owner = status.st_mode, status.st_uid
@@ -200,7 +200,7 @@ def system_owners() -> frozenset[int]:
     return frozenset({0}) if is_mapped else frozenset({0, overflow})
 
 
-def resolved_places(places: Iterable[str]) -> list[str]:
+def _resolved_places(places: Iterable[str]) -> list[str]:
     """Return each of these places as it is named and with its links resolved."""
     named = [place for place in map(os.path.expanduser, places) if os.path.isabs(place)]
     return list(dict.fromkeys(path for place in named for path in (place, os.path.realpath(place))))
@@ -209,15 +209,15 @@ def resolved_places(places: Iterable[str]) -> list[str]:
 def overlap(place: str, tree: str) -> bool:
     """Whether one of two directories contains the other. A directory may be mounted in several places, so their ids are
     compared, too."""
-    if is_in_or_above(place, [tree]):
+    if _is_in_or_above(place, [tree]):
         return True
     inner = os.path.join(tree, "bin")
-    above = {id_of(folder) for folder in (inner, tree, *map(str, Path(tree).parents[:-1]))}
-    around = {id_of(folder) for folder in (place, *map(str, Path(place).parents[:-1]))}
-    return bool({id_of(place)} & (above - {None}) or {id_of(inner), id_of(tree)} & (around - {None}))
+    above = {_id_of(folder) for folder in (inner, tree, *map(str, Path(tree).parents[:-1]))}
+    around = {_id_of(folder) for folder in (place, *map(str, Path(place).parents[:-1]))}
+    return bool({_id_of(place)} & (above - {None}) or {_id_of(inner), _id_of(tree)} & (around - {None}))
 
 
-def id_of(path: str) -> tuple[int, int] | None:
+def _id_of(path: str) -> tuple[int, int] | None:
     """The device and inode number of a file; None if it does not exist."""
     try:
         status = os.stat(path)
@@ -231,7 +231,7 @@ def has_other_names(path: str) -> bool:
     return os.stat(path).st_nlink != 1
 
 
-def is_in_or_above(path: str, trees: Sequence[str]) -> bool:
+def _is_in_or_above(path: str, trees: Sequence[str]) -> bool:
     """Whether the path is in one of the trees, or one of the trees is in it."""
     return any(Path(path).is_relative_to(tree) or Path(tree).is_relative_to(path) for tree in trees)
 
@@ -253,12 +253,12 @@ def own_trees(roots: Iterable[Path]) -> tuple[Path, ...]:
 def helper_environment(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Split an environment in two: what a helper of crow gets, and the variables that could make the helper load code
     from the workspace."""
-    kept = {name: value for name, value in env.items() if not is_loader_variable(name)}
+    kept = {name: value for name, value in env.items() if not _is_loader_variable(name)}
     return kept, {name: value for name, value in env.items() if name not in kept}
 
 
-def is_loader_variable(name: str) -> bool:
-    return name in LOADER_VARIABLES or name.startswith(LOADER_PREFIXES)
+def _is_loader_variable(name: str) -> bool:
+    return name in _LOADER_VARIABLES or name.startswith(_LOADER_PREFIXES)
 
 
 def system_path() -> str:

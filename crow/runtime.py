@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import platform
@@ -98,8 +99,6 @@ def wipe_environment(is_secret: Callable[[str, str], bool]) -> None:
         return
     if not 0 < start < end:
         return
-    import ctypes  # takes 10 ms, and most commands do not need it
-
     at = start
     for entry in ctypes.string_at(start, end - start).split(b"\0"):
         name, equals, value = entry.partition(b"=")
@@ -116,8 +115,6 @@ def adopt_orphans() -> bool:
 
 def _call_glibc(name: str, *arguments: int) -> int | None:
     """Call a function of the C library. Return its result, or None if there is no such function."""
-    import ctypes  # takes 10 ms, and most commands do not need it
-
     try:
         function: Any = getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):  # another C library, or Windows, where CDLL needs a name

@@ -49,7 +49,7 @@ class Session:
     """A stored session. The attributes show the state at the time when this object was read. The methods read the
     current state.
 
-    Times are in UTC. Tokens and cost include sub-agents.
+    Times are in UTC. Tokens and cost include subagents.
     """
 
     id: str
@@ -69,7 +69,7 @@ class Session:
     updated_at: datetime
     archived: bool
     parent_id: str | None
-    """If this is the session of a sub-agent: the id of the session for which the sub-agent works."""
+    """If this is the session of a subagent: the id of the session for which the subagent works."""
     forked_from: str | None
     """If this session is a fork: the id of the original session."""
     metadata: Mapping[str, Any]
@@ -111,7 +111,7 @@ class Session:
 
     def export(self) -> AsyncIterator[bytes]:
         """Yield the parts of a file from which `crow sessions import` can import this session. The file contains all
-        branches, sub-agents, images, and the earlier contents of changed files.
+        branches, subagents, images, and the earlier contents of changed files.
 
         :raises ~crow.domain.errors.StoreUnavailable: the session was deleted meanwhile.
         """
@@ -159,7 +159,7 @@ class Sessions:
     async def list(
         self, *, workspace: str | os.PathLike[str] | None = None, archived: bool = False, limit: int | None = None
     ) -> tuple[Session, ...]:
-        """Return the sessions that have at least one prompt, newest first, without sub-agents.
+        """Return the sessions that have at least one prompt, newest first, without subagents.
 
         With `workspace`, only sessions that work in this directory are returned. With `archived`, only archived
         sessions are returned. Without `archived`, archived sessions are left out.

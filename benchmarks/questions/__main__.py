@@ -27,7 +27,7 @@ from benchmarks.questions.repository import changes, ignored, make_area, toolcha
 from benchmarks.rows import Row, arguments, report
 from benchmarks.tools import NoLog, call, chosen, sandboxes, unwatched
 from crow.adapters import open_toolbox, open_workspace
-from crow.agent.permissions import Ask, Mode, PermissionRule, decide, rule_for_writes, user_rules
+from crow.agent.permissions.rules import Ask, Mode, PermissionRule, decide, rule_for_writes, user_rules
 from crow.settings import load_settings
 from crow.tools import CommandAccess, Outcome, Ports
 from tests.tools.conftest import FixedPlan

@@ -25,13 +25,14 @@ from typing import Any, Literal, TypeAlias, get_args
 import anyio
 
 from crow.agent import new_message_id
-from crow.agent.branch import Branch
-from crow.agent.permissions import names_path
-from crow.agent.rewind import digest
+from crow.agent.history.branch import Branch
+from crow.agent.history.rewind import digest
+from crow.agent.permissions.rules import names_path
 from crow.domain.entries import Assistant, Checkpoint, Custom, File, NewEntry, StopReason, ToolResult, User
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject, ToolCall
-from crow.domain.rendering import on_one_line, parts_text
+from crow.domain.rendering import parts_text
+from crow.domain.text import on_one_line, shorten_end
 from crow.tools import PlannedCall, Workspace
 
 logger = logging.getLogger(__name__)
@@ -286,7 +287,7 @@ class BranchHooks:
     async def _change(self, hook: Hook, call_id: str, call: ToolCall, arguments: JsonObject) -> ToolCall:
         """Store an entry that tells the model the new arguments. Return the call with these arguments."""
         text = json.dumps(arguments, ensure_ascii=False)
-        words = f"{hook} changed the arguments of this {call.name} call to: {bounded(text, TEXT_CHARS)}"
+        words = f"{hook} changed the arguments of this {call.name} call to: {shorten_end(text, TEXT_CHARS)}"
         data = {"event": hook.event, "call_id": call_id, "arguments": arguments}
         body = Custom(namespace=hook.namespace, text=words, for_model=True, message_id=new_message_id(), data=data)
         await self._branch.record([NewEntry(body=body)])
@@ -303,7 +304,7 @@ class BranchHooks:
         if not hooks:
             return
         facts = tool_facts(result.call.call_id, call, plan, does) | {
-            "result": bounded(result.text, RESULT_CHARS),
+            "result": shorten_end(result.text, RESULT_CHARS),
             "is_error": result.is_error,
             "duration_ms": result.duration_ms,
         }
@@ -422,7 +423,7 @@ class BranchHooks:
             return {"deny": words or True}
         if done.code:
             last = words.splitlines()[-1] if words else "it wrote nothing to stderr"
-            raise ValueError(f"failed (exit code {done.code}: {bounded(on_one_line(last), REASON_CHARS)})")
+            raise ValueError(f"failed (exit code {done.code}: {shorten_end(on_one_line(last), REASON_CHARS)})")
         output = done.output.strip()
         if not output.startswith(b"{"):
             return None
@@ -550,11 +551,11 @@ def answer_from(value: object, hook: Hook) -> tuple[HookAnswer, str]:
         deny = "it gave no reason"
     arguments = typed(value, "arguments", dict, "an object") if "arguments" in known else None
     answer = HookAnswer(
-        deny=bounded(text_in({"deny": deny or None}, "deny").strip(), DENIAL_CHARS),
-        context=bounded(text_in(value, "context"), TEXT_CHARS),
+        deny=shorten_end(text_in({"deny": deny or None}, "deny").strip(), DENIAL_CHARS),
+        context=shorten_end(text_in(value, "context"), TEXT_CHARS),
         arguments=arguments,
         summary=text_in(value, "summary") if "summary" in known else "",
-        prompt=bounded(text_in(value, "prompt").strip(), TEXT_CHARS) if "prompt" in known else "",
+        prompt=shorten_end(text_in(value, "prompt").strip(), TEXT_CHARS) if "prompt" in known else "",
         entries=entries_in(value, hook),
         metadata=typed(value, "metadata", dict, "an object") or {},
     )
@@ -580,7 +581,7 @@ def entries_in(value: Mapping[str, object], hook: Hook) -> tuple[Custom, ...]:
         entries.append(
             Custom(
                 namespace=namespace,
-                text=bounded(text_in(each, "text"), TEXT_CHARS),
+                text=shorten_end(text_in(each, "text"), TEXT_CHARS),
                 is_shown=bool(typed(each, "show", bool, "true or false")),
                 for_model=bool(typed(each, "model", bool, "true or false")),
                 message_id=new_message_id(),
@@ -601,10 +602,6 @@ def typed(value: Mapping[str, object], key: str, kind: type, words: str) -> Any:
 
 def text_in(value: Mapping[str, object], key: str) -> str:
     return typed(value, key, str, "text") or ""
-
-
-def bounded(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}\n[cut: {len(text) - limit:,} more characters]"
 
 
 def run_function(load: Callable[[], Callable[..., object]], request: JsonObject) -> object:
@@ -646,5 +643,5 @@ async def run_in_thread(subject: str, work: Callable[[], object], timeout_s: flo
     if error is not None:
         logger.warning("%s failed", subject, exc_info=error)
         reason = on_one_line("".join(traceback.format_exception_only(error)))
-        await on_failure(f"{subject} failed ({bounded(reason, REASON_CHARS)}) and is skipped.")
+        await on_failure(f"{subject} failed ({shorten_end(reason, REASON_CHARS)}) and is skipped.")
     return result

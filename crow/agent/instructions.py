@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from crow.domain.rendering import code, safe
+from crow.domain.rendering import code
+from crow.domain.text import safe
 
 INSTRUCTION_FILE = "AGENTS.md"
 FALLBACK_FILE = "CLAUDE.md"

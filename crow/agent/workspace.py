@@ -129,7 +129,7 @@ def notice_of_workspace(contents: WorkspaceContents) -> NoticeShown:
         sentences.append(f"{number}; crow asks before the model may load {'them' if contents.skills > 1 else 'it'}.")
     if contents.agents:
         several = contents.agents > 1
-        number = f"There are {contents.agents} kinds of sub-agents" if several else "There is 1 kind of sub-agent"
+        number = f"There are {contents.agents} kinds of subagents" if several else "There is 1 kind of subagent"
         sentences.append(f"{number}; crow asks before the model may use {'them' if several else 'it'}.")
     if contents.ignored:
         sentences.append(f"Ignored: {and_more([code(name) for name in contents.ignored], 4)}; {WHY_IGNORED}.")
@@ -200,14 +200,14 @@ def describe_workspace(
     contents: WorkspaceContents, skills: Iterable[SkillInfo], agents: Iterable[AgentKind] = (), *, is_known: bool
 ) -> list[str]:
     """Return the part of `/permissions` about the workspace, as lines of Markdown. `skills` are all skills of the
-    session, and `agents` are all its kinds of sub-agents."""
+    session, and `agents` are all its kinds of subagents."""
     own = [skill for skill in skills if skill.is_from_workspace]
     lines = [f"- {code(path)} ({size:,} bytes): the model gets it as text" for path, size in contents.instructions]
     lines += [f"- {code(path)}: left out, because {reason}" for path, reason in contents.left_out]
     lines += [f"- skill {code(skill.name)} ({code(skill.source)}): crow asks before it is loaded" for skill in own[:20]]
     lines += [f"- {len(own) - 20} more skills: crow asks before these are loaded, too"] if len(own) > 20 else []
     lines += [
-        f"- sub-agent {code(kind.name)} ({code(kind.source)}): crow asks before it is used"
+        f"- subagent {code(kind.name)} ({code(kind.source)}): crow asks before it is used"
         for kind in agents
         if kind.is_from_workspace and not kind.problem
     ]

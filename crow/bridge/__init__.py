@@ -154,7 +154,7 @@ def _read_token(file: str) -> str:
 
 
 def _fail(problem: str) -> int:
-    from crow.domain.rendering import safe  # takes 15 ms, and only a failure needs it
+    from crow.domain.text import safe
 
     words = safe(problem).replace("\n", "\n      ")
     os.write(2, f"crow: {words}\n".encode(errors="replace"))

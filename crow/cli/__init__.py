@@ -18,6 +18,7 @@ from typing import TypeAlias, cast
 
 from crow.cli.arguments import command_parser
 from crow.domain.errors import ArgumentError, CrowError, UserError
+from crow.domain.text import safe
 from crow.runtime import importing
 
 Command: TypeAlias = Callable[[argparse.Namespace], int | None]
@@ -73,8 +74,6 @@ def _command(name: str) -> Command:
 
 
 def _fail(error: Exception, code: int) -> int:
-    from crow.domain.rendering import safe  # takes 15 ms, and only a failure needs it
-
     with suppress(OSError):  # stderr may be closed
         print("crow: " + safe(str(error)).replace("\n", "\n      "), file=sys.stderr)
     return code

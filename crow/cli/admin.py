@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
 from datetime import datetime
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from crow.adapters import open_admin, open_store_at
-from crow.cli.output import Column, count, in_terminal, print_json, print_table, say
+from crow.cli.output import Column, in_terminal, print_json, print_table, say
 from crow.cli.sessions import SessionsContext, all_sessions, parse_age, print_sessions
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import safe, safe_json
+from crow.domain.text import plural, safe, safe_json
+from crow.export.page import session_page
 from crow.export.redact import Redactor, redactor
 from crow.settings import Loaded
 from crow.store import SessionChanges
-from crow.store.admin import ImportDefaults
 from crow.store.codec import new_tag, tag_name, tags_of, tags_patch
 from crow.store.copying import CopiedConversation, SessionCopy
 from crow.store.portable import clean_title
@@ -33,13 +33,6 @@ from crow.store.transcript import Transcript, time_text
 from crow.terminal.browser import open_page
 
 _MEGABYTE = 1024 * 1024
-
-
-async def import_sessions(context: SessionsContext) -> None:
-    """Run `crow sessions import`."""
-    from crow.cli import imports  # takes 30 ms, and no other command needs it
-
-    await imports.import_sessions(context)
 
 
 async def export(context: SessionsContext) -> None:
@@ -66,10 +59,10 @@ async def export(context: SessionsContext) -> None:
         sys.stdout.buffer.flush()
         return
     path, size = Path(options.output), 0
-    with new_file(path) as file:
+    with _new_file(path) as file:
         async for line in lines:
             size += file.write(line)
-    _report(context, [{"path": str(path), "bytes": size}], f"Wrote {path} ({size:,} bytes).")
+    context.report([{"path": str(path), "bytes": size}], f"Wrote {path} ({size:,} bytes).")
 
 
 async def view(context: SessionsContext) -> None:
@@ -77,28 +70,12 @@ async def view(context: SessionsContext) -> None:
     (session_id,) = await context.find_ids()
     name = re.sub(r"[^A-Za-z0-9._-]", "_", session_id)[:80]
     path = Path(tempfile.mkdtemp(prefix="crow-")) / f"{name}.html"
-    with new_file(path) as file:
+    with _new_file(path) as file:
         async for piece in await _html(context, session_id):
             file.write(piece)
     is_open = await asyncio.to_thread(open_page, path.as_uri())
     hints = [] if is_open else ["No browser could be opened; open this file yourself."]
-    _report(context, [{"path": str(path), "opened": is_open}], str(path), *hints)
-
-
-async def import_file(context: SessionsContext) -> None:
-    """`crow sessions import`: import sessions from a file that crow exported. The import does not change sessions that
-    the database already has."""
-    for one in await context.admin.import_file(Path(context.options.file), import_defaults(context)):
-        result = f"imported with {count(one.entries, 'entry')}" if one.is_new else "exists already; left unchanged"
-        values = {"sessions": one.sessions, "entries": one.entries, "imported": one.is_new, "cleaned": one.cleaned}
-        cleaned = dict.fromkeys(one.cleaned, "; its title was shortened or cleaned")
-        _report(context, [values], *(f"{name}: {result}{cleaned.get(name, '')}" for name in one.sessions))
-
-
-def import_defaults(context: SessionsContext) -> ImportDefaults:
-    """Return the default model and mode of imported sessions."""
-    settings = context.loaded.settings
-    return ImportDefaults(model=settings.model.name or "", mode=settings.permissions.mode)
+    context.report([{"path": str(path), "opened": is_open}], str(path), *hints)
 
 
 async def set_archived(context: SessionsContext, *, archived: bool) -> None:
@@ -106,7 +83,7 @@ async def set_archived(context: SessionsContext, *, archived: bool) -> None:
     for name in await context.find_ids():
         row = await context.store.update_session(name, SessionChanges(archived=archived))
         values = {"id": row.id, "title": row.title, "archived": row.archived}
-        _report(context, [values], f"{_name(row.id, row.title)}: {'archived' if archived else 'back on the list'}")
+        context.report([values], f"{_name(row.id, row.title)}: {'archived' if archived else 'back on the list'}")
 
 
 async def share(context: SessionsContext) -> None:
@@ -121,7 +98,7 @@ async def share(context: SessionsContext) -> None:
     row = await context.store.session(session_id)
     words = f"no longer shared with {principal}" if access is None else f"{principal} may {access} it"
     values = {"id": row.id, "title": row.title, "principal": principal, "access": access}
-    _report(context, [values], f"{_name(row.id, row.title)}: {words}")
+    context.report([values], f"{_name(row.id, row.title)}: {words}")
 
 
 async def rename(context: SessionsContext) -> None:
@@ -131,7 +108,7 @@ async def rename(context: SessionsContext) -> None:
     if title is None:
         raise ArgumentError("The new title is empty; expected at least one visible character.")
     row = await context.store.update_session(session_id, SessionChanges(title=title, title_by_user=True))
-    _report(context, [{"id": row.id, "title": row.title}], _name(row.id, row.title))
+    context.report([{"id": row.id, "title": row.title}], _name(row.id, row.title))
 
 
 async def tag(context: SessionsContext) -> None:
@@ -149,7 +126,7 @@ async def tag(context: SessionsContext) -> None:
     if add or remove:
         row = await context.store.merge_metadata(row.id, tags_patch(row.metadata, add=add, remove=remove))
     tags = tags_of(row.metadata)
-    _report(context, [{"id": row.id, "title": row.title, "tags": tags}], f"{_name(row.id, row.title)}: {_hashed(tags)}")
+    context.report([{"id": row.id, "title": row.title, "tags": tags}], f"{_name(row.id, row.title)}: {_hashed(tags)}")
     return None
 
 
@@ -173,7 +150,7 @@ async def delete(context: SessionsContext) -> None:
     await context.admin.remove([row.id for row in rows])
     for row in rows:
         values = {"id": row.id, "title": row.title, "deleted": True}
-        _report(context, [values], f"{_name(row.id, row.title)}: deleted")
+        context.report([values], f"{_name(row.id, row.title)}: deleted")
 
 
 async def prune(context: SessionsContext) -> None:
@@ -193,7 +170,7 @@ async def prune(context: SessionsContext) -> None:
         empty=f"Nothing to remove: every session has been used since {time_text(before_ms)}.",
     )
     if in_terminal() and old:
-        print(f"{count(len(old), 'session')} {'would be' if options.dry_run else 'were'} removed.")
+        print(f"{plural(len(old), 'session')} {'would be' if options.dry_run else 'were'} removed.")
     return None
 
 
@@ -209,15 +186,15 @@ async def vacuum(context: SessionsContext) -> None:
     await context.store.tidy()
     after = await context.admin.size() or 0
     values = {"bytes_before": before, "bytes_after": after}
-    _report(context, [values], f"{before / _MEGABYTE:.1f} MB before, {after / _MEGABYTE:.1f} MB now.")
+    context.report([values], f"{before / _MEGABYTE:.1f} MB before, {after / _MEGABYTE:.1f} MB now.")
 
 
 async def back_up(context: SessionsContext) -> None:
     """`crow sessions backup`: copy the database to a new file. If the given path is a directory, crow names the
     file."""
     done = await context.admin.back_up(_backup_path(Path(context.options.path)))
-    size = f"{done.bytes / _MEGABYTE:.1f} MB, {count(done.sessions, 'session')}"
-    _report(context, [asdict(done)], f"Wrote {done.path} ({size}); it passes the integrity check.")
+    size = f"{done.bytes / _MEGABYTE:.1f} MB, {plural(done.sessions, 'session')}"
+    context.report([asdict(done)], f"Wrote {done.path} ({size}); it passes the integrity check.")
 
 
 async def copy(options: argparse.Namespace, loaded: Loaded) -> None:
@@ -243,11 +220,11 @@ async def copy(options: argparse.Namespace, loaded: Loaded) -> None:
     known, rest = sum(one.outcome == "known" for one in found), sum(bool(one.words) for one in found)
     if not options.json:
         sessions, entries = sum(len(one.sessions) for one in copied), sum(one.entries for one in copied)
-        print(f"Copied and verified {count(sessions, 'session')} with {count(entries, 'entry')}.")
+        print(f"Copied and verified {plural(sessions, 'session')} with {plural(entries, 'entry')}.")
         if known:
-            print(f"{count(known, 'conversation')} had been copied before.")
+            print(f"{plural(known, 'conversation')} had been copied before.")
     if rest:
-        raise ArgumentError(f"{count(rest, 'conversation')} could not be copied, for the reasons above.")
+        raise ArgumentError(f"{plural(rest, 'conversation')} could not be copied, for the reasons above.")
 
 
 def _place(loaded: Loaded, place: str | None) -> str:
@@ -259,7 +236,7 @@ def _place(loaded: Loaded, place: str | None) -> str:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
+def _new_file(path: Path) -> Iterator[BinaryIO]:
     """Create a file that only its owner can read. The file appears only when it is complete.
 
     :raises ArgumentError: `path` exists, or cannot be written.
@@ -295,8 +272,6 @@ async def _markdown(context: SessionsContext, ids: Sequence[str] | None) -> Asyn
 
 
 async def _html(context: SessionsContext, session_id: str) -> AsyncIterator[bytes]:
-    from crow.export.page import session_page  # the Markdown parser takes 30 ms to import
-
     row = await context.store.session(session_id)
     window = context.loaded.settings.model.with_name(row.model).context_window if row.model else None
     return session_page(context.store, session_id, _redactor(context), window=window)
@@ -305,15 +280,6 @@ async def _html(context: SessionsContext, session_id: str) -> AsyncIterator[byte
 def _redactor(context: SessionsContext) -> Redactor:
     home = os.path.expanduser("~")
     return redactor(context.loaded.settings.secrets(), home=home, is_strict=context.options.redact)
-
-
-def _report(context: SessionsContext, values: Iterable[Mapping[str, object]], *lines: str) -> None:
-    """Print `values` with --json, otherwise `lines`."""
-    if context.options.json:
-        print_json(values)
-    else:
-        for line in lines:
-            say(line)
 
 
 def _backup_path(path: Path) -> Path:

@@ -9,16 +9,16 @@ from typing import TypeAlias
 
 from crow import __version__
 
-AddCommand: TypeAlias = Callable[..., argparse.ArgumentParser]
+_AddCommand: TypeAlias = Callable[..., argparse.ArgumentParser]
 """Adds a command of `crow sessions`: its name, function and help, and how many sessions it takes, if any."""
 
-EVERY_COMMAND = ("run", "chat", "serve", "sessions", "mcp")
+_EVERY_COMMAND = ("run", "chat", "serve", "sessions", "mcp")
 """The commands whose arguments are added only if the command line names them."""
 
 
 def whole_parser() -> argparse.ArgumentParser:
     """Build the parser with the arguments of every command."""
-    return command_parser(EVERY_COMMAND)
+    return command_parser(_EVERY_COMMAND)
 
 
 def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
@@ -204,7 +204,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         _add_json(each, default=argparse.SUPPRESS)
 
 
-def _add_reading_commands(parser: argparse.ArgumentParser, add: AddCommand) -> None:
+def _add_reading_commands(parser: argparse.ArgumentParser, add: _AddCommand) -> None:
     from crow.cli import sessions
 
     listing = add("list", sessions.list_sessions, "list sessions, most recently used first; the same as crow sessions")
@@ -279,8 +279,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, metavar=value, default=argparse.SUPPRESS, help=words)
 
 
-def _add_file_commands(add: AddCommand) -> None:
-    from crow.cli import admin
+def _add_file_commands(add: _AddCommand) -> None:
+    from crow.cli import admin, imports
 
     export = add("export", admin.export, "write sessions to a file", "*")
     export.add_argument("--all", action="store_true", help="every session")
@@ -296,7 +296,7 @@ def _add_file_commands(add: AddCommand) -> None:
         words = "also hide e-mail addresses, home directories, and text that looks like a token or password"
         each.add_argument("--redact", action="store_true", help=words)
     imported = add(
-        "import", admin.import_sessions, "import sessions of other tools, or sessions that crow exported as JSONL"
+        "import", imports.import_sessions, "import sessions of other tools, or sessions that crow exported as JSONL"
     )
     imported.add_argument(
         "file",
@@ -320,7 +320,7 @@ def _add_file_commands(add: AddCommand) -> None:
     copy.set_defaults(opens_databases=True)
 
 
-def _add_changing_commands(add: AddCommand) -> None:
+def _add_changing_commands(add: _AddCommand) -> None:
     from crow.cli import admin
 
     add("archive", partial(admin.set_archived, archived=True), "hide sessions from the list; nothing is removed", "+")
@@ -331,7 +331,7 @@ def _add_changing_commands(add: AddCommand) -> None:
     tag.add_argument("tags", metavar="TAG", nargs="*", help="a tag to add: one word")
     tag.add_argument("--remove", metavar="TAG", action="append", default=[], help="a tag to remove")
     _add_share_commands(add)
-    add("delete", admin.delete, "permanently remove sessions and their sub-agents", "+")
+    add("delete", admin.delete, "permanently remove sessions and their subagents", "+")
     prune = add("prune", admin.prune, "permanently remove sessions that were not used for a long time")
     prune.add_argument(
         "--older-than", metavar="AGE", required=True, help="an age such as 30d, 12h, 8w, 6m, 2y, or a date"
@@ -343,10 +343,10 @@ def _add_changing_commands(add: AddCommand) -> None:
     backup.add_argument("path", metavar="PATH", help="a new file, or the directory in which crow creates one")
 
 
-def _add_share_commands(add: AddCommand) -> None:
+def _add_share_commands(add: _AddCommand) -> None:
     from crow.cli import admin
 
-    share = add("share", admin.share, "let another principal of crow serve see a session and its sub-agents", "1")
+    share = add("share", admin.share, "let another principal of crow serve see a session and its subagents", "1")
     unshare = add("unshare", admin.share, "no longer share a session with another principal", "1")
     for each in (share, unshare):
         each.add_argument(

@@ -15,7 +15,7 @@ from crow.cli.loading import load, load_and_log
 from crow.cli.output import Column, print_json, print_table
 from crow.doctor import Finding, check_everything, list_models, repair_database, store_models
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 from crow.settings import Loaded
 from crow.tools.servers import StdioServer
 

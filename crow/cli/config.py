@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from crow.cli.loading import load
 from crow.cli.output import say
-from crow.domain.rendering import safe_json
+from crow.domain.text import safe_json
 
 
 def print_settings(options: argparse.Namespace) -> None:

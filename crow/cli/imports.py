@@ -11,11 +11,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from crow.cli.admin import import_defaults, import_file
-from crow.cli.output import count, print_json, say
+from crow.cli.output import print_json, say
 from crow.cli.sessions import SessionsContext
 from crow.domain.errors import ArgumentError
+from crow.domain.text import plural
 from crow.store import importers
+from crow.store.admin import ImportDefaults
 from crow.store.importers.files import Problems
 
 _BATCH_BYTES = 32 * 1024 * 1024
@@ -28,7 +29,7 @@ async def import_sessions(context: SessionsContext) -> None:
     change sessions that the database already has."""
     options = context.options
     if options.file is not None and options.tool is None and importers.is_crow_export(Path(options.file)):
-        return await import_file(context)
+        return await _import_export(context)
     if options.tool is not None and options.tool not in importers.TOOLS:
         raise ArgumentError(f'--from is "{options.tool}"; expected one of {", ".join(importers.TOOLS)}.')
     if options.file is not None:
@@ -38,9 +39,25 @@ async def import_sessions(context: SessionsContext) -> None:
     else:
         raise ArgumentError(_nothing_named(options.tool))
     with importers.SessionScan(path, tool=options.tool) as scan:
-        done = ImportRun(context, scan)
+        done = _ImportRun(context, scan)
         await done.run()
     return done.report(path)
+
+
+async def _import_export(context: SessionsContext) -> None:
+    """Import sessions from a file that crow exported. The import does not change sessions that
+    the database already has."""
+    for one in await context.admin.import_file(Path(context.options.file), _import_defaults(context)):
+        result = f"imported with {plural(one.entries, 'entry')}" if one.is_new else "exists already; left unchanged"
+        values = {"sessions": one.sessions, "entries": one.entries, "imported": one.is_new, "cleaned": one.cleaned}
+        cleaned = dict.fromkeys(one.cleaned, "; its title was shortened or cleaned")
+        context.report([values], *(f"{name}: {result}{cleaned.get(name, '')}" for name in one.sessions))
+
+
+def _import_defaults(context: SessionsContext) -> ImportDefaults:
+    """Return the default model and mode of imported sessions."""
+    settings = context.loaded.settings
+    return ImportDefaults(model=settings.model.name or "", mode=settings.permissions.mode)
 
 
 def _nothing_named(tool: str | None) -> str:
@@ -48,13 +65,13 @@ def _nothing_named(tool: str | None) -> str:
     can be imported."""
     if tool is not None:
         return f"No sessions of {tool} at the usual place; give the PATH of a file or a directory."
-    found = [f"{one.tool} ({one.path}, {count(one.sessions, 'session')})" for one in importers.importable()]
+    found = [f"{one.tool} ({one.path}, {plural(one.sessions, 'session')})" for one in importers.importable()]
     if not found:
         return "Give the PATH of a file or a directory; no other tool's sessions are at the usual places."
     return f"Give a PATH, or --from with one of these: {'; '.join(found)}."
 
 
-class ImportRun:
+class _ImportRun:
     """Imports the sessions that a scan found, in batches. Each batch is imported completely or not at all."""
 
     def __init__(self, context: SessionsContext, scan: importers.SessionScan) -> None:
@@ -87,17 +104,17 @@ class ImportRun:
         for name, tool, size in self._new:
             tools[tool] = tools.get(tool, 0) + 1
             if not self._context.options.json and len(self._new) <= _LISTED:
-                say(f"{name}: imported with {count(size, 'entry')}")
+                say(f"{name}: imported with {plural(size, 'entry')}")
         for tool, number in [] if self._context.options.json else tools.items():
             known = self._known.get(tool, 0)
-            exist = f", {count(known, 'session')} already there" if known else ""
-            print(f"{tool}: {count(number, 'session')} imported{exist}")
+            exist = f", {plural(known, 'session')} already there" if known else ""
+            print(f"{tool}: {plural(number, 'session')} imported{exist}")
         if self._empty:
-            print(f"left out {count(self._empty, 'session')} without messages", file=sys.stderr)
+            print(f"left out {plural(self._empty, 'session')} without messages", file=sys.stderr)
         for problem in problems.named:
             say(f"skipped {problem}", file=sys.stderr)
         if problems.lines or problems.files:
-            skipped = f"{count(problems.lines, 'line')} and {count(problems.files, 'file')}"
+            skipped = f"{plural(problems.lines, 'line')} and {plural(problems.files, 'file')}"
             print(f"{skipped} skipped in all; everything else was imported", file=sys.stderr)
         if not tools:
             expected = self._context.options.tool or ", ".join(importers.TOOLS)
@@ -121,7 +138,7 @@ class ImportRun:
                         break
                 batch.end()
             try:
-                imported = await self._context.admin.import_file(path, import_defaults(self._context))
+                imported = await self._context.admin.import_file(path, _import_defaults(self._context))
             except ArgumentError as error:
                 if taken > 1:  # import one group at a time, to find the faulty one
                     for group in groups[:taken]:

@@ -16,9 +16,9 @@ import anyio.to_thread
 
 from crow import adapters
 from crow.cli.loading import load_and_log
-from crow.cli.output import Column, count, in_terminal, print_json, print_table, say
+from crow.cli.output import Column, in_terminal, print_json, print_table, say
 from crow.domain.errors import ArgumentError, ConfigError, CrowError, ToolServerError
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line, plural
 from crow.settings import Loaded
 from crow.settings.values import McpServerSettings, expectation
 from crow.settings.write import remove_server, save_server
@@ -40,9 +40,9 @@ def run_command(options: argparse.Namespace) -> int | None:
         case "login":
             return asyncio.run(log_in(loaded, options))
         case "logout":
-            asyncio.run(log_out(loaded, options))
+            asyncio.run(_log_out(loaded, options))
         case "test":
-            return asyncio.run(try_servers(loaded, options))
+            return asyncio.run(_try_servers(loaded, options))
         case _:
             list_servers(loaded, options)
     return None
@@ -53,7 +53,7 @@ def list_servers(loaded: Loaded, options: argparse.Namespace) -> None:
     with the server."""
     if loaded.problem is not None:
         raise loaded.problem
-    rows = [describe_server(loaded, name) for name in servers_of(loaded)]
+    rows = [_describe_server(loaded, name) for name in _servers_of(loaded)]
     if options.json:
         return print_json(rows)
     columns = (Column("Name", "fixed"), Column("Server", "text"), Column("State", "text"))
@@ -61,11 +61,11 @@ def list_servers(loaded: Loaded, options: argparse.Namespace) -> None:
     return print_table(columns, cells, empty='There are no MCP servers. Add one: crow mcp add NAME "URL or command"')
 
 
-def describe_server(loaded: Loaded, name: str) -> dict[str, Any]:
+def _describe_server(loaded: Loaded, name: str) -> dict[str, Any]:
     settings = loaded.settings.mcp_servers[name]
     where = settings.url.partition("?")[0] if settings.url else settings.command or ""
     state = [] if settings.enabled else ["disabled"]
-    server = server_named(loaded, name)
+    server = _server_named(loaded, name)
     if server.options.problem:
         state.append(server.options.problem)
     elif isinstance(server, HttpServer):
@@ -101,7 +101,7 @@ def add_server(loaded: Loaded, options: argparse.Namespace) -> None:
             values["env"] = dict(pairs(options.env, "=", "--env", "TOKEN=${TOKEN}"))
         if options.sandbox:
             values["sandbox"] = options.sandbox
-    check_values(name, values)
+    _check_values(name, values)
     save_server(loaded.paths.config_file, name, values, replace=options.replace)
     say(f"Added {name} to {loaded.paths.config_file}. To try it: crow mcp test {name}")
 
@@ -114,7 +114,7 @@ def pairs(given: Sequence[str], sign: str, option: str, example: str) -> Iterato
         yield name.strip(), value.strip() if sign == ":" else value
 
 
-def check_values(name: str, values: Mapping[str, Any]) -> None:
+def _check_values(name: str, values: Mapping[str, Any]) -> None:
     """Check the values for a server's settings. :raises ConfigError: a value is not valid for its setting."""
     try:
         McpServerSettings.model_validate(values)
@@ -127,7 +127,7 @@ def check_values(name: str, values: Mapping[str, Any]) -> None:
 
 def remove(loaded: Loaded, options: argparse.Namespace) -> None:
     """`crow mcp remove`: remove a server from the user's config.toml."""
-    server = server_named(loaded, options.name) if options.name in servers_of(loaded) else None
+    server = _server_named(loaded, options.name) if options.name in _servers_of(loaded) else None
     remove_server(loaded.paths.config_file, options.name)
     say(f"Removed {options.name} from {loaded.paths.config_file}.")
     if isinstance(server, HttpServer):
@@ -152,7 +152,7 @@ async def log_in(loaded: Loaded, options: argparse.Namespace) -> int:
     except ToolServerError:  # a damaged file is useless, so it may be replaced
         old = None
         await anyio.to_thread.run_sync(adapters.remove_login, loaded, server)
-    report = await try_one(loaded, server, TerminalAsker(opens_browser=options.browser))
+    report = await _try_one(loaded, server, _TerminalAsker(opens_browser=options.browser))
     new = await anyio.to_thread.run_sync(adapters.read_login, loaded, server)
     if new is None or new == old:
         if report.problem:
@@ -165,7 +165,7 @@ async def log_in(loaded: Loaded, options: argparse.Namespace) -> int:
     return 0
 
 
-async def log_out(loaded: Loaded, options: argparse.Namespace) -> None:
+async def _log_out(loaded: Loaded, options: argparse.Namespace) -> None:
     """`crow mcp logout`: delete the tokens of a login. If the authorization server can revoke tokens, they are revoked
     too."""
     server = http_server(loaded, options.server)
@@ -188,7 +188,7 @@ async def log_out(loaded: Loaded, options: argparse.Namespace) -> None:
         say(f"Deleted the login of {server.name}. Its tokens were not revoked: {error}")
 
 
-async def try_servers(loaded: Loaded, options: argparse.Namespace) -> int:
+async def _try_servers(loaded: Loaded, options: argparse.Namespace) -> int:
     """`crow mcp test`: start servers, and print what they list and what is wrong. Return 1 if any server failed,
     otherwise 0."""
     if loaded.problem is not None:
@@ -198,7 +198,7 @@ async def try_servers(loaded: Loaded, options: argparse.Namespace) -> int:
         print("There are no enabled MCP servers. Add one: crow mcp add NAME URL, or crow mcp add NAME COMMAND")
     failed = False
     for name in names:
-        report = await try_one(loaded, server_named(loaded, name), None)
+        report = await _try_one(loaded, _server_named(loaded, name), None)
         is_bad = bool(report.problem or any(each.problem for each in report.listings))
         failed = failed or is_bad
         if options.json:
@@ -221,7 +221,7 @@ def lines_of(report: ServerReport) -> Iterator[str]:
             yield f"  {each.kind}: not listed: {each.problem}"
         else:
             names = f": {', '.join(each.names)}" if each.names else ""
-            yield f"  {count(len(each.names), each.kind[:-1])} in {time_text(each.seconds)}{names}"
+            yield f"  {plural(len(each.names), each.kind[:-1])} in {time_text(each.seconds)}{names}"
     tools = next(len(each.names) for each in report.listings if each.kind == "tools")
     if tools != len(report.offered):
         yield f"  the settings offer {len(report.offered)} of these tools to the model"
@@ -233,7 +233,7 @@ def time_text(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
-async def try_one(loaded: Loaded, server: McpServer, asker: TerminalAsker | None) -> ServerReport:
+async def _try_one(loaded: Loaded, server: McpServer, asker: _TerminalAsker | None) -> ServerReport:
     workspace = adapters.open_workspace(lambda: loaded, os.getcwd(), ())
     try:
         return await adapters.try_server(loaded, server, asker=asker, workspace=workspace)
@@ -242,18 +242,18 @@ async def try_one(loaded: Loaded, server: McpServer, asker: TerminalAsker | None
         await workspace.close()
 
 
-def servers_of(loaded: Loaded) -> Sequence[str]:
+def _servers_of(loaded: Loaded) -> Sequence[str]:
     return tuple(loaded.settings.mcp_servers)
 
 
-def server_named(loaded: Loaded, name: str) -> McpServer:
+def _server_named(loaded: Loaded, name: str) -> McpServer:
     """Return the server with this name. :raises ConfigError: the settings are not valid. :raises ArgumentError: there
     is no such server."""
     if loaded.problem is not None:
         raise loaded.problem
     settings = loaded.settings.mcp_servers.get(name)
     if settings is None:
-        known = f"; the servers are {', '.join(servers_of(loaded))}" if servers_of(loaded) else "; there are none"
+        known = f"; the servers are {', '.join(_servers_of(loaded))}" if _servers_of(loaded) else "; there are none"
         raise ArgumentError(f"There is no MCP server {on_one_line(name)} in {loaded.paths.config_file}{known}.")
     return adapters.mcp_server(name, settings, loaded.paths.config_file.parent)
 
@@ -261,9 +261,9 @@ def server_named(loaded: Loaded, name: str) -> McpServer:
 def http_server(loaded: Loaded, given: str) -> HttpServer:
     """Return the server with this URL, or with this name in the user's config.toml. A server that the editor sends to
     crow has to be given by its URL, because config.toml does not contain it."""
-    if "://" in given and given not in servers_of(loaded):
+    if "://" in given and given not in _servers_of(loaded):
         return HttpServer(name=urlsplit(given).hostname or given, url=given, oauth=OAuthOptions(login=given))
-    server = server_named(loaded, given)
+    server = _server_named(loaded, given)
     if isinstance(server, StdioServer):
         raise ArgumentError(f"{given} is started by a command; only a server with a URL can have a login.")
     if server.options.problem:
@@ -271,7 +271,7 @@ def http_server(loaded: Loaded, given: str) -> HttpServer:
     return server
 
 
-class TerminalAsker:
+class _TerminalAsker:
     """Asks the user at the terminal to log in, and opens the browser. See :class:`crow.tools.servers.LoginAsker`."""
 
     def __init__(self, *, opens_browser: bool) -> None:
@@ -290,7 +290,7 @@ class TerminalAsker:
         print()
         print("If the browser runs on another machine, it cannot open the last page of the login. In that case, paste")
         print("the address of that page here.", flush=True)
-        if self._opens_browser and has_browser():
+        if self._opens_browser and _has_browser():
             await anyio.to_thread.run_sync(open_page, question.page, abandon_on_cancel=True)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._read_addresses, question)
@@ -315,7 +315,7 @@ class TerminalAsker:
                     print("That is not the address of the last login page. Paste the whole address.", flush=True)
 
 
-def has_browser() -> bool:
+def _has_browser() -> bool:
     """Return whether a browser with a window can be opened."""
     if sys.platform.startswith("linux"):
         return in_terminal() and bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -19,7 +19,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from crow.domain.rendering import on_one_line, safe, safe_json
+from crow.domain.text import on_one_line, safe, safe_json
 
 _SHORTEST_PREFIX = 8
 
@@ -127,12 +127,6 @@ def age_text(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"
     return "now"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 entry`, `2 entries`, `10,000 sessions`."""
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def unique_prefixes(ids: Sequence[str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from crow.cli.arguments import whole_parser
 from crow.domain.errors import ArgumentError
 
 SHELLS = ("bash", "zsh", "fish")
-MAX_SESSIONS = 200
+_MAX_SESSIONS = 200
 """The maximum number of sessions that are searched to complete the name of a session, newest first."""
 
 Kind: TypeAlias = Literal["words", "files", "directories", "sessions", "none"]
@@ -69,7 +69,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandReference:
+class _CommandReference:
     """A command of the parser."""
 
     path: tuple[str, ...]
@@ -81,26 +81,26 @@ class CommandReference:
     epilog: str
     options: tuple[Argument, ...]
     positionals: tuple[Argument, ...]
-    commands: tuple[CommandReference, ...]
+    commands: tuple[_CommandReference, ...]
 
-    def all(self) -> Iterator[CommandReference]:
+    def all(self) -> Iterator[_CommandReference]:
         """Yield this command and all its sub-commands, in the order of the help."""
         yield self
         for command in self.commands:
             yield from command.all()
 
 
-def describe(parser: argparse.ArgumentParser) -> CommandReference:
+def describe(parser: argparse.ArgumentParser) -> _CommandReference:
     """Return the root command of `parser`, with all its sub-commands."""
     return _command(parser, path=(parser.prog,), aliases=(), summary="")
 
 
 def _command(
     parser: argparse.ArgumentParser, *, path: tuple[str, ...], aliases: tuple[str, ...], summary: str
-) -> CommandReference:
+) -> _CommandReference:
     options: list[Argument] = []
     positionals: list[Argument] = []
-    commands: list[CommandReference] = []
+    commands: list[_CommandReference] = []
     for action in parser._actions:  # noqa: SLF001 - argparse has no public way to read a parser
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}  # noqa: SLF001
@@ -110,7 +110,7 @@ def _command(
                     commands.append(_command(child, path=(*path, name), aliases=others, summary=summaries[name]))
         elif action.help != argparse.SUPPRESS:
             (options if action.option_strings else positionals).append(_argument(action))
-    return CommandReference(
+    return _CommandReference(
         path=path,
         aliases=aliases,
         summary=summary,
@@ -134,7 +134,7 @@ def _argument(action: argparse.Action) -> Argument:
     )
 
 
-def completion(shell: str, command: CommandReference) -> str:
+def completion(shell: str, command: _CommandReference) -> str:
     """Return the completion script for bash, zsh or fish."""
     match shell:
         case "bash":
@@ -145,7 +145,7 @@ def completion(shell: str, command: CommandReference) -> str:
             return "".join(f"{line}\n" for line in _fish_lines(command))
 
 
-def _table(root: CommandReference) -> str:
+def _table(root: _CommandReference) -> str:
     """Return the text of two functions for bash and zsh. `_crow_step` processes one of the words before the cursor.
     `_crow_offer` sets `kind` and `lines`, which say what the shell can offer at the cursor."""
     steps, values, offers = [], [], []
@@ -273,7 +273,7 @@ if [[ ${funcstack[1]} == _crow ]]; then _crow "$@"; else compdef _crow crow; fi
 """
 
 
-def _fish_lines(root: CommandReference) -> Iterator[str]:
+def _fish_lines(root: _CommandReference) -> Iterator[str]:
     yield "complete -c crow -f"
     for command in root.all():
         place = _fish_place(command)
@@ -288,7 +288,7 @@ def _fish_lines(root: CommandReference) -> Iterator[str]:
                 yield f"complete -c crow -n {place} {_fish_value(positional)}"
 
 
-def _fish_place(command: CommandReference) -> str:
+def _fish_place(command: _CommandReference) -> str:
     """Return a condition for fish. It is true if the command line contains the words of `command`, but none of its
     sub-commands."""
     if not command.path[1:]:
@@ -318,7 +318,7 @@ def _fish(text: str) -> str:
     return f"'{escaped}'"
 
 
-def manual(root: CommandReference) -> str:
+def manual(root: _CommandReference) -> str:
     """Return the manual page in roff format."""
     lines = [
         f'.TH CROW 1 "" "crow {_roff(__version__)}"',
@@ -341,7 +341,7 @@ def manual(root: CommandReference) -> str:
     return "\n".join([*lines, ""])
 
 
-def _synopsis(command: CommandReference) -> str:
+def _synopsis(command: _CommandReference) -> str:
     words = [*command.path]
     if len(command.options) > 1:  # more options than --help
         words.append("[OPTION ...]")
@@ -351,7 +351,7 @@ def _synopsis(command: CommandReference) -> str:
     return " ".join(words)
 
 
-def _roff_options(command: CommandReference) -> Iterator[str]:
+def _roff_options(command: _CommandReference) -> Iterator[str]:
     for each in (*command.positionals, *command.options):
         if each.help and ("--help" not in each.flags or len(command.path) == 1):
             value = each.value if each.flags else each.metavar
@@ -369,7 +369,7 @@ def print_completion(options: argparse.Namespace) -> None:
     if options.sessions is not None:  # the completion scripts run this command while the user types
         from crow.cli.sessions import session_names  # takes 200 ms, and the scripts do not need it
 
-        for name, title in matching_sessions(asyncio.run(session_names(MAX_SESSIONS)), options.sessions):
+        for name, title in _matching_sessions(asyncio.run(session_names(_MAX_SESSIONS)), options.sessions):
             print(f"{name}\t{title}")
         return
     if options.shell is None:
@@ -382,7 +382,7 @@ def print_manual(_options: argparse.Namespace) -> None:
     print(manual(describe(whole_parser())), end="")
 
 
-def matching_sessions(sessions: Sequence[tuple[str, str | None, str]], word: str) -> Iterator[tuple[str, str]]:
+def _matching_sessions(sessions: Sequence[tuple[str, str | None, str]], word: str) -> Iterator[tuple[str, str]]:
     """Yield the aliases and ids that begin with `word`, each with the title of its session. If there are none, yield
     the id and title of each session whose title contains `word`. Each item of `sessions` is a tuple (id, alias, title).
 

@@ -21,18 +21,18 @@ from crow.cli.loading import load
 from crow.cli.output import (
     Column,
     age_text,
-    count,
     in_terminal,
     print_json,
     print_markdown,
     print_matches,
     print_table,
+    say,
     unique_prefixes,
 )
 from crow.domain.conversation import for_model
 from crow.domain.entries import Assistant, CallRef, ToolResult
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import safe, safe_json, title_line
+from crow.domain.text import plural, safe, safe_json, title_line
 from crow.llm.chat.encode import Encoder
 from crow.llm.dialect import Dialect
 from crow.settings import Loaded, load_settings
@@ -71,6 +71,14 @@ class SessionsContext(NamedTuple):
         that no other id has. Otherwise, it returns the whole id."""
         prefixes = unique_prefixes(await self.admin.ids()) if in_terminal() else {}
         return lambda name: prefixes.get(name, name)
+
+    def report(self, values: Iterable[Mapping[str, object]], *lines: str) -> None:
+        """Print `values` with --json, otherwise `lines`."""
+        if self.options.json:
+            print_json(values)
+        else:
+            for line in lines:
+                say(line)
 
 
 Command: TypeAlias = Callable[[SessionsContext], Awaitable[None]]
@@ -199,13 +207,13 @@ async def search(context: SessionsContext) -> None:
         )
     if not in_terminal() or not groups:
         cells = [
-            (one.session, show_time(one.created_ms), one.kind, one.snippet) for hits in groups.values() for one in hits
+            (one.session, _show_time(one.created_ms), one.kind, one.snippet) for hits in groups.values() for one in hits
         ]
         return print_table((), cells, empty=f'No matches for "{words}".')
     shorten, now_s = await context.id_shortener(), time.time()
     for session_id, hits in groups.items():
         row = await context.store.session(session_id)
-        notes = [f"sub-agent of {shorten(row.parent_id)}"] if row.parent_id else []
+        notes = [f"subagent of {shorten(row.parent_id)}"] if row.parent_id else []
         notes += ["archived"] * row.archived
         title = " ".join([_titled(row), *(f"({note})" for note in notes)])
         lines = [
@@ -213,7 +221,7 @@ async def search(context: SessionsContext) -> None:
             for hit in hits
             if hit.kind != "title"  # the heading already shows the title
         ]
-        print_matches((shorten(row.id), title, short_directory(row.cwd)), lines, words.split())
+        print_matches((shorten(row.id), title, _short_directory(row.cwd)), lines, words.split())
     return None
 
 
@@ -289,7 +297,7 @@ def print_sessions(
     """Print a table of sessions. Each row is (id, Unix ms, number, directory, title). `names` are the headings of the
     columns for the time and the number."""
     cells = [
-        (shorten(session_id), show_time(unix_ms), str(number), short_directory(cwd), title or "")
+        (shorten(session_id), _show_time(unix_ms), str(number), _short_directory(cwd), title or "")
         for session_id, unix_ms, number, cwd, title in rows
     ]
     fixed, number_column = Column(names[0], "fixed"), Column(names[1], "number")
@@ -297,7 +305,7 @@ def print_sessions(
     print_table(columns, cells, empty=empty)
 
 
-def short_directory(cwd: str) -> str:
+def _short_directory(cwd: str) -> str:
     """Return the text to show for a directory. If stdout is a terminal, `~` stands for the home directory in this
     text."""
     home = os.path.expanduser("~")
@@ -305,7 +313,7 @@ def short_directory(cwd: str) -> str:
     return f"~{cwd[len(home) :]}" if is_at_home else cwd
 
 
-def show_time(unix_ms: int) -> str:
+def _show_time(unix_ms: int) -> str:
     """Return a Unix time in ms as text, in local time. If stdout is not a terminal, the text includes the UTC
     offset."""
     return time_text(unix_ms)[:16] if in_terminal() else time_text(unix_ms)
@@ -388,7 +396,7 @@ def _directories_of_repository(directory: str, known: Sequence[str]) -> tuple[st
 
     :raises ArgumentError: `directory` is not in a repository.
     """
-    from crow.tools.sandbox.policy import linked_repository  # this import takes 140 ms, and only --repo needs it
+    from crow.tools.sandbox.policy import linked_repository  # takes 20 ms, and only --repo needs it
 
     found: dict[Path, Path | None] = {}
 
@@ -438,25 +446,25 @@ def _numbers(total: UsageTotal, *, has_estimates: bool) -> Sequence[str]:
 
 def _cells_in_pipe(one: ListedSession) -> Sequence[str]:
     row = one.row
-    cells = (row.id, show_time(one.used_ms), str(one.messages), row.cwd, row.title or "")
+    cells = (row.id, _show_time(one.used_ms), str(one.messages), row.cwd, row.title or "")
     return (*cells, " ".join(tags_of(row.metadata)), row.parent_id or "")
 
 
 def _cells_on_terminal(
     one: ListedSession, shorten: Callable[[str], str], now_s: float, *, most: int | None
 ) -> Iterator[Sequence[str]]:
-    """Yield the row of a session, and then the rows of its sub-agents. If there are more than `most` sub-agents, yield
+    """Yield the row of a session, and then the rows of its subagents. If there are more than `most` subagents, yield
     only the newest ones, after a row that says how many are hidden."""
 
     def cells(each: ListedSession, prefix: str = "") -> Sequence[str]:
-        place = "" if prefix else short_directory(each.row.cwd)
+        place = "" if prefix else _short_directory(each.row.cwd)
         age = age_text(now_s - each.used_ms / 1000)
         return f"{prefix}{shorten(each.row.id)}", age, str(each.messages), place, _titled(each.row)
 
     yield cells(one)
     hidden = max(0, len(one.subagents) - most) if most is not None else 0
     if hidden:
-        yield "└ …", "", "", "", f"{count(hidden, 'earlier sub-agent')}; --all shows them"
+        yield "└ …", "", "", "", f"{plural(hidden, 'earlier subagent')}; --all shows them"
     for each in one.subagents[hidden:]:
         yield cells(each, "└ ")
 

@@ -13,13 +13,13 @@ from crow import adapters
 from crow.cli.output import Column, in_terminal, print_json, print_table
 from crow.cli.sessions import parse_day
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 from crow.serve.tokens import new_token
 from crow.settings import Loaded
-from crow.store import Store, Token
+from crow.store import AccessStore, Token
 from crow.store.transcript import time_text
 
-TokenCommand = Callable[[Store, argparse.Namespace], Awaitable[None]]
+_TokenCommand = Callable[[AccessStore, argparse.Namespace], Awaitable[None]]
 
 
 def add_token_commands(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_token_commands(parser: argparse.ArgumentParser) -> None:
     )
     commands = below.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, run: TokenCommand, words: str) -> argparse.ArgumentParser:
+    def add(name: str, run: _TokenCommand, words: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
         added.set_defaults(token_command=run)
         added.add_argument("--json", action="store_true", help="print JSON lines")
@@ -44,9 +44,9 @@ def add_token_commands(parser: argparse.ArgumentParser) -> None:
         metavar="WHEN",
         help="when the token expires: after 12h, 90d, 8w or 1y, or after a day such as 2027-01-31",
     )
-    listing = add("list", list_tokens, "list tokens; their secrets are stored nowhere")
+    listing = add("list", _list_tokens, "list tokens; their secrets are stored nowhere")
     listing.add_argument("--all", action="store_true", help="also list tokens that are revoked or have expired")
-    revoking = add("revoke", revoke_tokens, "revoke tokens, and end the connections that use them")
+    revoking = add("revoke", _revoke_tokens, "revoke tokens, and end the connections that use them")
     revoking.add_argument("ids", metavar="ID", nargs="+", help="the id of a token, which crow serve token list shows")
 
 
@@ -60,9 +60,9 @@ async def run_token_command(loaded: Loaded, options: argparse.Namespace) -> int:
     return 0
 
 
-async def add_token(store: Store, options: argparse.Namespace) -> None:
+async def add_token(store: AccessStore, options: argparse.Namespace) -> None:
     """`crow serve token add`."""
-    expires_ms = None if options.expires is None else parse_expiry(options.expires, now=datetime.now().astimezone())
+    expires_ms = None if options.expires is None else _parse_expiry(options.expires, now=datetime.now().astimezone())
     text, token = new_token(options.principal, label=options.label, expires_ms=expires_ms)
     await store.add_token(token)
     if options.json:
@@ -74,7 +74,7 @@ async def add_token(store: Store, options: argparse.Namespace) -> None:
         sys.stderr.write(f"Token {token.id} for {token.principal}{until}. It is shown only now; keep it secret.\n")
 
 
-async def list_tokens(store: Store, options: argparse.Namespace) -> None:
+async def _list_tokens(store: AccessStore, options: argparse.Namespace) -> None:
     """`crow serve token list`."""
     now_ms = time.time_ns() // 1_000_000
     tokens = [token for token in await store.tokens() if options.all or _state(token, now_ms) == "valid"]
@@ -99,7 +99,7 @@ async def list_tokens(store: Store, options: argparse.Namespace) -> None:
     )
 
 
-async def revoke_tokens(store: Store, options: argparse.Namespace) -> None:
+async def _revoke_tokens(store: AccessStore, options: argparse.Namespace) -> None:
     """`crow serve token revoke`: revoke either all of the named tokens or none."""
     known = {token.id for token in await store.tokens()}
     unknown = [name for name in options.ids if name not in known]
@@ -115,7 +115,7 @@ async def revoke_tokens(store: Store, options: argparse.Namespace) -> None:
             sys.stdout.write(f"{name}: {'revoked' if was_valid else 'was revoked before'}\n")
 
 
-def parse_expiry(text: str, *, now: datetime) -> int:
+def _parse_expiry(text: str, *, now: datetime) -> int:
     """Convert a time from now (`12h`, `90d`, `8w`, `1y`) or a date to Unix ms. :raises ArgumentError: `text` has
     another form."""
     match = re.fullmatch(r"([0-9]{1,5})([hdwy])", text)

@@ -138,7 +138,7 @@ class Projection:
         self._context = None
         self._tools_estimate = 0
         self._call_ids: set[str] = set()
-        self._step: OpenStep | None = None
+        self._step: _OpenStep | None = None
         self._settled_rows: Rows | None = None
         system = SystemMessage(text="")
         self._rows = Rows([system], [0], [estimate_message(system)])
@@ -224,7 +224,7 @@ class Projection:
             message = replace(message, is_before_break=True)
         self._rows.push(message, entry.id)
         if calls:
-            self._step = OpenStep(entry.id, calls)
+            self._step = _OpenStep(entry.id, calls)
 
     def _fold_result(self, entry: Entry, body: ToolResult) -> None:
         if body.plan is not None:
@@ -281,7 +281,7 @@ def first_kept(checkpoint: Entry) -> int:
     return checkpoint.id + 1 if first is None else min(first, checkpoint.id + 1)
 
 
-Openness: TypeAlias = Literal["closed", "crow", "user"]
+_Openness: TypeAlias = Literal["closed", "crow", "user"]
 """Says what may be joined to the last message. `closed`: nothing. `crow`: any user text, because the last message is
 crow's own text. `user`: only text from crow in the same turn, because the last message contains a prompt."""
 
@@ -295,7 +295,7 @@ class Rows:
     """For each message, the id of the entry that the message comes from, or 0 if there is none."""
     estimates: list[int]
     """The uncalibrated size of each message, in tokens."""
-    openness: Openness = "closed"
+    openness: _Openness = "closed"
     turn: int = 0
 
     def copy(self) -> Rows:
@@ -338,7 +338,7 @@ class Rows:
 
 
 @dataclass(slots=True)
-class OpenStep:
+class _OpenStep:
     """An assistant message whose results are still arriving, in any order."""
 
     entry: int

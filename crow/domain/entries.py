@@ -178,11 +178,11 @@ class File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """A file in a tool result. The user gets the file, but the model gets only a description of it. Either `data` or
-    `uri` is set."""
+    """A file in a tool result. The user gets the file, but the model gets only a description of it."""
 
     name: str
     uri: str | None = None
+    """Where the file is, if `data` is empty."""
     mime_type: str | None = None
     data: str = ""
     """The content of the file in base64."""
@@ -239,19 +239,24 @@ class ShownFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The result of a compaction. Instead of the covered entries, the model sees `summary`, `pins`, `skills`,
-    `files_shown` and the lists of files."""
+    """The result of a compaction: what the model sees instead of the covered entries."""
 
     compaction_id: str
+    """The id that the client was given for this compaction."""
     summary: str
+    """The text that replaces the covered entries, under fixed headings."""
     first_kept: int | None
     """The id of the first entry that is not covered. If None, all entries before the checkpoint are covered."""
     pins: tuple[Pin, ...] = ()
+    """Messages of the user that the model still sees."""
     files_read: tuple[str, ...] = ()
+    """The paths that the covered calls read."""
     files_modified: tuple[str, ...] = ()
+    """The paths that the covered calls changed."""
     mode: str = ""
     plan: tuple[PlanItem, ...] = ()
     reason: Literal["threshold", "overflow", "command", "model", "early"] = "threshold"
+    """Why the context was compacted. See :data:`crow.agent.compaction.Reason`."""
     method: Literal["prefix", "serialised", "fallback", "hook", "unread"] = "fallback"
     """How the summary was made. `unread` is never stored: it stands for entries that are too long to be read."""
     tokens_before: int = 0
@@ -259,14 +264,17 @@ class Checkpoint:
     tokens_after: int = 0
     """The estimated size of the whole request after the compaction."""
     model_calls: int = 0
+    """How many requests the summary took."""
     lists_cut: int | None = None
     """If set, the model sees at most this many characters of the plan and the lists of files, newest files first."""
     skills: tuple[KeptSkill, ...] = ()
+    """Loaded skills that the model still sees."""
     first_covered: int | None = None
     """The id of the first covered entry."""
     last_covered: int | None = None
     """The id of the last covered entry."""
     files_shown: tuple[ShownFile, ...] = ()
+    """Files in use, with their text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

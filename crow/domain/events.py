@@ -150,25 +150,25 @@ class CommandsChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentChanged:
-    """A sub-agent of this session was announced, or its state has changed."""
+    """A subagent of this session was announced, or its state has changed."""
 
     session_id: str
     title: str | None = None
-    """Set if this event announces the sub-agent."""
+    """Set if this event announces the subagent."""
     state: Literal["running", "requires_action", "idle", "unknown"] | None = None
     """None if the state did not change."""
     stop: str = ""
-    """Why an idle sub-agent stopped: a stop reason of the protocol, or `interrupted`, or `error`, or empty if
+    """Why an idle subagent stopped: a stop reason of the protocol, or `interrupted`, or `error`, or empty if
     unknown."""
     detail: str = ""
     """The error message."""
     usage: Usage | None = None
-    """The token counts of the sub-agent's last turn."""
+    """The token counts of the subagent's last turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentLinked:
-    """The running call with this id is carried out by a sub-agent."""
+    """The running call with this id is carried out by a subagent."""
 
     call_id: str
     session_id: str

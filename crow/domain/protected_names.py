@@ -11,7 +11,7 @@ from unicodedata import category, normalize
 
 
 @dataclass(frozen=True, slots=True)
-class ProtectedRow:
+class _Row:
     """A row of the table of protected names."""
 
     names: tuple[str, ...]
@@ -29,40 +29,40 @@ class ProtectedRow:
 
 
 ROWS = (
-    ProtectedRow((".git", "git~1", ".gitconfig"), "git runs its hooks and the commands in its settings", is_fixed=True),
-    ProtectedRow(("head",), "a file called HEAD can turn its folder into a repository", is_fixed=True, is_last=True),
-    ProtectedRow((".gitattributes",), "chooses the filters and diff programs that git runs"),
-    ProtectedRow((".gitmodules", ".lfsconfig"), "says from where git fetches, and how it updates submodules"),
-    ProtectedRow((".config/git",), "git's settings, in a folder of settings"),
-    ProtectedRow(
+    _Row((".git", "git~1", ".gitconfig"), "git runs its hooks and the commands in its settings", is_fixed=True),
+    _Row(("head",), "a file called HEAD can turn its folder into a repository", is_fixed=True, is_last=True),
+    _Row((".gitattributes",), "chooses the filters and diff programs that git runs"),
+    _Row((".gitmodules", ".lfsconfig"), "says from where git fetches, and how it updates submodules"),
+    _Row((".config/git",), "git's settings, in a folder of settings"),
+    _Row(
         (".husky", ".pre-commit-config.yaml", "lefthook.yml", "lefthook.yaml", ".lefthook.yml", ".lefthook.yaml"),
         "its commands run at each commit",
     ),
-    ProtectedRow(
+    _Row(
         (".hg/hgrc", ".hg/hgrc-not-shared", ".hgrc", ".sl/config", ".jj/repo/config.toml", ".jj/workspace-config.toml"),
         "Mercurial, Sapling and Jujutsu run the commands in their settings",
     ),
-    ProtectedRow((".pre-commit-hooks.yaml", ".overcommit.yml", ".lintstagedrc*"), "its commands run at each commit"),
-    ProtectedRow((".crow",), "crow's skills and agents", is_fixed=True),
-    ProtectedRow(
+    _Row((".pre-commit-hooks.yaml", ".overcommit.yml", ".lintstagedrc*"), "its commands run at each commit"),
+    _Row((".crow",), "crow's skills and agents", is_fixed=True),
+    _Row(
         (".agents", ".claude", ".claude.json", ".codex", ".gemini", ".opencode", "opencode.json", "opencode.jsonc"),
         "settings, hooks and skills of coding agents",
     ),
-    ProtectedRow(
+    _Row(
         (".cursor", ".windsurf", ".roo", ".kiro", ".pi", ".amazonq", ".clinerules", ".continue", ".goose", ".augment"),
         "settings, hooks and rules of coding agents",
     ),
-    ProtectedRow(
+    _Row(
         (".trae", ".qwen", ".junie", ".factory", ".openhands", ".copilot", ".vibe", ".crush.json", "crush.json"),
         "settings, hooks and rules of coding agents",
     ),
-    ProtectedRow((".aider*", ".roomodes", ".mcp.json"), "settings of coding agents, which name commands to run"),
-    ProtectedRow(
+    _Row((".aider*", ".roomodes", ".mcp.json"), "settings of coding agents, which name commands to run"),
+    _Row(
         (".cursorrules", ".windsurfrules", ".goosehints", ".github/copilot-instructions.md", ".github/instructions"),
         "instructs coding agents",
     ),
-    ProtectedRow((".github/agents", ".github/hooks", ".github/prompts", ".github/skills"), "instructs coding agents"),
-    ProtectedRow(
+    _Row((".github/agents", ".github/hooks", ".github/prompts", ".github/skills"), "instructs coding agents"),
+    _Row(
         (
             "agents.md",
             "agents.override.md",
@@ -76,19 +76,19 @@ ROWS = (
         "instructs coding agents",
         is_last=True,
     ),
-    ProtectedRow(
+    _Row(
         (".vscode", ".idea", ".zed", ".fleet", ".nova", "*.code-workspace", ".devcontainer", ".devcontainer.json"),
         "its tasks and programs run when an editor opens the folder",
     ),
-    ProtectedRow((".exrc", ".nvim.lua", ".nvimrc", ".vimrc", ".dir-locals.el", ".emacs", ".emacs.d"), "editors run it"),
-    ProtectedRow(("ruby_lsp/*/addon*", "pyrightconfig.json"), "chooses code that a language server runs"),
-    ProtectedRow((".github/workflows", ".github/actions", ".forgejo", ".gitea"), "runs with the repository's secrets"),
-    ProtectedRow(
+    _Row((".exrc", ".nvim.lua", ".nvimrc", ".vimrc", ".dir-locals.el", ".emacs", ".emacs.d"), "editors run it"),
+    _Row(("ruby_lsp/*/addon*", "pyrightconfig.json"), "chooses code that a language server runs"),
+    _Row((".github/workflows", ".github/actions", ".forgejo", ".gitea"), "runs with the repository's secrets"),
+    _Row(
         (".gitlab-ci.yml", ".circleci", ".buildkite", ".travis.yml", "azure-pipelines.yml", "bitbucket-pipelines.yml"),
         "runs with the repository's secrets",
     ),
-    ProtectedRow((".drone.yml", ".woodpecker", ".woodpecker.yml", "jenkinsfile"), "runs with the repository's secrets"),
-    ProtectedRow(
+    _Row((".drone.yml", ".woodpecker", ".woodpecker.yml", "jenkinsfile"), "runs with the repository's secrets"),
+    _Row(
         (
             ".envrc",
             ".mise.toml",
@@ -101,38 +101,38 @@ ROWS = (
         ),
         "runs when a shell enters the folder",
     ),
-    ProtectedRow((".tool-versions", ".rtx.toml", ".autoenv", ".autoenv.zsh"), "chooses the programs that a shell runs"),
-    ProtectedRow(
+    _Row((".tool-versions", ".rtx.toml", ".autoenv", ".autoenv.zsh"), "chooses the programs that a shell runs"),
+    _Row(
         (".npmrc", ".pnpmfile.cjs", ".pnpmfile.mjs", ".yarnrc", ".yarnrc.yml", ".yarn", ".pnp.cjs", ".pnp.loader.mjs"),
         "chooses code and registries for npm, pnpm and yarn",
     ),
-    ProtectedRow(("bunfig.toml", ".bunfig.toml"), "chooses code and registries for bun"),
-    ProtectedRow(
+    _Row(("bunfig.toml", ".bunfig.toml"), "chooses code and registries for bun"),
+    _Row(
         (".cargo/config.toml", ".cargo/config", ".cargo/env", ".cargo/bin"),
         "chooses the compiler, linker and runner that cargo starts",
     ),
-    ProtectedRow((".bazelrc", ".bazelversion", ".bazeliskrc"), "chooses the bazel that runs, and its options"),
-    ProtectedRow(
+    _Row((".bazelrc", ".bazelversion", ".bazeliskrc"), "chooses the bazel that runs, and its options"),
+    _Row(
         (".mvn", "gradle-wrapper.properties", "maven-wrapper.properties"), "chooses the build tool that is downloaded"
     ),
-    ProtectedRow(
+    _Row(
         (".gdbinit", ".lldbinit", ".pdbrc", ".irbrc", ".pryrc", ".rprofile", ".ghci", ".iex.exs", ".octaverc"),
         "a debugger or an interpreter runs it when it starts in the folder",
     ),
-    ProtectedRow((".ripgreprc",), "may name a program that each search runs"),
-    ProtectedRow(
+    _Row((".ripgreprc",), "may name a program that each search runs"),
+    _Row(
         (".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile", ".login", ".logout"),
         "shells run it when they start or end",
     ),
-    ProtectedRow(
+    _Row(
         (".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".cshrc", ".tcshrc", "config.fish"),
         "shells run it when they start or end",
     ),
-    ProtectedRow(
+    _Row(
         (".inputrc", ".xinitrc", ".xprofile", ".xsession", ".xsessionrc", ".tmux.conf"),
         "runs or binds commands at login",
     ),
-    ProtectedRow(
+    _Row(
         (".ssh", ".gnupg", ".aws", ".netrc", ".pypirc", ".git-credentials"), "holds keys and passwords", is_fixed=True
     ),
 )
@@ -179,9 +179,9 @@ class ProtectedNames:
         self._last = frozenset(name for name, is_last in kept if is_last)
         self._anywhere |= {fold_name(name) for name in self._anywhere}
         split = [tuple(name.split("/")) for name, _ in kept if not is_plain(name)]
-        self._paths = tuple(tuple(map(part_pattern, path)) for path in split)
+        self._paths = tuple(tuple(map(_part_pattern, path)) for path in split)
         self._ends = self._anywhere | self._last | {fold_name(path[-1]) for path in split if is_plain(path[-1])}
-        globs = [part_pattern(path[-1]).pattern for path in split if not is_plain(path[-1])]
+        globs = [_part_pattern(path[-1]).pattern for path in split if not is_plain(path[-1])]
         self._globs = re.compile("|".join(f"(?:{glob})" for glob in globs) or r"(?!)")
 
     def covers(self, parts: Sequence[str]) -> bool:
@@ -220,7 +220,7 @@ def is_plain(name: str) -> bool:
 
 
 @lru_cache(maxsize=512)
-def part_pattern(part: str) -> re.Pattern[str]:
+def _part_pattern(part: str) -> re.Pattern[str]:
     """Return the pattern for one part of a path. It matches names folded by `fold_name`."""
     return re.compile(translate(normalize("NFKC", part).casefold()))
 

@@ -19,19 +19,19 @@ IMAGE_TOKENS = 1_500
 """The estimate for an image of any size. For one megapixel, the large providers charge about as many tokens."""
 
 MESSAGE_TOKENS = 4
-CALL_TOKENS = 8
+_CALL_TOKENS = 8
 
-RUN_CHARS = 60
+_RUN_CHARS = 60
 RUN = re.compile(r"[A-Za-z0-9+/=_\-]{60,}+")
 """Matches a run of characters that may be encoded data. A line of base64 has 64 or 76 characters."""
 # Most texts have no such run, and this table finds that out twenty times faster than the pattern.
-IN_RUNS = bytes(88 if re.fullmatch(rb"[A-Za-z0-9+/=_\-]", bytes((byte,))) else 32 for byte in range(256))
-ENCODED_LETTERS = 12
+_IN_RUNS = bytes(88 if re.fullmatch(rb"[A-Za-z0-9+/=_\-]", bytes((byte,))) else 32 for byte in range(256))
+_ENCODED_LETTERS = 12
 """A run with at least this many different characters is base64, hex or a key. A run with fewer different characters is
 a separator line."""
-LONG_RUN = 100
-SHORT_ENCODED = re.compile(r"[0-9a-fA-F]+|(?=(?:.*?[0-9]){4})(?=(?:.*?[A-Z]){4}).*")
-"""If a run is shorter than `LONG_RUN`, it counts as encoded only if it matches this pattern: it is hex, or it has at
+_LONG_RUN = 100
+_SHORT_ENCODED = re.compile(r"[0-9a-fA-F]+|(?=(?:.*?[0-9]){4})(?=(?:.*?[A-Z]){4}).*")
+"""If a run is shorter than `_LONG_RUN`, it counts as encoded only if it matches this pattern: it is hex, or it has at
 least four digits and four capital letters. Most paths and names do not match."""
 
 
@@ -46,8 +46,8 @@ def estimate_text(text: str) -> int:
         return 0
     data = text.encode("utf-8", "surrogatepass")
     encoded = 0
-    if b"X" * RUN_CHARS in data.translate(IN_RUNS):
-        encoded = sum(len(run) for run in RUN.findall(text) if is_encoded(run))
+    if b"X" * _RUN_CHARS in data.translate(_IN_RUNS):
+        encoded = sum(len(run) for run in RUN.findall(text) if _is_encoded(run))
     if text.isascii():
         return (len(text) + encoded + 3) // 4
     ascii_chars = len(text.encode("ascii", "ignore"))
@@ -59,11 +59,11 @@ def estimate_text(text: str) -> int:
     return (ascii_chars + encoded + 2 * two_bytes + 4 * three_bytes + 8 * astral + 3) // 4
 
 
-def is_encoded(run: str) -> bool:
+def _is_encoded(run: str) -> bool:
     """Return whether a run of characters without blanks is base64, hex or a key."""
-    if len(set(run[:1000])) < ENCODED_LETTERS:
+    if len(set(run[:1000])) < _ENCODED_LETTERS:
         return False
-    return len(run) >= LONG_RUN or SHORT_ENCODED.fullmatch(run) is not None
+    return len(run) >= _LONG_RUN or _SHORT_ENCODED.fullmatch(run) is not None
 
 
 def estimate_message(message: Message) -> int:
@@ -72,25 +72,25 @@ def estimate_message(message: Message) -> int:
         case messages.SystemMessage(text=text):
             return MESSAGE_TOKENS + estimate_text(text)
         case messages.UserMessage(parts=parts):
-            return MESSAGE_TOKENS + sum(map(estimate_part, parts))
+            return MESSAGE_TOKENS + sum(map(_estimate_part, parts))
         case messages.AssistantMessage():
-            return MESSAGE_TOKENS + estimate_assistant(message)
+            return MESSAGE_TOKENS + _estimate_assistant(message)
         case messages.ToolMessage(text=text, images=images):
-            return MESSAGE_TOKENS + CALL_TOKENS + estimate_text(text) + IMAGE_TOKENS * len(images)
+            return MESSAGE_TOKENS + _CALL_TOKENS + estimate_text(text) + IMAGE_TOKENS * len(images)
         case _ as never:
             assert_never(never)
 
 
 def estimate_tools(tools: Sequence[ToolSpec]) -> int:
     """Return how many tokens the tool specs use in a request."""
-    tokens = CALL_TOKENS * len(tools)
+    tokens = _CALL_TOKENS * len(tools)
     for tool in tools:
         schema = json.dumps(tool.input_schema, default=str)
         tokens += sum(map(estimate_text, (tool.name, tool.description, schema)))
     return tokens
 
 
-def estimate_part(part: Part) -> int:
+def _estimate_part(part: Part) -> int:
     match part:
         case messages.Text(text=text):
             return estimate_text(text)
@@ -102,13 +102,13 @@ def estimate_part(part: Part) -> int:
             assert_never(never)
 
 
-def estimate_assistant(message: messages.AssistantMessage) -> int:
+def _estimate_assistant(message: messages.AssistantMessage) -> int:
     """Return the estimated tokens of an answer. The answer's reasoning counts only if it may be sent back, either in a
     field of its own or in opaque fields."""
     # The items of an answer repeat its text; crow.llm.items says what they are.
     tokens = 0 if "items" in message.opaque else estimate_text(message.text)
     for call in message.calls:
-        tokens += CALL_TOKENS + estimate_text(call.name) + estimate_text(call.arguments)
+        tokens += _CALL_TOKENS + estimate_text(call.name) + estimate_text(call.arguments)
     if message.opaque:
         tokens += estimate_text(json.dumps(message.opaque, default=str))
     elif message.reasoning_field is not None:
@@ -116,7 +116,7 @@ def estimate_assistant(message: messages.AssistantMessage) -> int:
     return tokens
 
 
-CUT_SLACK = 200
+_CUT_SLACK = 200
 
 
 def head_and_tail(text: str, chars: int, entry: int) -> str:
@@ -130,9 +130,9 @@ def head_and_tail(text: str, chars: int, entry: int) -> str:
     head = max(0, chars) * 2 // 3
     tail = max(0, chars) - head
     # Whole lines, unless they are long.
-    head = line_end if (line_end := text.rfind("\n", max(0, head - CUT_SLACK), head)) >= 0 else head
+    head = line_end if (line_end := text.rfind("\n", max(0, head - _CUT_SLACK), head)) >= 0 else head
     start = len(text) - tail
-    line_start = text.find("\n", start, start + CUT_SLACK)
+    line_start = text.find("\n", start, start + _CUT_SLACK)
     tail = tail - (line_start + 1 - start) if line_start >= 0 else tail
     marker = (
         f"\n[... {len(text) - head - tail} of {len(text)} characters are left out here; "

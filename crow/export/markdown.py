@@ -40,12 +40,12 @@ def plain_text(text: str) -> str:
 
 def link_to(address: str, words: str) -> str:
     """Return a link. If the address is not safe to follow, return the words with the address as a tooltip."""
-    if not is_web_address(address):
+    if not _is_web_address(address):
         return f'<span class="ref" title="{escape(address[:_URL_CHARS])}">{escape(words)}</span>'
     return f'<a href="{escape(address)}" rel="noopener noreferrer nofollow">{escape(words)}</a>'
 
 
-def is_web_address(address: str) -> bool:
+def _is_web_address(address: str) -> bool:
     """Return whether a link to this address is safe to follow."""
     try:
         return len(address) <= _URL_CHARS and urlsplit(address).scheme in _LINK_SCHEMES
@@ -58,7 +58,7 @@ class _Renderer(RendererHTML):
 
     def link_open(self, tokens: Sequence[Token], idx: int, _options: Any, env: Any) -> str:
         address = str(tokens[idx].attrGet("href") or "")
-        is_web = is_web_address(address)
+        is_web = _is_web_address(address)
         env.setdefault("open_links", []).append("a" if is_web else "span")
         if not is_web:
             return f'<span class="ref" title="{escape(address[:_URL_CHARS])}">'

@@ -18,7 +18,8 @@ from crow.domain import entries as kinds
 from crow.domain.diff import diff_lines
 from crow.domain.entries import Assistant, CallRef, Checkpoint, Diff, Entry, StopReason, ToolResult
 from crow.domain.messages import Image, Link, Part, Resource, Text, ToolCall
-from crow.domain.rendering import interrupted_text, on_one_line, plan_line, safe
+from crow.domain.rendering import interrupted_text, plan_line
+from crow.domain.text import on_one_line, plural, safe, shorten, shorten_end
 from crow.export.markdown import link_to, plain_text, render_markdown
 from crow.export.redact import Redactor
 from crow.store import SessionRow, Store
@@ -93,7 +94,7 @@ async def session_page(
     """Yield the page of a session with all its branches. `window` is the model's context window, if it is known."""
     row = await store.session(session_id)
     reasons = {move.from_leaf: move.reason for move in await store.moves(session_id)}
-    page = HtmlPage(row, redact, window=window)
+    page = _HtmlPage(row, redact, window=window)
     try:
         for tip in (await store.outline(session_id)).tips:
             if not tip.is_current:
@@ -108,7 +109,7 @@ async def session_page(
         page.close()
 
 
-class HtmlPage:
+class _HtmlPage:
     """Builds the page. Call `add_branch` for each branch that is not the current path, then `feed` for each entry of
     the path, then `finish`, and finally `close`.
 
@@ -150,7 +151,7 @@ class HtmlPage:
             return
         self._outline.branches += 1
         number = self._outline.branches
-        prompts = _count(len(outline.prompts), "prompt")
+        prompts = plural(len(outline.prompts), "prompt")
         origin = f"from {_anchor(parent)}" if parent is not None else "from the start"
         left = (
             f", left by /{escape(self.plain_line(reason))}"
@@ -159,7 +160,7 @@ class HtmlPage:
         )
         self._branches.setdefault(place, []).append(
             f'<details class="branch" id="branch-{number}"><summary>Branch not taken: {prompts}, '
-            f"{_count(outline.answers, 'answer')}{left}</summary><p>This branch starts {origin}. The session does not"
+            f"{plural(outline.answers, 'answer')}{left}</summary><p>This branch starts {origin}. The session does not"
             f" continue it.</p>\n{content}</details>\n"
         )
 
@@ -189,7 +190,7 @@ class HtmlPage:
     def plain_line(self, text: str) -> str:
         """Return a short text on one line, not escaped."""
         line = on_one_line(self._redact(text[:_LINE_CHARS]))
-        return line if len(line) <= _TITLE_CHARS else f"{line[:_TITLE_CHARS]}…"
+        return shorten(line, _TITLE_CHARS)
 
     def _head(self) -> str:
         row, outline = self._row, self._outline
@@ -200,9 +201,9 @@ class HtmlPage:
             "Created": escape(time_text(row.created_ms)),
             "Changed": escape(time_text(row.updated_ms)),
             "Model": escape(", ".join(self.plain_line(name) for name in outline.models) or "none"),
-            "Contents": f"{_count(len(outline.prompts), 'prompt')}, {_count(outline.answers, 'answer')}"
-            + (f", {_count(outline.compactions, 'compaction')}" if outline.compactions else "")
-            + (f", {_count(outline.branches, 'branch', 'branches')} not taken" if outline.branches else ""),
+            "Contents": f"{plural(len(outline.prompts), 'prompt')}, {plural(outline.answers, 'answer')}"
+            + (f", {plural(outline.compactions, 'compaction')}" if outline.compactions else "")
+            + (f", {plural(outline.branches, 'branch')} not taken" if outline.branches else ""),
             "Tokens": f"{row.tokens_in:,} in ({row.tokens_cached:,} cached), {row.tokens_out:,} out",
         }
         if row.cost:
@@ -244,7 +245,7 @@ class HtmlPage:
 </div>
 <div class="columns">
 <nav aria-label="Prompts">
-<details class="contents"><summary>{_count(len(outline.prompts), "prompt")}</summary><ol>{items}</ol></details>
+<details class="contents"><summary>{plural(len(outline.prompts), "prompt")}</summary><ol>{items}</ol></details>
 </nav>
 <main id="conversation">
 """
@@ -297,7 +298,7 @@ class HtmlPage:
 class _EntryRenderer:
     """Renders the entries of one path, and counts them in `outline`."""
 
-    def __init__(self, page: HtmlPage, outline: _Outline, *, is_numbered: bool = False) -> None:
+    def __init__(self, page: _HtmlPage, outline: _Outline, *, is_numbered: bool = False) -> None:
         self._page, self._outline, self._is_numbered = page, outline, is_numbered
         self._calls: dict[CallRef, ToolCall] = {}
         self._numbers = count(1)
@@ -335,7 +336,7 @@ class _EntryRenderer:
                 return self._folded(entry, f"Hook: {page.line(namespace)}", text)
             case kinds.Prompt(system=system, tools=tools):
                 names = ", ".join(tool.name for tool in tools)
-                words = f"System message and {_count(len(tools), 'tool')}"
+                words = f"System message and {plural(len(tools), 'tool')}"
                 return self._folded(entry, words, f"{system}\n\nTools: {names}")
             case kinds.Note(about=about, value=value):
                 words = f"{about.replace('_', ' ').capitalize()}: {page.line(value or 'default')}"
@@ -368,7 +369,7 @@ class _EntryRenderer:
         page = self._page
         match part:
             case Text(text=text):
-                return plain_text(_bounded(page.clean(text), _TEXT_CHARS))
+                return plain_text(shorten_end(page.clean(text), _TEXT_CHARS))
             case Resource(uri=uri, text=text):
                 content = self._pre(text, page.result_chars)
                 return f"<details><summary>Attached: {page.line(uri)}</summary>{content}</details>"
@@ -458,7 +459,7 @@ class _EntryRenderer:
                 rows.append(f"<{tag[before]}>{joined}</{tag[before]}>" if before in tag else joined)
                 run = []
             if text is not None:
-                run.append(("" if mark == "@" else mark) + _bounded(text, _DIFF_LINE_CHARS))
+                run.append(("" if mark == "@" else mark) + shorten_end(text, _DIFF_LINE_CHARS))
             before = mark
         more = len(lines) - _DIFF_LINES
         note = f'<p class="note">{more:,} more lines are not shown.</p>' if more > 0 else ""
@@ -470,8 +471,8 @@ class _EntryRenderer:
         outline.compactions += 1
         outline.points.append(_Point(len(outline.prompts), body.tokens_after or None, outline.cost, is_compaction=True))
         kept = [f"everything from {_anchor(body.first_kept)} on"] if body.first_kept is not None else []
-        kept += [f"{_count(len(body.pins), 'message')} of the user word for word"] if body.pins else []
-        kept += [f"{_count(len(body.skills), 'skill')}"] if body.skills else []
+        kept += [f"{plural(len(body.pins), 'message')} of the user word for word"] if body.pins else []
+        kept += [f"{plural(len(body.skills), 'skill')}"] if body.skills else []
         shown, covered = ", ".join(kept) or "nothing else", ""
         if body.first_covered is not None and body.last_covered is not None:
             covered = f" for the entries {body.first_covered} to {body.last_covered}"
@@ -482,7 +483,7 @@ class _EntryRenderer:
         ]
         if body.pins:
             pins = "".join(
-                f"<li>{_anchor(pin.entry)} {plain_text(_bounded(page.clean(pin.text), page.result_chars))}</li>"
+                f"<li>{_anchor(pin.entry)} {plain_text(shorten_end(page.clean(pin.text), page.result_chars))}</li>"
                 for pin in body.pins
             )
             content.append(f"<details><summary>Kept messages</summary><ul>{pins}</ul></details>")
@@ -499,7 +500,7 @@ class _EntryRenderer:
         )
 
     def _markdown(self, text: str) -> str:
-        return render_markdown(_bounded(self._page.clean(text), _TEXT_CHARS))
+        return render_markdown(shorten_end(self._page.clean(text), _TEXT_CHARS))
 
     def _pre(self, text: str, limit: int) -> str:
         """Return a text as preformatted HTML. If the text is long, its middle is left out."""
@@ -531,16 +532,6 @@ def _meta(entry: Entry) -> str:
 
 def _anchor(entry: int) -> str:
     return f'<a class="anchor" href="#entry-{entry}">#{entry}</a>'
-
-
-def _bounded(text: str, limit: int) -> str:
-    if len(text) <= limit:
-        return text
-    return f"{text[:limit]}\n\n… {len(text) - limit:,} of {len(text):,} characters are not shown"
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def _dollars(amount: float) -> str:

@@ -16,8 +16,8 @@ import anyio
 import anyio.abc
 
 from crow.agent import PermissionAnswer, PermissionQuestion
-from crow.agent.pending import PendingPrompt
-from crow.agent.session import Session
+from crow.agent.sessions.pending import PendingPrompt
+from crow.agent.sessions.session import Session
 from crow.domain.entries import Assistant, CallRef, Command, Entry, ToolResult, User
 from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.events import (
@@ -487,8 +487,8 @@ class SubagentClients(ClientGroup):
 class SessionClients(ClientGroup):
     """All clients that are attached to a session. Clients may be attached and detached while the session works.
 
-    This object is also the session's :class:`crow.agent.session.TurnListener`. While a client's prompt runs, this
-    object makes `workspace` use that client's editor. The clients' tasks run in `tasks`. If no client can answer a
+    This object is also the session's :class:`crow.agent.sessions.pending.TurnListener`. While a client's prompt runs,
+    this object makes `workspace` use that client's editor. The clients' tasks run in `tasks`. If no client can answer a
     question, the question waits `wait_s` seconds for a client that can.
     """
 
@@ -628,7 +628,7 @@ class SessionClients(ClientGroup):
         await super().publish(event)
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
-        """See :class:`crow.agent.session.TurnListener`."""
+        """See :class:`crow.agent.sessions.session.TurnListener`."""
         self.begin_turn(prompt, self.stored_prompt(prompt.message_id))
 
     def begin_turn(self, prompt: PendingPrompt, stored: Entry | None) -> None:
@@ -649,7 +649,7 @@ class SessionClients(ClientGroup):
         return None if sender is None or sender.is_detached else sender.editor
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
-        """See :class:`crow.agent.session.TurnListener`."""
+        """See :class:`crow.agent.sessions.session.TurnListener`."""
         if self.runs_elsewhere() and prompt.message_id != self._turn_id:  # it was cancelled while it waited
             self._senders.pop(prompt.message_id, None)
         else:

@@ -11,8 +11,8 @@ from typing import cast, get_args
 import anyio
 
 from crow.agent.commands import parse
-from crow.agent.pending import PendingPrompt
-from crow.agent.session import Session
+from crow.agent.sessions.pending import PendingPrompt
+from crow.agent.sessions.session import Session
 from crow.agent.templates import ParsedCommand
 from crow.domain.entries import Command, Entry, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError, StoreUnavailable
@@ -40,10 +40,10 @@ PAUSE_S = 0.5
 class HostedFollower:
     """Follows a session in the store, and shows its clients the entries that other processes add.
 
-    This class implements :class:`crow.agent.session.SessionFollower`. The store reports each entry of the session
-    exactly once and in order. Entries that this process stored are skipped, because the clients of this process got the
-    updates when the entries were stored. For entries of another process, the clients here get the same updates as the
-    clients of that process. They do not get questions or the progress of calls.
+    This class implements :class:`crow.agent.sessions.session.SessionFollower`. The store reports each entry of the
+    session exactly once and in order. Entries that this process stored are skipped, because the clients of this process
+    got the updates when the entries were stored. For entries of another process, the clients here get the same updates
+    as the clients of that process. They do not get questions or the progress of calls.
 
     The owner must call `begin` before the session runs, and then run `run` until the session is closed.
     """
@@ -89,7 +89,7 @@ class HostedFollower:
                 self._clients.feed.put(item)
 
     async def until_free(self) -> None:
-        """See :class:`crow.agent.session.SessionFollower`."""
+        """See :class:`crow.agent.sessions.session.SessionFollower`."""
         with anyio.move_on_after(TRY_AGAIN_S):
             if self._is_free:  # the store has not reported the other turn yet
                 await self._news.wait()
@@ -97,7 +97,7 @@ class HostedFollower:
                 await self._news.wait()
 
     async def reached(self, entry_id: int) -> None:
-        """See :class:`crow.agent.session.SessionFollower`."""
+        """See :class:`crow.agent.sessions.session.SessionFollower`."""
         self._awaited = max(self._awaited, entry_id)
         self._hurry()
         with anyio.move_on_after(CATCH_UP_S):
@@ -119,7 +119,7 @@ class HostedFollower:
         session = self._session
         while not session.closing:
             try:
-                store = cast(Watcher, session.adapters.store)
+                store = cast(Watcher, session.conversation.adapters.store)
                 async with aclosing(store.watch(session.id, after=self._read_to)) as all_news:
                     async for news in all_news:
                         await self._take(news)
@@ -176,7 +176,7 @@ class HostedFollower:
             await branch.publish(PlanChanged(plan=branch.plan))
         if is_foreign and not self._held and not news.is_elsewhere:
             with suppress(CrowError):
-                await branch.publish(await session.measured())
+                await branch.publish(await session.conversation.measured())
         await self._note_state(news, is_own=claimed_to is not None)
         self._seen = self._read_to
         self._news.set()
@@ -193,7 +193,7 @@ class HostedFollower:
         is_lost = news.row.state == "running" and not news.is_elsewhere  # this store claimed or ended it unconfirmed
         if (news.is_orphaned or is_lost) and not is_own and not session.has_turn:  # otherwise its next turn repairs it
             with suppress(StoreError):
-                await session.adapters.store.open_session(session.id)
+                await session.conversation.adapters.store.open_session(session.id)
 
     async def _show_settings(self) -> None:
         """Publishes the settings that differ from what the clients were last shown. Any method of the branch may have

@@ -18,12 +18,12 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from crow.agent import Adapters
 from crow.agent.commands import COMMANDS
-from crow.agent.pending import PendingPrompt
-from crow.agent.permissions import may_attach
-from crow.agent.session import Session
+from crow.agent.permissions.rules import may_attach
+from crow.agent.sessions.pending import PendingPrompt
+from crow.agent.sessions.session import Session
 from crow.agent.templates import hint_of
+from crow.agent.turns.adapters import Adapters
 from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_sandbox
 from crow.domain.errors import ArgumentError, StoreError
 from crow.domain.events import OptionsChanged

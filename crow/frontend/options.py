@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crow.agent.permissions import MODES, Mode
+from crow.agent.permissions.rules import MODES, Mode
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import title_line
 from crow.frontend.frames import describe

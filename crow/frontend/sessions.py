@@ -13,10 +13,11 @@ from typing import Any, Literal
 import anyio
 import anyio.abc
 
-from crow.agent import changes_of_own, new_session_id
-from crow.agent.branch import option_changes, options_at, usable_options
-from crow.agent.permissions import bind_rules
-from crow.agent.session import Session
+from crow.agent import new_session_id
+from crow.agent.history.branch import option_changes, options_at, usable_options
+from crow.agent.permissions.rules import bind_rules
+from crow.agent.sessions.session import Session
+from crow.agent.subagents.kinds import changes_of_own
 from crow.agent.workspace import WorkspaceContents, notice_of_workspace
 from crow.domain.entries import NewEntry, Note
 from crow.domain.errors import (
@@ -178,7 +179,7 @@ class ClientSessions:
         if self._may_write(opened := self.opened(session_id)):
             opened.session.cancel()
             if opened.session.runs_elsewhere:
-                self.host.tasks.start_soon(opened.session.cancel_elsewhere)
+                self.host.tasks.start_soon(opened.session.conversation.cancel_elsewhere)
 
     def refuse_watcher(self, session_id: object) -> None:
         """Checks that this connection may change the session. :raises ArgumentError: the connection only watches the
@@ -543,8 +544,8 @@ class ClientSessions:
         session.listener = clients
         clients.follow(session)
         follower = None
-        if host.is_lasting and session.adapters.store.notifies:
-            session.follower = follower = HostedFollower(session, clients)
+        if host.is_lasting and session.conversation.adapters.store.notifies:
+            session.conversation.follower = follower = HostedFollower(session, clients)
             follower.begin(tail, start.draft)
         hosted = HostSession(session=session, clients=clients, request=request, follower=follower)
         opened = self._attach(hosted, contents=contents, is_watcher=is_watcher)
@@ -657,7 +658,7 @@ class ClientSessions:
     async def _warn_about_files(self, opened: ClientSession) -> None:
         """Warns the user if the session's files are on another machine and the session can only be read here. Sends the
         warning after the response."""
-        problem = await opened.session.files_elsewhere()
+        problem = await opened.session.conversation.files_elsewhere()
         if problem is not None:
             notice = NoticeShown(severity="warning", title=str(problem))
             self._connection.after_response(lambda: self._tasks.start_soon(opened.client.show, notice))
@@ -667,7 +668,7 @@ class ClientSessions:
         commands = self.host.commands(session)
         await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
         try:
-            await client.send(usage_update(await session.measured()))
+            await client.send(usage_update(await session.conversation.measured()))
         except CrowError as error:
             logger.warning("The context could not be measured: %s", error)
         row = session.branch.row

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from crow import __version__
-from crow.agent.pending import PendingPrompt
-from crow.agent.session import Session
+from crow.agent.sessions.pending import PendingPrompt
+from crow.agent.sessions.session import Session
 from crow.domain.entries import Command, Entry, TurnEnd, User
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError
 from crow.domain.events import ElicitationKind, EntryStored
@@ -528,7 +528,9 @@ def revoke_waiting(session: Session | None) -> None:
 async def drop(session: Session, prompt: PendingPrompt) -> None:
     """Removes a prompt from the inbox. Must be called if the client that sent the prompt gets an error."""
     try:
-        await session.adapters.store.drop_prompt(session.id, prompt.message_id, is_cancelled=prompt.error is None)
+        await session.conversation.adapters.store.drop_prompt(
+            session.id, prompt.message_id, is_cancelled=prompt.error is None
+        )
     except StoreError as error:
         logger.warning("Session %s: a cancelled prompt is still in the inbox: %s", session.id, error)
 

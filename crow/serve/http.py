@@ -24,7 +24,7 @@ from websockets.frames import CloseCode
 
 from crow import __version__
 from crow.domain.errors import StoreError
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 from crow.frontend.agent import OPENING
 from crow.frontend.client import Handler, request_error
 from crow.frontend.connection import EditorConnection
@@ -40,7 +40,7 @@ from crow.serve.websocket import (
     Traffic,
     WebSocketTransport,
 )
-from crow.store import Store
+from crow.store import AccessStore
 from crow.tools.limits import FairLimiter
 
 CONNECTION_ID = "acp-connection-id"
@@ -117,7 +117,7 @@ class TokenAccess:
     """Checks bearer tokens."""
 
     def __init__(
-        self, authenticator: Authenticator, store: Store, *, is_required: bool, is_resident: bool = False
+        self, authenticator: Authenticator, store: AccessStore, *, is_required: bool, is_resident: bool = False
     ) -> None:
         self._authenticator = authenticator
         self._store = store

@@ -228,7 +228,7 @@ class Server:
 
     @property
     def busy_sessions(self) -> int:
-        """The number of sessions that run a turn or have a sub-agent running in the background."""
+        """The number of sessions that run a turn or have a subagent running in the background."""
         return sum(hosted.session.busy for hosted in self._host.open.values())
 
     async def end_when_idle(self, timeout_s: float, signals: asyncio.Queue[int]) -> None:
@@ -309,8 +309,8 @@ class Server:
     def _gauges(self) -> Iterable[MetricFamily]:
         sessions = [hosted.session for hosted in self._host.open.values()]
         yield gauge("crow_sessions_open", "Sessions that are open.", len(sessions))
-        yield gauge("crow_sessions_busy", "Sessions that run a turn or a sub-agent.", self.busy_sessions)
-        waiting = sum(session.waiting_prompts for session in sessions)
+        yield gauge("crow_sessions_busy", "Sessions that run a turn or a subagent.", self.busy_sessions)
+        waiting = sum(len(session.waiting) for session in sessions)
         yield gauge("crow_prompts_waiting", "Prompts that wait for an earlier one of their session.", waiting)
 
 

@@ -24,7 +24,7 @@ from ipaddress import IPv6Address, ip_address
 import anyio
 
 from crow.domain.errors import ArgumentError, StoreError
-from crow.store import Store, Token
+from crow.store import AccessStore, Token
 from crow.store.principals import check_principal
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class Authenticator:
 
     def __init__(
         self,
-        store: Store,
+        store: AccessStore,
         *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         monotonic: Callable[[], float] = time.monotonic,

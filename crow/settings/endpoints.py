@@ -20,25 +20,24 @@ from crow.programs import named_program
 from crow.settings.values import OFFLINE, ModelOptions, ModelSettings, NamedModel, ProviderSettings, Settings
 
 _KEY_COMMAND_TIMEOUT_S = 30.0
-ALL_WIRES: tuple[WireName, ...] = ("chat", "responses", "messages")
+_ALL_WIRES: tuple[WireName, ...] = ("chat", "responses", "messages")
 _CLAUDE = re.compile(r"\bclaude|anthropic", re.IGNORECASE)
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """Facts about an endpoint, from its public pages.
-
-    `key_env` is the environment variable that holds the key. `thinking` is the request field that sets the thought
-    level. `limit_field` is the request field that limits the output. `cache` says what crow adds to a request so that
-    the endpoint caches the prompt: a cache key, a marker, or nothing.
-    """
+    """Facts about an endpoint, from its public pages."""
 
     base_url: str = ""
     key_env: str | None = None
+    """The environment variable that holds the key."""
     thinking: Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"] = "effort"
+    """The request field that sets the thought level."""
     limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """The request field that limits the output."""
     cache: Literal["key", "marker"] | None = None
+    """What crow adds to a request so that the endpoint caches the prompt: a cache key, a marker, or nothing."""
     host: str = ""
     """How the host names of the endpoint end, if its URL differs from user to user."""
     wires: tuple[WireName, ...] = ()
@@ -147,7 +146,7 @@ def url_named(answer: str) -> str:
 
 def wires_at(base_url: str, model: str) -> tuple[WireName, ...]:
     """Return the APIs to try for a model, best first."""
-    wires = preset_at(base_url).wires or ALL_WIRES
+    wires = preset_at(base_url).wires or _ALL_WIRES
     is_anthropic = "anthropic" in urlsplit(base_url).path.lower().split("/")
     # Many endpoints serve Anthropic's API below a path of this name. Elsewhere, only that API caches Claude's prompts
     # and returns its thoughts.
@@ -158,19 +157,19 @@ def wires_at(base_url: str, model: str) -> tuple[WireName, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The endpoint and the model that a model name refers to.
-
-    `key_hint` is the beginning of a sentence that tells the user how to set a key. `endpoint` always has a URL and the
-    time limits for answers. `provider` is the NAME of `[providers.NAME]`, or None for the endpoint in `[model]`. If
-    `needs_key` is false, the endpoint is used without a key even if it is not local.
-    """
+    """The endpoint and the model that a model name refers to."""
 
     model: str
+    """The name of the model at the endpoint."""
     endpoint: ProviderSettings
+    """Always has a URL and the time limits for answers."""
     options: ModelOptions
     key_hint: str
+    """The beginning of a sentence that tells the user how to set a key."""
     provider: str | None = None
+    """The NAME of `[providers.NAME]`, or None for the endpoint in `[model]`."""
     needs_key: bool = True
+    """If false, the endpoint is used without a key even if it is not local."""
 
     @property
     def base_url(self) -> str:
@@ -259,7 +258,7 @@ class Gateways:
         :raises ArgumentError: there is no such provider, or the URL is invalid. The message omits the URL, which may
             hold a password.
         """
-        known = provider_ids(settings)
+        known = _provider_ids(settings)
         if provider_id not in known:
             raise ArgumentError(f"providerId {json.dumps(provider_id)[:200]} is unknown; expected {', '.join(known)}.")
         try:
@@ -275,7 +274,7 @@ class Gateways:
         """Disable a provider; ignore an unknown id. :raises ArgumentError: the provider is required."""
         if provider_id == MAIN_PROVIDER:
             raise ArgumentError(f'The provider "{MAIN_PROVIDER}" is required and cannot be disabled.')
-        if provider_id in provider_ids(settings):
+        if provider_id in _provider_ids(settings):
             self._by_id[provider_id] = None
 
     def is_disabled(self, target: Target) -> bool:
@@ -297,7 +296,7 @@ class Gateways:
     def base_urls(self, settings: Settings) -> dict[str, str | None]:
         """Return the URL of each provider, by provider id. For a disabled provider, return None instead of the URL."""
         found: dict[str, str | None] = {}
-        for provider_id, own in provider_ids(settings).items():
+        for provider_id, own in _provider_ids(settings).items():
             gateway = self._by_id.get(provider_id)
             found[provider_id] = None if gateway is None and provider_id in self._by_id else own
             if gateway is not None:
@@ -324,7 +323,7 @@ def _provider_id(provider: str | None) -> str:
     return f"providers.{provider}" if provider == MAIN_PROVIDER else provider
 
 
-def provider_ids(settings: Settings) -> dict[str, str]:
+def _provider_ids(settings: Settings) -> dict[str, str]:
     """The user's own URL of each provider, by id."""
     urls = {_provider_id(None): settings.model.base_url}
     for name, provider in settings.providers.items():

@@ -7,10 +7,10 @@ validates each table separately, and skips tables that set no value.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 import tempfile
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,9 +22,10 @@ from pydantic.fields import FieldInfo
 
 from crow.domain.errors import ConfigError
 from crow.domain.secret_values import holds_secret, secrets_in
+from crow.domain.text import describe
 from crow.settings.endpoints import PRESETS, dotted_key, fallback_of, fallback_problem, names_offered
+from crow.settings.servers import VARIABLE
 from crow.settings.values import (
-    VARIABLE,
     DatabaseSettings,
     HookSettings,
     McpServerSettings,
@@ -75,8 +76,7 @@ _SECRET_KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Absolute paths, which need not exist. Crow records the connection in the file `trace`. If `trace` is None, crow
-    does not record it."""
+    """Absolute paths, which need not exist."""
 
     config_file: Path
     data_dir: Path
@@ -84,6 +84,7 @@ class Paths:
     log_file: Path
     cache_dir: Path
     trace: Path | None = None
+    """Crow records the connection in this file. If None, crow does not record it."""
 
     @property
     def programs(self) -> Path:
@@ -92,32 +93,33 @@ class Paths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointKeys:
-    """The known keys and tokens. `variables` names the environment variables that hold endpoint keys. `values` are the
-    endpoint keys, including unused ones, and the tokens in headers. `others` are the tokens of MCP servers."""
+class _EndpointKeys:
+    """The known keys and tokens."""
 
     variables: frozenset[str] = frozenset()
+    """The names of the environment variables that hold endpoint keys."""
     values: tuple[str, ...] = field(default=(), repr=False)
+    """The endpoint keys, including unused ones, and the tokens in headers."""
     others: tuple[str, ...] = field(default=(), repr=False)
+    """The tokens of MCP servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The settings, and the source of each.
-
-    `sources` maps each dotted key to `flag --model`, `environment CROW_MODEL`, the name of the user's file, or
-    `default`. `summary_prompt` is the text of `compaction.prompt_file`, or empty. If a setting cannot be used,
-    `problem` is the error, and all settings except those of the database have their defaults. An editor can then still
-    open sessions, but every prompt fails with the problem's message.
-    """
+    """The settings, and the source of each."""
 
     settings: Settings
     sources: Mapping[str, str]
+    """Maps each dotted key to `flag --model`, `environment CROW_MODEL`, the name of the user's file, or `default`."""
     paths: Paths
     summary_prompt: str = ""
+    """The text of `compaction.prompt_file`, or empty."""
     problem: ConfigError | None = None
-    keys: EndpointKeys = EndpointKeys()
-    stamp: FileStamp = None
+    """Set if a setting cannot be used. All settings except those of the database then have their defaults. An editor
+    can still open sessions, but every prompt fails with the message of this error."""
+    keys: _EndpointKeys = _EndpointKeys()
+    stamp: _FileStamp = None
+    """Identifies the state of the user's file when it was read."""
 
     @property
     def is_stale(self) -> bool:
@@ -138,6 +140,7 @@ class Loaded:
         servers = {name: server.masked() for name, server in settings.mcp_servers.items()}
         found: dict[str, object] = {"models": settings.models, "providers": {}, "mcp_servers": servers}
         found["hooks"] = tuple(hook.masked() for hook in settings.hooks)
+        found["checks"] = settings.checks
         for section in _SECTIONS:
             found |= {f"{section}.{key}": value for key, value in getattr(settings, section)}
         found |= {f"database.{key}": value for key, value in settings.database.shown().items()}
@@ -150,7 +153,7 @@ class Loaded:
         return {key: found[key] for key in self.sources}
 
 
-FileStamp: TypeAlias = tuple[int, int, int] | None
+_FileStamp: TypeAlias = tuple[int, int, int] | None
 """Inode, size and modification time (ns) of a file, or None if there is no file."""
 
 
@@ -239,6 +242,7 @@ class _SettingsReader:
         self._tables: dict[tuple[str, ...], dict[str, _Given]] = {(section,): {} for section in _SECTIONS}
         self._model_list = _Given((), "default")
         self._hooks: list[tuple[str, dict[str, _Given]]] = []
+        self._checks = _Given({}, "default")
         for name, value in tree.items():
             self._add(name, value)
         own = self._tables["model",].get("name")
@@ -254,6 +258,7 @@ class _SettingsReader:
         sources = dict.fromkeys(setting_keys(), "default") | {"models": self._model_list.source}
         if self._hooks:
             sources["hooks"] = self._file.name
+        sources["checks"] = self._checks.source
         for place, table in self._tables.items():
             if place[0] == "mcp_servers":
                 sources["mcp_servers"] = self._file.name
@@ -288,6 +293,8 @@ class _SettingsReader:
             for number, table in enumerate(value, 1):
                 given = {key: _Given(inner, self._file.name) for key, inner in table.items()}
                 self._hooks.append((f"hooks[{number}]", given))
+        elif name == "checks":
+            self._checks = _Given(value, self._file.name)
         elif name == "hooks":
             self._refuse(name, _Given(value, self._file.name), Settings.model_fields[name])
         elif name in _NAMED and isinstance(value, Mapping):
@@ -364,6 +371,9 @@ class _SettingsReader:
                     hint = f"expected one of {', '.join(others)}" if others else f"add [providers.{provider}]"
                     shown = _show_value("provider", provider)
                     self._problems.append(f"{self._file}: {dotted_key(*place)}.provider is {shown}; {hint}")
+        made["checks"] = self._checks.value
+        if not _is_table_of_texts(self._checks.value):
+            self._refuse("checks", self._checks, Settings.model_fields["checks"])
         made["hooks"] = tuple(self._validated_table(name, table, HookSettings) for name, table in self._hooks)
         settings = Settings.model_construct(**made)
         if not self._problems and any("fallback" in table for table in self._tables.values()):
@@ -405,6 +415,10 @@ class _SettingsReader:
         return str(self._file) if given.source == self._file.name else given.source
 
 
+def _is_table_of_texts(value: object) -> bool:
+    return isinstance(value, Mapping) and all(key and text and isinstance(text, str) for key, text in value.items())
+
+
 def _fields() -> dict[str, FieldInfo]:
     sections = (
         (f"{name}.{key}", each) for name, table in _SECTIONS.items() for key, each in table.model_fields.items()
@@ -418,8 +432,7 @@ def _show_value(key: str, value: object) -> str:
     is_url = key in {"base_url", "proxy"}
     if key in _SECRET_KEYS or (is_url and not (isinstance(value, str) and {"@", "?"}.isdisjoint(value))):
         return "<hidden: it may be a secret>"
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 120 else text[:119] + "…"
+    return describe(value, 120)
 
 
 def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
@@ -436,15 +449,13 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
 
-    import tomllib  # takes 10 ms, and a user without a settings file does not need it
-
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from error
 
 
-def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> EndpointKeys:
+def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> _EndpointKeys:
     """Collect the keys and tokens in the file, and the keys in environment variables that the file or a preset names.
     The result includes keys that crow does not use."""
     tables = [*_tables([tree.get("model")]), *_tables(_inner(tree, "providers").values())]
@@ -470,7 +481,7 @@ def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> Endpoi
         variables.add("PGPASSWORD")  # the driver reads it
         values.append(env.get("PGPASSWORD", ""))
     values += database.secrets()
-    return EndpointKeys(
+    return _EndpointKeys(
         variables=frozenset(variables), values=tuple(filter(None, values)), others=tuple(filter(None, others))
     )
 
@@ -497,7 +508,7 @@ def _secrets_in(table: Mapping[str, object], key: str, names: re.Pattern[str], e
             yield words[1] if len(words) == 2 else " ".join(words)
 
 
-def _stamp(file: Path) -> FileStamp:
+def _stamp(file: Path) -> _FileStamp:
     try:
         found = file.stat()
     except OSError:

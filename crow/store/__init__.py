@@ -3,358 +3,86 @@
 A session is one mutable row. The row points to the session's leaf, an entry in a log. Entries are added to the log and
 never change. Each method is one transaction. A caller of `append` names the leaf that it expects. If the session has a
 different leaf, `append` fails. So two writers cannot mix their entries.
+
+A `Store` has five facets, so that a function can ask for the one that it needs, and a test can build only that.
+
+Every method may raise :class:`~crow.domain.errors.StoreUnavailable`. A method that takes the id of a session raises
+:class:`~crow.domain.errors.NoSuchSession` if the session does not exist, unless the description of the method says
+otherwise. If a caller is cancelled, the method's changes are written completely or not at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias, TypedDict
-
-from crow.domain.entries import CallRef, Entry, NewEntry, PromptName, TurnEnd
-from crow.domain.messages import JsonObject, Part, Usage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewSession:
-    """A session to create."""
-
-    id: str
-    """The name by which clients know the session. It never changes."""
-    cwd: str
-    model: str
-    mode: str
-    additional_directories: tuple[str, ...] = ()
-    config: JsonObject = field(default_factory=dict)
-    metadata: JsonObject = field(default_factory=dict)
-    parent_id: str | None = None
-    """For a sub-agent: the id of the session for which it works."""
-    forked_from: str | None = None
-    """For a fork: the id of the original session."""
-    conversation: int | None = None
-    """The conversation that a fork continues. None for a session that is not a fork."""
-    leaf: int | None = None
-    """The last entry of a fork's path. None for a session that is not a fork."""
-    title: str | None = None
-    alias: str | None = None
-    principal: str | None = None
-    """The user of `crow serve` to whom the session will belong, or None for the local user. It is ignored for a
-    sub-agent, because a sub-agent always gets the principal and the shares of its parent."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRow:
-    """A session's mutable row. Times are Unix milliseconds."""
-
-    id: str
-    conversation: int
-    leaf: int | None
-    """The id of the last entry of the session's path, or None if the path is empty."""
-    cwd: str
-    model: str
-    mode: str
-    title: str | None = None
-    title_by_user: bool = False
-    """Whether the user chose the title."""
-    additional_directories: tuple[str, ...] = ()
-    permissions: tuple[JsonObject, ...] = ()
-    config: JsonObject = field(default_factory=dict)
-    metadata: JsonObject = field(default_factory=dict)
-    calibration: float = 1.0
-    """The factor by which token estimates are multiplied."""
-    parent_id: str | None = None
-    """For a sub-agent: the id of the session for which it works."""
-    forked_from: str | None = None
-    """For a fork: the id of the original session."""
-    alias: str | None = None
-    state: Literal["idle", "running"] = "idle"
-    owner: str = ""
-    """The process that runs a turn, or empty if no turn runs."""
-    entries: int = 0
-    tokens_in: int = 0
-    tokens_out: int = 0
-    tokens_cached: int = 0
-    cost: float = 0.0
-    """In US dollars."""
-    newest_entry: int = 0
-    """The id of the session's newest entry. Lists of sessions are sorted by it."""
-    has_prompt: bool = False
-    """Only sessions with a prompt are listed."""
-    created_ms: int = 0
-    updated_ms: int = 0
-    archived: bool = False
-    principal: str | None = None
-    """The user of `crow serve` to whom the session belongs, or None for the local user."""
-
-
-NODE_KEY = "node"
-"""The key in a session's configuration whose value is the name of the machine that last ran the session."""
-
-
-def node_of(row: SessionRow) -> str:
-    """Return the name of the machine that last ran the session. The name is empty if the machine is unknown or if the
-    store is a file."""
-    name = row.config.get(NODE_KEY)
-    return name if isinstance(name, str) else ""
-
-
-class SessionChanges(TypedDict, total=False):
-    """Columns to set in a session's row. Columns that are left out stay as they are."""
-
-    title: str | None
-    title_by_user: bool
-    model: str
-    mode: str
-    cwd: str
-    additional_directories: tuple[str, ...]
-    permissions: tuple[JsonObject, ...]
-    config: JsonObject
-    """Only those keys of the session's configuration that change. A key whose value is None is removed."""
-    metadata: JsonObject
-    calibration: float
-    alias: str | None
-    archived: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionPage:
-    """One page of the list of sessions."""
-
-    rows: tuple[SessionRow, ...]
-    """Newest first."""
-    cursor: str | None
-    """Requests the next page. On the last page, it is None."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueuedPrompt:
-    """A prompt that waits in a session's inbox until it runs."""
-
-    parts: tuple[Part, ...]
-    message_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedPrompt:
-    """A stored prompt to which a client has given a name, and the outcome of its turn."""
-
-    message_id: str
-    turn: int | None = None
-    """The number of its turn. None while the prompt is in the inbox, and if it was cancelled there."""
-    end: TurnEnd | None = None
-    """None if the turn has not ended. A prompt that was cancelled in the inbox has the end `cancelled`."""
-    end_entry: int | None = None
-    """The id of the entry that holds `end`."""
-    usage: Usage | None = None
-    """The usage of the turn, if the turn has ended and its requests used something."""
-    is_own: bool = False
-    """Whether this store has put the prompt into the inbox, and the prompt is still there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tail:
-    """A session and the part of its path that `crow.domain.conversation.for_model` needs."""
-
-    row: SessionRow
-    entries: tuple[Entry, ...]
-    """The part of the path, oldest first: the newest valid checkpoint, all entries from its `first_kept` on, and the
-    newest prompt entry. Without a checkpoint, it is the whole path. If the part is longer than any model can see, only
-    its end is here. Then the first entry is a checkpoint that is not stored and whose `method` is "unread"."""
-    waiting: tuple[QueuedPrompt, ...] = ()
-    """The texts in the inbox that tell the model about background work that has ended. Only `open_session` sets this
-    field."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnStart:
-    """A claimed turn."""
-
-    turn: int
-    """The number of the turn in its session."""
-    entries: tuple[Entry, ...]
-    """The entries that the claim appended. If one of them is a user entry, it is the last one."""
-    moved: bool
-    """Whether the session's leaf was not the expected one. If so, the caller must load the tail again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """A move of a session to another leaf."""
-
-    from_leaf: int | None
-    to_leaf: int | None
-    reason: str
-    """`undo`, `redo`, `rewind`, `retry`, `new` or `refusal`."""
-    created_ms: int
-    """When the session was moved, in Unix milliseconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BranchPoint:
-    """A prompt, label or checkpoint in the outline."""
-
-    entry: int
-    """The id of its entry."""
-    before: int | None
-    """The id of the entry just before it on the path, or None if it is the first entry."""
-    previous: int | None
-    """The `entry` of the preceding prompt, label or checkpoint on the path."""
-    kind: Literal["prompt", "label", "checkpoint"]
-    text: str
-    """The label, or the start of the prompt."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BranchTip:
-    """The end of a branch."""
-
-    entry: int | None
-    """The id of the branch's last entry, or None if the branch is empty."""
-    point: int | None
-    """The `entry` of the last prompt, label or checkpoint on the branch."""
-    is_current: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outline:
-    """All branches that a session has ever been on."""
-
-    points: tuple[BranchPoint, ...]
-    """Sorted by id."""
-    tips: tuple[BranchTip, ...]
-    """The end of the current branch first, then the ends of the other branches, starting with the branch that the
-    session left most recently. If several ends have the same newest message on their paths, only the first of these
-    ends is listed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """The limits of a search. None means no limit."""
-
-    cwd: str | None = None
-    """The directory of a session."""
-    model: str | None = None
-    """A part of a model's name. Case does not matter."""
-    since_ms: int | None = None
-    """The search covers entries from this time on, in Unix milliseconds."""
-    before_ms: int | None = None
-    """The search covers entries before this time, in Unix milliseconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
-    """An entry that a search found."""
-
-    entry: int
-    session: str
-    """The id of a session."""
-    kind: str
-    snippet: str
-    """The part of the entry's text around the match."""
-    created_ms: int
-    """Unix milliseconds."""
-
-
-def hits_by_session(hits: Sequence[Hit]) -> Mapping[str, Sequence[Hit]]:
-    """Group hits by session. The sessions are in the order of their first hits."""
-    groups: dict[str, list[Hit]] = {}
-    for hit in hits:
-        groups.setdefault(hit.session, []).append(hit)
-    return groups
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanResult:
-    """The result of a scan of a session's path."""
-
-    hits: tuple[Hit, ...]
-    """Newest first."""
-    stopped_at: int | None
-    """The scan read no entries older than this one. None means that it read the whole path."""
-
-
-Group: TypeAlias = Literal["session", "model", "day"]
-"""A key by which usage can be grouped."""
-
-GROUPS: tuple[Group, ...] = ("session", "model", "day")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageTotal:
-    """A sum of usage. The fields by which the sums are not grouped are None."""
-
-    session: str | None = None
-    """The id of a session. It is empty for entries of a deleted session that its forks still contain."""
-    title: str | None = None
-    model: str | None = None
-    day: str | None = None
-    """For example `2026-11-20`."""
-    requests: int
-    tokens_in: int
-    """Includes `tokens_cached` and `tokens_cache_written`."""
-    tokens_out: int
-    """Includes `tokens_reasoning`."""
-    tokens_cached: int
-    """The tokens that were read from the provider's cache."""
-    tokens_reasoning: int = 0
-    tokens_cache_written: int = 0
-    """The tokens that were written to the provider's cache."""
-    estimated: int = 0
-    """The number of requests whose tokens crow estimated, because the endpoint did not report them."""
-    cost: float | None
-    """In US dollars, or None if no price was known."""
-
-
-ShareAccess: TypeAlias = Literal["read", "write"]
-
-Access: TypeAlias = Literal["own", "write", "read"]
-"""What a principal may do with a session."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """The right of a principal to read a session of another principal, or to read and write it."""
-
-    session: str
-    """The id of the session."""
-    principal: str
-    """The principal that has the right."""
-    access: ShareAccess
-    created_ms: int = 0
-    """Unix milliseconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
-    """A token for `crow serve`. Times are Unix milliseconds."""
-
-    id: str
-    principal: str
-    hash: str
-    """The sha256 (hex) of the token's secret."""
-    label: str = ""
-    created_ms: int = 0
-    expires_ms: int | None = None
-    used_ms: int | None = None
-    revoked_ms: int | None = None
-
-
-class Store(Protocol):
-    """Durable sessions and their conversations.
-
-    Every method may raise :class:`~crow.domain.errors.StoreUnavailable`. A method that takes the id of a session raises
-    :class:`~crow.domain.errors.NoSuchSession` if the session does not exist, unless the description of the method says
-    otherwise. If a caller is cancelled, the method's changes are written completely or not at all.
-    """
-
-    @property
-    def warning(self) -> str:
-        """A warning for the user about the database file. It is empty if all is well."""
-
-    @property
-    def notifies(self) -> bool:
-        """Whether the processes that use the database notify each other of changes. If so, the store is also a
-        `crow.store.watching.Watcher`, and watching takes almost no time while nothing changes."""
+from typing import Protocol
+
+from crow.domain.entries import CallRef, Entry, NewEntry, PromptName
+from crow.domain.messages import JsonObject, Part
+from crow.store.values import (
+    GROUPS,
+    NODE_KEY,
+    Access,
+    BranchPoint,
+    BranchTip,
+    Group,
+    Hit,
+    Move,
+    NamedPrompt,
+    NewSession,
+    Outline,
+    QueuedPrompt,
+    ScanResult,
+    Scope,
+    SessionChanges,
+    SessionPage,
+    SessionRow,
+    Share,
+    ShareAccess,
+    Tail,
+    Token,
+    TurnStart,
+    UsageTotal,
+    hits_by_session,
+    node_of,
+)
+
+__all__ = [
+    "GROUPS",
+    "NODE_KEY",
+    "Access",
+    "AccessStore",
+    "BranchPoint",
+    "BranchTip",
+    "Group",
+    "Hit",
+    "LogStore",
+    "Move",
+    "NamedPrompt",
+    "NewSession",
+    "Outline",
+    "QueuedPrompt",
+    "ScanResult",
+    "Scope",
+    "SearchStore",
+    "SessionChanges",
+    "SessionPage",
+    "SessionRow",
+    "SessionStore",
+    "Share",
+    "ShareAccess",
+    "Store",
+    "Tail",
+    "Token",
+    "TurnStart",
+    "TurnStore",
+    "UsageTotal",
+    "hits_by_session",
+    "node_of",
+]
+
+
+class SessionStore(Protocol):
+    """The rows of sessions."""
 
     async def create_session(self, new: NewSession) -> SessionRow:
         """Insert a session. If the session is not a fork, also insert a conversation for it.
@@ -382,15 +110,6 @@ class Store(Protocol):
         :raises ~crow.domain.errors.ArgumentError: the id is taken, or the entry is not in the conversation.
         """
 
-    async def session_by_alias(self, alias: str, *, principal: str | None = None) -> SessionRow | None:
-        """Return the session of this principal with this alias, or None. Each principal has its own aliases."""
-
-    async def move_alias(self, session_id: str, to: str) -> None:
-        """Take the alias from the session `session_id`, and give it to the session `to`.
-
-        :raises ~crow.domain.errors.ArgumentError: the session has no alias.
-        """
-
     async def session(self, session_id: str) -> SessionRow:
         """Return the session's current row."""
 
@@ -403,7 +122,7 @@ class Store(Protocol):
         archived: bool | None = False,
         seen_by: str | None = None,
     ) -> SessionPage:
-        """Return the sessions that have a prompt, except sub-agents. The session with the newest entry comes first. If
+        """Return the sessions that have a prompt, except subagents. The session with the newest entry comes first. If
         `archived` is true, return only archived sessions. If it is false, leave archived sessions out. If it is None,
         return both kinds. With `seen_by`, return only the sessions that this principal owns or that are shared with it.
 
@@ -411,8 +130,17 @@ class Store(Protocol):
             1.
         """
 
+    async def session_by_alias(self, alias: str, *, principal: str | None = None) -> SessionRow | None:
+        """Return the session of this principal with this alias, or None. Each principal has its own aliases."""
+
+    async def move_alias(self, session_id: str, to: str) -> None:
+        """Take the alias from the session `session_id`, and give it to the session `to`.
+
+        :raises ~crow.domain.errors.ArgumentError: the session has no alias.
+        """
+
     async def subagents(self, session_id: str) -> tuple[SessionRow, ...]:
-        """Return the sub-agents of a session, oldest first, including archived ones. The result is empty if the session
+        """Return the subagents of a session, oldest first, including archived ones. The result is empty if the session
         does not exist."""
 
     async def is_known_directory(self, paths: Sequence[str], *, principal: str | None = None) -> bool:
@@ -432,7 +160,11 @@ class Store(Protocol):
         """
 
     async def delete_session(self, session_id: str) -> None:
-        """Hide the session and its sub-agents. `tidy` removes their data later. An unknown id is ignored."""
+        """Hide the session and its subagents. `tidy` removes their data later. An unknown id is ignored."""
+
+
+class LogStore(Protocol):
+    """The entries on a session's path. It can be read and extended, and the session can move to another path."""
 
     async def open_session(self, session_id: str) -> Tail:
         """Return the session's row and its tail. If a store died while it ran a turn of the session, repair this turn
@@ -459,6 +191,41 @@ class Store(Protocol):
     async def result(self, session_id: str, call: CallRef) -> Entry | None:
         """Return the whole result of a call, from any branch of the session's conversation, or None if the call has no
         result."""
+
+    async def append(
+        self,
+        session_id: str,
+        *,
+        leaf: int | None,
+        turn: int,
+        entries: Sequence[NewEntry],
+        release: bool = False,
+        changes: SessionChanges | None = None,
+    ) -> tuple[Entry, ...]:
+        """Append a chain of entries under `leaf`. The last of them becomes the leaf.
+
+        The usage of the entries is added to the session's row. Storing an answer removes the draft of this answer.
+        Storing a user entry or a `Custom` entry removes the item with the same message id from the inbox. With
+        `release`, the turn ends, and the session's state becomes idle. In this case `entries` may be empty.
+
+        :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
+        """
+
+    async def save_draft(
+        self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
+    ) -> None:
+        """Append a piece of the streamed answer to the session's draft. This also renews the lease."""
+
+    async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
+        """Move the session to another entry of its conversation, and record the move in `moves`.
+
+        :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
+        :raises ~crow.domain.errors.ArgumentError: the entry is not in the conversation.
+        """
+
+
+class TurnStore(Protocol):
+    """The prompts of a session, and who runs its turn."""
 
     async def enqueue(
         self, session_id: str, parts: Sequence[Part], message_id: str, *, name: PromptName | None = None
@@ -513,25 +280,6 @@ class Store(Protocol):
         :raises ~crow.domain.errors.SessionBusy: another living process runs a turn; nothing was written.
         """
 
-    async def append(
-        self,
-        session_id: str,
-        *,
-        leaf: int | None,
-        turn: int,
-        entries: Sequence[NewEntry],
-        release: bool = False,
-        changes: SessionChanges | None = None,
-    ) -> tuple[Entry, ...]:
-        """Append a chain of entries under `leaf`. The last of them becomes the leaf.
-
-        The usage of the entries is added to the session's row. Storing an answer removes the draft of this answer.
-        Storing a user entry or a `Custom` entry removes the item with the same message id from the inbox. With
-        `release`, the turn ends, and the session's state becomes idle. In this case `entries` may be empty.
-
-        :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
-        """
-
     async def cancel_turn(self, session_id: str) -> bool:
         """If another store runs a turn of this session, ask that store to cancel the turn. Return false if no other
         store runs a turn of this session, or if stores on this database cannot notify each other."""
@@ -547,38 +295,9 @@ class Store(Protocol):
         stored, the turn is repaired as if its owner had died. This method writes nothing and never fails.
         """
 
-    async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
-        """Move the session to another entry of its conversation, and record the move in `moves`.
 
-        :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
-        :raises ~crow.domain.errors.ArgumentError: the entry is not in the conversation.
-        """
-
-    async def count_messages(self, session_ids: Sequence[str]) -> Mapping[str, int]:
-        """Map each session id to the number of prompts and answers on the session's path. An unknown id is mapped to
-        0."""
-
-    async def usage_by_model(self, session_id: str) -> tuple[UsageTotal, ...]:
-        """Return one sum for each model that the session or its sub-agents used."""
-
-    async def moves(self, session_id: str) -> tuple[Move, ...]:
-        """Return the session's moves, newest first, but not more than ten thousand."""
-
-    async def outline(self, session_id: str) -> Outline:
-        """Return the prompts, labels and checkpoints of all branches of the session, and where the branches end."""
-
-    async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
-        """Return the entries of these kinds that are on the path to `leaf` but not on the path to `to`, oldest first.
-        Kinds are named as in the table `entries`."""
-
-    async def file_changes(self, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
-        """Return the file entries that are on the path to `leaf` but not on the path to `to`, together with the results
-        of their calls, oldest first."""
-
-    async def save_draft(
-        self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
-    ) -> None:
-        """Append a piece of the streamed answer to the session's draft. This also renews the lease."""
+class SearchStore(Protocol):
+    """What is found and counted across many entries: words, branches, usage."""
 
     async def search(
         self,
@@ -610,12 +329,30 @@ class Store(Protocol):
         skipped too. At most the newest few megabytes are read.
         """
 
-    async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        """Return the known facts about an endpoint. Facts that another process learned recently may be missing until
-        this store's next write transaction."""
+    async def outline(self, session_id: str) -> Outline:
+        """Return the prompts, labels and checkpoints of all branches of the session, and where the branches end."""
 
-    async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
-        """Store facts about an endpoint. They replace stored facts of the same name."""
+    async def moves(self, session_id: str) -> tuple[Move, ...]:
+        """Return the session's moves, newest first, but not more than ten thousand."""
+
+    async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
+        """Return the entries of these kinds that are on the path to `leaf` but not on the path to `to`, oldest first.
+        Kinds are named as in the table `entries`."""
+
+    async def file_changes(self, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
+        """Return the file entries that are on the path to `leaf` but not on the path to `to`, together with the results
+        of their calls, oldest first."""
+
+    async def count_messages(self, session_ids: Sequence[str]) -> Mapping[str, int]:
+        """Map each session id to the number of prompts and answers on the session's path. An unknown id is mapped to
+        0."""
+
+    async def usage_by_model(self, session_id: str) -> tuple[UsageTotal, ...]:
+        """Return one sum for each model that the session or its subagents used."""
+
+
+class AccessStore(Protocol):
+    """Who may see which sessions: principals, shares and tokens."""
 
     async def access_of(self, session_id: str, principal: str) -> Access | None:
         """Return what a principal may do with a session. Return None if the principal may do nothing with the session,
@@ -630,10 +367,10 @@ class Store(Protocol):
         session counts. If `principal` is None, every session may be read. Return false if an entry does not exist."""
 
     async def share_session(self, session_id: str, principal: str, access: ShareAccess | None) -> None:
-        """Let a principal read a session and its sub-agents, or read and write them. If `access` is None, end the
+        """Let a principal read a session and its subagents, or read and write them. If `access` is None, end the
         share.
 
-        :raises ~crow.domain.errors.ArgumentError: the session is a sub-agent, or belongs to this principal.
+        :raises ~crow.domain.errors.ArgumentError: the session is a subagent, or belongs to this principal.
         """
 
     async def shares(self, session_id: str) -> tuple[Share, ...]:
@@ -653,6 +390,26 @@ class Store(Protocol):
 
     async def revoke_token(self, token_id: str) -> bool:
         """Revoke a token. Return false if no token has this id, or if the token was already revoked."""
+
+
+class Store(SessionStore, LogStore, TurnStore, SearchStore, AccessStore, Protocol):
+    """Durable sessions and their conversations: all facets, what is known about endpoints, and upkeep."""
+
+    @property
+    def warning(self) -> str:
+        """A warning for the user about the database file. It is empty if all is well."""
+
+    @property
+    def notifies(self) -> bool:
+        """Whether the processes that use the database notify each other of changes. If so, the store is also a
+        `crow.store.watching.Watcher`, and watching takes almost no time while nothing changes."""
+
+    async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
+        """Return the known facts about an endpoint. Facts that another process learned recently may be missing until
+        this store's next write transaction."""
+
+    async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
+        """Store facts about an endpoint. They replace stored facts of the same name."""
 
     async def tidy(self) -> None:
         """Remove the data of deleted sessions in small batches, and compact the database file. Call this when idle."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import title_line
+from crow.domain.text import title_line
 from crow.store import Group, Scope, SessionRow, UsageTotal
 from crow.store.codec import tags_of
 
@@ -212,17 +212,17 @@ class Admin(Protocol):
         return only_match(name, await self.matches(name)).id
 
     async def ids(self) -> tuple[str, ...]:
-        """Return the ids of all sessions and sub-agents, sorted."""
+        """Return the ids of all sessions and subagents, sorted."""
 
     async def listed(self, chosen: SessionFilter, *, limit: int | None = None) -> tuple[ListedSession, ...]:
-        """Return the sessions that have a prompt, each with its sub-agents. The session that was used last comes
+        """Return the sessions that have a prompt, each with its subagents. The session that was used last comes
         first."""
 
     async def totals(self, by: Sequence[Group], scope: Scope) -> tuple[UsageTotal, ...]:
         """Return sums of tokens and cost, one for each group of entries with the same values of the keys in `by`.
         Without keys, return one sum of everything. If `by` contains the day, the sums are sorted by day; otherwise the
-        largest sum comes first. Each entry counts once, even if several forks share it. A sub-agent's usage counts for
-        its parent session. The result of a task repeats the usage of its sub-agent, but this repetition does not count.
+        largest sum comes first. Each entry counts once, even if several forks share it. A subagent's usage counts for
+        its parent session. The result of a task repeats the usage of its subagent, but this repetition does not count.
         Days are in local time. If all sessions of a conversation are deleted, its usage does not count."""
 
     async def disk_use(self) -> tuple[DiskUse, ...]:
@@ -249,7 +249,7 @@ class Admin(Protocol):
         """
 
     def export(self, ids: Sequence[str] | None) -> AsyncIterator[bytes]:
-        """Return the lines of an export file with these sessions and their sub-agents. If `ids` is None, export all
+        """Return the lines of an export file with these sessions and their subagents. If `ids` is None, export all
         sessions that `crow sessions` lists. Turns that a dead process left open are closed first."""
 
     async def import_file(self, path: Path, defaults: ImportDefaults) -> tuple[Imported, ...]:
@@ -264,7 +264,7 @@ class Admin(Protocol):
 
     async def conversations(self) -> Mapping[int, tuple[str, ...]]:
         """Map each conversation to its sessions. Both the conversations and their sessions are sorted, oldest first.
-        Sessions that were never used are left out, except sub-agents and sessions with sub-agents."""
+        Sessions that were never used are left out, except subagents and sessions with subagents."""
 
     async def conversation_state(self, ids: Sequence[str]) -> ConversationState:
         """Return the data that a copy of these sessions needs in addition to an export. All these sessions belong to

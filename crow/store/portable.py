@@ -26,7 +26,7 @@ from unicodedata import category
 from crow.domain.entries import Body, Checkpoint, File, Mask, Pin, Prompt, Restore, Started, ToolResult
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject, Usage
-from crow.domain.rendering import safe
+from crow.domain.text import safe
 from crow.store import codec
 from crow.store.codec import Blobs, Load, Unreadable, decode_value, dump, expect, show
 
@@ -72,7 +72,7 @@ class SessionRecord:
     title: str | None
     title_by_user: bool
     parent_id: str | None
-    """For a sub-agent: the id of a session in the same file."""
+    """For a subagent: the id of a session in the same file."""
     forked_from: str | None
     """For a fork: the id of a session in the same file."""
     leaf: int | None

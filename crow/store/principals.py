@@ -11,7 +11,8 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TypeVar, cast
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from crow.domain.entries import CallRef, Entry, NewEntry, PromptName
 from crow.domain.errors import ArgumentError, NoSuchSession
@@ -19,29 +20,23 @@ from crow.domain.messages import JsonObject, Part
 from crow.store import (
     Access,
     Hit,
-    Move,
-    NamedPrompt,
     NewSession,
-    Outline,
-    QueuedPrompt,
     ScanResult,
     Scope,
     SessionChanges,
     SessionPage,
     SessionRow,
     Share,
-    ShareAccess,
     Store,
     Tail,
-    Token,
     TurnStart,
-    UsageTotal,
 )
 from crow.store.watching import News, Watcher
 
 # ruff: noqa: ARG002  # some parameters of the interface are for those who see everything
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Callable[..., Any])
 
 _NO_SESSION = "/hidden"
 """An id that no session has. Crow never makes an id with a slash, and imports refuse such an id."""
@@ -71,6 +66,37 @@ def check_principal(name: str) -> str:
     return name
 
 
+def _needs(need: Access, method: M) -> M:
+    """Return a method that requires the access `need` to a session and then calls `method` of the inner store."""
+
+    @wraps(method)
+    async def checked(store: PrincipalStore, session_id: str, *args: Any, **options: Any) -> Any:
+        call = getattr(store.inner, method.__name__)
+        return await store.guarded(session_id, need, lambda one: call(one, *args, **options))
+
+    return cast(M, checked)
+
+
+def _same(method: M) -> M:
+    """Return a method that calls `method` of the inner store, because it concerns no session."""
+
+    @wraps(method)
+    async def passed(store: PrincipalStore, *args: Any, **options: Any) -> Any:
+        return await getattr(store.inner, method.__name__)(*args, **options)
+
+    return cast(M, passed)
+
+
+def _refused(method: M) -> M:
+    """Return a method that no principal may call."""
+
+    @wraps(method)
+    async def refused(*_: object, **__: object) -> None:
+        raise ArgumentError('Tokens are managed on the server: run "crow serve token" there.')
+
+    return cast(M, refused)
+
+
 class PrincipalStore(Store, Watcher):
     """A :class:`~crow.store.Store` as one principal sees it. Closing it does not close the store behind it."""
 
@@ -81,11 +107,34 @@ class PrincipalStore(Store, Watcher):
         self.home = home
         """The id of the session, if the store is for one open session. Everybody who may prompt in the session can make
         its agent read this store. So while the session is shared, this store shows only the session and its
-        sub-agents."""
+        subagents."""
         self._family = set() if home is None else {home}
         # The sessions that the principal is known to own. An owner never changes.
         self._own: dict[str, None] = {}
         self._turns: set[str] = set()
+
+    # The methods whose only rule is the access that they need. All others are written out below.
+
+    enqueue = _needs("write", Store.enqueue)
+    named_prompt = _needs("write", Store.named_prompt)
+    replace_queued = _needs("write", Store.replace_queued)
+    queued = _needs("read", Store.queued)
+    drop_prompt = _needs("write", Store.drop_prompt)
+    cancel_turn = _needs("write", Store.cancel_turn)
+    renew_lease = _needs("write", Store.renew_lease)
+    save_draft = _needs("write", Store.save_draft)
+    moves = _needs("read", Store.moves)
+    outline = _needs("read", Store.outline)
+    usage_by_model = _needs("read", Store.usage_by_model)
+    share_session = _needs("own", Store.share_session)
+    learned = _same(Store.learned)
+    learn = _same(Store.learn)
+    tidy = _same(Store.tidy)
+    add_token = _refused(Store.add_token)
+    token = _refused(Store.token)
+    tokens = _refused(Store.tokens)
+    note_token_use = _refused(Store.note_token_use)
+    revoke_token = _refused(Store.revoke_token)
 
     @property
     def warning(self) -> str:
@@ -130,7 +179,7 @@ class PrincipalStore(Store, Watcher):
             self._remember(row.id)
             return row
         parent = new.parent_id
-        row = await self._guarded(
+        row = await self.guarded(
             parent, "write", lambda _: self.inner.create_session(new), missing=lambda: self.inner.session(_NO_SESSION)
         )
         if parent in self._family:
@@ -151,7 +200,7 @@ class PrincipalStore(Store, Watcher):
         await self._refuse_if_shared()
         chosen = entry if entry is None or await self._sees([entry]) else _NO_ENTRY
         try:
-            row = await self._guarded(
+            row = await self.guarded(
                 session_id,
                 "read",
                 lambda one: self.inner.fork_session(
@@ -183,12 +232,12 @@ class PrincipalStore(Store, Watcher):
         await self._refuse_if_shared()
         target = to if await self._may(to, "own") else _NO_SESSION
         try:
-            await self._guarded(session_id, "own", lambda one: self.inner.move_alias(one, target))
+            await self.guarded(session_id, "own", lambda one: self.inner.move_alias(one, target))
         except NoSuchSession as error:
             raise NoSuchSession(to if error.session_id == _NO_SESSION else error.session_id) from None
 
     async def session(self, session_id: str) -> SessionRow:
-        return self._shown(await self._guarded(session_id, "read", self.inner.session))
+        return self._shown(await self.guarded(session_id, "read", self.inner.session))
 
     async def sessions(
         self,
@@ -205,7 +254,7 @@ class PrincipalStore(Store, Watcher):
         return replace(page, rows=tuple(map(self._shown, page.rows)))
 
     async def subagents(self, session_id: str) -> tuple[SessionRow, ...]:
-        rows = await self._guarded(session_id, "read", self.inner.subagents)
+        rows = await self.guarded(session_id, "read", self.inner.subagents)
         return tuple(map(self._shown, rows))
 
     async def is_known_directory(
@@ -220,21 +269,21 @@ class PrincipalStore(Store, Watcher):
         if "archived" in changes or changes.get("alias") is not None:
             await self._refuse_if_shared()
         need: Access = "write" if changes.keys() <= _SHARED_CHANGES else "own"
-        return self._shown(await self._guarded(session_id, need, lambda one: self.inner.update_session(one, changes)))
+        return self._shown(await self.guarded(session_id, need, lambda one: self.inner.update_session(one, changes)))
 
     async def merge_metadata(self, session_id: str, patch: JsonObject) -> SessionRow:
-        return self._shown(await self._guarded(session_id, "write", lambda one: self.inner.merge_metadata(one, patch)))
+        return self._shown(await self.guarded(session_id, "write", lambda one: self.inner.merge_metadata(one, patch)))
 
     async def delete_session(self, session_id: str) -> None:
-        await self._guarded(session_id, "own", self.inner.delete_session)
+        await self.guarded(session_id, "own", self.inner.delete_session)
         self._own.pop(session_id, None)
 
     async def open_session(self, session_id: str) -> Tail:
-        tail = await self._guarded(session_id, "read", self.inner.open_session)
+        tail = await self.guarded(session_id, "read", self.inner.open_session)
         return replace(tail, row=self._shown(tail.row))
 
     async def tail(self, session_id: str) -> Tail:
-        tail = await self._guarded(session_id, "read", self.inner.tail)
+        tail = await self.guarded(session_id, "read", self.inner.tail)
         return replace(tail, row=self._shown(tail.row))
 
     async def history(
@@ -264,30 +313,12 @@ class PrincipalStore(Store, Watcher):
 
     async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
         if session_id is not None:
-            return await self._guarded(session_id, "read", lambda one: self.inner.entry(entry_id, session_id=one))
+            return await self.guarded(session_id, "read", lambda one: self.inner.entry(entry_id, session_id=one))
         return await self.inner.entry(entry_id) if await self._sees([entry_id]) else None
 
     async def result(self, session_id: str, call: CallRef) -> Entry | None:
-        found = await self._guarded(session_id, "read", lambda one: self.inner.result(one, call))
+        found = await self.guarded(session_id, "read", lambda one: self.inner.result(one, call))
         return found if found is not None and await self._sees([found.id]) else None
-
-    async def enqueue(
-        self, session_id: str, parts: Sequence[Part], message_id: str, *, name: PromptName | None = None
-    ) -> None:
-        await self._guarded(session_id, "write", lambda one: self.inner.enqueue(one, parts, message_id, name=name))
-
-    async def named_prompt(self, session_id: str, name: PromptName) -> NamedPrompt | None:
-        return await self._guarded(session_id, "write", lambda one: self.inner.named_prompt(one, name))
-
-    async def replace_queued(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
-        await self._guarded(session_id, "write", lambda one: self.inner.replace_queued(one, parts, message_id))
-
-    async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
-        return await self._guarded(session_id, "read", self.inner.queued)
-
-    async def drop_prompt(self, session_id: str, message_id: str, *, is_cancelled: bool = False) -> None:
-        drop = self.inner.drop_prompt
-        await self._guarded(session_id, "write", lambda one: drop(one, message_id, is_cancelled=is_cancelled))
 
     async def take_turn(
         self,
@@ -300,7 +331,7 @@ class PrincipalStore(Store, Watcher):
         name: PromptName | None = None,
         command_id: str = "",
     ) -> TurnStart:
-        start = await self._guarded(
+        start = await self.guarded(
             session_id,
             "write",
             lambda one: self.inner.take_turn(
@@ -321,7 +352,7 @@ class PrincipalStore(Store, Watcher):
         changes: SessionChanges | None = None,
     ) -> tuple[Entry, ...]:
         need: Access = "write" if changes is None or changes.keys() <= _SHARED_CHANGES else "own"
-        stored = await self._guarded(
+        stored = await self.guarded(
             session_id,
             need,
             lambda one: self.inner.append(one, leaf=leaf, turn=turn, entries=entries, release=release, changes=changes),
@@ -329,12 +360,6 @@ class PrincipalStore(Store, Watcher):
         if release:
             self._turns.discard(session_id)
         return stored
-
-    async def cancel_turn(self, session_id: str) -> bool:
-        return await self._guarded(session_id, "write", self.inner.cancel_turn)
-
-    async def renew_lease(self, session_id: str) -> None:
-        await self._guarded(session_id, "write", self.inner.renew_lease)
 
     def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
         if session_id in self._turns:
@@ -344,7 +369,7 @@ class PrincipalStore(Store, Watcher):
     async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
         target = to if to is None or await self._sees([to]) else _NO_ENTRY
         try:
-            await self._guarded(
+            await self.guarded(
                 session_id, "write", lambda one: self.inner.move_leaf(one, leaf=leaf, to=target, reason=reason)
             )
         except ArgumentError as error:
@@ -353,15 +378,6 @@ class PrincipalStore(Store, Watcher):
     async def count_messages(self, session_ids: Sequence[str]) -> Mapping[str, int]:
         seen = [one for one in session_ids if await self._may(one, "read")]
         return {**dict.fromkeys(session_ids, 0), **await self.inner.count_messages(seen)}
-
-    async def usage_by_model(self, session_id: str) -> tuple[UsageTotal, ...]:
-        return await self._guarded(session_id, "read", self.inner.usage_by_model)
-
-    async def moves(self, session_id: str) -> tuple[Move, ...]:
-        return await self._guarded(session_id, "read", self.inner.moves)
-
-    async def outline(self, session_id: str) -> Outline:
-        return await self._guarded(session_id, "read", self.inner.outline)
 
     async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
         if not await self._sees([one for one in (leaf, to) if one is not None]):
@@ -372,17 +388,6 @@ class PrincipalStore(Store, Watcher):
         if not await self._sees([one for one in (leaf, to) if one is not None]):
             return ()
         return await self.inner.file_changes(leaf, to)
-
-    async def save_draft(
-        self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
-    ) -> None:
-        await self._guarded(
-            session_id,
-            "write",
-            lambda one: self.inner.save_draft(
-                one, after_leaf=after_leaf, turn=turn, message_id=message_id, text=text, thought=thought
-            ),
-        )
 
     async def search(
         self,
@@ -397,7 +402,7 @@ class PrincipalStore(Store, Watcher):
             home = await self._confined_to()
             seen_by = self.principal if home is None else None
             return await self.inner.search(query, session_id=home, scope=scope, limit=limit, seen_by=seen_by)
-        return await self._guarded(
+        return await self.guarded(
             session_id, "read", lambda one: self.inner.search(query, session_id=one, scope=scope, limit=limit)
         )
 
@@ -410,17 +415,11 @@ class PrincipalStore(Store, Watcher):
         limit: int = 20,
         without: Collection[str] = frozenset(),
     ) -> ScanResult:
-        return await self._guarded(
+        return await self.guarded(
             session_id,
             "read",
             lambda one: self.inner.scan(query, session_id=one, scope=scope, limit=limit, without=without),
         )
-
-    async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        return await self.inner.learned(base_url, model)
-
-    async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
-        await self.inner.learn(base_url, model, facts)
 
     async def access_of(self, session_id: str, principal: str) -> Access | None:
         """Return what a principal may do with a session. Only the owner of the session may ask about other principals.
@@ -437,32 +436,11 @@ class PrincipalStore(Store, Watcher):
             return False
         return await self._sees(entries, session_id)
 
-    async def share_session(self, session_id: str, principal: str, access: ShareAccess | None) -> None:
-        await self._guarded(session_id, "own", lambda one: self.inner.share_session(one, principal, access))
-
     async def shares(self, session_id: str) -> tuple[Share, ...]:
         """Return a session's shares. A principal that does not own the session sees only the share with itself."""
-        found = await self._guarded(session_id, "read", self.inner.shares)
+        found = await self.guarded(session_id, "read", self.inner.shares)
         is_own = await self.access(session_id) == "own"
         return tuple(share for share in found if is_own or share.principal == self.principal)
-
-    async def add_token(self, token: Token) -> None:
-        raise _no_tokens()
-
-    async def token(self, token_id: str) -> Token | None:
-        raise _no_tokens()
-
-    async def tokens(self) -> tuple[Token, ...]:
-        raise _no_tokens()
-
-    async def note_token_use(self, token_id: str, used_ms: int) -> None:
-        raise _no_tokens()
-
-    async def revoke_token(self, token_id: str) -> bool:
-        raise _no_tokens()
-
-    async def tidy(self) -> None:
-        await self.inner.tidy()
 
     def hurry(self) -> None:
         """Do nothing. A principal that disconnects does not end the process."""
@@ -470,7 +448,7 @@ class PrincipalStore(Store, Watcher):
     async def close(self) -> None:
         """Do nothing. Whoever has opened the inner store closes it."""
 
-    async def _guarded(
+    async def guarded(
         self,
         session_id: str,
         need: Access,
@@ -523,7 +501,7 @@ class PrincipalStore(Store, Watcher):
             )
 
     async def _is_in_family(self, session_id: str) -> bool:
-        """Return whether a session is `home`, or a sub-agent below `home` at any depth."""
+        """Return whether a session is `home`, or a subagent below `home` at any depth."""
         above = session_id
         while above not in self._family:
             try:
@@ -548,7 +526,7 @@ class PrincipalStore(Store, Watcher):
 
 def session_view(store: Store, row: SessionRow) -> Store:
     """Return the store that an open session uses on a server with principals. The store shows everything that the
-    session's owner sees. But while the session is shared, the store shows only the session and its sub-agents."""
+    session's owner sees. But while the session is shared, the store shows only the session and its subagents."""
     inner = store.inner if isinstance(store, PrincipalStore) else store
     return PrincipalStore(inner, row.principal, home=row.id)
 
@@ -562,7 +540,3 @@ def _check(session_id: str, access: Access, need: Access) -> None:
     raise ArgumentError(
         f"Session {session_id} is shared with you for reading only; its owner can share it with --write."
     )
-
-
-def _no_tokens() -> ArgumentError:
-    return ArgumentError('Tokens are managed on the server: run "crow serve token" there.')

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import add
 from typing import NamedTuple
 
-from crow.domain.entries import Body, Command, Entry, ModelRequest, PromptName, User
+from crow.domain.entries import Body, Command, Entry, ModelRequest, PromptName, TurnEnd, User
 from crow.domain.errors import ArgumentError, RepeatedPrompt
 from crow.domain.messages import Usage
+from crow.store.values import NamedPrompt
 
 
 class PromptRow(NamedTuple):
@@ -49,9 +50,29 @@ def check_new(name: PromptName, row: PromptRow | None) -> None:
         raise RepeatedPrompt(name.id, row.message_id)
 
 
-def usage_of_turn(entries: Iterable[Entry]) -> Usage | None:
+def waiting_prompt(row: PromptRow, sender: str | None, owner: str) -> NamedPrompt:
+    """Return a prompt that has no turn. `sender` has put it into the inbox; it is None if the prompt is not there any
+    more, because it was cancelled. `owner` is this store."""
+    end = TurnEnd(stop="cancelled") if sender is None else None
+    return NamedPrompt(message_id=row.message_id, end=end, is_own=sender == owner)
+
+
+def ended_prompt(row: PromptRow, end_entry: int, entries: Sequence[Entry]) -> NamedPrompt:
+    """Return a prompt whose turn has ended. `entries` are those entries of the turn that used something, then its
+    end."""
+    body = entries[-1].body if entries else None
+    return NamedPrompt(
+        message_id=row.message_id,
+        turn=row.turn,
+        end=body if isinstance(body, TurnEnd) else TurnEnd(stop="interrupted"),
+        end_entry=end_entry,
+        usage=_usage_of_turn(entries),
+    )
+
+
+def _usage_of_turn(entries: Iterable[Entry]) -> Usage | None:
     """Return the sum of the usage of a turn's entries, or None if there is none. The request for a title does not
-    belong to the turn. The result of a task counts, because it has the usage of the sub-agent."""
+    belong to the turn. The result of a task counts, because it has the usage of the subagent."""
     found = [
         entry.usage
         for entry in entries

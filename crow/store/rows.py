@@ -67,7 +67,7 @@ USAGE_COLUMNS = (*_TOKEN_COUNTS, "estimated")
 
 IS_REQUEST = "e.kind <> 'tool' AND (e.input_tokens IS NOT NULL OR e.output_tokens IS NOT NULL OR e.cost IS NOT NULL)"
 """The SQL condition that an entry `e` holds the usage of a request. It is false for tool results, because the result of
-a task repeats the usage of its sub-agent."""
+a task repeats the usage of its subagent."""
 
 _SUMS = {
     "requests": "count(*)",
@@ -302,7 +302,7 @@ class SessionCounts:
         """Count an entry. `usage` is the entry's usage from `storable_usage`."""
         numbers = self.numbers
         numbers["entries"] += 1
-        # The result of a task repeats usage that the sub-agent's entries have already added.
+        # The result of a task repeats usage that the subagent's entries have already added.
         if not isinstance(new.body, ToolResult):
             self.cost += storable_cost(new.cost) or 0.0
             if usage is not None:

@@ -15,7 +15,8 @@ from crow.domain import entries
 from crow.domain.diff import diff_text
 from crow.domain.entries import Assistant, Entry, ToolResult
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
-from crow.domain.rendering import interrupted_text, on_one_line, parts_text
+from crow.domain.rendering import interrupted_text, parts_text
+from crow.domain.text import on_one_line
 from crow.store import SessionRow, Share
 from crow.store.codec import tags_of
 

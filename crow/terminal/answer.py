@@ -11,8 +11,8 @@ from typing import Any
 from crow.domain.errors import ArgumentError
 from crow.terminal.prompt import read_text
 
-MAX_VALUES = 100
-MAX_STARTS = 10_000
+_MAX_VALUES = 100
+_MAX_STARTS = 10_000
 """The maximum number of braces and brackets that are tried as the start of JSON. Each try may read much text."""
 
 
@@ -62,8 +62,8 @@ def json_in(answer: str) -> Any:
         return json.loads(text)
     found: list[Any] = []
     decoder, end = json.JSONDecoder(), 0
-    for start in islice((match.start() for match in re.finditer(r"[{[]", text)), MAX_STARTS):
-        if start < end or len(found) > MAX_VALUES:
+    for start in islice((match.start() for match in re.finditer(r"[{[]", text)), _MAX_STARTS):
+        if start < end or len(found) > _MAX_VALUES:
             continue  # inside the last value found, or enough values were found
         with suppress(ValueError, RecursionError):
             value, end = decoder.raw_decode(text, start)

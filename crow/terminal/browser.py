@@ -13,8 +13,8 @@ import threading
 
 from crow.programs import SYSTEM_PROGRAMS, helper_environment, named_program, system_path
 
-OPEN_S = 5.0
-OPENERS = ("xdg-open", "wslview", "open")
+_OPEN_S = 5.0
+_OPENERS = ("xdg-open", "wslview", "open")
 
 
 def open_page(url: str) -> bool:
@@ -29,7 +29,7 @@ def open_page(url: str) -> bool:
     commands = (_named_command(named, url) for named in os.environ.get("BROWSER", "").split(os.pathsep))
     if any(_start(command, dict(os.environ)) for command in commands if command):
         return True
-    opener = next(filter(None, map(SYSTEM_PROGRAMS.find, OPENERS)), None)
+    opener = next(filter(None, map(SYSTEM_PROGRAMS.find, _OPENERS)), None)
     return opener is not None and _start([opener, url], env | {"PATH": system_path()})
 
 
@@ -56,7 +56,7 @@ def _start(command: list[str], env: dict[str, str]) -> bool:
     except (OSError, ValueError):
         return False
     try:
-        return process.wait(OPEN_S) == 0
+        return process.wait(_OPEN_S) == 0
     except subprocess.TimeoutExpired:
         threading.Thread(target=process.wait, name="wait for a browser", daemon=True).start()
         return True

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from crow.agent.permissions import MODES
+from crow.agent.permissions.rules import MODES
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import on_one_line, safe
+from crow.domain.text import on_one_line, plural, safe
 from crow.frontend.frames import RequestError
 from crow.runtime import importing
 from crow.settings import OFFLINE, Loaded
@@ -58,7 +58,7 @@ from crow.terminal.render import (
     usage_of,
     wrapped,
 )
-from crow.terminal.screen import Screen, interrupts, quoted
+from crow.terminal.screen import Screen, interrupts, shell_quoted
 from crow.terminal.typed import ENTERS, TypedText
 
 CAPABILITIES: Mapping[str, Any] = {
@@ -67,12 +67,12 @@ CAPABILITIES: Mapping[str, Any] = {
     "_meta": {"crow": {"remarks": True}},
 }
 
-REPLAYED_TURNS = 2
-REPLAYED_LINES = 16
+_REPLAYED_TURNS = 2
+_REPLAYED_LINES = 16
 """The maximum number of lines that the chat shows of each turn's last message when it resumes a session."""
 
-REPLAYED_UPDATES = 4_000
-HISTORY_UPDATES = frozenset(
+_REPLAYED_UPDATES = 4_000
+_HISTORY_UPDATES = frozenset(
     {
         *("user_message_chunk", "agent_message_chunk", "agent_thought_chunk", "tool_call", "tool_call_update", "plan"),
         *("compaction_update", "compaction_summary_chunk"),
@@ -80,7 +80,7 @@ HISTORY_UPDATES = frozenset(
 )
 """The kinds of updates that are part of a replayed history."""
 
-STOPS = {
+_STOPS = {
     "cancelled": "Cancelled.",
     "max_tokens": "The answer reached its length limit. Send a prompt to continue.",
     "max_turn_requests": "Stopped at the limit of steps for one turn. Send a prompt to continue.",
@@ -88,7 +88,7 @@ STOPS = {
 }
 
 
-class NoModel(Exception):
+class _NoModel(Exception):
     """No model is available. The message says why."""
 
 
@@ -120,12 +120,12 @@ def run_chat(load: Callable[[], Loaded], options: argparse.Namespace, log_in: Ca
             raise loaded.problem
         try:
             return asyncio.run(Chat(options, loaded, load).run(cwd))
-        except NoModel as error:
-            if not choose_model(str(error), options, partial(log_in, loaded)):
+        except _NoModel as error:
+            if not _choose_model(str(error), options, partial(log_in, loaded)):
                 return 2
 
 
-def choose_model(problem: str, options: argparse.Namespace, log_in: Callable[[], int]) -> bool:
+def _choose_model(problem: str, options: argparse.Namespace, log_in: Callable[[], int]) -> bool:
     """Tell the user why no model can be used, and offer `crow login` or the built-in model. Return False if no model
     can be used afterwards either."""
     print(textwrap.fill(safe(problem), shutil.get_terminal_size().columns - 1, break_on_hyphens=False) + "\n")
@@ -193,7 +193,7 @@ class Chat:
                     await self._say_importable()
                     await self._talk()
                     if (row := await self._row()).has_prompt:
-                        await self._say(how_to_return(row))
+                        await self._say(_how_to_return(row))
             except asyncio.CancelledError:
                 if self._session.id:
                     with suppress(OSError):
@@ -207,7 +207,7 @@ class Chat:
         try:
             await connection.call("authenticate", {"methodId": "configured"})
         except RequestError as error:
-            raise NoModel(str(error)) from None
+            raise _NoModel(str(error)) from None
 
     def _open_keyboard(self) -> None:
         history, self._is_first = open_history(self._loaded.paths.data_dir / "chat_history")
@@ -217,7 +217,7 @@ class Chat:
     async def _open(self, options: argparse.Namespace, cwd: str | None) -> None:
         """Open the session that the options name, and show the end of its history."""
         assert self._connection is not None, "the chat has begun"
-        self._replayed = deque(maxlen=REPLAYED_TURNS)
+        self._replayed = deque(maxlen=_REPLAYED_TURNS)
         try:
             opened = await open_session(self._connection, self._loaded, options, cwd, is_replayed=True)
             turns = self._replayed
@@ -242,11 +242,11 @@ class Chat:
         if not self._is_first:
             return
         with importing():
-            from crow.store.importers import importable  # takes 30 ms, and only the first chat needs it
+            from crow.store.importers import importable  # takes 10 ms, and only the first chat needs it
 
         found = await asyncio.to_thread(importable, await session_ids(self._loaded))
         for one in found:
-            number = f"{one.sessions} session{'s' * (one.sessions != 1)}"
+            number = f"{plural(one.sessions, 'session')}"
             await self._say(
                 f"{number} of {one.tool} in {one.path} can be imported: crow sessions import --from {one.tool}"
             )
@@ -305,8 +305,8 @@ class Chat:
             await self._show_problem(str(error))
         else:
             await self._end_message()
-            if stop in STOPS:
-                await self._say(STOPS[stop])
+            if stop in _STOPS:
+                await self._say(_STOPS[stop])
         finally:
             self._is_prompting, self._screen.below = False, ()
         if stop != "end_turn":
@@ -383,7 +383,7 @@ class Chat:
         assert self._connection is not None, "the chat has begun"
         before = self._session.id
         if not name:
-            await self._say(f"This session is {before}. {how_to_return(await self._row())}")
+            await self._say(f"This session is {before}. {_how_to_return(await self._row())}")
             return
         options = argparse.Namespace(session=name, newest=False, model=None, mode=None)
         try:
@@ -427,7 +427,7 @@ class Chat:
 
     async def update(self, params: Params) -> None:
         """See `TerminalClient`."""
-        if self._replayed is not None and params["update"]["sessionUpdate"] in HISTORY_UPDATES:
+        if self._replayed is not None and params["update"]["sessionUpdate"] in _HISTORY_UPDATES:
             self._keep(params["update"])
             return
         async with self._writing:
@@ -641,12 +641,12 @@ class Chat:
     # Showing the last turns of a stored session.
 
     def _keep(self, update: Params) -> None:
-        """Keep an update of a replayed history if it may belong to one of the last `REPLAYED_TURNS` turns."""
+        """Keep an update of a replayed history if it may belong to one of the last `_REPLAYED_TURNS` turns."""
         assert self._replayed is not None, "a session is being opened"
         if update["sessionUpdate"] == "user_message_chunk":
             is_first = not self._replayed or self._replayed[-1][-1]["sessionUpdate"] != "user_message_chunk"
             if is_first:
-                self._replayed.append(deque(maxlen=REPLAYED_UPDATES))
+                self._replayed.append(deque(maxlen=_REPLAYED_UPDATES))
         if self._replayed:
             self._replayed[-1].append(update)
 
@@ -667,19 +667,19 @@ class Chat:
         more = f" … (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
         await self._begin_block("prompt", self._look.paint("dim", f"{sign} {on_one_line(lines[0])[:300]}{more}") + "\n")
         if calls:
-            await self._say(f"({calls} tool call{'s' * (calls > 1)})")
+            await self._say(f"({plural(calls, 'tool call')})")
         if messages:
             lines = messages.popitem()[1].strip().splitlines()
-            hidden = max(0, len(lines) - REPLAYED_LINES)
+            hidden = max(0, len(lines) - _REPLAYED_LINES)
             if hidden:
                 await self._say(f"({hidden} lines before)")
             await self._show_markdown("", "\n".join(lines[hidden:]))
         self._block = "turn"
 
 
-def how_to_return(row: SessionRow) -> str:
+def _how_to_return(row: SessionRow) -> str:
     """Return a sentence that says how to come back to this session."""
-    return f"Come back with: crow chat --session {quoted(row.alias) if row.alias else row.id}"
+    return f"Come back with: crow chat --session {shell_quoted(row.alias) if row.alias else row.id}"
 
 
 def _file_block(path: str) -> dict[str, Any]:

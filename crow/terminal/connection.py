@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 import anyio
 
 from crow import adapters
-from crow.agent.permissions import MODES
+from crow.agent.permissions.rules import MODES
 from crow.app import Wiring, recording
 from crow.domain.errors import ArgumentError, CrowError, UserError
 from crow.frontend import frames
@@ -41,7 +41,7 @@ _LOOKS_LIKE_ID = re.compile(
     r"|[0-9a-f]{8}-[0-9a-f-]{4,27}|[0-9a-f]{12,}",
     re.DOTALL,
 )
-"""An id of a session, of a sub-agent, of an imported session, or of a session in its tool, or the start of one. A new
+"""An id of a session, of a subagent, of an imported session, or of a session in its tool, or the start of one. A new
 session does not get such a text as its alias, because the user meant a stored session."""
 
 

@@ -22,7 +22,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 
-from crow.domain.rendering import on_one_line, safe
+from crow.domain.text import on_one_line, safe
 from crow.terminal.screen import discard_input, next_input, write
 from crow.terminal.typed import ENTERS, TypedText
 
@@ -32,7 +32,7 @@ HISTORY_BYTES = 1_000_000
 MAX_WALKED = 20_000
 """The maximum number of files and directories that are examined to complete an `@` without a directory."""
 
-MAX_COMPLETIONS = 50
+_MAX_COMPLETIONS = 50
 ESCAPE, END = "escape", "end"
 """`Keyboard.key` returns `ESCAPE` for Esc, and `END` for Ctrl-D or the end of input."""
 
@@ -117,7 +117,7 @@ class ChoicesCompleter(Completer):
                     yield Completion(value, -len(typed), display=on_one_line(shown), display_meta=meta)
 
     def _files(self, typed: str, length: int) -> Iterator[Completion]:
-        for path in islice(find_files(self._choices.cwd, typed), MAX_COMPLETIONS):
+        for path in islice(find_files(self._choices.cwd, typed), _MAX_COMPLETIONS):
             text = f'"{path}"' if " " in path else path
             yield Completion(text, -length, display=path)
 
@@ -210,7 +210,7 @@ class LineEditor:
             reserve_space_for_menu=6,
         )
         self._is_aside = False
-        self._collector = KeyCollector()
+        self._collector = _KeyCollector()
 
     async def prompt(self, message: str, *, default: str = "") -> str:
         """See `Keyboard`."""
@@ -266,7 +266,7 @@ class PlainKeyboard:
     def __init__(self) -> None:
         self._interrupted: asyncio.Future[bytes] | None = None
         self._message = ""
-        self._collector = KeyCollector()
+        self._collector = _KeyCollector()
 
     async def prompt(self, message: str, *, default: str = "") -> str:  # noqa: ARG002  the terminal edits the line
         """See `Keyboard`."""
@@ -339,7 +339,7 @@ class PlainKeyboard:
         return line.decode("utf-8", "replace").removesuffix("\n")
 
 
-class KeyCollector:
+class _KeyCollector:
     """Passes typed bytes to a function, except while something else reads them."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ ATTACHED_BYTES = 200_000
 contains only a link, and the model reads the parts that it needs."""
 
 IMAGE_BYTES = 15_000_000
-STDIN_HINT_S = 2.0
+_STDIN_HINT_S = 2.0
 
 IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".gif": "image/gif"}
 IMAGE_TYPES |= {".webp": "image/webp"}
@@ -32,24 +32,24 @@ def read_prompt(options: argparse.Namespace) -> list[dict[str, Any]]:
     texts = [] if options.prompt_file is None else [read_text("--prompt-file", options.prompt_file)]
     texts += [] if options.prompt in (None, "-") else [options.prompt]
     blocks = [text_block("\n\n".join(texts))] if any(text.strip() for text in texts) else []
-    if (given := read_stdin()).strip():
+    if (given := _read_stdin()).strip():
         blocks.append(text_block(f"Standard input:\n\n{given}" if blocks else given))
     if not blocks:
         raise ArgumentError('There is no prompt. Give one as an argument, such as crow run "explain this repository".')
-    return [*blocks, *map(file_block, options.file), *map(image_block, options.image)]
+    return [*blocks, *map(_file_block, options.file), *map(image_block, options.image)]
 
 
 def text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def read_stdin() -> str:
+def _read_stdin() -> str:
     """Return standard input, or an empty text if standard input is a terminal. At most `INPUT_BYTES` are returned. Tell
     the user if crow has to wait for the input or cuts it."""
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return ""
     fd = sys.stdin.fileno()
-    if not stat.S_ISREG(os.fstat(fd).st_mode) and not select.select([fd], [], [], STDIN_HINT_S)[0]:
+    if not stat.S_ISREG(os.fstat(fd).st_mode) and not select.select([fd], [], [], _STDIN_HINT_S)[0]:
         print("crow: reading standard input until it ends; use </dev/null to send none", file=sys.stderr)
     with os.fdopen(fd, "rb", closefd=False) as file:
         data = file.read(INPUT_BYTES + 1)
@@ -76,7 +76,7 @@ def decoded(what: str, data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def file_block(path: str) -> dict[str, Any]:
+def _file_block(path: str) -> dict[str, Any]:
     """Return the content of a small text file, or a link to any other file. :raises ArgumentError: there is no such
     file."""
     place = Path(path).resolve()

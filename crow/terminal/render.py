@@ -15,33 +15,33 @@ from rich.console import Console
 from rich.table import Table
 
 from crow.domain.diff import diff_lines
-from crow.domain.rendering import on_one_line, safe
+from crow.domain.text import on_one_line, safe
 
-PROSE_COLUMNS = 100
+_PROSE_COLUMNS = 100
 """Prose is wrapped at this column even in a wider terminal, because long lines are hard to read."""
 
-HELD_CHARS = 200
+_HELD_CHARS = 200
 """The maximum number of characters that are held back while it is not clear whether they are Markdown."""
 
-LINK_CHARS = 800
-TABLE_ROWS = 200
-TABLE_CHARS = 50_000
-"""The maximum number of characters in a formatted table. A table that is longer, or that has more than `TABLE_ROWS`
+_LINK_CHARS = 800
+_TABLE_ROWS = 200
+_TABLE_CHARS = 50_000
+"""The maximum number of characters in a formatted table. A table that is longer, or that has more than `_TABLE_ROWS`
 rows, is shown as the model wrote it."""
 
 DIFF_LINES = 40
 """The maximum number of lines that are shown of each diff of a finished call."""
 
-OUTPUT_LINES = 8
+_OUTPUT_LINES = 8
 """The maximum number of lines that are shown of a finished call's output. They are its last lines."""
 
-PLAN_STEPS = 50
+_PLAN_STEPS = 50
 
-Tone: TypeAlias = Literal[
+_Tone: TypeAlias = Literal[
     "", "dim", "bold", "title", "italic", "strike", "code", "added", "removed", "place", "bad", "good"
 ]
 
-_SGR: Mapping[Tone, tuple[str, str]] = {
+_SGR: Mapping[_Tone, tuple[str, str]] = {
     "": ("", ""),
     "dim": ("2", ""),
     "bold": ("1", ""),
@@ -57,7 +57,7 @@ _SGR: Mapping[Tone, tuple[str, str]] = {
 }
 """The SGR codes (escape sequences for text) of each tone: first the style, then the colour."""
 
-Segment: TypeAlias = "tuple[Tone, str]"
+_Segment: TypeAlias = "tuple[_Tone, str]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class Look:
     @property
     def prose_columns(self) -> int:
         """The width at which prose is wrapped. If prose is not wrapped, this is a very large number."""
-        return 1_000_000 if self.has_words else min(PROSE_COLUMNS, self.columns - 1)
+        return 1_000_000 if self.has_words else min(_PROSE_COLUMNS, self.columns - 1)
 
-    def paint(self, tone: Tone, text: str) -> str:
+    def paint(self, tone: _Tone, text: str) -> str:
         """Return `text` in this tone, with hidden characters escaped."""
         text = safe(text)
         plain, color = _SGR[tone]
@@ -104,7 +104,7 @@ _WORD_CHARS = 60
 """The maximum length of a word in characters. A longer word is written in parts of this length."""
 
 
-class WrappedText:
+class _WrappedText:
     """A text that grows only at its end. Line breaks between words make the lines fit the terminal.
 
     A word is written when it is complete, and written text never changes.
@@ -112,15 +112,15 @@ class WrappedText:
 
     def __init__(self, look: Look) -> None:
         self._look = look
-        self._out: list[Segment] = []
-        self._word: list[Segment] = []
+        self._out: list[_Segment] = []
+        self._word: list[_Segment] = []
         self._size = 0
         self._space = ""
         self.column = 0
-        self.lead: Sequence[Segment] = ()
+        self.lead: Sequence[_Segment] = ()
         """The beginning of each line after a break."""
 
-    def put(self, tone: Tone, text: str) -> None:
+    def put(self, tone: _Tone, text: str) -> None:
         """Append text without line ends."""
         for piece in _PIECES.split(text):
             if not piece:
@@ -140,7 +140,7 @@ class WrappedText:
                 if is_wide or self._size == _WORD_CHARS:
                     self._end_word()
 
-    def put_unbroken(self, tone: Tone, text: str) -> None:
+    def put_unbroken(self, tone: _Tone, text: str) -> None:
         """Append text without breaking it into lines."""
         self._end_word()
         self._out.append((tone, self._space + text))
@@ -181,18 +181,18 @@ class WrappedText:
         self._size, self._space = 0, ""
 
 
-def wrapped(look: Look, tone: Tone, text: str) -> str:
+def wrapped(look: Look, tone: _Tone, text: str) -> str:
     """Return the text in this tone, with line breaks between words and at the end."""
-    out = WrappedText(look)
+    out = _WrappedText(look)
     for line in text.split("\n"):
         out.put(tone, line)
         out.end_line()
     return out.take()
 
 
-def _joined(segments: Sequence[Segment]) -> list[Segment]:
+def _joined(segments: Sequence[_Segment]) -> list[_Segment]:
     """Return the segments. Adjacent segments of the same tone are joined."""
-    joined: list[Segment] = []
+    joined: list[_Segment] = []
     for tone, text in segments:
         if joined and joined[-1][0] == tone:
             joined[-1] = (tone, joined[-1][1] + text)
@@ -204,7 +204,7 @@ def _joined(segments: Sequence[Segment]) -> list[Segment]:
 _SPECIAL = re.compile(r"[`*_~\[\\]")
 _CODE = re.compile(r"(`{1,9})(?!`)(.+?)(?<!`)\1(?!`)")
 _LINK = re.compile(r"\[([^\[\]\n]{1,200})\]\(<?([^()\s<>]{1,500})>?(?: \"[^\"\n]{0,80}\")?\)")
-_SPANS: Sequence[tuple[str, Tone]] = (
+_SPANS: Sequence[tuple[str, _Tone]] = (
     ("***", "bold"),
     ("**", "bold"),
     ("__", "bold"),
@@ -223,11 +223,11 @@ def _span_pattern(mark: str) -> re.Pattern[str]:
 _SPAN_PATTERNS = [(mark, tone, _span_pattern(mark)) for mark, tone in _SPANS]
 
 
-def inline(text: str, *, before: str = "", is_end: bool = True, depth: int = 0) -> tuple[list[Segment], int]:
+def inline(text: str, *, before: str = "", is_end: bool = True, depth: int = 0) -> tuple[list[_Segment], int]:
     """Read emphasis, code and links in a line. Return the segments, and the number of characters of `text` that they
     cover. If `is_end` is false, more text may follow. The segments then leave out the last characters if the following
     text may change their meaning. `before` is the character before `text`."""
-    segments: list[Segment] = []
+    segments: list[_Segment] = []
     at = 0
     while at < len(text):
         found = _SPECIAL.search(text, at)
@@ -240,7 +240,7 @@ def inline(text: str, *, before: str = "", is_end: bool = True, depth: int = 0) 
         last = text[at - 1] if at else before
         span = _span_at(text, at, last, depth)
         is_unclear = span[1] == len(text) if span is not None else _may_continue(text, at, last)
-        most = LINK_CHARS if text[at] == "[" else HELD_CHARS
+        most = _LINK_CHARS if text[at] == "[" else _HELD_CHARS
         if is_unclear and not is_end and len(text) - at < most:
             return segments, at
         if span is None:
@@ -272,7 +272,7 @@ def _may_continue(text: str, at: int, last: str) -> bool:
             return not following or not following.isspace()
 
 
-def _span_at(text: str, at: int, last: str, depth: int) -> tuple[list[Segment], int] | None:
+def _span_at(text: str, at: int, last: str, depth: int) -> tuple[list[_Segment], int] | None:
     """Return the segments of the span that begins at `at`, and the index of its end. Return None if no span begins
     there."""
     char = text[at]
@@ -280,20 +280,20 @@ def _span_at(text: str, at: int, last: str, depth: int) -> tuple[list[Segment], 
         following = text[at + 1 : at + 2]
         return ([("", following)], at + 2) if following and not following.isalnum() and following != " " else None
     if char == "`":
-        code = _CODE.match(text, at, at + HELD_CHARS * 4)
+        code = _CODE.match(text, at, at + _HELD_CHARS * 4)
         return ([("code", code[2].strip() or code[2])], code.end()) if code else None
     if char == "[":
         link = _LINK.match(text, at)
         if link is None:
             return None
         words, address = link[1], link[2]
-        shown: list[Segment] = [("", words)] if words == address else [("", words), ("dim", f" ({address})")]
+        shown: list[_Segment] = [("", words)] if words == address else [("", words), ("dim", f" ({address})")]
         return shown, link.end()
     if depth > 3 or (char == "_" and last.isalnum()):
         return None
     for mark, tone, pattern in _SPAN_PATTERNS:
         if text.startswith(mark, at):
-            found = pattern.match(text, at, at + HELD_CHARS)
+            found = pattern.match(text, at, at + _HELD_CHARS)
             if found is None:
                 continue
             inner, _ = inline(found[1], before=mark[-1], depth=depth + 1)
@@ -314,13 +314,13 @@ class MarkdownStream:
     """A Markdown text that is shown while it arrives. `feed` and `end` return the next part to write. Text that was
     written is never changed."""
 
-    def __init__(self, look: Look, *, tone: Tone = "") -> None:
+    def __init__(self, look: Look, *, tone: _Tone = "") -> None:
         self._look = look
-        self._tone: Tone = tone
+        self._tone: _Tone = tone
         """Applies to all of the text. For example, thoughts are dim."""
-        self._text = WrappedText(look)
+        self._text = _WrappedText(look)
         self._held = self._return = ""
-        self._line_tone: Tone = tone
+        self._line_tone: _Tone = tone
         self._is_in_line = False
         self._last = ""
         self._fence = ""
@@ -361,7 +361,7 @@ class MarkdownStream:
         start = line.lstrip(" \t")
         is_row = start.startswith("|") and not self._fence
         needs_whole = self._fence or is_row or start.startswith(("```", "~~~"))
-        if not is_whole and (needs_whole or _UNCLEAR.match(line)) and len(line) < TABLE_CHARS:
+        if not is_whole and (needs_whole or _UNCLEAR.match(line)) and len(line) < _TABLE_CHARS:
             return False
         if self._table and not is_row:
             self._show_table()
@@ -386,7 +386,7 @@ class MarkdownStream:
             self._show_code(line, is_fence=True)
         elif line.lstrip(" \t").startswith("|"):
             self._table.append(line.strip())
-            if len(self._table) > TABLE_ROWS or sum(map(len, self._table)) > TABLE_CHARS:
+            if len(self._table) > _TABLE_ROWS or sum(map(len, self._table)) > _TABLE_CHARS:
                 self._show_rows_unchanged()
         elif not line.strip():
             self._blank = True
@@ -399,7 +399,7 @@ class MarkdownStream:
             self._begin_block(line)
 
     def _show_code(self, line: str, *, is_fence: bool) -> None:
-        tone: Tone = self._tone or ("dim" if is_fence else "code")
+        tone: _Tone = self._tone or ("dim" if is_fence else "code")
         language = line.strip("`~ \t")
         if is_fence and self._fence:
             self._is_drawing = language == "text"
@@ -507,7 +507,7 @@ def _table_lines(look: Look, head: Sequence[str], rows: Sequence[Sequence[str]])
 
 def title_of(look: Look, title: str, state: Literal["running", "completed", "failed"]) -> str:
     """Return the line that shows a tool call and its state."""
-    symbols: Mapping[str, tuple[Tone, str, str]] = {
+    symbols: Mapping[str, tuple[_Tone, str, str]] = {
         "running": ("dim", "•", "Running"),
         "completed": ("good", "✓", "Done"),
         "failed": ("bad", "✗", "Failed"),
@@ -521,7 +521,7 @@ def title_of(look: Look, title: str, state: Literal["running", "completed", "fai
 def diff_of(look: Look, part: Mapping[str, Any], *, most: int, has_path: bool = True) -> tuple[str, int]:
     """Return the first `most` lines of a tool call's diff as text, and the number of lines that are left out."""
     lines = diff_lines(part.get("oldText") or "", part["newText"])
-    tones: Mapping[str, tuple[Tone, str]] = {
+    tones: Mapping[str, tuple[_Tone, str]] = {
         "+": ("added", "added: "),
         "-": ("removed", "removed: "),
         " ": ("dim", ""),
@@ -543,7 +543,7 @@ def output_of(look: Look, text: str) -> str:
     lines = [line.rstrip() for line in text.strip("\n").splitlines()]
     if lines and re.match(r"`{3,}", lines[0]) and lines[-1] == "`" * len(lines[-1]):
         lines = lines[1:-1]
-    hidden = max(0, len(lines) - OUTPUT_LINES)
+    hidden = max(0, len(lines) - _OUTPUT_LINES)
     shown = [f"... ({hidden} lines before)"] if hidden else []
     shown += lines[hidden:]
     if look.has_words:
@@ -559,14 +559,14 @@ def cut(text: str, columns: int) -> str:
 
 def plan_of(look: Look, entries: Sequence[Mapping[str, Any]]) -> str:
     """Return a plan as text with one step per line."""
-    marks: Mapping[str, tuple[Tone, str, str]] = {
+    marks: Mapping[str, tuple[_Tone, str, str]] = {
         "completed": ("good", "✓", "done"),
         "in_progress": ("bold", "▸", "now"),
         "pending": ("dim", "○", "open"),
     }
     lines = [look.paint("bold", "Plan")]
-    hidden = max(0, len(entries) - PLAN_STEPS)
-    for entry in entries[:PLAN_STEPS]:
+    hidden = max(0, len(entries) - _PLAN_STEPS)
+    for entry in entries[:_PLAN_STEPS]:
         tone, symbol, word = marks.get(entry.get("status", ""), marks["pending"])
         if not look.has_styles and not look.has_words:
             symbol = {"✓": "[x]", "▸": "[>]", "○": "[ ]"}[symbol]

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from crow.agent.permissions import typed_rule
+from crow.agent.permissions.rules import typed_rule
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import safe
+from crow.domain.text import safe
 from crow.frontend.frames import RequestError
 from crow.settings import Loaded
 from crow.terminal.answer import AnswerSchema, json_in, read_schema
@@ -27,12 +27,12 @@ from crow.terminal.connection import (
     open_session,
 )
 from crow.terminal.prompt import read_prompt, text_block
-from crow.terminal.screen import Screen, answer_at, interrupts, open_terminal, question_of, quoted
+from crow.terminal.screen import Screen, answer_at, interrupts, open_terminal, question_of, shell_quoted
 
 DONE, FAILED, USAGE, LIMIT, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 """Exit codes."""
 
-EXIT_CODES = f"""exit codes:
+_EXIT_CODES = f"""exit codes:
   {DONE}    the turn is done
   {FAILED}    the run failed: the model, the endpoint, the database, or no JSON that --schema accepts
   {USAGE}    an argument or a setting cannot be used; nothing was sent
@@ -41,7 +41,7 @@ EXIT_CODES = f"""exit codes:
   {INTERRUPTED}  Ctrl-C, SIGTERM or SIGHUP
 """
 
-SCHEMA_TRIES = 3
+_SCHEMA_TRIES = 3
 
 CAPABILITIES: Mapping[str, Any] = {
     "session": {"notices": {}, "compaction": {}},
@@ -52,7 +52,7 @@ CAPABILITIES: Mapping[str, Any] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `crow run`, except those of the settings."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXIT_CODES
+    parser.epilog = _EXIT_CODES
     add = parser.add_argument
     add("prompt", metavar="PROMPT", nargs="?", help="what to do; standard input is appended if it is not a terminal")
     add("--prompt-file", metavar="FILE", help="read the prompt from FILE; PROMPT is appended to it")
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def with_options(loaded: Loaded, options: argparse.Namespace) -> Loaded:
+def _with_options(loaded: Loaded, options: argparse.Namespace) -> Loaded:
     """Return the settings together with the rules and limits of the options. These are not stored: they apply to this
     run only."""
     settings = loaded.settings
@@ -106,7 +106,7 @@ def run_prompt(load: Callable[[], Loaded], options: argparse.Namespace) -> int:
 
     :raises ~crow.domain.errors.CrowError: the prompt was not sent.
     """
-    cwd = check_options(options)
+    cwd = _check_options(options)
     schema = read_schema(options.schema) if options.schema else None
     prompt = read_prompt(options)
     if schema is not None:
@@ -115,11 +115,11 @@ def run_prompt(load: Callable[[], Loaded], options: argparse.Namespace) -> int:
     loaded = load()
     if loaded.problem is not None:
         raise loaded.problem
-    run = RunClient(options, with_options(loaded, options), lambda: with_options(load(), options), schema)
+    run = _RunClient(options, _with_options(loaded, options), lambda: _with_options(load(), options), schema)
     return asyncio.run(run.run(prompt, cwd))
 
 
-def check_options(options: argparse.Namespace) -> str | None:
+def _check_options(options: argparse.Namespace) -> str | None:
     """Check the options, and return the directory of --cwd. :raises ArgumentError: an option cannot be used."""
     if options.fork and not (options.session or options.newest):
         raise ArgumentError("--fork needs a session to copy: add --continue or --session SESSION.")
@@ -133,7 +133,7 @@ def check_options(options: argparse.Namespace) -> str | None:
 
 
 @dataclass
-class RunProgress:
+class _RunProgress:
     """The state of a run."""
 
     message_id: str = ""
@@ -162,7 +162,7 @@ class RunProgress:
     """Why the run was stopped by --max-cost, or empty."""
 
 
-class RunClient:
+class _RunClient:
     """One run of `crow run`: the :class:`crow.terminal.connection.TerminalClient` for its session."""
 
     def __init__(
@@ -176,7 +176,7 @@ class RunClient:
         self._loaded = loaded
         self._reload = reload
         self._schema = schema
-        self._turn = RunProgress()
+        self._turn = _RunProgress()
         self._session_id = ""
         self._connection: TerminalConnection | None = None
         self._interrupts = 0
@@ -210,11 +210,11 @@ class RunClient:
 
     async def _prompt(self, connection: TerminalConnection, prompt: list[dict[str, Any]]) -> int:
         """Run the prompt and print the result. If the schema of --schema rejects the answer, ask for a corrected
-        answer, at most `SCHEMA_TRIES` times."""
+        answer, at most `_SCHEMA_TRIES` times."""
         before = await connection.store.session(self._session_id)
         self._turn.first_cost = before.cost
         stop, problem, value = "", "", None
-        for tries_left in range(SCHEMA_TRIES, -1, -1):
+        for tries_left in range(_SCHEMA_TRIES, -1, -1):
             params = {"sessionId": self._session_id, "prompt": prompt}
             self._turn.text = self._turn.message_id = ""
             self._is_prompting = True
@@ -396,7 +396,7 @@ class RunClient:
         self._turn.refused[rule] = None
         self._turn.refused_calls.add(call["toolCallId"])
         self._turn.was_refused_last = True
-        how = f"; allow it with --allow {quoted(rule)}" if rule else ""
+        how = f"; allow it with --allow {shell_quoted(rule)}" if rule else ""
         await self._screen.say(f"  refused, because there is no terminal to ask at: {call['title']}{how}")
         return selected(question.no)
 

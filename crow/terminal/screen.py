@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import anyio.to_thread
 
 from crow.domain.diff import diff_text
-from crow.domain.rendering import on_one_line, safe, safe_json
+from crow.domain.text import on_one_line, safe, safe_json
 from crow.frontend import frames
 from crow.stdio import write_all
 from crow.terminal.connection import Params
@@ -26,8 +26,8 @@ QUESTION_LINES = 60
 """The maximum number of lines of a call that a question shows. If a call has more lines, the question offers only the
 options for this one call."""
 
-SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-SPINNER_S = 0.1
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_SPINNER_S = 0.1
 _DOWN, _UP, _SAVE, _RESTORE = "\x1bD", "\x1bM", "\x1b7", "\x1b8"
 """Move the cursor one line down or up in the same column, and scroll at the edge; save and restore its position."""
 
@@ -130,7 +130,7 @@ class Screen:
 
     async def _spin(self) -> None:
         while True:
-            await asyncio.sleep(SPINNER_S)
+            await asyncio.sleep(_SPINNER_S)
             self._step += 1
             if self._at_line_start or self.below:
                 self.refresh()
@@ -142,7 +142,7 @@ class Screen:
         self.clear()
         columns = shutil.get_terminal_size().columns
         label = on_one_line(self.label)[: columns // 2 - 2]  # a character takes up to two columns
-        lines = [f"{SPINNER[self._step % len(SPINNER)]} {label}", *self.below]
+        lines = [f"{_SPINNER[self._step % len(_SPINNER)]} {label}", *self.below]
         self._is_spinning, self._has_below = True, bool(self.below)
         if not self.below:
             self._show(f"\r\x1b[K{lines[0]}")
@@ -285,7 +285,7 @@ def discard_input(fd: int) -> None:
         termios.tcflush(fd, termios.TCIFLUSH)
 
 
-def quoted(rule: str) -> str:
+def shell_quoted(rule: str) -> str:
     """Return the rule in quotes for a shell's command line."""
     line = on_one_line(rule)
     return "'" + line.replace("'", "'\\''") + "'"

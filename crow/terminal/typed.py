@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rich.cells import cell_len
 
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 
 ENTERS = ("\r", "\n")
 _ESCAPE = "\x1b"

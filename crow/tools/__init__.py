@@ -136,6 +136,8 @@ class PlannedCall:
     parts: tuple[PlannedCall, ...] = ()
     """One plan for each file, if the call touches several. What is said about one touched file, and what rules say
     about it, is then in the parts. The call may run only if each part may."""
+    is_followed: bool = False
+    """A later call of the same step also changes files, so the user's checks wait; the agent sets this value."""
     like: tuple[str, ...] = ()
     """Other tools that together do the same. A deny rule about one of them covers the call. Allow rules about all of
     them cover it, too."""

@@ -39,11 +39,11 @@ class Recorder:
         self._is_broken = False
 
     def mask(self, secrets: Iterable[str]) -> None:
-        """Masks these secrets in all lines that are recorded from now on."""
+        """Mask these secrets in all lines that are recorded from now on."""
         self._mask = SecretMask(secrets)
 
     def __call__(self, direction: Literal["in", "out"], line: bytes) -> None:
-        """Records one line."""
+        """Record one line."""
         if self._is_broken or not line.strip():
             return
         record: dict[str, Any] = {"at": round(time.time(), 6), "from": "client" if direction == "in" else "agent"}
@@ -60,7 +60,7 @@ class Recorder:
             logger.warning("The trace %s ends here: %s", self._file, error)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor, self._is_broken = None, True

@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line, shorten
 from crow.trace.record import Recorded, Side
 
-WIDTH = 160
+_WIDTH = 160
 
 
 def format_recording(recording: Iterable[Recorded]) -> Iterator[str]:
@@ -27,7 +27,7 @@ def format_recording(recording: Iterable[Recorded]) -> Iterator[str]:
                 count = f" x{len(chunks)}" if len(chunks) > 1 else ""
                 text = f"{key[1]}{count} {_json(''.join(chunks))}"
             arrow = "->" if recorded.sender == "client" else "<-"
-            text = on_one_line(text if len(text) <= WIDTH else text[: WIDTH - 1] + "…")
+            text = on_one_line(shorten(text, _WIDTH))
             yield f"{recorded.line:5} {recorded.at - start:9.3f} {arrow} {text}"
 
 
@@ -44,7 +44,7 @@ def _chunk_key(recorded: Recorded) -> tuple[str, str, str] | None:
 
 
 def _describe(recorded: Recorded, requests: dict[tuple[Side, str], tuple[str, float]]) -> str:
-    """Describes a message in words.
+    """Describe a message in words.
 
     `requests` maps the sender and id of each unanswered request to its method and time.
     """

@@ -10,10 +10,11 @@ from typing import Any
 
 import anyio
 
-from crow.agent import Adapters, OpenToolbox, PermissionAnswer, PermissionQuestion, SessionSettings
+from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.hooks import Hooks
-from crow.agent.session import Session
+from crow.agent.sessions.session import Session
+from crow.agent.turns.adapters import Adapters, OpenToolbox, SessionSettings
 from crow.domain.entries import Announcement, Body, Entry
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, EntryStored, Event, TextShown
 from crow.domain.messages import Part, Text, ToolCall, ToolSpec
@@ -69,7 +70,7 @@ class NoteTaker:
         raise AssertionError(f"{session_id} is not shown")
 
     def close_subagent(self, session_id: str) -> None:
-        """No sub-agent is shown."""
+        """No subagent is shown."""
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         self.elicitations.append(question)

@@ -22,7 +22,7 @@ from crow.domain.rendering import parts_text
 from crow.llm import Request
 from crow.tools import PlannedCall
 from tests.agent.harness import NoteTaker, Tool, opened, text
-from tests.agent.test_subagents import Casting, running, task
+from tests.agent.subagents.test_subagents import Casting, running, task
 from tests.support.hooks import python_hooks
 from tests.support.scripted_model import Say, ScriptedModel, call
 
@@ -321,7 +321,7 @@ async def test_a_prompt_that_arrives_during_the_last_hook_is_answered(
     assert "and this" in said_to(model.requests[1])
 
 
-async def test_sub_agents_run_the_hooks_too(tmp_path: Path) -> None:
+async def test_subagents_run_the_hooks_too(tmp_path: Path) -> None:
     seen: list[tuple[str, bool]] = []
 
     def note(event: dict[str, Any]) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from crow.agent.compaction.checkpoint import files_changed
-from crow.agent.prompt import with_edit_tool
+from crow.agent.turns.prompt import with_edit_tool
 from crow.domain.entries import Prompt, ToolResult
 from crow.tools.builtin import SPECS
 from crow.tools.mcp.client import open_toolbox
 from tests.agent.harness import NoteTaker, opened, text
+from tests.agent.history.test_rewind import working
+from tests.agent.subagents.test_subagents import Casting, running
 from tests.agent.test_hooks import configured, program
-from tests.agent.test_rewind import working
-from tests.agent.test_subagents import Casting, running
 from tests.support.hooks import python_hooks
 from tests.support.scripted_model import Say, ScriptedModel, call
 

@@ -124,14 +124,14 @@ def test_a_new_workspace_is_named_with_what_counts_in_it() -> None:
     ]
 
 
-def test_kinds_of_sub_agents_of_a_workspace_are_named(tmp_path: Path) -> None:
+def test_kinds_of_subagents_of_a_workspace_are_named(tmp_path: Path) -> None:
     for name in ("a.md", "b.md", "c.txt"):
         (tmp_path / ".claude/agents").mkdir(parents=True, exist_ok=True)
         (tmp_path / ".claude/agents" / name).write_text("x")
     contents = inspect_workspace(str(tmp_path), readable)
     assert contents == WorkspaceContents(cwd=str(tmp_path), agents=2)
     assert contents.concerns_agents
-    words = f"There are 2 kinds of sub-agents; crow asks before the model may use them. {CHECK}"
+    words = f"There are 2 kinds of subagents; crow asks before the model may use them. {CHECK}"
     assert notice_of_workspace(contents).description == words
     agents = (
         AgentKind(name="mine", source="/home/mine.md"),
@@ -139,7 +139,7 @@ def test_kinds_of_sub_agents_of_a_workspace_are_named(tmp_path: Path) -> None:
         AgentKind(name="b", source="/w/b.md", is_from_workspace=True, problem="it is broken"),
     )
     assert describe_workspace(WorkspaceContents(cwd="/w"), (), agents, is_known=True)[1:] == [
-        "- sub-agent `a` (`/w/a.md`): crow asks before it is used"
+        "- subagent `a` (`/w/a.md`): crow asks before it is used"
     ]
 
 

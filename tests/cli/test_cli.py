@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from crow import __version__
-from crow.agent.permissions import MODES
+from crow.agent.permissions.rules import MODES
 from crow.cli import main
 from crow.cli.arguments import whole_parser
 from crow.cli.reference import describe

@@ -19,12 +19,12 @@ import anyio
 import pytest
 
 from crow.cli import main
-from crow.cli.output import age_text, count, unique_prefixes
+from crow.cli.output import age_text, unique_prefixes
 from crow.cli.sessions import parse_age, parse_day
 from crow.domain.entries import Assistant, Checkpoint, NewEntry, Reminder, TurnEnd
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Usage
-from crow.domain.rendering import on_one_line, safe
+from crow.domain.text import on_one_line, plural, safe
 from crow.store import NewSession, SessionChanges
 from crow.store.codec import merged_metadata, tags_of, tags_patch
 from crow.store.sqlite.store import SqliteStore
@@ -203,7 +203,7 @@ def test_search_prints_one_line_for_each_match_or_json(
 
 @pytest.fixture
 def many_sessions(home: Path, tmp_path: Path) -> Path:
-    """Sessions in a repository with a linked worktree and another repository inside, one with sub-agents."""
+    """Sessions in a repository with a linked worktree and another repository inside, one with subagents."""
     git = ["git", "-c", "user.name=x", "-c", "user.email=x", "-C", str(tmp_path / "app")]
     (tmp_path / "app" / "src").mkdir(parents=True)
     (tmp_path / "app" / "vendor").mkdir()
@@ -282,7 +282,7 @@ def test_an_imported_session_is_listed_by_the_time_of_its_last_use(
     assert ids(crow(capfd, "--until", "1d")) == [f"pi-{foreign.UUID}"]
 
 
-def test_sub_agents_stand_below_their_session(many_sessions: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_subagents_stand_below_their_session(many_sessions: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lines = [line.split("\t") for line in crow(capfd, "--title", "fix").splitlines()]
     assert [(line[0], line[2], line[-1]) for line in lines] == [
         ("fix", "2", ""), *((f"task-{number}", "2", "fix") for number in range(7)),
@@ -291,7 +291,7 @@ def test_sub_agents_stand_below_their_session(many_sessions: Path, capfd: pytest
     assert [one["id"] for one in row["subagents"]] == [f"task-{number}" for number in range(7)]
     limited, whole = on_terminal(("--title", "fix"), ("--title", "fix", "--all"), width=300, TERM="xterm")
     assert limited[3].split("  ")[0] == "└ …"
-    assert "2 earlier sub-agents; --all shows them" in limited[3]
+    assert "2 earlier subagents; --all shows them" in limited[3]
     assert [line.split()[:2] for line in limited[4:]] == [["└", f"task-{number}"] for number in range(2, 7)]
     assert limited[4].split() == ["└", "task-2", "now", "2", "Find", "2"]
     assert [line.split()[1] for line in whole[3:]] == [f"task-{number}" for number in range(7)]
@@ -622,7 +622,7 @@ def test_a_day_lasts_from_local_midnight_to_the_next() -> None:
 def test_control_characters_become_escapes_and_ids_become_prefixes() -> None:
     assert safe("a\x1b[2J\nb\tc\r\x7f\x9b") == "a\\x1b[2J\nb\tc\\r\\x7f\\x9b"
     assert on_one_line(" a\n\tb \x00") == r"a b \x00"
-    assert [count(number, noun) for number, noun in ((1, "entry"), (2, "entry"), (1000, "session"))] == [
+    assert [plural(number, noun) for number, noun in ((1, "entry"), (2, "entry"), (1000, "session"))] == [
         "1 entry", "2 entries", "1,000 sessions",
     ]  # fmt: skip
     assert unique_prefixes(["abc", "abcdefghij", "abcdefghijk", "b" * 40]) == {

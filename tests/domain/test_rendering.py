@@ -11,16 +11,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from crow.domain.messages import ToolCall
-from crow.domain.rendering import (
-    CUT_NOTES_CHARS,
-    SecretMask,
-    code,
-    cut_arguments,
-    cut_calls,
-    in_title,
-    safe,
-    title_line,
-)
+from crow.domain.rendering import CUT_NOTES_CHARS, SecretMask, code, cut_arguments, cut_calls, in_title
+from crow.domain.text import safe, title_line
 
 MARKDOWN = MarkdownIt("commonmark").enable("strikethrough")
 TEXTS = st.text(

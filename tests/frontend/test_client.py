@@ -338,7 +338,7 @@ async def test_only_a_page_that_was_shown_is_reported_as_finished_and_only_once(
     assert wire.sent == ["elicitation/create", "elicitation/complete e1"]
 
 
-async def test_a_question_in_a_call_of_a_sub_agent_is_asked_in_its_session() -> None:
+async def test_a_question_in_a_call_of_a_subagent_is_asked_in_its_session() -> None:
     wire: Any = Wire()
     caps = ClientCapabilities(subagents=True)
     client = client_of(wire, caps)

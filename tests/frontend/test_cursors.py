@@ -227,7 +227,7 @@ def test_a_cursor_is_read_as_it_was_written() -> None:
         Cursor.parse("e1.0;c" + ",".join(f"1.{index}" for index in range(65)))
 
 
-async def test_no_call_of_a_hidden_sub_agent_stays_open_after_a_cut(tmp_path: Path) -> None:
+async def test_no_call_of_a_hidden_subagent_stays_open_after_a_cut(tmp_path: Path) -> None:
     order = call("task", "t", description="Look", prompt="Look around.")
     says = (Say(calls=(order,)), Say(calls=(call("read_file", path="missing.txt"),)), Say(text=("Seen.",)))
     async with shared(tmp_path, *says, Say(text=("Done.",))) as host:
@@ -286,7 +286,7 @@ def test_only_the_rest_of_a_terminal_is_sent() -> None:
     assert output["_meta"]["terminal_output"]["data"] == "abcdef"
 
 
-async def test_a_client_that_may_have_missed_updates_of_a_sub_agent_is_told(tmp_path: Path) -> None:
+async def test_a_client_that_may_have_missed_updates_of_a_subagent_is_told(tmp_path: Path) -> None:
     both: Params = {"subagents": {}, "session": {"notices": {}}} | CURSORS
     hold = anyio.Event()
     work = Say(text=("Look", "ing."), hold=hold)

@@ -507,7 +507,7 @@ async def test_a_client_that_comes_back_finds_its_session_as_it_was(tmp_path: Pa
         assert host.host.open[session].session.branch.row.cwd == str(host.cwd / "below")
 
 
-async def test_sub_agents_are_shown_to_all_clients_also_to_one_that_joins(tmp_path: Path) -> None:
+async def test_subagents_are_shown_to_all_clients_also_to_one_that_joins(tmp_path: Path) -> None:
     capabilities: dict[str, Any] = {"subagents": {}}
     hold = anyio.Event()
     order = call("task", description="Look", prompt="Look around.")

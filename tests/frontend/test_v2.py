@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.agent import PermissionQuestion
-from crow.agent.session import Session
+from crow.agent.sessions.session import Session
 from crow.domain.entries import (
     Announcement,
     Assistant,
@@ -494,7 +494,7 @@ async def test_a_question_requires_action_only_while_nothing_else_goes_on() -> N
             await client.show(event)
         tasks.start_soon(client.elicit, FormQuestion(message="Which?", schema={"properties": {}}, call=asking))
         await sent.asked(2)
-        assert sent.states()[-1] == "running"  # the sub-agent goes on
+        assert sent.states()[-1] == "running"  # the subagent goes on
         of_subagent, announcement = CallRef(assistant=2, index=0), Announcement(title="make", kind="execute")
         await client.show(CallAnnounced(call=of_subagent, name="shell", arguments="{}", announcement=announcement))
         tasks.start_soon(client.ask, question(of_subagent))

@@ -239,15 +239,15 @@ def with_subagents(*messages: tuple[str, dict[str, Any]], offered: object = None
     checked(("client", initialize), ("agent", answered(0, protocolVersion=1)), *OPEN, PROMPT, *messages)
 
 
-def test_the_messages_of_a_sub_agent_are_valid_also_after_the_turn() -> None:
+def test_the_messages_of_a_subagent_are_valid_also_after_the_turn() -> None:
     with_subagents(ANNOUNCED, ORDER, LINKED_CALL, ENDED_CALL, END, CHILD_CALL, CHILD_CALL_ENDS, IDLE)
 
 
 @pytest.mark.parametrize(
     ("messages", "offered", "words"),
     [
-        ((ANNOUNCED,), {}, "did not say that it supports sub-agents"),
-        ((ANNOUNCED,), {"subagents": None}, "did not say that it supports sub-agents"),
+        ((ANNOUNCED,), {}, "did not say that it supports subagents"),
+        ((ANNOUNCED,), {"subagents": None}, "did not say that it supports subagents"),
         ((LINKED_CALL,), {}, "does not know this session yet"),
         ((ORDER, ANNOUNCED), None, "does not know this session yet"),
         ((LINKED_CALL,), None, "does not know this session yet"),
@@ -267,7 +267,7 @@ def test_the_messages_of_a_sub_agent_are_valid_also_after_the_turn() -> None:
         ),
     ],
 )
-def test_a_fault_in_the_messages_of_a_sub_agent_is_found(
+def test_a_fault_in_the_messages_of_a_subagent_is_found(
     messages: tuple[tuple[str, dict[str, Any]], ...], offered: object, words: str
 ) -> None:
     with pytest.raises(Violation, match=words):

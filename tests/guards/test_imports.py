@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ABSENT = {
-    "crow.agent.runner",
+    "crow.agent.sessions.runner",
     "crow.demo",
     "crow.doctor",
     "crow.frontend.v2",
@@ -60,8 +60,8 @@ def send(self, request, **_):
     os._exit(0)
 
 httpx2.AsyncClient.send = send
-import crow.agent.turn
-crow.agent.turn.THINKS_S = 600  # a slow machine has not sent the request yet when the import of mcp would begin
+from crow.agent.turns import requests
+requests.THINKS_S = 600  # a slow machine has not sent the request yet when the import of mcp would begin
 from crow.cli import main
 sys.exit(main(["run", "hi"]))
 """

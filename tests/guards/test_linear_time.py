@@ -14,10 +14,10 @@ from pathlib import Path
 
 import anyio
 
-from crow.agent.command_line import MAX_CHARS, runs, simple_words
-from crow.agent.command_risks import find_risk
 from crow.agent.instructions import included_names
-from crow.agent.stream import without_overlap
+from crow.agent.permissions.command_line import MAX_CHARS, runs, simple_words
+from crow.agent.permissions.command_risks import find_risk
+from crow.agent.turns.stream import without_overlap
 from crow.domain.diff import diff_lines
 from crow.domain.errors import ArgumentError, ModelError
 from crow.domain.messages import ToolSpec

@@ -7,8 +7,8 @@ from contextlib import aclosing
 import anyio
 import pytest
 
-from crow.agent import stream as drafts
-from crow.agent.stream import AnswerDraft
+from crow.agent.turns import stream as drafts
+from crow.agent.turns.stream import AnswerDraft
 from crow.domain.events import Event, TextShown
 from crow.domain.messages import Answer
 from crow.llm import Request

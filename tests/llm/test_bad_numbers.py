@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crow.agent.accounts import usage_of_answer
 from crow.agent.compaction.budget import CompactionPolicy, limits_for
+from crow.agent.history.usage import usage_of_answer
 from crow.domain.errors import ContextOverflow
 from crow.domain.messages import Usage
 from crow.llm import ModelLimits, cost_of

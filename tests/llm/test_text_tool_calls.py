@@ -57,7 +57,7 @@ ANSWERS = {
     "prose and Markdown": of_project("README.md"),
     "more prose": of_project("CHANGELOG.md"),
     "tables": of_project("BENCHMARKS.md"),
-    "Python": of_project("crow/agent/turn.py"),
+    "Python": of_project("crow/agent/turns/turn.py"),
     "JavaScript": of_project("tests/interop/sdk.mjs"),
     "fenced Python": fenced("python", of_project("crow/frontend/updates.py")),
     "fenced HTML": fenced("html", HTML * 20),

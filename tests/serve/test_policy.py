@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from crow.agent.permissions import Ask, Refuse, decide, user_rules
+from crow.agent.permissions.rules import Ask, Refuse, decide, user_rules
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError, ConfigError
 from crow.frontend.params import OpenRequest

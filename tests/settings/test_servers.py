@@ -10,7 +10,8 @@ from crow.adapters import configured_servers, hidden_keys, mcp_server, protected
 from crow.cli import main
 from crow.domain.protected_names import ProtectedNames
 from crow.settings import Loaded, load_settings
-from crow.settings.values import McpServerSettings, expand_variables
+from crow.settings.servers import expand_variables
+from crow.settings.values import McpServerSettings
 from crow.tools.servers import HttpServer, OAuthOptions, ServerOptions, StdioServer
 
 TOML = """

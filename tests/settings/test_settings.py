@@ -87,7 +87,10 @@ def test_empty_flags_and_variables_count_as_not_given(home: Path) -> None:
         ("model = 3", "model is 3; expected a table: [model]"),
         ("[model]\ncontxt_window = 3", "there is no setting model.contxt_window; did you mean model.context_window?"),
         ('[modle]\nname = "x"', "there is no setting modle.name; did you mean model.name?"),
-        ("[zzz]", "there is no setting zzz; expected one of models, providers, mcp_servers, hooks, model.name, "),
+        (
+            "[zzz]",
+            "there is no setting zzz; expected one of models, providers, mcp_servers, hooks, checks, model.name, ",
+        ),
         ("hooks = 3", "hooks is 3; expected tables [[hooks]], each with event and command"),
         ("[[hooks]]", 'hooks[1] must be a table with "event" and "command"'),
         ('[[hooks]]\nevent = "turn_end"\ncommand = []', "hooks[1].command is <hidden: it may be a secret>; expected"),

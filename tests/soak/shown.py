@@ -1,7 +1,7 @@
 """Checks that shown text is stored, replayed and sent back: `python -m tests.soak.shown [SESSIONS] [SEED]`.
 
-Like `tests/agent/test_shown_text.py`, with every cut of every fixture, and with more sessions. Half of their streams
-are mutated. A failure prints its seed.
+Like `tests/agent/turns/test_shown_text.py`, with every cut of every fixture, and with more sessions. Half of their
+streams are mutated. A failure prints its seed.
 """
 
 from __future__ import annotations

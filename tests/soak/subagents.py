@@ -1,4 +1,4 @@
-"""Random orders of ends, cancels, loads and kills of sub-agents, in the real process. Prints what was done.
+"""Random orders of ends, cancels, loads and kills of subagents, in the real process. Prints what was done.
 
 `python -m tests.soak.subagents [ORDERS] [SEED]`
 """

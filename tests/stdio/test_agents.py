@@ -1,4 +1,4 @@
-"""Kinds of sub-agents in the real process: offered, asked about, restricted, resumed."""
+"""Kinds of subagents in the real process: offered, asked about, restricted, resumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_agent(folder: Path, name: str, text: str) -> Path:
 
 
 def task(**arguments: object) -> Reply:
-    """An answer that gives a task to a sub-agent."""
+    """An answer that gives a task to a subagent."""
     return fake.calls(("task", {"description": "Look", "prompt": "Look into it", **arguments}))
 
 
@@ -48,7 +48,7 @@ def task_id(body: Any) -> str:
 
 
 def children(home: Path) -> list[tuple[Any, ...]]:
-    """The mode, model and kind of each sub-agent."""
+    """The mode, model and kind of each subagent."""
     with sqlite3.connect(home / "crow.db") as database:
         rows = database.execute(
             "SELECT mode, model, config FROM sessions WHERE parent_id IS NOT NULL ORDER BY conversation"

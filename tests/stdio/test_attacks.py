@@ -906,7 +906,7 @@ async def test_waiting_commands_delay_no_other_session_and_are_cancelled_at_once
             endpoint.script(fake.calls(*steps))
 
 
-async def test_three_hundred_sub_agents_in_one_answer_run_eight_at_once_and_fifty_in_all(
+async def test_three_hundred_subagents_in_one_answer_run_eight_at_once_and_fifty_in_all(
     crow: StartCrow, endpoint: FakeEndpoint, place: Path
 ) -> None:
     running = [0, 0]
@@ -974,7 +974,7 @@ async def test_two_thousand_questions_of_a_server_show_one_at_a_time_and_decline
     assert counts["decline"] > 0
 
 
-async def test_sub_agents_ask_for_permission_one_at_a_time_and_a_cancel_ends_all(
+async def test_subagents_ask_for_permission_one_at_a_time_and_a_cancel_ends_all(
     crow: StartCrow, endpoint: FakeEndpoint, place: Path
 ) -> None:
     tasks = [("task", {"description": f"Write {number}", "prompt": "Write."}) for number in range(6)]
@@ -1006,7 +1006,7 @@ async def test_sub_agents_ask_for_permission_one_at_a_time_and_a_cancel_ends_all
         assert (await turn.result())["stopReason"] == "cancelled"
         asked.clear()
         open_questions[0] = 0
-        endpoint.clear_script()  # the cancelled sub-agents may have left replies
+        endpoint.clear_script()  # the cancelled subagents may have left replies
         endpoint.script(fake.calls(("shell", {"command": "touch made"})), fake.text("ok"))
         assert (await agent.prompt(session, "again"))["stopReason"] == "end_turn"
     assert open_questions[1] == 1

@@ -202,3 +202,28 @@ async def test_commands_cannot_read_a_denied_file(
     assert all("done" in text for _, text in results), results
     assert "KEY=public" in sent, results
     assert "SECRET-0123" not in sent + str(results)
+
+
+@pytest.mark.parametrize(
+    ("access", "command", "hint"),
+    [
+        ("read", "curl -sS https://crow.invalid/x || true", "`network = true`"),
+        ("read", "curl -s https://crow.invalid/x 2>/dev/null || true", "`network = true`"),
+        ("write", "git clone -q https://crow.invalid/x 2>&1 | tail -1", "`network = true`"),
+        ("write", "touch /etc/nest || true", 'use access "full"'),
+        ("write", "touch /etc/nest; echo done", 'use access "full"'),
+        ("read", "printf 'a.py:3: raise PermissionError' && echo; echo Permission denied || true", ""),
+        ("read", "echo curl || true", ""),
+    ],
+)
+async def test_a_failure_for_want_of_access_that_the_command_swallows_is_explained(
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path, access: str, command: str, hint: str
+) -> None:
+    endpoint.script(shell(access, command), fake.text("Done."))
+    async with crow(endpoint=endpoint, env=CONFINED) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.request("session/set_mode", {"sessionId": session, "modeId": "auto"})
+        await agent.prompt(session, "go")
+    (result,) = [each["content"] for each in endpoint.asked[-1].body["messages"] if each["role"] == "tool"]
+    assert (hint in result) if hint else ("[Access was" not in result)

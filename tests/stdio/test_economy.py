@@ -263,7 +263,7 @@ async def test_a_limit_that_the_last_answer_of_a_turn_reaches_is_told(
         assert agent.text(session).count("This session has cost") == 2
 
 
-async def test_a_sub_agent_spends_from_the_budget_of_its_session(
+async def test_a_subagent_spends_from_the_budget_of_its_session(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
     configure(home, f"{PRICES}[limits]\ncost_per_turn = 3\n")
@@ -276,7 +276,7 @@ async def test_a_sub_agent_spends_from_the_budget_of_its_session(
         assert "this turn has cost $3.00" in agent.text(session)
     assert len(endpoint.asked) == 3
     spent = stored(home, "SELECT round(cost) FROM sessions ORDER BY parent_id IS NULL")
-    assert spent == [(2,), (3,)]  # the sub-agent stopped before its third request
+    assert spent == [(2,), (3,)]  # the subagent stopped before its third request
 
 
 async def test_unknown_prices_are_told_once_if_there_is_a_limit(

@@ -425,7 +425,7 @@ def traces(values: dict[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in TRACE if name in values}
 
 
-async def test_the_trace_context_of_a_prompt_reaches_the_endpoint_servers_sub_agents_and_the_log(
+async def test_the_trace_context_of_a_prompt_reaches_the_endpoint_servers_subagents_and_the_log(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint, home: Path
 ) -> None:
     servers = (
@@ -474,7 +474,7 @@ async def test_the_trace_context_of_a_prompt_reaches_the_endpoint_servers_sub_ag
     assert not any("MCP server gone" in line and "opened" in line for line in log)
     assert any("crow.tools.mcp.connection: MCP server gone" in line for line in log)
     lines = [line for line in log if "a turn begins" in line]
-    assert [line.split("crow.agent.session:")[1].split(" Session")[0] for line in lines] == [
+    assert [line.split("crow.agent.sessions.session:")[1].split(" Session")[0] for line in lines] == [
         f" traceparent={TRACE['traceparent']} tracestate=a=1,b=2 baggage=user=ann",
         f" traceparent={TRACE['traceparent']}",
     ]

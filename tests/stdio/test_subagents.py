@@ -1,4 +1,4 @@
-"""Sub-agents as sessions of their own, for clients that support them."""
+"""Subagents as sessions of their own, for clients that support them."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def write(text: str = "x") -> Reply:
 
 
 def child_of(agent: CrowProcess, session: str) -> str:
-    """The newest sub-agent that was announced in a session."""
+    """The newest subagent that was announced in a session."""
     return str(agent.updates(session, "subagent_update")[-1]["sessionId"])
 
 
 def states(agent: CrowProcess, session: str, child: str, *, since: int = 0) -> list[str]:
-    """The states of a sub-agent that its session showed, with the reason for an idle one."""
+    """The states of a subagent that its session showed, with the reason for an idle one."""
     found = []
     for update in agent.updates(session, "subagent_update", since=since):
         state = update.get("state")
@@ -70,7 +70,7 @@ def states(agent: CrowProcess, session: str, child: str, *, since: int = 0) -> l
 
 
 def order(agent: CrowProcess, session: str, *, since: int = 0) -> list[tuple[str, str]]:
-    """All updates of a session and of its sub-agents, as pairs of who and what."""
+    """All updates of a session and of its subagents, as pairs of who and what."""
     return [
         ("parent" if params["sessionId"] == session else "child", params["update"]["sessionUpdate"])
         for logged in agent.log[since:]
@@ -83,7 +83,7 @@ def text_of(update: Mapping[str, Any]) -> str:
     return "".join(part["text"] for part in update["content"])
 
 
-async def test_a_sub_agent_is_a_session_of_its_own(
+async def test_a_subagent_is_a_session_of_its_own(
     crow: StartCrow, place: Path, home: Path, endpoint: FakeEndpoint
 ) -> None:
     endpoint.answer_with(
@@ -151,7 +151,7 @@ async def test_a_sub_agent_is_a_session_of_its_own(
     assert rows == [(session, None, 25, "[]"), (child, session, 15, "[]")]
 
 
-async def test_a_client_without_the_capability_sees_no_sub_agent(
+async def test_a_client_without_the_capability_sees_no_subagent(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     endpoint.answer_with(
@@ -194,7 +194,7 @@ def shown_history(agent: CrowProcess, session_id: str, *, since: int, until: int
     return [texts, calls]
 
 
-async def test_a_load_shows_the_sub_agents_as_they_were(crow: StartCrow, place: Path, endpoint: FakeEndpoint) -> None:
+async def test_a_load_shows_the_subagents_as_they_were(crow: StartCrow, place: Path, endpoint: FakeEndpoint) -> None:
     endpoint.answer_with(
         cast(
             parent=[
@@ -277,7 +277,7 @@ async def test_a_task_that_goes_on_keeps_its_session(crow: StartCrow, place: Pat
 
 
 @pytest.mark.parametrize("while_asking", [False, True], ids=["answering", "asking"])
-async def test_one_sub_agent_is_cancelled_alone(
+async def test_one_subagent_is_cancelled_alone(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint, while_asking: bool
 ) -> None:
     gate, asked = Gate(), Gate()
@@ -325,7 +325,7 @@ async def test_one_sub_agent_is_cancelled_alone(
     assert "the task ended early: cancelled" in failed
 
 
-async def test_cancelling_the_session_cancels_its_sub_agents(
+async def test_cancelling_the_session_cancels_its_subagents(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()
@@ -385,7 +385,7 @@ async def test_a_load_in_the_middle_shows_what_runs(crow: StartCrow, place: Path
         assert agent.log.index(next(one for one in agent.log[until:] if one.message.get("params") is first)) > announced
 
 
-async def test_a_sub_agent_goes_on_as_a_session_of_its_own(
+async def test_a_subagent_goes_on_as_a_session_of_its_own(
     crow: StartCrow, place: Path, home: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()
@@ -427,9 +427,9 @@ async def test_a_sub_agent_goes_on_as_a_session_of_its_own(
         assert (place / "new.txt").read_text() == "mine"
         systems = [request.body["messages"][0]["content"] for request in endpoint.asked]
         listed = (await agent.request("session/list", {}))["sessions"]
-    assert ["You are a sub-agent" in system for system in systems] == [False, True, True, False, False, False]
+    assert ["You are a subagent" in system for system in systems] == [False, True, True, False, False, False]
     assert [one["sessionId"] for one in listed] == [session]
-    # the session shows that history too, and another process resumes the sub-agent
+    # the session shows that history too, and another process resumes the subagent
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize(**SUBAGENTS)
         await agent.load_session(session, place)
@@ -441,7 +441,7 @@ async def test_a_sub_agent_goes_on_as_a_session_of_its_own(
     assert used == {child: 30, session: 40}
 
 
-async def test_after_a_kill_the_sub_agent_is_idle_and_goes_on(
+async def test_after_a_kill_the_subagent_is_idle_and_goes_on(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()
@@ -503,7 +503,7 @@ def results(endpoint: FakeEndpoint, script: str) -> list[str]:
 
 
 @pytest.mark.parametrize("background", [True, False], ids=["background", "waiting"])
-async def test_a_kind_limits_its_sub_agent_at_work_and_as_a_session_of_its_own(
+async def test_a_kind_limits_its_subagent_at_work_and_as_a_session_of_its_own(
     crow: StartCrow, place: Path, home: Path, endpoint: FakeEndpoint, *, background: bool
 ) -> None:
     (home / "agents").mkdir(parents=True)
@@ -529,7 +529,7 @@ async def test_a_kind_limits_its_sub_agent_at_work_and_as_a_session_of_its_own(
         open_it = {"sessionId": child, "cwd": str(place), "mcpServers": []}
         fork = (await agent.request("session/fork", open_it))["sessionId"]
         assert await agent.prompt(fork, "mine go") == {"stopReason": "end_turn"}
-        assert "You are a sub-agent" not in endpoint.asked[-1].body["messages"][0]["content"]
+        assert "You are a subagent" not in endpoint.asked[-1].body["messages"][0]["content"]
         await agent.load_session(child, place)
         await agent.request("session/set_mode", {"sessionId": child, "modeId": "auto"})
         assert await agent.prompt(child, "mine go") == {"stopReason": "end_turn"}
@@ -543,7 +543,7 @@ async def test_a_kind_limits_its_sub_agent_at_work_and_as_a_session_of_its_own(
     assert answer.startswith("Nothing.")
     assert not (place / "new.txt").exists()
     systems = [request.body["messages"][0]["content"] for request in endpoint.asked]
-    (own,) = {each for each in systems if each.endswith("Look for twigs.") and "You are a sub-agent" not in each}
+    (own,) = {each for each in systems if each.endswith("Look for twigs.") and "You are a subagent" not in each}
     assert own.count("Look for twigs.") == 1
 
 

@@ -630,7 +630,7 @@ async def test_what_another_process_learned_is_known_from_the_next_transaction_o
 # deletion
 
 
-async def test_a_deleted_session_is_gone_at_once_with_its_sub_agents(store: Store) -> None:
+async def test_a_deleted_session_is_gone_at_once_with_its_subagents(store: Store) -> None:
     await store.create_session(new_session(title="needle"))
     await store.create_session(new_session("sub", parent_id="s1"))
     for name in ("s1", "sub"):

@@ -115,7 +115,7 @@ OPERATIONS = st.lists(
 
 
 async def build(store: SqliteStore, operations: list[tuple[str, int, typing.Any]]) -> None:
-    """Sessions of one or more conversations: branches, forks, sub-agents, moves."""
+    """Sessions of one or more conversations: branches, forks, subagents, moves."""
     names = ["s0"]
     await store.create_session(new_session("s0"))
     entries: dict[int, list[int]] = {}

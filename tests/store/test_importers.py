@@ -254,7 +254,7 @@ async def test_control_characters_odd_ids_and_odd_directories_are_made_harmless(
 
 
 async def test_an_imported_file_cannot_name_a_session_of_the_user(sqlite_store: SqliteStore, tmp_path: Path) -> None:
-    """A sub-agent is put below a session only if that session is imported with it."""
+    """A subagent is put below a session only if that session is imported with it."""
     meta = {"id": "child", "cwd": CWD, "source": {"subagent": {"thread_spawn": {"parent_thread_id": "parent"}}}}
     foreign.write_lines(
         tmp_path / "rollout-1.jsonl",
@@ -309,7 +309,7 @@ async def told_until(store: SqliteStore, leaf: int | None) -> list[tuple[str, st
     return found[::-1]
 
 
-async def test_claude_code_commands_queued_prompts_and_sub_agents_are_kept(
+async def test_claude_code_commands_queued_prompts_and_subagents_are_kept(
     sqlite_store: SqliteStore, tmp_path: Path
 ) -> None:
     path = foreign.claude_code(tmp_path)
@@ -463,9 +463,7 @@ async def test_pi_branches_summaries_and_commands_are_kept(sqlite_store: SqliteS
     assert request(entries) == []
 
 
-async def test_opencode_undone_messages_and_sub_agents_are_understood(
-    sqlite_store: SqliteStore, tmp_path: Path
-) -> None:
+async def test_opencode_undone_messages_and_subagents_are_understood(sqlite_store: SqliteStore, tmp_path: Path) -> None:
     path = foreign.opencode_database(tmp_path)
     picture = {"type": "file", "mime": "image/png", "url": f"data:image/png;base64,{foreign.BIRD}"}
     child = [

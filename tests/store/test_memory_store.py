@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from crow.domain.entries import Checkpoint, Entry, NewEntry, Note, Prompt, Restore
+from crow.domain.entries import CallRef, Checkpoint, Entry, NewEntry, Note, Prompt, Restore
 from crow.domain.errors import LeafMoved, NoSuchSession
 from crow.domain.messages import Usage
 from crow.store import SessionChanges, SessionRow, Store, Tail
-from tests.store.scenes import new_session, said
+from tests.store.scenes import history, new_session, result, said
 from tests.support.memory_store import MemoryStore
 
 PROMPT = NewEntry(body=Prompt(system="You are crow.", tools=(), cwd="/repo", model="scripted"))
@@ -50,6 +50,13 @@ STEPS: tuple[Callable[[Any], Awaitable[object]], ...] = (
     lambda store: store.tail("s1"),
     lambda store: store.entry(2),
     lambda store: store.entry(99),
+    lambda store: store.entry(2, session_id="s1"),
+    lambda store: store.entry(8, session_id="s1"),
+    lambda store: store.open_session("s1"),
+    lambda store: append(store, 9, NewEntry(body=result(9))),
+    lambda store: store.result("s1", CallRef(assistant=9, index=0)),
+    lambda store: store.result("s1", CallRef(assistant=9, index=1)),
+    lambda store: history(store, "s1"),
 )
 
 

@@ -437,6 +437,26 @@ async def test_a_cancelled_read_is_rolled_back_before_its_connection_is_used_aga
     assert complaints == []
 
 
+async def test_a_read_that_is_cancelled_while_it_begins_is_rolled_back(url: str) -> None:
+    complaints = list[dict[str, object]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    async with Wire.open(url) as wire:
+        store = await PostgresStore.open(wire.url)
+        await store.create_session(new_session())
+        wire.hold()
+        reading = asyncio.create_task(store.session("s1"))
+        with anyio.fail_after(60):
+            while wire.held == 0:  # the statement that begins the transaction
+                await asyncio.sleep(0.001)
+        reading.cancel()
+        wire.release()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert (await store.session("s1")).id == "s1"
+        await store.close()
+    assert complaints == []
+
+
 async def test_a_cancelled_write_leaves_no_transaction_open(url: str) -> None:
     store = await PostgresStore.open(url)
     await store.create_session(new_session())
@@ -459,7 +479,7 @@ async def test_an_append_that_the_server_chose_to_end_a_deadlock_is_tried_again(
         await store.create_session(session)
     other = await asyncpg.connect(url)
     await other.execute("SET deadlock_timeout = '1h'")  # so the server ends the store's statement, not this one
-    counted = [NewEntry(body=said("from the sub-agent"), usage=Usage(input_tokens=3))]
+    counted = [NewEntry(body=said("from the subagent"), usage=Usage(input_tokens=3))]
     async with anyio.create_task_group() as tasks, other.transaction():
         await other.execute("UPDATE crow.sessions SET title = 'T' WHERE id = 's1'")
         tasks.start_soon(partial(store.append, "sub", leaf=None, turn=0, entries=counted))
@@ -469,7 +489,7 @@ async def test_an_append_that_the_server_chose_to_end_a_deadlock_is_tried_again(
         while await other.fetchval(waiting) == 0:
             await other.execute("SELECT pg_stat_clear_snapshot()")
         await other.execute("UPDATE crow.sessions SET title = 'T' WHERE id = 'sub'")
-    assert [entry.body for entry in await history(store, "sub")] == [said("from the sub-agent")]
+    assert [entry.body for entry in await history(store, "sub")] == [said("from the subagent")]
     assert ((await store.session("s1")).tokens_in, (await store.session("sub")).tokens_in) == (3, 3)
     await other.close()
     await store.close()

@@ -29,7 +29,7 @@ from tests.store.scenes import add, begin, converse, history, ids, make_older, n
 
 SECRET = "xylophone"
 
-METHODS = sorted(name for name in (*vars(Store), *vars(Watcher)) if not name.startswith("_"))
+METHODS = sorted(name for name in {*dir(Store), *dir(Watcher)} if not name.startswith("_"))
 
 READS = frozenset(
     {

@@ -15,9 +15,21 @@ import pytest
 
 from crow.domain.errors import StoreUnavailable
 from crow.store import Token
+from crow.store.sqlite.admin import SessionAdmin
+from crow.store.sqlite.pages import Pages
 from crow.store.sqlite.repair import repair
 from crow.store.sqlite.store import SqliteStore
-from tests.store.damaged_files import PAGE_BYTES, Whole, build_whole, check, corpus, token_of, with_log
+from tests.store.damaged_files import (
+    PAGE_BYTES,
+    Whole,
+    build_whole,
+    check,
+    corpus,
+    pages_of,
+    token_of,
+    with_log,
+    write,
+)
 from tests.store.scenes import history
 
 PROJECT = Path(__file__).parents[2]
@@ -67,6 +79,29 @@ def flip(path: Path, text: bytes, bit: int, *, at: int = 0) -> None:
     content = bytearray(path.read_bytes())
     content[content.rindex(text) + at] ^= 1 << bit
     path.write_bytes(content)
+
+
+@pytest.mark.parametrize("cwd", [None, "/home/s2"])
+async def test_every_listed_id_can_be_opened_though_the_indexes_have_another_one(
+    tmp_path: Path, whole: Whole, cwd: str | None
+) -> None:
+    path = tmp_path / "crow.db"
+    content = bytearray(whole.content)
+    pages = Pages(whole.content)
+    for index in ("sessions_listed", "sessions_listed_by_cwd", "sqlite_autoindex_sessions_1"):
+        (number,) = pages_of(pages, pages.roots[index])
+        start = (number - 1) * PAGE_BYTES
+        at = bytes(content[start : start + PAGE_BYTES]).rindex(b"s2")
+        content[start + at] ^= 0x11
+    write(path, bytes(content))
+    store = await SqliteStore.open(path)
+    try:
+        rows = (await store.sessions(cwd=cwd)).rows
+        assert "s2" in [row.id for row in rows]
+        for name in (*(row.id for row in rows), *await SessionAdmin(store).ids()):
+            assert (await store.open_session(name)).row.id == name
+    finally:
+        await store.close()
 
 
 async def test_one_damaged_title_hides_no_session(tmp_path: Path, whole: Whole) -> None:

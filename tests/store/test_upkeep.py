@@ -204,7 +204,7 @@ async def test_search_treats_no_character_as_an_operator(sqlite_store: SqliteSto
 # totals
 
 
-async def test_usage_shared_by_forks_counts_once_and_sub_agents_count_for_their_parent(
+async def test_usage_shared_by_forks_counts_once_and_subagents_count_for_their_parent(
     sqlite_store: SqliteStore, upkeep: SessionAdmin, tmp_path: Path
 ) -> None:
     async def ask(session: str, tokens: int, model: str, cost: float | None) -> int:

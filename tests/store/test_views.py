@@ -101,7 +101,7 @@ async def test_usage_sums_by_session_model_and_day(sqlite_store: SqliteStore) ->
     usage = Usage(input_tokens=10, output_tokens=2, cached_tokens=4)
     answer = NewEntry(body=said("x"), model="m1", usage=usage, cost=0.5)
     await sqlite_store.append("s1", leaf=None, turn=1, entries=[answer, answer, replace(answer, model="m2")])
-    task = NewEntry(body=result(1), model="m1", usage=usage, cost=0.5)  # what a sub-agent's own entries say already
+    task = NewEntry(body=result(1), model="m1", usage=usage, cost=0.5)  # what a subagent's own entries say already
     await sqlite_store.append("s2", leaf=None, turn=1, entries=[answer, NewEntry(body=said("free"), model="m1"), task])
     columns = "session, model, requests, input_tokens, output_tokens, cached_tokens, reasoning_tokens, cost"
     assert rows(sqlite_store, f"SELECT {columns}, day = date('now') FROM usage ORDER BY session, model") == [
@@ -130,7 +130,7 @@ async def test_a_session_counts_the_files_and_lines_it_changed(sqlite_store: Sql
 @pytest.fixture
 async def lived(sqlite_store: SqliteStore) -> SqliteStore:
     """A session of one workspace with a failed call, an edit, a skill, usage and two compactions; a shorter one, a
-    sub-agent, and one that was never prompted."""
+    subagent, and one that was never prompted."""
     store = sqlite_store
     await store.create_session(
         new_session("long", title="Mend the nest", metadata={"task": "42", "tags": {"nest": True}})

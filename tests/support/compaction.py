@@ -15,11 +15,11 @@ from typing import Any, Literal
 import anyio
 
 from crow.agent import PermissionQuestion
-from crow.agent.branch import Branch
 from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import CompactionPolicy, Gauge, Limits
 from crow.agent.compaction.compactor import CompactionResult, Compactor, Helpers
 from crow.agent.compaction.window import ContextWindow
+from crow.agent.history.branch import Branch
 from crow.domain.entries import (
     Announcement,
     Assistant,

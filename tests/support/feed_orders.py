@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 from anyio.lowlevel import checkpoint
 
-from crow.agent.pending import PendingPrompt
+from crow.agent.sessions.pending import PendingPrompt
 from crow.domain.entries import (
     Announcement,
     Assistant,
@@ -241,7 +241,7 @@ class World:
         await self.pause()
 
     async def run_hidden_subagent(self) -> None:
-        """Shows a call of a sub-agent without a session of its own: its entries are not in this session's log."""
+        """Shows a call of a subagent without a session of its own: its entries are not in this session's log."""
         self.newest += 1
         ref, announcement = CallRef(assistant=self.newest, index=0), Announcement(title="look", kind="read")
         self.show(CallAnnounced(call=ref, name="read_file", arguments="{}", announcement=announcement))

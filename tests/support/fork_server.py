@@ -174,7 +174,7 @@ def serve(address: str) -> NoReturn:
 
 def _import_all() -> None:
     """Import everything that crow may import later."""
-    import crow.agent.runner
+    import crow.agent.sessions.runner
     import crow.app
     import crow.frontend.connection
     import crow.llm.client

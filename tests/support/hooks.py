@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from crow.agent.branch import Branch
+from crow.agent.history.branch import Branch
 from crow.agent.hooks import BranchHooks, Hook, HookEvent, Hooks, NamedHook
 from crow.domain.events import NoticeShown
 from crow.tools.workspace import DiskWorkspace

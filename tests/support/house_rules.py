@@ -24,7 +24,7 @@ class HouseRules:
         """Checks the next message. :raises Violation: a rule is broken."""
         if sender == "client" and message.get("method") == "session/load":
             session = str(message["params"].get("sessionId"))
-            for one in (session, *self._subagents.get(session, ())):  # a load replays the sub-agents too
+            for one in (session, *self._subagents.get(session, ())):  # a load replays the subagents too
                 self._begun.pop(one, None)
                 self._over.pop(one, None)
         if sender != "agent" or message.get("method") != "session/update":

@@ -1,7 +1,7 @@
 """A fake endpoint that keeps its own accounts, and a driver that compares crow's accounts with them.
 
 The driver sends random turns to a real process: answers, tool calls, retries, broken and continued streams, cancelled
-turns, sub-agents, compactions and changed models. After each turn, every request that the endpoint charged for must be
+turns, subagents, compactions and changed models. After each turn, every request that the endpoint charged for must be
 stored once, under its session and model, with the numbers that the endpoint reported. Numbers that it did not report
 must be marked as estimates.
 """
@@ -169,7 +169,7 @@ async def stats_of(env: Mapping[str, str]) -> Sequence[Mapping[str, Any]]:
 
 
 def mark_of(request: Recorded) -> str:
-    """Return the mark of the session that sent the request. A session also has the marks of its sub-agents in its
+    """Return the mark of the session that sent the request. A session also has the marks of its subagents in its
     messages, and a summary may name one of them first."""
     found: list[str] = MARK.findall(json.dumps(request.body["messages"][1:]))
     assert found, "a request without a mark"
@@ -388,7 +388,7 @@ class Driver:
         assert ("estimated" in answer) == bool(estimated)
 
     def _session_of(self, mark: str) -> str:
-        """Return the id of the session, or of the sub-agent, with this mark."""
+        """Return the id of the session, or of the subagent, with this mark."""
         if mark not in self._sessions:
             query = "SELECT session FROM messages WHERE role = 'user' AND session LIKE 'task-%' AND content LIKE ?"
             with closing(self._open()) as sql:

@@ -1,24 +1,24 @@
-"""A store in memory with the methods that a branch needs.
+"""A log in memory, with the three methods for rows of sessions that a branch needs.
 
 `tests/store/test_memory_store.py` compares it with the SQLite store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from crow.domain.conversation import Projection
-from crow.domain.entries import Entry, NewEntry
+from crow.domain.entries import CallRef, Entry, NewEntry, ToolResult
 from crow.domain.errors import LeafMoved, NoSuchSession
 from crow.domain.messages import JsonObject
-from crow.store import SessionChanges, SessionRow, Tail
+from crow.store import LogStore, SessionChanges, SessionRow, Tail
 from crow.store.codec import merged_metadata
 
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore:
+class MemoryStore(LogStore):
     """`entries` is the log of all sessions; `appends` counts appends, which raise `fails` if it is set."""
 
     def __init__(self) -> None:
@@ -64,10 +64,24 @@ class MemoryStore:
             raise LeafMoved(f"Session {session_id} stands on {self._leaves[session_id]}, not on {leaf}.")
         self._leaves[session_id] = to
 
-    async def entry(self, entry_id: int, **_: object) -> Entry | None:
-        return self.entries.get(entry_id)
+    async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
+        path = self.entries.values() if session_id is None else self.path(session_id)
+        return next((entry for entry in path if entry.id == entry_id), None)
 
-    async def save_draft(self, session_id: str, **_: object) -> None:
+    async def result(self, session_id: str, call: CallRef) -> Entry | None:
+        for entry in self.entries.values():
+            if isinstance(entry.body, ToolResult) and entry.body.call == call:
+                return entry
+        return None
+
+    async def history(
+        self, session_id: str, *, result_bytes: Callable[[int], int | None] | None = None
+    ) -> AsyncIterator[Sequence[Entry]]:
+        yield self.path(session_id)
+
+    async def save_draft(
+        self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
+    ) -> None:
         """Does nothing: no test kills a store in memory."""
 
     async def session(self, session_id: str) -> SessionRow:
@@ -82,6 +96,9 @@ class MemoryStore:
     async def merge_metadata(self, session_id: str, patch: JsonObject) -> SessionRow:
         metadata = merged_metadata((await self.session(session_id)).metadata, patch)
         return await self.update_session(session_id, SessionChanges(metadata=metadata))
+
+    async def open_session(self, session_id: str) -> Tail:
+        return await self.tail(session_id)
 
     async def tail(self, session_id: str) -> Tail:
         row = await self.session(session_id)

@@ -18,7 +18,7 @@ class _SessionTrace:
     """The state of a session so far: the status of each call, and the number of unanswered prompts and loads.
 
     `before` is the state that the newest load replaces. It is restored if that load fails. `parent` is set for a
-    sub-agent; its updates may come at any time after it was announced.
+    subagent; its updates may come at any time after it was announced.
     """
 
     calls: dict[str, str] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class OrderChecker:
         elif method == "session/prompt" and session_id in self._sessions:
             session = self._sessions[session_id]
             session.prompts -= 1
-            if session.prompts == 0 and session.parent is None:  # no prompt of the client's ends a sub-agent's turn
+            if session.prompts == 0 and session.parent is None:  # no prompt of the client's ends a subagent's turn
                 _check_all_final(session, message)
 
     def _on_update(self, session: _SessionTrace, update: dict[str, Any], message: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ class OrderChecker:
             if isinstance(content, dict) and content.get("type") == "session":
                 self._known(content["sessionId"], message)
                 if not self._shows_subagents:
-                    raise violation(message, "the client did not say that it supports sub-agents")
+                    raise violation(message, "the client did not say that it supports subagents")
         call_id = update["toolCallId"]
         known = session.calls.get(call_id)
         if kind == "tool_call" and known is not None:
@@ -121,7 +121,7 @@ class OrderChecker:
 
     def _on_subagent_update(self, session: _SessionTrace, update: dict[str, Any], message: dict[str, Any]) -> None:
         if not self._shows_subagents:
-            raise violation(message, "the client did not say that it supports sub-agents")
+            raise violation(message, "the client did not say that it supports subagents")
         if update["sessionUpdate"] == "session_message":
             for name in ("senderSessionId", "recipientSessionId"):
                 if update.get(name) is not None:
@@ -134,7 +134,7 @@ class OrderChecker:
             elif known.parent is None:
                 known.parent = parent
             elif known.parent != parent:
-                raise violation(message, "a sub-agent that belongs to another session")
+                raise violation(message, "a subagent that belongs to another session")
             elif isinstance(state := update.get("state"), dict) and state.get("state") == "idle":
                 _check_all_final(known, message)
 

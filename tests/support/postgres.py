@@ -122,6 +122,8 @@ class Wire:
         self.url = ""
         self.received = 0
         """How many bytes the server has sent so far."""
+        self.held = 0
+        """How many pieces of data were kept back so far."""
 
     @classmethod
     @asynccontextmanager
@@ -205,6 +207,7 @@ class _Line:
                 self._wire.received += len(data)
             if self._wire.delay_s:
                 await asyncio.sleep(self._wire.delay_s)
+            self._wire.held += not self.flows.is_set()
             await self.flows.wait()
             if direction in self.dropped:
                 continue

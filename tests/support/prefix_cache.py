@@ -106,7 +106,7 @@ Step: TypeAlias = Callable[[Sequence[dict[str, Any]]], Reply]
 class CachingEndpoint:
     """Answers as scripted, and reports truthfully how many tokens were cached.
 
-    It recognises a session by its directory, and a sub-agent by the mark in its task. Whether a break was declared is
+    It recognises a session by its directory, and a subagent by the mark in its task. Whether a break was declared is
     read from crow's database when the request arrives: all that leads to a request is stored before.
     """
 
@@ -157,7 +157,7 @@ class CachingEndpoint:
     def _session_of(self, messages: Sequence[Mapping[str, Any]]) -> str | None:
         """The id of the session that sends these messages, None for a request without a session."""
         system = str(messages[0]["content"])
-        if "You are a sub-agent" in system and (mark := MARK.search(json.dumps(messages[1]))):
+        if "You are a subagent" in system and (mark := MARK.search(json.dumps(messages[1]))):
             query = "SELECT session FROM entries WHERE kind = 'user' AND body LIKE ? AND session LIKE 'task-%'"
             rows = self._query(query, f"%{mark[0]}%")
             return str(rows[0][0])

@@ -1,4 +1,4 @@
-"""Random orders of what can happen to sub-agents: they end, are cancelled, loaded and killed."""
+"""Random orders of what can happen to subagents: they end, are cancelled, loaded and killed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StartCrow(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Kid:
-    """A sub-agent. It ends when `gate` is opened. `was_killed` is set if its process was killed while it worked."""
+    """A subagent. It ends when `gate` is opened. `was_killed` is set if its process was killed while it worked."""
 
     number: int
     session: str
@@ -60,7 +60,7 @@ class Orders:
     kids: list[Kid] = field(default_factory=list)
 
     async def run(self, orders: int, *, steps: int = 7) -> None:
-        """Run this many orders, then open each sub-agent as a session of its own in a new process and prompt it."""
+        """Run this many orders, then open each subagent as a session of its own in a new process and prompt it."""
         self.endpoint.answer_with(self._reply)
         agent = await self._started()
         try:
@@ -75,7 +75,7 @@ class Orders:
                     await agent.request("session/resume", self._opening(kid.id))
                     assert await agent.prompt(kid.id, "<say 0>") == {"stopReason": "end_turn"}
                     await agent.request("session/close", {"sessionId": kid.id})
-                    self.done["sub-agents resumed"] += 1
+                    self.done["subagents resumed"] += 1
 
     async def _started(self) -> CrowProcess:
         agent = self.crow(endpoint=self.endpoint)
@@ -189,7 +189,7 @@ class Orders:
             assert shown.startswith(stored), f"{kid}: {shown!r} shown, {stored!r} stored"
         agent.check()
         self.done["orders"] += 1
-        self.done["sub-agents"] += len(began)
+        self.done["subagents"] += len(began)
 
     async def _end(self, kids: list[Kid]) -> None:
         for kid in kids:
@@ -214,7 +214,7 @@ class Orders:
         )
 
     def _state(self, kid: Kid) -> str:
-        """The stored state of a sub-agent; empty before it has got its order."""
+        """The stored state of a subagent; empty before it has got its order."""
         with sqlite3.connect(self.database) as db:
             row = db.execute(
                 "SELECT id, state FROM sessions WHERE parent_id = ? AND title = ? AND has_prompt",
@@ -242,7 +242,7 @@ class Orders:
 
 
 def states_shown(agent: CrowProcess, session: str, kid: str) -> list[str]:
-    """The states of a sub-agent that the client was told."""
+    """The states of a subagent that the client was told."""
     return [
         update["state"]["state"]
         for update in agent.updates(session, "subagent_update")

@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from crow.agent import Adapters
+from crow.agent.turns.adapters import Adapters
 from crow.app import Wiring
 from crow.frontend.agent import AcpAgent, serve
 from crow.frontend.host import ServerDependencies, SessionHost, share_host

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 
-from crow.agent.stream import AnswerDraft
+from crow.agent.turns.stream import AnswerDraft
 from crow.domain.conversation import Projection
 from crow.domain.entries import Assistant, Entry
 from crow.domain.errors import CrowError, ModelError, NetworkError

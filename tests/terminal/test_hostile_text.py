@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from crow.domain.rendering import safe
+from crow.domain.text import safe
 from tests.support.fake_endpoint import calls, failing, text
 from tests.support.terminal import Shell
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from crow.agent.permissions import typed_rule, url_rules, user_rules
+from crow.agent.permissions.rules import typed_rule, url_rules, user_rules
 from crow.domain.entries import Announcement
 from crow.domain.messages import Image
 from crow.tools import Outcome, PlannedCall

@@ -128,6 +128,7 @@ async def test_a_long_output_can_be_read_and_searched_until_the_session_ends(ope
         (r"windows\r\nline\r\n", "windows\nline"),
         (r"abd\bc", "abc"),
         (r"x\nx\nx\n", "x\nx\nx"),
+        (r"\001\002\003\004\005\006\016\017PNG\nnest\n", "[binary data]\nnest"),
         (r"x\nx\nx\nx\nx\ny", "x\n[the line above came 5 times in a row]\ny"),
     ],
 )
@@ -142,10 +143,16 @@ async def test_a_failure_in_front_of_a_pipe_is_named(open_box: OpenBox) -> None:
         usual = await box.run("shell", command="yes | head -1")
         failed = await box.run("shell", command="false | (exit 3)")
         quoted = await box.run("shell", command="echo 'a | b' \"$?\"")
+        earlier = await box.run("shell", command="(exit 4) | cat && for n in 1 2; do false | cat; done; true")
+        traced = await box.run("shell", command="set -x; (exit 4) | cat; true")
+        own = await box.run("shell", command="false | true; echo ${PIPESTATUS[@]} $?; f() { false | cat; }; f | cat")
     assert (hidden.text, hidden.is_error) == ("broken\n[exit codes in the last pipe: 2, 0]", False)
     assert (usual.text, usual.is_error) == ("y", False)
     assert (failed.text, failed.is_error) == ("[exit code 3]", True)
     assert quoted.text.startswith("a | b ")
+    assert earlier.text == "[exit codes in an earlier pipe: 4, 0; exit codes in an earlier pipe: 1, 0]"
+    assert "crow_" not in traced.text
+    assert own.text == "1 0 0\n[exit codes in an earlier pipe: 1, 0]"
 
 
 async def test_a_background_command_runs_on_between_calls(open_box: OpenBox, root: Path) -> None:

@@ -14,16 +14,17 @@ from functools import partial
 from typing import Literal
 
 from crow.agent import new_message_id, new_session_id
-from crow.agent.accounts import summary_stream
 from crow.agent.commands import OPTIONS_HINT, PLACE_HINT
-from crow.agent.commands.context import CommandContext, quoted
+from crow.agent.commands.context import CommandContext
 from crow.agent.compaction.summary import SummaryJob, summarise
-from crow.agent.rewind import RestoreResult, find_restorable_files, restore_files
+from crow.agent.history.rewind import RestoreResult, find_restorable_files, restore_files
+from crow.agent.history.usage import summary_stream
 from crow.domain.conversation import for_model
 from crow.domain.entries import Entry, NewEntry, Note, Remark, Reminder, StopReason, User
 from crow.domain.errors import ArgumentError
 from crow.domain.events import TitleChanged
 from crow.domain.messages import Text
+from crow.domain.text import plural, quote
 from crow.store import BranchPoint, BranchTip, Move, NewSession, Outline, SessionChanges
 
 MOVES = ("undo", "rewind", "retry", "new", "clear")
@@ -131,7 +132,7 @@ async def new(context: CommandContext, _: str) -> str:
     await context.store.move_alias(row.id, made.id)
     await context.branch.change(SessionChanges())  # reload the row, which no longer has an alias
     return (
-        f"{quoted(row.alias)} is now the alias of a new session, `{made.id}`; open it by that alias. This session, "
+        f"{quote(row.alias)} is now the alias of a new session, `{made.id}`; open it by that alias. This session, "
         f"`{row.id}`, keeps its history and stays in the list. To continue it, send a prompt here. (To start over "
         "within a session, use `/clear`.)"
     )
@@ -163,9 +164,9 @@ async def history(context: CommandContext, argument: str) -> str:
         match point.kind:
             case "prompt":
                 number += 1
-                lines.append(f"- {number}. {quoted(point.text)} `#{point.entry}`")
+                lines.append(f"- {number}. {quote(point.text)} `#{point.entry}`")
             case "label":
-                lines.append(f"- label {quoted(point.text)} `#{point.entry}`")
+                lines.append(f"- label {quote(point.text)} `#{point.entry}`")
             case "checkpoint":
                 lines.append(f"- compacted here `#{point.entry}`")
     if not lines:
@@ -191,17 +192,15 @@ async def label(context: CommandContext, argument: str) -> str:
     name = " ".join(argument.split())
     if not name:
         outline = await context.store.outline(context.branch.row.id)
-        labels = [f"- {quoted(point.text)} `#{point.entry}`" for point in outline.points if point.kind == "label"]
+        labels = [f"- {quote(point.text)} `#{point.entry}`" for point in outline.points if point.kind == "label"]
         return "\n".join(labels) or "There are no labels. `/label NAME` names this place."
     if len(name) > LABEL_CHARS or name.startswith("#") or name.isdecimal():
         raise ArgumentError(
-            f"{quoted(name)} cannot be a label. A label has at most {LABEL_CHARS} characters, is not a number, and "
+            f"{quote(name)} cannot be a label. A label has at most {LABEL_CHARS} characters, is not a number, and "
             "does not begin with #."
         )
     (entry,) = await context.branch.record([NewEntry(body=Note(about="label", value=name))])
-    return (
-        f"This place is now {quoted(name)} (`#{entry.id}`). `/rewind {name}` returns here; `/fork {name}` forks here."
-    )
+    return f"This place is now {quote(name)} (`#{entry.id}`). `/rewind {name}` returns here; `/fork {name}` forks here."
 
 
 async def find_place(context: CommandContext, name: str) -> Place:
@@ -223,13 +222,11 @@ async def find_place(context: CommandContext, name: str) -> Place:
         if not 1 <= int(name) <= len(prompts):
             raise ArgumentError(f"There is no prompt {name}; this branch has {len(prompts)}. `/history` lists them.")
         point = prompts[int(name) - 1]
-        return Place(entry=point.before, words=f"before prompt {name}, {quoted(point.text)}")
+        return Place(entry=point.before, words=f"before prompt {name}, {quote(point.text)}")
     found = next((point for point in reversed(outline.points) if point.kind == "label" and point.text == name), None)
     if found is None:
-        raise ArgumentError(
-            f"There is no label {quoted(name)}. `/label {name}` adds it here; `/tree` shows all labels."
-        )
-    return Place(entry=found.entry, words=f"at the label {quoted(name)}")
+        raise ArgumentError(f"There is no label {quote(name)}. `/label {name}` adds it here; `/tree` shows all labels.")
+    return Place(entry=found.entry, words=f"at the label {quote(name)}")
 
 
 def points_of(outline: Outline, tip: BranchTip) -> list[BranchPoint]:
@@ -250,9 +247,9 @@ def current_prompts(outline: Outline) -> list[BranchPoint]:
 def describe_tip(outline: Outline, tip: BranchTip) -> str:
     points = points_of(outline, tip)
     prompts = [point for point in points if point.kind == "prompt"]
-    labels = [quoted(point.text) for point in points if point.kind == "label"]
-    count = f"{len(prompts)} prompt{'s' * (len(prompts) != 1)}"
-    content = f"{count}, last {quoted(prompts[-1].text)}" if prompts else "no prompts yet"
+    labels = [quote(point.text) for point in points if point.kind == "label"]
+    count = plural(len(prompts), "prompt")
+    content = f"{count}, last {quote(prompts[-1].text)}" if prompts else "no prompts yet"
     named = f"; label{'s' * (len(labels) > 1)} {', '.join(labels)}" if labels else ""
     place = "the beginning" if tip.entry is None else f"`#{tip.entry}`"
     return f"- {'**you are here** ' if tip.is_current else ''}{place}: {content}{named}"
@@ -268,7 +265,7 @@ async def newest_prompt(context: CommandContext) -> Entry | None:
 
 def quoted_prompt(entry: Entry) -> str:
     parts = entry.body.parts if isinstance(entry.body, User) else ()
-    return quoted("\n".join(part.text for part in parts if isinstance(part, Text)))
+    return quote("\n".join(part.text for part in parts if isinstance(part, Text)))
 
 
 def move_to_redo(moves: Sequence[Move]) -> Move | None:

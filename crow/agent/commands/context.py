@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from crow.agent import Client
-from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
+from crow.agent.history.branch import Branch
 from crow.agent.instructions import InstructionSource
-from crow.agent.permissions import PermissionRule
+from crow.agent.permissions.rules import PermissionRule
 from crow.domain.entries import Entry, StopReason, User
 from crow.store import Store
 from crow.tools import Toolbox, Workspace
-
-QUOTE_CHARS = 60
 
 FollowUp: TypeAlias = Callable[[Entry], Awaitable[StopReason]]
 """A function that runs after the command's entry was stored and shown. It gets that entry and returns how the turn
@@ -58,9 +56,3 @@ Handler: TypeAlias = Callable[[CommandContext, str], Awaitable[str]]
 
 :raises ~crow.domain.errors.ArgumentError: the argument is wrong; the message becomes the answer.
 """
-
-
-def quoted(text: str) -> str:
-    """Return the first line of `text`, shortened, in quotation marks."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return f"“{line if len(line) <= QUOTE_CHARS else line[: QUOTE_CHARS - 1].rstrip() + '…'}”"

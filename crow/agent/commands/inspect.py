@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from crow.agent.agent_kinds import describe_agents
-from crow.agent.commands.context import CommandContext, quoted
+from crow.agent.commands.context import CommandContext
 from crow.agent.compaction.budget import BREAKS, Limits
+from crow.agent.history.rewind import (
+    ABSENT,
+    content_of,
+    digest,
+    digests_after,
+    group_by_path,
+    is_changed_between,
+    name_in,
+)
 from crow.agent.instructions import describe_sources
-from crow.agent.rewind import ABSENT, content_of, digest, digests_after, group_by_path, is_changed_between, name_in
 from crow.domain.conversation import Projection
 from crow.domain.diff import DiffLine, diff_lines, diff_text
 from crow.domain.entries import (
@@ -29,11 +36,12 @@ from crow.domain.entries import (
 )
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
-from crow.domain.rendering import code, safe
+from crow.domain.rendering import code
+from crow.domain.text import plural, quote, safe
 from crow.llm import WIRE_TITLES
 from crow.store import Move, UsageTotal, hits_by_session
 from crow.store.transcript import Transcript, fenced
-from crow.tools import ServerStatus, Workspace
+from crow.tools import AgentKind, ServerStatus, Workspace
 
 Kind: TypeAlias = Literal["system", "tools", "summary", "user", "assistant", "tool output"]
 KINDS: tuple[Kind, ...] = ("system", "tools", "summary", "user", "assistant", "tool output")
@@ -83,6 +91,22 @@ async def show_context(context: CommandContext, argument: str) -> str:
     head = f"\n\nCrow also learned this about the endpoint:\n{learned_facts}" if facts else ""
     api = f"\nAPI: {WIRE_TITLES[gauge.info.wire]}.\n" if " " in gauge.info.endpoint else ""
     return f"{done}{api}\n{gauge.context_window.describe(gauge.info)}{head}"
+
+
+def describe_agents(kinds: Sequence[AgentKind], models: Iterable[str]) -> str:
+    """Return the paragraph of `/context` about kinds of subagents, as Markdown. Return an empty string if there are no
+    kinds."""
+    lines = []
+    for kind in kinds:
+        line = f"- {code(kind.name)} ({code(kind.source)})"
+        if kind.problem:
+            line += f": not offered, because {kind.problem}"
+        elif kind.model and kind.model not in models:
+            line += f": it uses the session's model, because {code(kind.model)} is not among the models to choose from"
+        elif kind.model:
+            line += f": model {code(kind.model)}"
+        lines.append(line)
+    return "\n".join(["Kinds of subagents that the model can give tasks to:", "", *lines]) if lines else ""
 
 
 def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
@@ -183,9 +207,9 @@ async def mcp(context: CommandContext, argument: str) -> str:
 
 def state_of(server: ServerStatus) -> str:
     if server.state == "ready":
-        counts = [f"{server.tools} tool{'s' * (server.tools != 1)}"]
+        counts = [plural(server.tools, "tool")]
         if server.resources:
-            counts.append(f"{server.resources} resource{'s' * (server.resources != 1)}")
+            counts.append(plural(server.resources, "resource"))
         return ", ".join(["ready", *counts])
     if not server.detail:
         return server.state
@@ -198,7 +222,7 @@ async def search(context: CommandContext, argument: str) -> str:
     sections = []
     for session_id, hits in hits_by_session(await context.store.search(argument, limit=MAX_HITS)).items():
         title = (await context.store.session(session_id)).title
-        named = f"**{quoted(safe(title))}** (`{session_id}`)" if title else f"`{session_id}`"
+        named = f"**{quote(safe(title))}** (`{session_id}`)" if title else f"`{session_id}`"
         lines = ["This session:" if session_id == context.branch.row.id else f"{named}:"]
         for hit in hits:
             when = datetime.datetime.fromtimestamp(hit.created_ms / 1000, datetime.UTC).astimezone()
@@ -236,12 +260,11 @@ async def usage(context: CommandContext, _: str) -> str:
     session_id = context.branch.row.id
     messages = (await context.store.count_messages((session_id,)))[session_id]
     totals = await context.store.usage_by_model(session_id)
-    count = f"{messages:,} message{'s' * (messages != 1)}"
-    lines = [f"This session used {used(sum_of(totals))}; {count}."]
+    lines = [f"This session used {used(sum_of(totals))}; {plural(messages, 'message')}."]
     if len(totals) > 1:
         lines += ["", *(f"- {total.model or 'unknown model'}: {used(total)}" for total in totals)]
     if estimated := sum(total.estimated for total in totals):
-        which = "1 request" if estimated == 1 else f"{estimated:,} requests"
+        which = plural(estimated, "request")
         lines += ["", f"The tokens of {which} are estimated, because the endpoint did not report them."]
     return "\n".join(lines)
 
@@ -267,7 +290,7 @@ def used(total: UsageTotal) -> str:
     cached += [f"{total.tokens_cache_written:,} written to it"] if total.tokens_cache_written else []
     thought = f" ({total.tokens_reasoning:,} for reasoning)" if total.tokens_reasoning else ""
     cost = f", {total.cost:.4f} US dollars" if total.cost else ""
-    requests = f"{total.requests:,} request{'s' * (total.requests != 1)}"
+    requests = plural(total.requests, "request")
     of_these = f" ({', '.join(cached)})" if cached else ""
     return (
         f"{total.tokens_in:,} input tokens{of_these}, {total.tokens_out:,} output tokens{thought} in {requests}{cost}"
@@ -288,7 +311,7 @@ async def export(context: CommandContext, argument: str) -> str:
             sections += map(transcript.feed, batch)
         await context.workspace.write_text(path, "".join(sections))
     except OSError as error:
-        raise ArgumentError(f"{quoted(str(path))} could not be written: {error.strerror or error}") from error
+        raise ArgumentError(f"{quote(str(path))} could not be written: {error.strerror or error}") from error
     return f"Written to {path}."
 
 
@@ -308,7 +331,7 @@ async def diff(context: CommandContext, argument: str) -> str:
         room -= min(room, len(lines))
     if not sections:
         return "This session changed no files with its own tools. Changes by commands are not recorded."
-    total = f"This session changed {len(found)} file{'s' * (len(found) != 1)}. Changes by commands are not included."
+    total = f"This session changed {plural(len(found), 'file')}. Changes by commands are not included."
     return "\n\n".join([total, *sections])
 
 

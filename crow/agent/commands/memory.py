@@ -12,10 +12,12 @@ import anyio
 import anyio.to_thread
 
 from crow.agent import PermissionAnswer, PermissionQuestion, new_message_id
-from crow.agent.accounts import summary_stream
-from crow.agent.commands.context import CommandContext, quoted
+from crow.agent.commands.context import CommandContext
 from crow.agent.compaction.compactor import Compactor
-from crow.agent.compaction.summary import Summary, SummaryJob, clipped, shortened, summarise
+from crow.agent.compaction.summary import Summary, SummaryJob, shorten_to_tokens, summarise
+from crow.agent.history.recall import as_data, describe_session
+from crow.agent.history.rewind import content_of, digest, name_in
+from crow.agent.history.usage import summary_stream
 from crow.agent.instructions import (
     FILE_BYTES,
     INSTRUCTION_FILE,
@@ -24,10 +26,8 @@ from crow.agent.instructions import (
     instruction_file,
     stays_in_folder,
 )
-from crow.agent.permissions import Refuse, current_rules, decide
-from crow.agent.prompt import without_tags
-from crow.agent.recall import as_data, describe
-from crow.agent.rewind import content_of, digest, name_in
+from crow.agent.permissions.rules import Refuse, current_rules, decide
+from crow.agent.turns.prompt import without_tags
 from crow.domain.conversation import Projection
 from crow.domain.entries import (
     Announcement,
@@ -48,7 +48,8 @@ from crow.domain.entries import (
 from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.events import CallAnnounced, CallEnded
 from crow.domain.messages import Message
-from crow.domain.rendering import code, on_one_line, parts_text
+from crow.domain.rendering import code, parts_text
+from crow.domain.text import on_one_line, quote, shorten_middle
 from crow.domain.tokens import estimate_text
 from crow.store import SessionRow
 from crow.tools import PlannedCall
@@ -116,7 +117,7 @@ async def find_session(context: CommandContext, name: str) -> SessionRow:
         aliased = await context.store.session_by_alias(name)
         if aliased is None and len(found) != 1:
             several = ", ".join(code(on_one_line(each.id)) for each in found[:5])
-            problem = f"Several sessions match {quoted(name)}: {several}." if found else f"No session {quoted(name)}."
+            problem = f"Several sessions match {quote(name)}: {several}." if found else f"No session {quote(name)}."
             raise ArgumentError(f"{problem} `/search WORDS` finds sessions and shows their ids.") from None
         row = aliased or found[0]
     if row.id == context.branch.row.id:
@@ -140,7 +141,7 @@ async def store_summary(context: CommandContext, row: SessionRow, projection: Pr
         how = summary.method
     text, title = without_tags(summary.text), title_of(row)
     reminder = BROUGHT.format(
-        id=without_tags(on_one_line(row.id)), summary=as_data(f"{without_tags(describe(row))}\n{text}")
+        id=without_tags(on_one_line(row.id)), summary=as_data(f"{without_tags(describe_session(row))}\n{text}")
     )
     shown = SHOWN.format(title=title, id=on_one_line(row.id), how=HOW.get(how, ""), summary=text)
     await context.branch.record(
@@ -176,7 +177,7 @@ def summary_job(
 def with_newest(summary: str, entries: Sequence[Entry], budget: int) -> str:
     """Return a summary, followed by the newest prompts and answers in `entries`. Together they have at most `budget`
     estimated tokens."""
-    text = shortened(summary.strip(), budget * 2 // 3)
+    text = shorten_to_tokens(summary.strip(), budget * 2 // 3)
     left = budget - estimate_text(text) - estimate_text(SINCE) - estimate_text(LEFT_OUT)
     newest: list[str] = []
     for said in filter(None, map(said_in, reversed(entries))):
@@ -192,15 +193,15 @@ def said_in(entry: Entry) -> str:
     """Return the text of a prompt or an answer. Leave out the middle of a long text. Return "" for any other entry."""
     match entry.body:
         case User(parts=parts):
-            return f"[user]\n{clipped(parts_text(parts), BROUGHT_MESSAGE_CHARS)}"
+            return f"[user]\n{shorten_middle(parts_text(parts), BROUGHT_MESSAGE_CHARS)}"
         case Assistant(text=text) if text.strip():
-            return f"[assistant]\n{clipped(text.strip(), BROUGHT_MESSAGE_CHARS)}"
+            return f"[assistant]\n{shorten_middle(text.strip(), BROUGHT_MESSAGE_CHARS)}"
         case _:
             return ""
 
 
 def title_of(row: SessionRow) -> str:
-    return quoted(on_one_line(row.title)) if row.title else "an untitled session"
+    return quote(on_one_line(row.title)) if row.title else "an untitled session"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ from functools import partial
 import anyio.to_thread
 
 from crow.agent import new_session_id
-from crow.agent.branch import option_changes, options_at, usable_options
 from crow.agent.commands.branches import Place, find_place
-from crow.agent.commands.context import CommandContext, quoted
-from crow.agent.permissions import (
+from crow.agent.commands.context import CommandContext
+from crow.agent.history.branch import option_changes, options_at, usable_options
+from crow.agent.permissions.rules import (
     MODES,
     PermissionRule,
     current_rules,
@@ -25,7 +25,8 @@ from crow.agent.permissions import (
 from crow.agent.workspace import describe_sandbox, describe_workspace, inspect_workspace
 from crow.domain.errors import ArgumentError
 from crow.domain.events import TitleChanged
-from crow.domain.rendering import code, safe
+from crow.domain.rendering import code
+from crow.domain.text import plural, quote, safe
 from crow.store import SessionChanges
 from crow.store.codec import new_tag, tag_name, tags_of, tags_patch
 
@@ -49,7 +50,7 @@ async def fork(context: CommandContext, argument: str) -> str:
     options = await options_at(context.store, row, context.branch.leaf, place.entry)
     if usable := usable_options(options, context.models):
         await context.store.update_session(made.id, option_changes(usable))
-    titled = f", {quoted(made.title)}" if made.title else ""
+    titled = f", {quote(made.title)}" if made.title else ""
     return f"Forked {place.words}: `{made.id}`{titled}. Open it from the list of sessions; this one is unchanged."
 
 
@@ -57,12 +58,12 @@ async def title(context: CommandContext, argument: str) -> str:
     wanted = " ".join(argument.split())
     if not wanted:
         current = context.branch.row.title
-        return f"The title is {quoted(current)}. `/title WORDS` changes it." if current else "There is no title yet."
+        return f"The title is {quote(current)}. `/title WORDS` changes it." if current else "There is no title yet."
     if len(wanted) > TITLE_CHARS:
         raise ArgumentError(f"That title has {len(wanted)} characters; expected at most {TITLE_CHARS}.")
     await context.branch.change(SessionChanges(title=wanted, title_by_user=True))
     await context.branch.publish(TitleChanged(title=wanted))
-    return f"The title is now {quoted(wanted)}."
+    return f"The title is now {quote(wanted)}."
 
 
 async def tag(context: CommandContext, argument: str) -> str:
@@ -146,10 +147,10 @@ async def permissions(context: CommandContext, argument: str) -> str:
     if not argument:
         lines = [f"The mode is `{context.branch.row.mode}`. Deny rules win over everything else."]
         if context.rules:
-            lines += ["", "Rules in config.toml:", *(f"- {describe(rule, cwd)}" for rule in context.rules)]
+            lines += ["", "Rules in config.toml:", *(f"- {describe_rule(rule, cwd)}" for rule in context.rules)]
         if rules:
             lines += ["", "Rules of this session:"]
-            lines += [f"{number}. {describe(rule, cwd)}" for number, rule in enumerate(rules, 1)]
+            lines += [f"{number}. {describe_rule(rule, cwd)}" for number, rule in enumerate(rules, 1)]
         return "\n".join([*lines, *await describe_surroundings(context), "", USAGE])
     if verb in ("allow", "deny") and rest:
         return await add_rule(context, rules, typed_rule(rest, allow=verb == "allow", cwd=cwd))
@@ -200,7 +201,7 @@ async def add_rule(context: CommandContext, rules: Sequence[PermissionRule], rul
 async def forget_rules(context: CommandContext, rules: Sequence[PermissionRule], number: str) -> str:
     if number == "all" and rules:
         await store_rules(context, ())
-        return f"Removed: {len(rules)} rule{'s' * (len(rules) != 1)} of this session."
+        return f"Removed: {plural(len(rules), 'rule')} of this session."
     if not number.isdecimal() or not 1 <= int(number) <= len(rules):
         expected = f"expected a number from 1 to {len(rules)}, or all" if rules else "it has no rules"
         raise ArgumentError(f"This session has no rule `{number}`; {expected}.")
@@ -213,7 +214,7 @@ async def store_rules(context: CommandContext, rules: Sequence[PermissionRule]) 
     await context.branch.change(SessionChanges(permissions=tuple(rule.as_json() for rule in rules)))
 
 
-def describe(rule: PermissionRule, cwd: str) -> str:
+def describe_rule(rule: PermissionRule, cwd: str) -> str:
     """Return the rule in words, with its limits in parentheses."""
     scope = scope_text(rule, cwd)
     return f"{verb_and_text(rule)}{f' ({scope})' if scope else ''}"

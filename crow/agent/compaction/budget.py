@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
-from crow.agent.branch import Branch
 from crow.agent.compaction.window import MIN_ROOM, ContextWindow
+from crow.agent.history.branch import Branch
 from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt, Restore
 from crow.domain.errors import ContextOverflow

@@ -54,12 +54,12 @@ def select_pins(previous: Checkpoint | None, covered: Iterable[Entry], budget: i
     if not pins:
         return ()
     half = budget // 2 - FRAME_TOKENS
-    chosen = {pin.entry: shortened(pin, half) for pin in (pins[0], pins[-1])}
+    chosen = {pin.entry: _shorten_pin(pin, half) for pin in (pins[0], pins[-1])}
     left = budget - sum(map(size, chosen.values()))
     for pin in reversed(pins[1:-1]):
-        kept = shortened(pin, half)
+        kept = _shorten_pin(pin, half)
         if size(kept) > left:
-            kept = shortened(pin, max(MIN_EXCERPT, left // 2 - FRAME_TOKENS))
+            kept = _shorten_pin(pin, max(MIN_EXCERPT, left // 2 - FRAME_TOKENS))
         if size(kept) > left:
             break
         chosen[pin.entry] = kept
@@ -71,7 +71,7 @@ def size(pin: Pin) -> int:
     return FRAME_TOKENS + estimate_text(pin.text)
 
 
-def shortened(pin: Pin, tokens: int) -> Pin:
+def _shorten_pin(pin: Pin, tokens: int) -> Pin:
     return replace(pin, text=fit(pin.text, tokens, pin.entry))
 
 

@@ -18,12 +18,12 @@ from typing import Literal
 
 import anyio
 
-from crow.agent.accounts import summary_stream
 from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import Gauge, Limits, Measure, recalibrated
 from crow.agent.compaction.checkpoint import FRAME_TOKENS, files_in_use
 from crow.agent.compaction.planner import CheckpointDraft, Noop, fits, plan, with_bodies
 from crow.agent.compaction.summary import Summary, SummaryJob, ignore, notes, summarise
+from crow.agent.history.usage import summary_stream
 from crow.agent.hooks import BranchHooks, CompactionAdvice
 from crow.domain.conversation import Context, Projection
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEntry, Prompt, Restore, ShownFile

@@ -29,6 +29,7 @@ from crow.domain.messages import (
     UserMessage,
 )
 from crow.domain.rendering import INTERRUPTED, NO_ANSWER, parts_text
+from crow.domain.text import shorten_middle
 from crow.domain.tokens import estimate_message, estimate_text, estimate_tools
 from crow.llm import Model, ModelInfo, Request, Stream, TextDelta, ThoughtLevel
 
@@ -179,7 +180,7 @@ def notes(previous: str, messages: Sequence[Message], budget: int) -> str:
     lines are added to those notes, so notes do not nest.
     """
     base, _, earlier = previous.partition(NOTES_HEADING)
-    base = shortened(base.strip(), budget * 2 // 3)
+    base = shorten_to_tokens(base.strip(), budget * 2 // 3)
     lines = [line for line in earlier.strip().splitlines() if line.strip()]
     lines += [f"- {line}" for message in messages if (line := note(message))]
     left = budget - estimate_text(base) - estimate_text(NOTES_HEADING) - 4
@@ -233,7 +234,7 @@ def transcript_request(job: SummaryJob, info: ModelInfo) -> Request:
     instruction = instruction_of(job)
     budget = max(500, int(window / 2 / job.scale) - estimate_text(instruction))
     messages = list(job.messages[1:])
-    opening = [shortened(serialised(messages.pop(0)), budget // 2)] if job.previous and messages else []
+    opening = [shorten_to_tokens(serialised(messages.pop(0)), budget // 2)] if job.previous and messages else []
     left = budget - sum(map(estimate_text, opening))
     newest: list[str] = []
     for message in reversed(messages):
@@ -289,13 +290,15 @@ def serialised(message: Message) -> str:
         case SystemMessage(text=text):
             return text
         case UserMessage(parts=parts):
-            return f"[user]\n{without_marks(shortened(parts_text(parts), OUTPUT_CHARS))}"
+            return f"[user]\n{without_marks(shorten_to_tokens(parts_text(parts), OUTPUT_CHARS))}"
         case AssistantMessage(text=text, calls=calls):
-            lines = [f"[assistant]\n{without_marks(shortened(text, OUTPUT_CHARS))}"]
-            lines += [f"[calls {call.name}] {without_marks(clipped(call.arguments, ARGUMENT_CHARS))}" for call in calls]
+            lines = [f"[assistant]\n{without_marks(shorten_to_tokens(text, OUTPUT_CHARS))}"]
+            lines += [
+                f"[calls {call.name}] {without_marks(shorten_middle(call.arguments, ARGUMENT_CHARS))}" for call in calls
+            ]
             return "\n".join(lines)
         case ToolMessage(text=text):
-            return f"[result]\n{without_marks(clipped(text, OUTPUT_CHARS))}"
+            return f"[result]\n{without_marks(shorten_middle(text, OUTPUT_CHARS))}"
         case _ as never:
             assert_never(never)
 
@@ -309,23 +312,16 @@ def note(message: Message) -> str:
     """Return an answer's text and calls in one line, or an empty string for any other message."""
     if not isinstance(message, AssistantMessage) or message.text == NO_ANSWER:
         return ""
-    said = clipped(" ".join(message.text.removesuffix(INTERRUPTED).split()), NOTE_CHARS)
-    called = [f"{call.name}({clipped(call.arguments, NOTE_CHARS // 2)})" for call in message.calls]
+    said = shorten_middle(" ".join(message.text.removesuffix(INTERRUPTED).split()), NOTE_CHARS)
+    called = [f"{call.name}({shorten_middle(call.arguments, NOTE_CHARS // 2)})" for call in message.calls]
     return "; ".join([said, *called] if said else called).replace("\n", " ")
 
 
-def clipped(text: str, chars: int) -> str:
-    """Remove the middle of `text` so that about `chars` characters remain."""
-    if len(text) <= chars:
-        return text
-    return f"{text[: chars * 2 // 3]} [...] {text[len(text) - chars // 3 :]}"
-
-
-def shortened(text: str, tokens: int) -> str:
+def shorten_to_tokens(text: str, tokens: int) -> str:
     """Remove the middle of `text` so that its estimate is at most `tokens`. Return an empty string if nothing fits."""
     chars = len(text)
     short = text
     while chars > 0 and estimate_text(short) > tokens:
         chars = min(chars - 1, chars * max(1, tokens) // max(1, estimate_text(short)))
-        short = clipped(text, chars)
+        short = shorten_middle(text, chars)
     return short if chars > 0 else ""

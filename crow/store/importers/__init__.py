@@ -82,7 +82,7 @@ class SessionScan:
         self._titles: dict[str, str] | None = None
         self.problems = Problems()
         self.groups: list[tuple[Source, ...]] = []
-        """Each group is a session followed by its sub-agents. The oldest group is first."""
+        """Each group is a session followed by its subagents. The oldest group is first."""
 
     def __enter__(self) -> SessionScan:
         with ExitStack() as stack:
@@ -224,7 +224,7 @@ class Batch:
         return self._file.tell()
 
     def add(self, group: Sequence[Source], problems: Problems) -> None:
-        """Translate a session and its sub-agents. Lines and files that cannot be translated are reported to
+        """Translate a session and its subagents. Lines and files that cannot be translated are reported to
         `problems`."""
         built: list[ConversationBuilder] = []
 
@@ -349,7 +349,7 @@ def _opencode_source(
 
 
 def _grouped(sources: Sequence[Source]) -> list[tuple[Source, ...]]:
-    """Return the sessions, oldest first. Each session is followed by its sub-agents. If several sessions have the same
+    """Return the sessions, oldest first. Each session is followed by its subagents. If several sessions have the same
     id, only the newest is returned."""
     known = {one.session_id: one for one in sorted(sources, key=lambda one: one.updated_ms) if one.session_id}
     children: dict[str, list[Source]] = {}

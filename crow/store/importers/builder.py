@@ -12,7 +12,8 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 from crow.domain import entries
 from crow.domain.entries import Announcement, Body, CallRef, Pin, StopReason
 from crow.domain.messages import FinishReason, Image, Part, Text, ToolCall, Usage
-from crow.domain.rendering import in_title, safe
+from crow.domain.rendering import in_title
+from crow.domain.text import safe
 from crow.store.codec import encode, mend
 from crow.store.importers.parts import announce, short_line, tool_call
 from crow.store.portable import (

@@ -1,4 +1,4 @@
-"""Imports sessions of Claude Code: one JSONL file per session, and one per sub-agent."""
+"""Imports sessions of Claude Code: one JSONL file per session, and one per subagent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _FINISH: Mapping[str, FinishReason] = {"max_tokens": "length", "refusal": "refus
 
 
 def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
-    """Return the id of the session in a file, and the id of its parent if the session is a sub-agent. Return None if
+    """Return the id of the session in a file, and the id of its parent if the session is a subagent. Return None if
     Claude Code did not write the file."""
     typed = [line for line in lines if text(line.get("type")) in _TYPES]
     if not any("sessionId" in line or "leafUuid" in line or "messageId" in line for line in typed):
@@ -57,7 +57,7 @@ def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str 
 
 
 def read(path: Path, session_id: str, parent_id: str | None, new: NewConversation, problems: Problems) -> None:
-    """Import a file. Older versions of Claude Code wrote sub-agents into the file of their session. Each such sub-agent
+    """Import a file. Older versions of Claude Code wrote subagents into the file of their session. Each such subagent
     becomes a separate session."""
     main = _Thread(new(session_id, parent_id=parent_id), path, problems)
     side: dict[str, _Thread] = {}
@@ -241,8 +241,8 @@ class _Thread:
 
 
 def _agent_id(session: str, agent: str) -> str:
-    """Return the id of a sub-agent. This id does not begin with the id of the sub-agent's session. A user may name a
-    session by the beginning of its id, and this beginning must not also match the sub-agent."""
+    """Return the id of a subagent. This id does not begin with the id of the subagent's session. A user may name a
+    session by the beginning of its id, and this beginning must not also match the subagent."""
     digest = hashlib.sha256(f"{session} {agent}".encode("utf-8", "surrogatepass")).hexdigest()
     return stable_id(TOOL, "agent", digest[:16])
 

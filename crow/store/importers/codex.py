@@ -111,7 +111,7 @@ class _Rollout:
         kind, payload = text(line.get("type")), as_object(line.get("payload"))
         match kind:
             case "session_meta":
-                if not self._has_meta:  # a sub-agent's file repeats its parent's `session_meta`
+                if not self._has_meta:  # a subagent's file repeats its parent's `session_meta`
                     self._has_meta = True
                     self._to.set_cwd(payload.get("cwd"))
             case "turn_context":

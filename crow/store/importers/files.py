@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 from crow.store.codec import mend
 
 MAX_LINE_BYTES = 64 * 1024 * 1024

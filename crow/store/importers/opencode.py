@@ -158,7 +158,7 @@ def read(
     to = new(session.session_id, parent_id=session.parent_id)
     to.set_cwd(session.cwd)
     to.at(session.created_ms)
-    # Skip the automatic titles of new sessions and sub-agents. The first prompt is a better title.
+    # Skip the automatic titles of new sessions and subagents. The first prompt is a better title.
     if not session.title.startswith(("New session - ", "Child session - ")):
         to.set_title(session.title)
     to.archived = session.archived

@@ -14,7 +14,9 @@ from urllib.parse import unquote, urlsplit
 
 from crow.domain.entries import Announcement, CallKind, Diff, Location
 from crow.domain.messages import Image, Link, Part, Text, ToolCall
-from crow.domain.rendering import in_title, on_one_line
+from crow.domain.rendering import in_title
+from crow.domain.text import first_line as first_line_of
+from crow.domain.text import on_one_line, shorten
 from crow.store.codec import mend
 from crow.store.importers.files import Damaged, parse
 
@@ -36,9 +38,8 @@ def stable_id(tool: str, *parts: str) -> str:
 def short_line(text: str, most: int, *, first_line: bool = False) -> str:
     """Return `text` on one line without control characters, cut to `most` characters."""
     if first_line:
-        text = next((line for line in text.splitlines() if line.strip()), "")
-    line = on_one_line(mend(text[: 16 * most]))
-    return line if len(line) <= most else line[: most - 1].rstrip() + "…"
+        text = first_line_of(text)
+    return shorten(on_one_line(mend(text[: 16 * most])), most)
 
 
 def tool_call(call_id: str, name: str, arguments: Any) -> ToolCall:

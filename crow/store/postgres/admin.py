@@ -152,7 +152,7 @@ class PostgresAdmin(UsesDatabase, Admin):
 
     @snapshot
     async def _listed(self, sql: Sql, chosen: SessionFilter, limit: int | None) -> tuple[_Rows, Mapping[str, _Rows]]:
-        """Return the sessions. Also return a mapping from each session's id to its sub-agents at any depth."""
+        """Return the sessions. Also return a mapping from each session's id to its subagents at any depth."""
         values = await sql.fetch(
             _LISTED,
             chosen.archived,
@@ -385,7 +385,7 @@ async def _unused_since(sql: Sql, before_ms: int, cwd: str | None) -> tuple[Unus
 
 
 async def _hide(sql: Sql, ids: Sequence[str]) -> None:
-    """Hide sessions and their sub-agents."""
+    """Hide sessions and their subagents."""
     await sql.execute(
         "WITH RECURSIVE family (id) AS ("
         " SELECT id FROM crow.sessions WHERE id = ANY ($1::text[])"

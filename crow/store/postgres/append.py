@@ -14,12 +14,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from crow.domain.entries import Assistant, Body, Custom, Entry, NewEntry, PromptName, TurnEnd, User
+from crow.domain.entries import Body, Entry, NewEntry, PromptName, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Part, Usage
-from crow.domain.subagents import WAKE
-from crow.domain.tokens import estimate_text
 from crow.store import NamedPrompt, QueuedPrompt, SessionChanges, Tail, TurnStart
+from crow.store.claim import (
+    DeadTurn,
+    DraftPiece,
+    InboxItem,
+    closing_entries,
+    ends_draft,
+    no_longer_queued,
+    orphans,
+    refuse,
+    taken_from_inbox,
+    waiting_news,
+)
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend, to_json
 from crow.store.owner import dead_twin, readable
 from crow.store.postgres.database import Database, Sql, folded, plain, snapshot, transaction
@@ -237,9 +247,7 @@ class TurnMethods(PathMethods):
                 query = "DELETE FROM crow.inbox WHERE session = $1 AND message_id = $2 RETURNING parts"
                 row = await sql.fetchrow(query, session_id, plain(message_id))
                 if row is None:
-                    raise ArgumentError(
-                        f"Prompt {message_id} is no longer queued in session {session_id}. Send it again."
-                    )
+                    raise no_longer_queued(session_id, message_id)
                 parts = decode_parts(row[0])
             user = User(parts=tuple(parts), message_id=message_id, cut=cut, name=name)
             entries += await state.add(sql, [(NewEntry(body=user, model=state.model), state.turn)])
@@ -296,15 +304,11 @@ class TurnMethods(PathMethods):
 
     def _append_arguments(self, session_id: str, leaf: int | None, new: Chain, *, release: bool) -> tuple[object, ...]:
         bodies = [entry.body for entry in new.entries]
-        prompts = [
-            plain(body.message_id)
-            for body in bodies
-            if isinstance(body, User) or (isinstance(body, Custom) and body.message_id.startswith(WAKE))
-        ]
-        ends_draft = release or any(isinstance(body, Assistant | TurnEnd) for body in bodies)
+        prompts = [plain(message_id) for message_id in taken_from_inbox(bodies)]
+        is_draft_over = release or ends_draft(bodies)
         return (
             *(session_id, self.owner, self._epochs.get(session_id), leaf, new.rows, *new.added, release),
-            *(ends_draft, prompts, new.hashes, new.datas, new.numbers),
+            *(is_draft_over, prompts, new.hashes, new.datas, new.numbers),
         )
 
     def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
@@ -360,11 +364,12 @@ class TurnMethods(PathMethods):
     async def move_leaf(self, sql: Sql, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
         state = await SessionState.read(sql, session_id, self.owner, lock=True)
         if state.is_running and state.owner != self.owner:
-            _refuse("busy" if state.is_owner_alive else "interrupted", session_id, leaf, state.leaf, state.owner)
+            why = "busy" if state.is_owner_alive else "interrupted"
+            refuse(why, session_id, leaf=leaf, current=state.leaf, owner=state.owner)
         if state.is_running and state.epoch != self._epochs.get(session_id, state.epoch):
-            _refuse("fenced", session_id, leaf, state.leaf, state.owner)
+            refuse("fenced", session_id, leaf=leaf, current=state.leaf, owner=state.owner)
         if state.leaf != leaf:
-            _refuse("moved", session_id, leaf, state.leaf, state.owner)
+            refuse("moved", session_id, leaf=leaf, current=state.leaf, owner=state.owner)
         if to is not None:
             found = await sql.fetchval("SELECT conversation FROM crow.entries WHERE id = $1", to)
             if found != state.conversation:
@@ -402,8 +407,8 @@ class SessionState:
     is_owner_alive: bool
     is_owned: bool
     """Whether this store is the owner."""
-    orphans: Sequence[tuple[int, str, str, str]] = ()
-    """The seq, owner, parts and message id of each queued prompt whose store is dead."""
+    orphans: Sequence[InboxItem] = ()
+    """The queued prompts whose store is dead."""
     waiting: tuple[QueuedPrompt, ...] = ()
     """The texts in the inbox that are not prompts, except the texts of other living stores."""
 
@@ -419,12 +424,13 @@ class SessionState:
         now_ms, is_owner_alive = await sql.fetchrow(
             "SELECT crow.now_ms(), $1 = 'running' AND ($2 = $3 OR crow.is_alive($2))", row[3], row[4], owner
         )
-        inbox = await sql.fetch(
+        found = await sql.fetch(
             "SELECT seq, owner, parts, message_id FROM crow.inbox WHERE session = $1 AND (owner = $2"
             " OR NOT crow.is_alive(owner)) ORDER BY seq",
             session_id,
             owner,
         )
+        inbox = [InboxItem(*item) for item in found]
         return cls(
             session_id=session_id,
             conversation=row[0],
@@ -438,16 +444,8 @@ class SessionState:
             now_ms=now_ms,
             is_owner_alive=is_owner_alive,
             is_owned=row[4] == owner,
-            orphans=[
-                (seq, sender, parts, message_id)
-                for seq, sender, parts, message_id in inbox
-                if sender != owner and not message_id.startswith(WAKE)
-            ],
-            waiting=tuple(
-                QueuedPrompt(parts=decode_parts(parts), message_id=message_id)
-                for _, _, parts, message_id in inbox
-                if message_id.startswith(WAKE)
-            ),
+            orphans=orphans(inbox, owner),
+            waiting=waiting_news(inbox),
         )
 
     @property
@@ -480,26 +478,11 @@ async def _close_turn(sql: Sql, state: SessionState) -> list[Entry]:
     appended."""
     if not state.is_running and not state.orphans:
         return []
-    added: list[tuple[NewEntry, int]] = []
-    if state.is_running:
-        answer = await _saved_draft(sql, state)
-        if answer is not None:
-            model, usage = await _estimated_usage(sql, state, answer)
-            added.append((NewEntry(body=answer, model=model, usage=usage), state.turn))
-        last = await sql.fetchrow("SELECT kind, turn FROM crow.entries WHERE id = $1", state.leaf)
-        if added or last is None or tuple(last) != ("turn_end", state.turn):
-            detail = f"{readable(state.owner)} ended in the middle of this turn"
-            added.append((NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), state.turn))
-    for seq, dead, parts, message_id in state.orphans:
-        state.turn += 1
-        detail = f"{readable(dead)} ended before it ran this prompt"
-        name = await waiting_name(sql, state.session_id, message_id)
-        user = User(parts=decode_parts(parts), message_id=message_id, name=name)
-        added += [
-            (NewEntry(body=user, model=state.model), state.turn),
-            (NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), state.turn),
-        ]
-        await sql.execute("DELETE FROM crow.inbox WHERE seq = $1", seq)
+    left = [(item, await waiting_name(sql, state.session_id, item.message_id)) for item in state.orphans]
+    dead = await _dead_turn(sql, state) if state.is_running else None
+    added = closing_entries(dead, left, turn=state.turn, model=state.model)
+    state.turn += len(left)
+    await sql.execute("DELETE FROM crow.inbox WHERE seq = ANY($1)", [item.seq for item, _ in left])
     await sql.execute("DELETE FROM crow.drafts WHERE session = $1", state.session_id)
     entries = await state.add(sql, added) if added else []
     await sql.execute(
@@ -514,36 +497,26 @@ async def _note_entries(sql: Sql, stored: Sequence[Entry]) -> None:
     await note_entries(sql, [(entry.session, entry.body, entry.turn, entry.id) for entry in stored])
 
 
-async def _saved_draft(sql: Sql, state: SessionState) -> Assistant | None:
-    """Return the saved part of the unfinished answer, or None if nothing was saved."""
+async def _dead_turn(sql: Sql, state: SessionState) -> DeadTurn:
     pieces = await sql.fetch(
         "SELECT message_id, piece FROM crow.drafts WHERE session = $1 AND after_leaf IS NOT DISTINCT FROM $2"
         " ORDER BY seq",
         state.session_id,
         state.leaf,
     )
-    newest = [json.loads(piece) for message_id, piece in pieces if message_id == pieces[-1][0]]
-    text, thought = "".join(piece[0] for piece in newest), "".join(piece[1] for piece in newest)
-    if not text and not thought:
-        return None
-    return Assistant(text=text, thought=thought, message_id=pieces[-1][0], finish="interrupted")
-
-
-async def _estimated_usage(sql: Sql, state: SessionState, answer: Assistant) -> tuple[str, Usage]:
-    """Return the model of an unfinished answer, and the estimated usage of its request. The estimate of the input is
-    the input plus the output of the previous request. Without a previous request, the input is unknown. The output is
-    estimated from the saved text."""
-    row = await sql.fetchrow(
+    previous = await sql.fetchrow(
         "SELECT model, input_tokens::numeric + output_tokens FROM crow.entries WHERE session = $1 AND conversation = $2"
         " AND kind = 'assistant' ORDER BY id DESC LIMIT 1",
         state.session_id,
         state.conversation,
     )
-    model, total = (state.model, None) if row is None else (str(row[0]), row[1])
-    sent = None if total is None else storable(int(total))
-    made = estimate_text(answer.text) + estimate_text(answer.thought)
-    usage = Usage(input_tokens=sent, output_tokens=made, is_input_estimated=sent is not None, is_output_estimated=True)
-    return model, usage
+    last = await sql.fetchrow("SELECT kind, turn FROM crow.entries WHERE id = $1", state.leaf)
+    return DeadTurn(
+        owner=state.owner,
+        pieces=[DraftPiece(message_id, *json.loads(piece)) for message_id, piece in pieces],
+        previous=previous and (previous[0], None if previous[1] is None else storable(int(previous[1]))),
+        has_end=last is not None and tuple(last) == ("turn_end", state.turn),
+    )
 
 
 def _stored(session_id: str, leaf: int | None, new: Chain, row: Mapping[str, Any]) -> tuple[Entry, ...]:
@@ -554,29 +527,9 @@ def _stored(session_id: str, leaf: int | None, new: Chain, row: Mapping[str, Any
     :raises LeafMoved: the session has another leaf, or was taken over.
     """
     if row["outcome"] != "ok":
-        _refuse(row["outcome"], session_id, leaf, row["was_leaf"], row["was_owner"])
+        refuse(row["outcome"], session_id, leaf=leaf, current=row["was_leaf"], owner=row["was_owner"])
     values = {"conversation": row["in_conversation"], "session": session_id, "now_ms": row["at_ms"]}
     return tuple(new.stored(row["ids"], parent=row["was_leaf"], **values))
-
-
-def _refuse(outcome: str, session_id: str, leaf: int | None, current: int | None, owner: str) -> None:
-    match outcome:
-        case "gone":
-            raise NoSuchSession(session_id)
-        case "busy":
-            raise SessionBusy(session_id, readable(owner))
-        case "interrupted":
-            raise LeafMoved(f"Session {session_id} was left in the middle of a turn. Load it again, then retry.")
-        case "fenced":
-            raise LeafMoved(
-                f"Another process took over session {session_id} because this process gave no sign of life."
-                " Nothing was written; load it again, then retry."
-            )
-        case _:
-            raise LeafMoved(
-                f"Another process changed session {session_id}: its leaf is entry {current}, not {leaf}. Nothing was"
-                " written; load it again, then retry."
-            )
 
 
 def _row(new: NewEntry, encoded: Encoded, usage: Usage | None, turn: int) -> dict[str, object]:

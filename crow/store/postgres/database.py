@@ -147,26 +147,26 @@ class Database:
         """Return a context manager that runs a transaction and yields the connection of this transaction. A read
         transaction sees the database as it was at one moment. If the connection breaks before the first statement,
         another connection is used. If the connection breaks later, the transaction fails."""
-        isolation, readonly = ("repeatable_read", True) if is_read else ("read_committed", False)
+        # A task can be cancelled during BEGIN. The transactions of asyncpg cannot be rolled back then.
+        begin = "BEGIN ISOLATION LEVEL " + ("REPEATABLE READ READ ONLY" if is_read else "READ COMMITTED")
         for attempt in range(_ATTEMPTS):
             connection = await self._acquire(writes=not is_read)
             try:
-                transaction = connection.transaction(isolation=isolation, readonly=readonly)
                 try:
-                    await transaction.start()
-                except LOST:
-                    with suppress(asyncpg.InterfaceError):  # it may already be closed
-                        connection.terminate()
-                    if attempt + 1 == _ATTEMPTS or self._is_closed:
-                        raise
-                    continue
-                try:
+                    try:
+                        await connection.execute(begin)
+                    except LOST:
+                        with suppress(asyncpg.InterfaceError):  # it may already be closed
+                            connection.terminate()
+                        if attempt + 1 == _ATTEMPTS or self._is_closed:
+                            raise
+                        continue
                     yield connection
+                    await connection.execute("COMMIT")
                 except BaseException:
                     with anyio.CancelScope(shield=True):
-                        await _end(transaction, connection)
+                        await _roll_back_or_end(connection)
                     raise
-                await transaction.commit()
                 return
             finally:
                 await self._release(connection)
@@ -402,12 +402,13 @@ def snapshot(
     return _operation(True)(method)
 
 
-async def _end(transaction: Any, connection: Any) -> None:
+async def _roll_back_or_end(connection: Any) -> None:
     """Roll a transaction back. If the rollback fails, close the connection, so that the server rolls the transaction
     back."""
     try:
         async with asyncio.timeout(CLOSING_TIMEOUT_S):
-            await transaction.rollback()
+            # Always, because a BEGIN that was cancelled may not have been answered yet.
+            await connection.execute("ROLLBACK")
     except LOST:
         with suppress(asyncpg.InterfaceError):  # it may already be closed
             connection.terminate()

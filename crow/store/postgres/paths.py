@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import anyio
 
 from crow.domain.entries import CallRef, Entry, ToolResult
 from crow.domain.errors import NoSuchSession
@@ -42,7 +45,12 @@ _ENDS_BYTES = 4 * 1024
 
 _PATH_BATCH = 256
 _PATH_BATCH_BYTES = 4 * 1024 * 1024
+_FIRST_BATCH = 16
 _HISTORY_BATCH = 1_024
+_PIECE = 16
+_LONGEST_RUN = 8_192
+_MOST_LEFT = 8
+"""If less than one in so many entries of a session is on the path, the path is followed from parent to parent."""
 _MOST_MOVES = 10_000
 
 _PATH = """
@@ -52,6 +60,13 @@ _PATH = """
         SELECT e.id, e.parent, e.kind, steps + 1 FROM path JOIN crow.entries e ON e.id = path.parent WHERE steps < $2
     )
     SELECT id, parent FROM path
+"""
+
+_RUN = """
+    SELECT id, parent FROM crow.entries
+    WHERE conversation = (SELECT conversation FROM crow.entries WHERE id = $1)
+        AND session = (SELECT session FROM crow.entries WHERE id = $1) AND id <= $1
+    ORDER BY id DESC LIMIT $2
 """
 
 _LEFT_BEHIND = """
@@ -98,22 +113,61 @@ class PathMethods(UsesDatabase):
         self, session_id: str, *, result_bytes: Callable[[int], int | None] | None = None
     ) -> AsyncIterator[Sequence[Entry]]:
         row = await self.session(session_id)
-        newest_first = array("q")  # 8 bytes per id: a path may have a hundred thousand entries
-        start = row.leaf
-        while start is not None:
-            ids, start = await self._path_batch(start)
-            newest_first.extend(ids)
+        newest_first = await self._whole_path(row.leaf)
         newest_first.reverse()
         most_bytes = None if result_bytes is None else result_bytes(len(newest_first))
-        done = 0
-        while done < len(newest_first):
-            ids = list(newest_first[done : done + _PATH_BATCH])
+
+        async def read(done: int, size: int) -> Sequence[Entry]:
+            ids = list(newest_first[done : done + size])
             if most_bytes is None:
-                entries = await self._entries_batch(ids)
+                return await self._entries_batch(ids)
+            return await self._excerpts_batch(ids, most_bytes)
+
+        done, size = 0, _FIRST_BATCH
+        reading = asyncio.create_task(read(done, size)) if newest_first else None
+        try:
+            while reading is not None:
+                entries = await reading
+                done, size = done + len(entries), min(2 * size, _PATH_BATCH)
+                # The server reads the next batch while the caller works on this one. That takes several statements.
+                reading = asyncio.create_task(read(done, size)) if done < len(newest_first) else None
+                for piece in range(0, len(entries), _PIECE):
+                    yield entries[piece : piece + _PIECE]
+                    await asyncio.sleep(0)
+        finally:
+            if reading is not None:
+                reading.cancel()
+                with anyio.CancelScope(shield=True):
+                    await asyncio.gather(reading, return_exceptions=True)
+
+    async def _whole_path(self, leaf: int | None) -> array[int]:
+        """Return the ids on the path that ends at `leaf`, newest first."""
+        found = array("q")  # 8 bytes per id: a path may have a hundred thousand entries
+        size, is_dense = _HISTORY_BATCH, True
+        while leaf is not None:
+            if is_dense:
+                ids, leaf, is_dense = await self._run_batch(leaf, size)
             else:
-                entries = await self._excerpts_batch(ids, most_bytes)
-            done += len(entries)
-            yield entries
+                ids, leaf = await self._path_batch(leaf)
+            found.extend(ids)
+            size = min(2 * size, _LONGEST_RUN)
+        return found
+
+    @snapshot
+    async def _run_batch(self, sql: Sql, start: int, size: int) -> tuple[list[int], int | None, bool]:
+        """Read up to `size` older entries of the session that wrote the entry `start`. Return the ids among them that
+        are on the path that ends at `start`, and the id from which to continue. Also return whether many of the entries
+        were on the path: then this is twice as fast as going from parent to parent."""
+        rows = await sql.fetch(_RUN, start, size)
+        ids: list[int] = []
+        wanted: int | None = start
+        for entry_id, parent in rows:
+            if wanted is None or entry_id < wanted:  # the parent is not in this run
+                break
+            if entry_id == wanted:
+                ids.append(entry_id)
+                wanted = parent
+        return ids, wanted if rows else None, len(ids) * _MOST_LEFT > len(rows)
 
     @snapshot
     async def _path_batch(self, sql: Sql, start: int) -> tuple[list[int], int | None]:

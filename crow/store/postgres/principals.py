@@ -75,7 +75,7 @@ class PrincipalMethods(UsesDatabase):
     async def share_session(self, sql: Sql, session_id: str, principal: str, access: ShareAccess | None) -> None:
         parent, owner = await session_values(sql, session_id, "parent_id, principal", lock=True)
         if parent is not None:
-            raise ArgumentError(f"Session {session_id} is a sub-agent. Share the session that started it, {parent}.")
+            raise ArgumentError(f"Session {session_id} is a subagent. Share the session that started it, {parent}.")
         if owner == principal:
             raise ArgumentError(f"Session {session_id} belongs to {principal} already.")
         if access is None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from crow.domain.entries import Body, PromptName, TurnEnd
+from crow.domain.entries import Body, PromptName
 from crow.store import NamedPrompt
 from crow.store.postgres.database import Sql, plain
 from crow.store.postgres.paths import select_entries, session_values
-from crow.store.prompts import PromptRow, check_new, check_same, named_prompt_in, usage_of_turn
+from crow.store.prompts import PromptRow, check_new, check_same, ended_prompt, named_prompt_in, waiting_prompt
 
 
 async def add_name(sql: Sql, session_id: str, name: PromptName, message_id: str) -> None:
@@ -76,8 +76,7 @@ async def find_prompt(sql: Sql, session_id: str, name: PromptName, owner: str) -
     if row.turn is None:
         query = "SELECT owner FROM crow.inbox WHERE session = $1 AND message_id = $2"
         found = await sql.fetchval(query, session_id, row.message_id)
-        end = TurnEnd(stop="cancelled") if found is None else None
-        return NamedPrompt(message_id=row.message_id, end=end, is_own=found == owner)
+        return waiting_prompt(row, found, owner)
     place = "conversation = $1 AND session = $2 AND id >= $3 AND turn = $4"
     where = (conversation, session_id, row.entry, row.turn)
     query = f"SELECT id FROM crow.entries WHERE {place} AND kind = 'turn_end' ORDER BY id LIMIT 1"  # noqa: S608  # constants
@@ -89,14 +88,7 @@ async def find_prompt(sql: Sql, session_id: str, name: PromptName, owner: str) -
         " AND (id = $5 OR input_tokens IS NOT NULL OR output_tokens IS NOT NULL)"
     )
     entries = await select_entries(sql, [entry for (entry,) in await sql.fetch(query, *where, last)])
-    body = entries[-1].body
-    return NamedPrompt(
-        message_id=row.message_id,
-        turn=row.turn,
-        end=body if isinstance(body, TurnEnd) else TurnEnd(stop="interrupted"),
-        end_entry=last,
-        usage=usage_of_turn(entries),
-    )
+    return ended_prompt(row, last, entries)
 
 
 async def _row(sql: Sql, session_id: str, name: PromptName) -> PromptRow | None:

@@ -60,7 +60,7 @@ _NEEDED = """
 
 
 async def family(sql: Sql, ids: Sequence[str] | None) -> dict[int, tuple[str, ...]]:
-    """Map conversations to the chosen sessions and their sub-agents. If `ids` is None, all sessions that `crow
+    """Map conversations to the chosen sessions and their subagents. If `ids` is None, all sessions that `crow
     sessions` lists are chosen."""
     start = 'SELECT unnest($1::text[]) COLLATE "C"'
     if ids is None:

@@ -113,7 +113,8 @@ class SessionAdmin(UsageMethods, Admin):
 
     @snapshot()
     def ids(self, sql: Connection) -> tuple[str, ...]:
-        return tuple(row[0] for row in sql.execute("SELECT id FROM sessions WHERE deleted_ms IS NULL ORDER BY id"))
+        query = "SELECT id FROM sessions NOT INDEXED WHERE deleted_ms IS NULL ORDER BY id"  # an index may be damaged
+        return tuple(row[0] for row in sql.execute(query))
 
     async def listed(self, chosen: SessionFilter, *, limit: int | None = None) -> tuple[ListedSession, ...]:
         rows, subagents = await self._listed(chosen, limit)
@@ -129,7 +130,7 @@ class SessionAdmin(UsageMethods, Admin):
     @snapshot()
     def _listed(self, sql: Connection, chosen: SessionFilter, limit: int | None) -> tuple[_Rows, Mapping[str, _Rows]]:
         """Return the sessions that `chosen` selects, at most `limit`. Also return a mapping from each session's id to
-        its sub-agents at any depth."""
+        its subagents at any depth."""
         limits: dict[str, object] = {
             name: getattr(chosen, name) for name in ("archived", "model", "since_ms", "before_ms")
         }

@@ -16,12 +16,23 @@ from functools import partial
 from sqlite3 import Connection
 from typing import TypeAlias
 
-from crow.domain.entries import Assistant, Body, Custom, Entry, NewEntry, PromptName, TurnEnd, User
+from crow.domain.entries import Body, Entry, NewEntry, PromptName, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
-from crow.domain.messages import Part, Usage
-from crow.domain.subagents import WAKE
-from crow.domain.tokens import estimate_text
+from crow.domain.messages import Part
 from crow.store import NamedPrompt, QueuedPrompt, SessionChanges, Tail, TurnStart
+from crow.store.claim import (
+    DeadTurn,
+    DraftPiece,
+    InboxItem,
+    Refusal,
+    closing_entries,
+    ends_draft,
+    no_longer_queued,
+    orphans,
+    refuse,
+    taken_from_inbox,
+    waiting_news,
+)
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend
 from crow.store.owner import dead_twin, is_alive, readable
 from crow.store.rows import COUNTERS, SessionCounts, entry_values, storable_usage
@@ -44,7 +55,7 @@ _ADD_USAGE = (
     f"UPDATE sessions SET cost = cost + :cost, {', '.join(f'{name} = {name} + :{name}' for name in _TOKEN_COUNTERS)}"
     " WHERE id = :id"
 )
-"""Adds the usage of a sub-agent to the session that started it."""
+"""Adds the usage of a subagent to the session that started it."""
 
 _SAVE = (
     "UPDATE sessions SET leaf = :leaf, turn = :turn, state = :state, owner = :owner, lease_ms = :lease_ms,"
@@ -88,7 +99,7 @@ class TurnMethods(PathMethods):
         state = SessionState(sql, session_id, now_ms=now_ms())
         if session_id in self._unstored_ends or _needs_repair(state, self.owner):
             return None
-        return replace(load_tail(sql, session_id), waiting=_waiting(state, self.owner))
+        return replace(load_tail(sql, session_id), waiting=waiting_news(state.inbox(self.owner)))
 
     @transaction()
     def _repair(self, sql: Connection, session_id: str) -> None:
@@ -200,13 +211,10 @@ class TurnMethods(PathMethods):
         state = SessionState(sql, session_id, now_ms=now_ms())
         _check_writable(state, self.owner, leaf)
         stored = tuple(state.add(new, turn=turn, encoded=encoded) for new, encoded in entries)
-        for entry in stored:
-            match entry.body:
-                case User(message_id=message_id):
-                    _drop_prompt(sql, session_id, message_id)
-                case Custom(message_id=message_id) if message_id.startswith(WAKE):
-                    _drop_prompt(sql, session_id, message_id)
-        if release or any(isinstance(entry.body, Assistant | TurnEnd) for entry in stored):
+        bodies = [entry.body for entry in stored]
+        for message_id in taken_from_inbox(bodies):
+            _drop_prompt(sql, session_id, message_id)
+        if release or ends_draft(bodies):
             state.drop_draft()
         else:  # the answer is still streaming, and its draft now follows these entries
             sql.execute(
@@ -302,7 +310,7 @@ class SessionState:
         """The owner's last sign of life, in Unix milliseconds."""
         self.model: str = row[6]
         self._parent_id: str | None = row[7]
-        self._inbox: list[tuple[int, str, str, str, int]] | None = None
+        self._inbox: list[InboxItem] | None = None
         self._counts = SessionCounts()
         self._newest: int | None = None
 
@@ -345,15 +353,20 @@ class SessionState:
             id=entry_id, session=self.session_id, body=stored.body, model=new.model, usage=usage, cost=new.cost, **same
         )
 
-    def inbox(self) -> list[tuple[int, str, str, str, int]]:
-        """Return the seq, owner, parts, message id and time of each item in the inbox, in order. Only the first call
-        reads the inbox from the database."""
+    def inbox(self, owner: str) -> list[InboxItem]:
+        """Return the items of the inbox that `owner` or a dead owner has put there, in order. Only the first call reads
+        the inbox from the database."""
         if self._inbox is None:
-            self._inbox = self.sql.execute(
-                "SELECT seq, owner, parts, message_id, created_ms FROM inbox WHERE session = ? ORDER BY seq",
-                (self.session_id,),
-            ).fetchall()
+            query = "SELECT seq, owner, parts, message_id, created_ms FROM inbox WHERE session = ? ORDER BY seq"
+            self._inbox = [
+                InboxItem(*item)
+                for *item, created_ms in self.sql.execute(query, (self.session_id,))
+                if item[1] == owner or not self._is_sender_alive(item[1], created_ms)
+            ]
         return self._inbox
+
+    def _is_sender_alive(self, sender: str, created_ms: int) -> bool:
+        return is_alive(sender, lease_age_ms=self.now_ms - max(created_ms, self.lease_ms))
 
     def drop_draft(self) -> None:
         """Delete the draft, because the whole answer was stored or the turn has ended."""
@@ -403,7 +416,7 @@ def _dequeue(sql: Connection, session_id: str, message_id: str) -> tuple[Part, .
     query = "SELECT parts FROM inbox WHERE session = ? AND message_id = ?"
     row = sql.execute(query, (session_id, message_id)).fetchone()
     if row is None:
-        raise ArgumentError(f"Prompt {message_id} is no longer queued in session {session_id}. Send it again.")
+        raise no_longer_queued(session_id, message_id)
     _drop_prompt(sql, session_id, message_id)
     return decode_parts(row[0])
 
@@ -412,15 +425,13 @@ def _check_writable(state: SessionState, owner: str, leaf: int | None) -> None:
     """:raises SessionBusy: another living store runs a turn.
     :raises LeafMoved: the session has another leaf, or a dead owner left a turn that must be repaired first.
     """
+    why: Refusal | None = None
     if state.state == "running" and state.owner != owner:
-        if state.is_owner_alive:
-            raise SessionBusy(state.session_id, readable(state.owner))
-        raise LeafMoved(f"Session {state.session_id} was left in the middle of a turn. Load it again, then retry.")
-    if state.leaf != leaf:
-        raise LeafMoved(
-            f"Another process changed session {state.session_id}: its leaf is entry {state.leaf}, not {leaf}. Nothing"
-            " was written; load it again, then retry."
-        )
+        why = "busy" if state.is_owner_alive else "interrupted"
+    elif state.leaf != leaf:
+        why = "moved"
+    if why is not None:
+        refuse(why, state.session_id, leaf=leaf, current=state.leaf, owner=state.owner)
 
 
 def _needs_repair(state: SessionState, owner: str) -> bool:
@@ -428,86 +439,40 @@ def _needs_repair(state: SessionState, owner: str) -> bool:
     needs no repair."""
     if state.state == "running":
         return state.owner != owner and not state.is_owner_alive
-    return bool(_orphans(state, owner))
+    return bool(orphans(state.inbox(owner), owner))
 
 
 def _close_turn(state: SessionState, owner: str) -> list[Entry]:
     """Close the turn and the queued prompts of dead owners, and make the session idle. Return the entries that were
     appended."""
-    entries: list[Entry] = []
-    if state.state == "running":
-        detail = f"{readable(state.owner)} ended in the middle of this turn"
-        answer = _saved_draft(state)
-        if answer is not None:
-            model, usage = _estimated_usage(state, answer)
-            entries.append(state.add(NewEntry(body=answer, model=model, usage=usage), turn=state.turn))
-        if not _has_ended(state):
-            entries.append(state.add(NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), turn=state.turn))
-    for seq, dead, parts, message_id in _orphans(state, owner):
-        state.turn += 1
-        detail = f"{readable(dead)} ended before it ran this prompt"
-        name = waiting_name(state.sql, state.session_id, message_id)
-        user = User(parts=decode_parts(parts), message_id=message_id, name=name)
-        entries.append(state.add(NewEntry(body=user, model=state.model), turn=state.turn))
-        entries.append(state.add(NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), turn=state.turn))
-        state.sql.execute("DELETE FROM inbox WHERE seq = ?", (seq,))
+    left = [
+        (item, waiting_name(state.sql, state.session_id, item.message_id))
+        for item in orphans(state.inbox(owner), owner)
+    ]
+    dead = _dead_turn(state) if state.state == "running" else None
+    closing = closing_entries(dead, left, turn=state.turn, model=state.model)
+    entries = [state.add(new, turn=turn) for new, turn in closing]
+    state.turn += len(left)
+    state.sql.executemany("DELETE FROM inbox WHERE seq = ?", [(item.seq,) for item, _ in left])
     state.drop_draft()
     state.state, state.owner = "idle", ""
     return entries
 
 
-def _saved_draft(state: SessionState) -> Assistant | None:
-    """Return the saved part of the unfinished answer, or None if nothing was saved."""
+def _dead_turn(state: SessionState) -> DeadTurn:
     pieces = state.sql.execute(
         "SELECT message_id, text, thought FROM drafts WHERE session = ? AND after_leaf IS ? ORDER BY seq",
         (state.session_id, state.leaf),
     ).fetchall()
-    pieces = [piece for piece in pieces if piece[0] == pieces[-1][0]]
-    text, thought = "".join(piece[1] for piece in pieces), "".join(piece[2] for piece in pieces)
-    if not text and not thought:
-        return None
-    return Assistant(text=text, thought=thought, message_id=pieces[0][0], finish="interrupted")
-
-
-def _estimated_usage(state: SessionState, answer: Assistant) -> tuple[str, Usage]:
-    """Return the model of an unfinished answer, and the estimated usage of its request. The estimated input is the sum
-    of the input and the output of the previous request. If there was no previous request, the input is unknown. The
-    output is estimated from the saved text."""
-    row = state.sql.execute(
+    previous = state.sql.execute(
         "SELECT model, input_tokens + output_tokens FROM entries WHERE session = ? AND conversation = ?"
         " AND kind = 'assistant' ORDER BY id DESC LIMIT 1",
         (state.session_id, state.conversation),
     ).fetchone()
-    model, sent = row or (state.model, None)
-    made = estimate_text(answer.text) + estimate_text(answer.thought)
-    usage = Usage(input_tokens=sent, output_tokens=made, is_input_estimated=sent is not None, is_output_estimated=True)
-    return str(model), usage
-
-
-def _has_ended(state: SessionState) -> bool:
-    """Return whether the turn's end is already stored. This is the case if the owner died between storing the end and
-    releasing the turn."""
-    row = state.sql.execute("SELECT kind, turn FROM entries WHERE id = ?", (state.leaf,)).fetchone()
-    return bool(row == ("turn_end", state.turn))
-
-
-def _orphans(state: SessionState, owner: str) -> list[tuple[int, str, str, str]]:
-    """Return the seq, owner, parts and message id of each queued prompt whose owner is dead."""
-    return [
-        (seq, sender, parts, message_id)
-        for seq, sender, parts, message_id, created_ms in state.inbox()
-        if sender != owner and not message_id.startswith(WAKE) and not _is_sender_alive(state, sender, created_ms)
-    ]
-
-
-def _waiting(state: SessionState, owner: str) -> tuple[QueuedPrompt, ...]:
-    """Return the texts in the inbox that are not prompts. Texts of other living owners are left out."""
-    return tuple(
-        QueuedPrompt(parts=decode_parts(parts), message_id=message_id)
-        for _, sender, parts, message_id, created_ms in state.inbox()
-        if message_id.startswith(WAKE) and (sender == owner or not _is_sender_alive(state, sender, created_ms))
+    last = state.sql.execute("SELECT kind, turn FROM entries WHERE id = ?", (state.leaf,)).fetchone()
+    return DeadTurn(
+        owner=state.owner,
+        pieces=[DraftPiece(*piece) for piece in pieces],
+        previous=previous and (str(previous[0]), previous[1]),
+        has_end=last == ("turn_end", state.turn),
     )
-
-
-def _is_sender_alive(state: SessionState, sender: str, created_ms: int) -> bool:
-    return is_alive(sender, lease_age_ms=state.now_ms - max(created_ms, state.lease_ms))

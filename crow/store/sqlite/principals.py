@@ -69,7 +69,7 @@ class PrincipalMethods(UsesDatabase):
     def share_session(self, sql: Connection, session_id: str, principal: str, access: ShareAccess | None) -> None:
         parent, owner = session_values(sql, session_id, "parent_id, principal")
         if parent is not None:
-            raise ArgumentError(f"Session {session_id} is a sub-agent. Share the session that started it, {parent}.")
+            raise ArgumentError(f"Session {session_id} is a subagent. Share the session that started it, {parent}.")
         if owner == principal:
             raise ArgumentError(f"Session {session_id} belongs to {principal} already.")
         values = {"session": session_id, "principal": principal, "access": access, "now": now_ms()}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sqlite3 import Connection
 
-from crow.domain.entries import Body, Entry, PromptName, TurnEnd
+from crow.domain.entries import Body, Entry, PromptName
 from crow.store import NamedPrompt
 from crow.store.codec import mend
-from crow.store.prompts import PromptRow, check_new, check_same, named_prompt_in, usage_of_turn
+from crow.store.prompts import PromptRow, check_new, check_same, ended_prompt, named_prompt_in, waiting_prompt
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.paths import entries_of
 
@@ -67,8 +67,7 @@ def find_prompt(sql: Connection, session_id: str, name: PromptName, owner: str) 
     if row.turn is None:
         query = "SELECT owner FROM inbox WHERE session = ? AND message_id = ?"
         found = sql.execute(query, (session_id, row.message_id)).fetchone()
-        end = TurnEnd(stop="cancelled") if found is None else None
-        return NamedPrompt(message_id=row.message_id, end=end, is_own=found == (owner,))
+        return waiting_prompt(row, found and found[0], owner)
     ends = sql.execute(
         "SELECT id FROM entries WHERE session = ? AND id >= ? AND turn = ? AND kind = 'turn_end' ORDER BY id LIMIT 1",
         (session_id, row.entry, row.turn),
@@ -86,14 +85,7 @@ def find_prompt(sql: Connection, session_id: str, name: PromptName, owner: str) 
         read, taken = entries_of(sql, ids)
         entries += read
         ids = ids[taken:]
-    body = entries[-1].body if entries else None
-    return NamedPrompt(
-        message_id=row.message_id,
-        turn=row.turn,
-        end=body if isinstance(body, TurnEnd) else TurnEnd(stop="interrupted"),
-        end_entry=last,
-        usage=usage_of_turn(entries),
-    )
+    return ended_prompt(row, last, entries)
 
 
 def _row(sql: Connection, session_id: str, name: PromptName) -> PromptRow | None:

@@ -135,18 +135,21 @@ class SessionMethods(UsesDatabase):
         if cursor is not None:
             where += " AND (newest_entry, id) < (:newest, :after)"
             values["newest"], values["after"] = parse_cursor(cursor)
-        order = "ORDER BY newest_entry DESC, id DESC LIMIT :limit"
+        order = "ORDER BY newest_entry DESC, id DESC"
+        numbers = f"SELECT number FROM sessions WHERE {where} {order} LIMIT :limit"
         if seen_by is not None:
             # Two searches by index; CROSS JOIN keeps their order. The sessions of other principals are not read. So the
             # time that a search takes does not depend on them.
             values["seen_by"] = seen_by
-            where = (
-                f"number IN (SELECT number FROM (SELECT number FROM sessions WHERE principal = :seen_by AND {where}"
-                f" {order}) UNION SELECT s.number FROM shares h CROSS JOIN sessions s ON s.id = h.session"
-                f" WHERE h.principal = :seen_by AND {where})"
+            numbers = (
+                f"SELECT number FROM (SELECT number FROM sessions WHERE principal = :seen_by AND {where} {order}"
+                " LIMIT :limit) UNION SELECT s.number FROM shares h CROSS JOIN sessions s ON s.id = h.session"
+                f" WHERE h.principal = :seen_by AND {where}"
             )
-        rows = sql.execute(f"SELECT {SESSION_COLUMNS} FROM sessions WHERE {where} {order}", values).fetchall()
-        found = tuple(session_of(row) for row in rows[:limit])
+        # An index may be damaged. So it only finds the rows; the ids, by which they are opened, are read from the rows.
+        query = f"SELECT deleted_ms, {SESSION_COLUMNS} FROM sessions WHERE number IN ({numbers}) {order} LIMIT :limit"
+        rows = sql.execute(query, values).fetchall()
+        found = tuple(session_of(row) for deleted_ms, *row in rows[:limit] if deleted_ms is None)
         return SessionPage(rows=found, cursor=cursor_after(found[-1]) if len(rows) > limit else None)
 
     @snapshot(raise_if_moved=True)
@@ -374,7 +377,7 @@ def set_title(sql: Connection, session_id: str, title: str | None) -> None:
 
 
 def hide_session(sql: Connection, session_id: str) -> None:
-    """Mark a session and its sub-agents as deleted, and free the alias."""
+    """Mark a session and its subagents as deleted, and free the alias."""
     sql.execute(
         "WITH RECURSIVE family (id) AS"
         " (SELECT ? UNION SELECT s.id FROM sessions s JOIN family ON s.parent_id = family.id)"

@@ -59,7 +59,7 @@ _NEEDED = """
 
 
 def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[int, tuple[str, ...]]:
-    """Return the chosen sessions and their sub-agents, grouped by conversation. If `ids` is None, all sessions
+    """Return the chosen sessions and their subagents, grouped by conversation. If `ids` is None, all sessions
     that `crow sessions` lists are chosen."""
     start = "SELECT value FROM json_each(:ids)"
     if ids is None:

@@ -426,6 +426,7 @@ async def perform_write(workspace: Workspace, write: Write) -> str:
 async def conclude_write(context: ToolContext, write: Write, written: str) -> tuple[str, Diff]:
     """Remember the written text. Return what the model is told, and the diff."""
     target, before, done = write.target, write.change.before, write.change.done
+    context.checks.note(target.name)
     shown = None if before is None else before.shown
     if write.data is None:
         context.seen_files.forget(target.path)

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import anyio.to_thread
 
-MAX_CHARS = 12_000
-"""The model sees at most this many characters of an output, about 3,000 tokens."""
+MAX_CHARS = 8_000
+"""The model sees at most this many characters of an output, about 2,000 tokens."""
 MIN_REPEATS = 4
 MAX_FILES = 20
 """The output of older commands is forgotten."""
+MAX_PIPES = 3
+"""At most this many earlier pipes with a failure are reported."""
 PREFIX = "crow-output-"
 SIGPIPE_CODE = 128 + 13
 """What bash reports for a command that wrote to a pipe which nobody read any more, as in `... | head`."""
@@ -28,6 +30,8 @@ _ESCAPES = re.compile(
     r"|[PX^_][^\x1b]*(?:\x1b\\)?"  # other strings for the terminal
     r"|[ -/]*[0-~])"
 )
+_UNREADABLE = re.compile("[\0-\x07\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
+MIN_UNREADABLE = 8
 
 
 def as_shown(output: str) -> str:
@@ -47,6 +51,9 @@ def as_shown(output: str) -> str:
 
 
 def _last_state(line: str) -> str:
+    strange = len(_UNREADABLE.findall(line))
+    if strange >= MIN_UNREADABLE and strange * 3 > len(line):
+        return "[binary data]"
     if "\r" in line:
         line = next((state for state in reversed(line.split("\r")) if state), "")
     if "\b" in line:
@@ -61,31 +68,52 @@ def _last_state(line: str) -> str:
 
 
 class PipeStatuses:
-    """Lets bash report the exit codes of all commands in a command line's last pipe, so that a failure in front of the
-    last command does not go unnoticed."""
+    """Lets bash report the exit codes of all commands in pipes, so that a failure is noticed although the last command
+    of its pipe succeeded."""
 
     def __init__(self, command: str) -> None:
         self._mark = f"crow-{secrets.token_hex(8)}"
         # After `exec 2>FILE`, the report would go to a file of the user.
         if "|" in command and not re.search(r"\bexec\b", command):
-            report = f's="${{PIPESTATUS[*]}}"; printf "\\n%s %s\\n" {self._mark} "$s" >&2'
-            command = f"[ \"$BASH\" ] && trap '{report}' EXIT; {command}"
+            report = f's="${{PIPESTATUS[*]}}"; printf "\\n%s %s|%s\\n" {self._mark} "$s" "$crow_pipes" >&2'
+            # Before each command, look at the pipe that ran before it. `set -x` would print that each time.
+            is_traced = re.search(r"\bset\s+-\w*[xo]", command) is not None
+            look = "" if is_traced else f" && trap '{_LOOK}' DEBUG"
+            command = f"[ \"$BASH\" ] && trap '{report}' EXIT{look}; {command}"
         self.command = command
         """The command line to run instead."""
 
-    def split(self, output: str) -> tuple[str, tuple[int, ...]]:
-        """Return the output without the report, and the exit codes. There are none if bash has not reported them."""
+    def split(self, output: str) -> tuple[str, tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        """Return the output without the report, the exit codes of the last pipe, and those of earlier pipes with a
+        failure. There are none if bash has not reported them."""
         before, mark, report = output.rpartition(f"\n{self._mark} ")
         if not mark:
-            return output, ()
+            return output, (), ()
         codes, _, after = report.partition("\n")
-        return before + after, tuple(int(code) for code in codes.split() if code.isdecimal())
+        last, _, earlier = codes.partition("|")
+        return before + after, _codes(last), tuple(map(_codes, filter(None, earlier.split(";"))))
 
-    def note(self, codes: Sequence[int]) -> str:
-        """Return a line for the model if a command in front of the last one failed, or an empty string."""
-        if all(code in (0, SIGPIPE_CODE) for code in codes[:-1]):
-            return ""
-        return f"[exit codes in the last pipe: {', '.join(map(str, codes))}]"
+    def note(self, codes: Sequence[int], earlier: Sequence[Sequence[int]] = ()) -> str:
+        """Return a line for the model if a command in front of the last one of a pipe failed, or an empty string."""
+        is_last = _hides_failure(codes)
+        others = [each for each in earlier if _hides_failure(each) and not (is_last and tuple(each) == tuple(codes))]
+        shown = [f"exit codes in the last pipe: {', '.join(map(str, codes))}"] if is_last else []
+        shown += [f"exit codes in an earlier pipe: {', '.join(map(str, each))}" for each in others[:MAX_PIPES]]
+        return f"[{'; '.join(shown)}]" if shown else ""
+
+
+_LOOK = (
+    'crow_codes="${PIPESTATUS[*]}"; case "$crow_codes" in *[1-9]*" "*) case ";$crow_pipes;" in *";$crow_codes;"*) ;; '
+    '*) [ ${#crow_pipes} -gt 200 ] || crow_pipes="$crow_pipes${crow_pipes:+;}$crow_codes";; esac;; esac'
+)
+
+
+def _codes(report: str) -> tuple[int, ...]:
+    return tuple(int(code) for code in report.split() if code.isdecimal())
+
+
+def _hides_failure(codes: Sequence[int]) -> bool:
+    return any(code not in (0, SIGPIPE_CODE) for code in codes[:-1])
 
 
 class OutputFiles:

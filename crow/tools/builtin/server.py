@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import mcp_types as mcp
@@ -30,6 +30,7 @@ CALL_ID = "crow/call_id"
 PATHS = "crow/paths"
 ARGUMENT = "crow/argument"
 EXCLUDED = "crow/excluded"
+FOLLOWED = "crow/followed"
 URL_RULES = "crow/url_rules"
 
 # The listing omits descriptions and schemas: the toolbox takes them from SPECS, and crow validates the arguments.
@@ -80,7 +81,9 @@ def meta_for(call_id: str, planned: PlannedCall | None = None) -> mcp.RequestPar
     argument = planned.argument if planned is not None else None
     excluded = asdict(planned.excluded if planned is not None else NOTHING_EXCLUDED)
     url_rules = asdict(planned.url_rules if planned is not None else NO_URL_RULES)
-    meta = {CALL_ID: call_id, PATHS: paths, ARGUMENT: argument, EXCLUDED: excluded, URL_RULES: url_rules}
+    is_followed = planned is not None and planned.is_followed
+    meta: dict[str, object] = {CALL_ID: call_id, PATHS: paths, ARGUMENT: argument, FOLLOWED: is_followed}
+    meta |= {EXCLUDED: excluded, URL_RULES: url_rules}
     return cast(mcp.RequestParamsMeta, meta)
 
 
@@ -111,6 +114,8 @@ def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
             outcome = await TOOLS[params.name].run(invocation, params.arguments or {})
         except (ArgumentError, OSError) as error:
             outcome = Outcome(text=with_name(params.name, describe_error(error)), is_error=True)
+        if not meta.get(FOLLOWED) and (checked := await context.checks.run(context.workspace, invocation.excluded)):
+            outcome = replace(outcome, text=f"{outcome.text}\n{checked}")
         return to_result(outcome)
 
     return Server("crow", on_list_tools=list_tools, on_call_tool=call_tool)

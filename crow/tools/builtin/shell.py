@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 from crow.domain.entries import Announcement
@@ -21,6 +22,20 @@ DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 3_600
 MAX_WAIT_S = 600
 FIRST_OUTPUT_S = 0.3
+SILENT_CHARS = 200
+"""A command that prints less may have failed without saying why."""
+
+_HIDES = re.compile(r"\|\||;|\n|2>\s*/dev/null|&>")
+"""Matches what lets a command line succeed although a part of it failed."""
+_ERROR = re.compile(r"[\w./+-]{1,60}: |(?i:error|warning|fatal|npm \w+!?)\b")
+"""Matches the beginning of an error message of a program."""
+_NEEDS_NETWORK = re.compile(
+    r"(?:^|[;&|(\n]|\$\()\s*(?:sudo )?(?:curl|wget|ssh|scp|pip3? (?:install|download)|uv (?:pip|add|sync)|"
+    r"python3? -m pip (?:install|download)|(?:npm|pnpm|yarn|bun) (?:i|ci|install|add|view)|"
+    r"git (?:clone|fetch|pull|push|ls-remote)|apt(?:-get)? (?:update|install)|go (?:get|mod download)|"
+    r"cargo (?:add|fetch|install)|gem install|bundle install|docker (?:pull|push))(?!\S)"
+)
+"""Matches commands that can do nothing without the network."""
 
 
 async def plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
@@ -63,10 +78,11 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
         on_output=lambda so_far: invocation.on_output(statuses.split(so_far)[0]),
         excluded=invocation.excluded,
     )
-    output, codes = statuses.split(output)
-    end = describe_end(code, timeout_s) or statuses.note(codes)
+    output, codes, earlier = statuses.split(output)
+    hidden = statuses.note(codes, earlier)
+    end = describe_end(code, timeout_s) or hidden
     shown = await invocation.context.outputs.shown(output.removesuffix("\n"))
-    hint = invocation.context.workspace.explain_failure(access, output, has_failed=code != 0)
+    hint = explain(invocation.context, command, access, output, has_failed=code != 0 or hidden != "")
     return Outcome(
         text="\n".join(filter(None, [shown, end, hint])) or "(no output)",
         is_error=code != 0,
@@ -88,6 +104,19 @@ def describe_end(code: int | None, timeout_s: int) -> str:
         except ValueError:
             return f"[ended by signal {-code}]"
     return f"[exit code {code}]" if code else ""
+
+
+def explain(context: ToolContext, command: str, access: CommandAccess, output: str, *, has_failed: bool) -> str:
+    """Return a line for the model if the sandbox may be the reason why a command failed, or why a part of it failed
+    although the command succeeded, as in `curl URL || true`. Return an empty string otherwise."""
+    hint = context.workspace.explain_failure(access, output, has_failed=has_failed)
+    hides = not has_failed and _HIDES.search(command) is not None
+    if not hint and hides:
+        errors = "\n".join(line for line in output.splitlines() if _ERROR.match(line))
+        hint = context.workspace.explain_failure(access, errors) if errors else ""
+    if not hint and (has_failed or hides) and len(output) < SILENT_CHARS and _NEEDS_NETWORK.search(command):
+        hint = context.workspace.explain_failure(access, "Network is unreachable")
+    return hint
 
 
 async def plan_output(context: ToolContext, args: Arguments) -> PlannedCall:
@@ -119,7 +148,7 @@ async def job_outcome(context: ToolContext, job: Job, status: str) -> Outcome:
     if not job.is_running:
         job.told.set()
     has_failed = bool(job.command.returncode)
-    hint = "" if job.is_running else context.workspace.explain_failure(job.access, output, has_failed=has_failed)
+    hint = "" if job.is_running else explain(context, job.line, job.access, output, has_failed=has_failed)
     shown = await context.outputs.shown(output.removesuffix("\n"))
     text = "\n".join(filter(None, [shown, f"[{status}]", hint]))
     max_chars = MAX_CHARS if len(shown) > MAX_CHARS else None

@@ -26,6 +26,7 @@ from crow.tools import (
     SkillInfo,
     Workspace,
 )
+from crow.tools.builtin.checks import Checks
 from crow.tools.builtin.output import OutputFiles
 from crow.tools.builtin.text_file import SeenFiles
 from crow.tools.jobs import Jobs
@@ -87,6 +88,7 @@ class ToolContext:
     skills: tuple[SkillInfo, ...] = ()
     agents: tuple[AgentKind, ...] = ()
     fetches_private: bool = False
+    checks: Checks = field(default_factory=lambda: Checks({}))
     keys: KeySource = HiddenKeys
 
     def target(self, path: str) -> PathTarget:

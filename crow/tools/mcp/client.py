@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from crow.domain.messages import Part, Resource, Text, ToolCall, ToolSpec
 from crow.domain.rendering import SecretMask, in_title
 from crow.tools import builtin
 from crow.tools.agents import find_agents
+from crow.tools.builtin.checks import Checks
 from crow.tools.builtin.session import task_outcome, task_spec, task_to_run
 from crow.tools.builtin.tool import ToolContext, argument, check, parse, parse_foreign, tool_spec
 from crow.tools.builtin.understand import ignored_note, understood
@@ -105,6 +106,8 @@ class ToolSettings:
     agent_folders: tuple[Path, ...] = ()
     server_places: tuple[Path, ...] = ()
     fetches_private: bool = False
+    checks: Mapping[str, str] = field(default_factory=dict)
+    """Commands that check changes, by globs of the files that they are for."""
     keys: KeySource = HiddenKeys
     login_folder: Path | None = None
     on_secrets: Callable[[Iterable[str]], None] | None = None
@@ -135,6 +138,7 @@ async def open_toolbox(
         workspace=workspace,
         jobs=Jobs(workspace, settings.keys),
         fetches_private=settings.fetches_private,
+        checks=Checks(settings.checks),
         keys=settings.keys,
     )
     context.skills, context.agents = await anyio.to_thread.run_sync(load_files, settings, workspace, ports)

@@ -20,7 +20,7 @@ Answer: TypeAlias = Literal["allow", "reject", "hold", "fail"]
 """The client's answer to a permission request: an option that allows the call (`allow`) or rejects it (`reject`), no
 answer until the prompt is cancelled (`hold`), or an error (`fail`)."""
 
-MAX_SILENCES = 5
+_MAX_SILENCES = 5
 """After this many unanswered requests, the check waits only a third of `answer_s` for each later answer."""
 
 
@@ -87,7 +87,7 @@ class Clock:
         up."""
         if time.monotonic() > self._end:
             raise OutOfTime
-        return self.limits.answer_s if self._silences < MAX_SILENCES else self.limits.answer_s / 3
+        return self.limits.answer_s if self._silences < _MAX_SILENCES else self.limits.answer_s / 3
 
     def check_signal(self) -> None:
         """Ask whether a signal has arrived. :raises CheckStopped: a signal has arrived."""

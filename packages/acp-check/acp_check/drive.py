@@ -13,15 +13,15 @@ from acp_check.process import AgentIO
 from acp_check.rules.settings import choices, options_of
 from acp_check.run import EndpointLog, Run
 
-EVERYTHING: dict[str, Any] = {
+_EVERYTHING: dict[str, Any] = {
     "fs": {"readTextFile": True, "writeTextFile": True},
     "terminal": True,
     "elicitation": {"form": {}, "url": {}},
     "session": {"configOptions": {"boolean": {}}, "notices": {}, "compaction": {}},
     "_meta": {"acp-check": True},
 }
-CLIENT_INFO = {"name": "acp-check", "title": "ACP check", "version": "1"}
-NOWHERE = "acp-check-no-such-session"
+_CLIENT_INFO = {"name": "acp-check", "title": "ACP check", "version": "1"}
+_NOWHERE = "acp-check-no-such-session"
 _IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 _AUDIO = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAQB8AAEAfAAABAAgAZGF0YQAAAAA="
 _WITHHELD = (
@@ -86,7 +86,7 @@ class Drive:
         return client
 
     def _initialize(self, client: CheckClient, purpose: str, offered: dict[str, Any], version: int = 1) -> bool:
-        params = {"protocolVersion": version, "clientCapabilities": offered, "clientInfo": CLIENT_INFO}
+        params = {"protocolVersion": version, "clientCapabilities": offered, "clientInfo": _CLIENT_INFO}
         client.offered = offered
         client.initialized = client.ask("initialize", params, purpose) or {}
         return bool(client.initialized)
@@ -119,7 +119,7 @@ class Drive:
         or resume sessions, or if the session was not created.
         """
         client = self._open("main")
-        if not self._initialize(client, "initialize", EVERYTHING):
+        if not self._initialize(client, "initialize", _EVERYTHING):
             client.close()
             return None, None
         capabilities = client.initialized.get("agentCapabilities")
@@ -174,13 +174,13 @@ class Drive:
             client.ask("authenticate", {"methodId": "acp-check-no-such-method"}, "auth-unknown")
 
     def _unknown_sessions(self, client: CheckClient, capabilities: dict[str, Any]) -> None:
-        client.wait(self._prompt(client, NOWHERE, "say", "unknown-session"))
-        opening = {"sessionId": NOWHERE, "cwd": str(self.workspace), "mcpServers": []}
+        client.wait(self._prompt(client, _NOWHERE, "say", "unknown-session"))
+        opening = {"sessionId": _NOWHERE, "cwd": str(self.workspace), "mcpServers": []}
         if _has(capabilities, "loadSession"):
             client.ask("session/load", opening, "load-unknown")
         if _has(capabilities, "sessionCapabilities.resume"):
             client.ask("session/resume", opening, "resume-unknown")
-        client.notify("session/cancel", {"sessionId": NOWHERE}, "cancel-unknown")
+        client.notify("session/cancel", {"sessionId": _NOWHERE}, "cancel-unknown")
         client.barrier()
 
     def _prompts(self, client: CheckClient, session: str, capabilities: dict[str, Any]) -> None:
@@ -305,7 +305,7 @@ class Drive:
             if _has(capabilities, "sessionCapabilities.list"):
                 client.ask("session/list", {"cwd": str(self.workspace)}, "list-after-delete")
             client.ask("session/delete", {"sessionId": session}, "delete-again")
-            client.ask("session/delete", {"sessionId": NOWHERE}, "delete-unknown")
+            client.ask("session/delete", {"sessionId": _NOWHERE}, "delete-unknown")
 
     def _withheld(self, client: CheckClient, capabilities: dict[str, Any]) -> None:
         missing = [method for method, capability in _WITHHELD if not _has(capabilities, capability)]
@@ -373,7 +373,7 @@ class Drive:
 
     def _load(self, session: str) -> None:
         client = self._open("load")
-        if self._initialize(client, "", EVERYTHING):
+        if self._initialize(client, "", _EVERYTHING):
             params = {"sessionId": session, "cwd": str(self.workspace), "mcpServers": []}
             if client.ask("session/load", params, "load") is not None:
                 client.settle()
@@ -382,7 +382,7 @@ class Drive:
 
     def _resume(self, session: str) -> None:
         client = self._open("resume")
-        if self._initialize(client, "", EVERYTHING):
+        if self._initialize(client, "", _EVERYTHING):
             params = {"sessionId": session, "cwd": str(self.workspace), "mcpServers": []}
             if client.ask("session/resume", params, "resume") is not None:
                 client.settle()

@@ -15,8 +15,8 @@ from acp_check.rules import Finding, Verdict, judge
 from acp_check.run import Connection, Run, split
 from acp_check.schema import SchemaChecker, Violation
 
-MAX_FINDINGS = 5
-MAX_CHARACTERS = 300
+_MAX_FINDINGS = 5
+_MAX_CHARACTERS = 300
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]")
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -44,11 +44,11 @@ class Report:
             if verdict.findings:
                 yield f"FAILED {verdict.rule.severity:<6} {verdict.rule.id}: {verdict.rule.says}"
                 yield f"       {verdict.rule.link}"
-                for finding in verdict.findings[:MAX_FINDINGS]:
+                for finding in verdict.findings[:_MAX_FINDINGS]:
                     yield f"       {self._place(finding)}{_safe(finding.words)}"
-                    yield from (f"         {_quote(line)}" for line in finding.lines[:MAX_FINDINGS])
-                if len(verdict.findings) > MAX_FINDINGS:
-                    yield f"       and {len(verdict.findings) - MAX_FINDINGS} more"
+                    yield from (f"         {_quote(line)}" for line in finding.lines[:_MAX_FINDINGS])
+                if len(verdict.findings) > _MAX_FINDINGS:
+                    yield f"       and {len(verdict.findings) - _MAX_FINDINGS} more"
             elif everything:
                 reason = f" ({_safe(verdict.reason)})" if verdict.reason else ""
                 yield f"{verdict.state:<14} {verdict.rule.severity:<6} {verdict.rule.id}: {verdict.rule.says}{reason}"
@@ -114,9 +114,9 @@ class Report:
         return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
     def _evidence(self, verdict: Verdict) -> Iterator[str]:
-        for finding in verdict.findings[:MAX_FINDINGS]:
+        for finding in verdict.findings[:_MAX_FINDINGS]:
             yield f"{self._place(finding)}{finding.words}"
-            yield from (f"  {_quote(line)}" for line in finding.lines[:MAX_FINDINGS])
+            yield from (f"  {_quote(line)}" for line in finding.lines[:_MAX_FINDINGS])
 
     def _connection(self, finding: Finding) -> str | None:
         for connection in self.run.connections:
@@ -157,7 +157,7 @@ def _lines_of(connection: Connection) -> range:
 def _quote(line: Recorded) -> str:
     arrow = "->" if line.sender == "client" else "<-"
     text = line.text if line.text is not None else json.dumps(line.message, ensure_ascii=False)
-    text = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"
+    text = text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
     return f"{line.line} {arrow} {_safe(text)}"
 
 

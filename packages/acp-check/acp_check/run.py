@@ -12,9 +12,9 @@ from acp_check.recording import Recorded
 
 FINAL = ("completed", "failed")
 OPENING = ("session/new", "session/load", "session/resume", "session/fork")
-TURN_KINDS = ("agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "tool_call_update")
-CHUNKS = TURN_KINDS[:3]
-NO_CODE = 0
+_TURN_KINDS = ("agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "tool_call_update")
+CHUNKS = _TURN_KINDS[:3]
+_NO_CODE = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +57,12 @@ class Exchange:
     @property
     def session(self) -> str:
         """The session that the request names, or "null" if it names none."""
-        return as_text(self.params.get("sessionId"))
+        return _as_text(self.params.get("sessionId"))
 
     @property
     def opened(self) -> str:
         """The session that the response names. If it names none, the session that the request names."""
-        return as_text((self.result or {}).get("sessionId", self.params.get("sessionId")))
+        return _as_text((self.result or {}).get("sessionId", self.params.get("sessionId")))
 
     @property
     def is_answered(self) -> bool:
@@ -85,9 +85,9 @@ class Exchange:
 
     @property
     def code(self) -> int:
-        """The code of the error, or `NO_CODE` if there is no error."""
+        """The code of the error, or `_NO_CODE` if there is no error."""
         code = (self.error or {}).get("code")
-        return code if isinstance(code, int) else NO_CODE
+        return code if isinstance(code, int) else _NO_CODE
 
     @property
     def lines(self) -> tuple[Recorded, ...]:
@@ -113,7 +113,7 @@ class Update:
     @property
     def child(self) -> str:
         """The session that a `subagent_update` is about."""
-        return as_text(self.body.get("sessionId"))
+        return _as_text(self.body.get("sessionId"))
 
     @property
     def text(self) -> str:
@@ -400,21 +400,21 @@ class _Sorted:
             current.permissions.append(exchange)
 
     def _notification(self, line: Recorded, method: str, params: dict[str, Any]) -> None:
-        turn = self._turn(as_text(params.get("sessionId")))
+        turn = self._turn(_as_text(params.get("sessionId")))
         if line.sender == "client":
             if method == "session/cancel" and turn is not None and not turn.exchange.is_answered:
                 turn.cancels.append(line)
             return
         self.notified.append(line)
         if method == "session/update" and isinstance(params.get("update"), dict):
-            update = Update(line=line, session=as_text(params.get("sessionId")), body=params["update"])
+            update = Update(line=line, session=_as_text(params.get("sessionId")), body=params["update"])
             self.updates.append(update)
             if turn is not None and not turn.exchange.is_answered:
                 turn.updates.append(update)
-            elif turn is not None and update.kind in TURN_KINDS and update.session not in self._children:
+            elif turn is not None and update.kind in _TURN_KINDS and update.session not in self._children:
                 turn.late.append(update)
             if update.kind == "subagent_update":
-                self._children.add(update.child)  # a sub-agent may send updates outside a turn of its own
+                self._children.add(update.child)  # a subagent may send updates outside a turn of its own
 
     def _turn(self, session: str) -> RecordedTurn | None:
         """Return the running turn of a session. If no turn is running, return the session's last turn, or None if
@@ -456,7 +456,7 @@ def split(lines: Iterable[Recorded]) -> list[Connection]:
     return connections
 
 
-def as_text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """Return a string unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else _key(value)
 

@@ -13,7 +13,7 @@ Side: TypeAlias = Literal["agent", "client"]
 
 STABLE, UNSTABLE = "schema.json", "schema.unstable.json"
 
-SESSION_CONTENT: dict[str, Any] = {
+_SESSION_CONTENT: dict[str, Any] = {
     "type": "object",
     "properties": {
         "type": {"const": "session"},
@@ -23,7 +23,7 @@ SESSION_CONTENT: dict[str, Any] = {
     "required": ["type", "sessionId"],
 }
 """The schema of `session`, a type of content of tool calls. It was written by hand from the proposal (RFD) for
-sub-agent sessions, because no published package has it yet."""
+subagent sessions, because no published package has it yet."""
 
 
 class Violation(Exception):
@@ -234,7 +234,7 @@ def _definitions(file: str, *, strict: bool = False) -> dict[str, Any]:
     packaged = Path(__file__).parent / file  # exists only in a wheel
     path = packaged if packaged.exists() else Path(__file__).parents[3] / "schemas" / "acp" / "v1" / file
     definitions: dict[str, Any] = json.loads(path.read_text("utf-8"))["$defs"]
-    definitions["ToolCallContent"]["oneOf"].append(SESSION_CONTENT)
+    definitions["ToolCallContent"]["oneOf"].append(_SESSION_CONTENT)
     if strict:
         _forbid_unknown(definitions)
     return definitions

@@ -19,8 +19,8 @@ from acp_check.process import AgentProcess
 from acp_check.run import Run
 
 KEY = "acp-check"
-SERVER_ARGUMENTS = ("one", "two words")
-SERVER_VARIABLE = "ACP check ☕"
+_SERVER_ARGUMENTS = ("one", "two words")
+_SERVER_VARIABLE = "ACP check ☕"
 _INHERITED = (
     "PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TERM", "USER", "LOGNAME", "SHELL", "TZ", "SYSTEMROOT",
     "VIRTUAL_ENV", "NODE_PATH", "LD_LIBRARY_PATH",
@@ -91,8 +91,8 @@ def check_agent(
         server = {
             "name": "acp-check",
             "command": sys.executable,
-            "args": [str(script), str(log), *SERVER_ARGUMENTS],
-            "env": [{"name": "ACP_CHECK", "value": SERVER_VARIABLE}],
+            "args": [str(script), str(log), *_SERVER_ARGUMENTS],
+            "env": [{"name": "ACP_CHECK", "value": _SERVER_VARIABLE}],
         }
         with ScriptedEndpoint(str(workspace)) as endpoint, _Trace(trace) as write:
             values = {

@@ -87,7 +87,7 @@ class Agent:
         return True
 
     def feed(self, data: bytes) -> None:
-        """Takes bytes from stdin."""
+        """Take bytes from stdin."""
         if self.is_dead:
             return
         if self.breaks("framing.reads-pieces") and not data.endswith(b"\n"):
@@ -99,7 +99,7 @@ class Agent:
                 self._take(line)
 
     def close(self) -> None:
-        """Takes the end of stdin."""
+        """Take the end of stdin."""
         if self.breaks("framing.last-newline"):
             self._write(b'{"jsonrpc":"2.0","method":"_bye"}')
         for prompt in self._prompts.values():
@@ -548,7 +548,7 @@ class Agent:
         self._step(self._prompts[session], None)
 
     def _step(self, prompt: Prompt, message: Json | None) -> None:
-        """Runs a prompt's script until it waits for something."""
+        """Run a prompt's script until it waits for something."""
         prompt.is_waiting = False
         try:
             wanted = prompt.script.send(message)
@@ -869,7 +869,7 @@ class Agent:
 
 
 def main() -> None:
-    """Runs the agent over stdin and stdout. `ACP_CHECK_DISK` names the file that outlives the process."""
+    """Run the agent over stdin and stdout. `ACP_CHECK_DISK` names the file that outlives the process."""
     disk, file = Disk(), os.environ.get("ACP_CHECK_DISK", "")
     if file and os.path.exists(file):
         with open(file, encoding="utf-8") as stored:

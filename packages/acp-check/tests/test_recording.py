@@ -115,7 +115,7 @@ def test_a_load_during_a_prompt_replays_it_and_the_prompt_continues(tmp_path: Pa
     assert report.unanswered == ()
 
 
-def test_a_sub_agent_is_known_and_works_when_its_session_says_so(tmp_path: Path) -> None:
+def test_a_subagent_is_known_and_works_when_its_session_says_so(tmp_path: Path) -> None:
     def child(**update: Any) -> dict[str, Any]:
         return {"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": "task", "update": update}}
 

@@ -104,7 +104,7 @@ async def test_usage_counts_tokens_and_export_writes_a_new_markdown_file(tmp_pat
 
 async def test_model_and_mode_are_shown_and_chosen_by_name_or_prefix(tmp_path: Path) -> None:
     async with opened(tmp_path, ScriptedModel()) as it:
-        it.session.adapters = replace(it.session.adapters, models=("large", "small", "smart"))
+        it.session.conversation.adapters = replace(it.session.conversation.adapters, models=("large", "small", "smart"))
         assert await typed(it, "/model") == (
             "The model is `scripted`. Choose one of `large`, `small`, `smart`, `scripted`."
         )
@@ -121,7 +121,7 @@ async def test_user_command_is_sent_as_its_prompt(tmp_path: Path) -> None:
     model = ScriptedModel(Say(text=["reviewed"]))
     template = Template(name="review", description="", hint="", text="Review $ARGUMENTS with care.")
     async with opened(tmp_path, model) as it:
-        it.session.adapters = replace(it.session.adapters, templates=lambda: (template,))
+        it.session.conversation.adapters = replace(it.session.conversation.adapters, templates=lambda: (template,))
         await it.session.prompt(text("/review src/a.py"))
         said = [entry.body.parts for entry in await it.log() if isinstance(entry.body, User)]
     assert said == [text("Review src/a.py with care.")]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from crow.agent.permissions import Allow, Refuse, decide, rule_from, rule_text, typed_rule, user_rules
+from crow.agent.permissions.rules import Allow, Refuse, decide, rule_from, rule_text, typed_rule, user_rules
 from crow.domain.entries import Announcement, Command, ToolResult
 from crow.domain.errors import ArgumentError
 from crow.tools import PlannedCall
 from tests.agent.harness import NoteTaker, text
-from tests.agent.test_subagents import Casting, running
+from tests.agent.subagents.test_subagents import Casting, running
 from tests.support.scripted_model import Say, call
 
 SHOWN = Announcement(title="t")

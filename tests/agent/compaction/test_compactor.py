@@ -8,10 +8,10 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from crow.agent.branch import Branch
 from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.compaction.window import ContextWindow
+from crow.agent.history.branch import Branch
 from crow.domain.entries import (
     Announcement,
     Checkpoint,

@@ -14,8 +14,8 @@ import pytest
 
 from crow.agent.compaction.budget import CompactionPolicy, gauge_on
 from crow.agent.hooks import Hooks
-from crow.agent.pending import PendingPrompt
-from crow.agent.session import Session
+from crow.agent.sessions.pending import PendingPrompt
+from crow.agent.sessions.session import Session
 from crow.domain.entries import Checkpoint, ModelRequest, TurnEnd
 from crow.domain.errors import NetworkError, TurnError
 from crow.domain.events import CompactionChanged, Event, SummaryShown
@@ -48,7 +48,7 @@ async def idle(
 ) -> AsyncIterator[Opened]:
     """A session after four exchanges."""
     async with opened(directory, model, compaction=EARLY, hooks=hooks, client=client, limits=limits) as run:
-        run.session.rest_s = 0
+        run.session.conversation.rest_s = 0
         await talk(run)
         yield run
 
@@ -174,7 +174,7 @@ async def test_no_summary_is_written_by_the_fallback_after_a_turn_that_it_has_en
     model = ScriptedModel(*TALK[:3], down, LONG, GOOD, info=INFO)
     spare = ScriptedModel(LONG, info=replace(INFO, name="spare", endpoint="https://spare.example/v1 spare"))
     async with opened(tmp_path, model, compaction=EARLY, others={"spare": spare}, fallback="spare") as run:
-        run.session.rest_s = 0
+        run.session.conversation.rest_s = 0
         await talk(run)
         await rested(run)
         assert (len(spare.requests), summaries(model)) == (1, 0)
@@ -187,7 +187,7 @@ async def test_a_fallback_gets_the_summary_that_its_model_had_prepared(tmp_path:
     model = ScriptedModel(*TALK, GOOD, Say(error=NetworkError("down")), DONE, info=INFO)
     spare = ScriptedModel(DONE, info=replace(INFO, name="spare", endpoint="https://spare.example/v1 spare"))
     async with opened(tmp_path, model, compaction=EARLY, others={"spare": spare}, fallback="spare") as run:
-        run.session.rest_s = 0
+        run.session.conversation.rest_s = 0
         await talk(run)
         await counted(run)
         await run.session.prompt(text("Go on."))
@@ -276,7 +276,7 @@ async def test_a_prompt_at_any_moment_of_the_preparation_counts_each_request_onc
     async with idle(tmp_path, model) as run:
         for _ in range(moment):
             await anyio.lowlevel.checkpoint()
-        run.session.rest_s = 60
+        run.session.conversation.rest_s = 60
         await run.session.prompt(text("Go on."))
         await run.session.prompt(text("And on."))
         assert summaries(model) <= 1
@@ -345,7 +345,7 @@ async def test_usage_of_a_summary_is_stored_at_the_end_even_if_another_process_h
 async def test_a_process_that_only_opened_the_session_writes_no_summary_and_reports_none(tmp_path: Path) -> None:
     model, there = ScriptedModel(*TALK, GOOD, info=INFO), ScriptedModel(DONE, info=INFO)
     async with idle(tmp_path, model) as run, opened(tmp_path, there, compaction=EARLY, session_id="s1") as other:
-        other.session.rest_s = 0
+        other.session.conversation.rest_s = 0
         await counted(run)
         await other.session.prompt(text("Go on."))
         assert len(there.requests) == 1
@@ -383,7 +383,7 @@ async def test_early_level_follows_the_policy_the_model_and_an_undone_compaction
         session = run.session
 
         async def level(policy: CompactionPolicy = EARLY, *, info: ModelInfo = INFO) -> int | None:
-            return (await gauge_on(session.branch, lambda: info, policy, session.window)).early_level()
+            return (await gauge_on(session.branch, lambda: info, policy, session.conversation.window)).early_level()
 
         assert await level() == 25_600 * 6 // 10
         assert await level(replace(EARLY, early=0.9)) == 25_600 * 9 // 10

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.endpoints import ENDPOINTS, Simulation
-from crow.agent.branch import Branch
 from crow.agent.compaction.budget import CompactionPolicy, gauge_on
 from crow.agent.compaction.compactor import Compactor, Helpers
 from crow.agent.compaction.window import MIN_ROOM, ContextWindow
-from crow.agent.prompt import Briefing
-from crow.agent.tool_calls import Permissions
-from crow.agent.turn import Turn
+from crow.agent.history.branch import Branch
+from crow.agent.permissions.judge import Permissions
+from crow.agent.turns.prompt import Briefing
+from crow.agent.turns.turn import Turn
 from crow.domain.entries import NewEntry, TurnEnd
 from crow.domain.errors import ContextOverflow
 from crow.domain.messages import Usage

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crow.agent.branch import Branch
 from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.compaction.checkpoint import masking_order
+from crow.agent.history.branch import Branch
 from crow.domain.conversation import for_model
 from crow.domain.entries import (
     Assistant,

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.retention import retention
 from benchmarks.working_set import run
-from crow.agent.prompt import Briefing
-from crow.agent.tool_calls import Permissions
-from crow.agent.turn import Turn
+from crow.agent.permissions.judge import Permissions
+from crow.agent.turns.prompt import Briefing
+from crow.agent.turns.turn import Turn
 from crow.domain.entries import Checkpoint, Mask, NewEntry
 from crow.llm import ModelInfo, Request
 from crow.tools.workspace import DiskWorkspace

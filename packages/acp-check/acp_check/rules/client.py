@@ -310,7 +310,7 @@ _GATES: tuple[tuple[str, str, str, str, Callable[[Recorded], bool]], ...] = (
     (
         "subagents",
         "subagents",
-        "Sub-agents are shown",
+        "Subagents are shown",
         "draft/schema#clientcapabilities",
         _is_update("subagent_update", "session_message", "session_message_chunk"),
     ),

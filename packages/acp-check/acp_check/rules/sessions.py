@@ -251,10 +251,10 @@ def _row_filter(exchange: Exchange, row: dict[str, Any]) -> str | None:
 
 
 def _row_time(_: Exchange, row: dict[str, Any]) -> str | None:
-    return time_problem(row.get("updatedAt"))
+    return _time_problem(row.get("updatedAt"))
 
 
-def time_problem(value: Any) -> str | None:
+def _time_problem(value: Any) -> str | None:
     """Return the problem with an ISO 8601 time, or None if the time is valid or missing."""
     if value is None:
         return None
@@ -570,7 +570,7 @@ RULES = (
         page("session-list#updating-session-metadata"),
         every(
             lambda run: run.updates("session_info_update"),
-            lambda update: time_problem(update.body.get("updatedAt")),
+            lambda update: _time_problem(update.body.get("updatedAt")),
             "the agent sent no session_info_update",
         ),
     ),

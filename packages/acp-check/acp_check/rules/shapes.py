@@ -86,12 +86,12 @@ def _request(method: str) -> Check:
 def _update(kind: str) -> Check:
     return every(
         lambda run: run.updates(kind),
-        lambda update: None if is_plain_chunk(update.body) else _words(problems(f"SessionUpdate/{kind}", update.body)),
+        lambda update: None if _is_plain_chunk(update.body) else _words(problems(f"SessionUpdate/{kind}", update.body)),
         f"the agent sent no {kind}",
     )
 
 
-def is_plain_chunk(body: dict[str, Any]) -> bool:
+def _is_plain_chunk(body: dict[str, Any]) -> bool:
     """Return whether an update is a chunk of plain text. These updates are the most frequent, and they are always
     valid."""
     match body:
@@ -152,7 +152,7 @@ def _values(connection: Any) -> Iterator[tuple[str, Any, Recorded]]:
         if name is not None:
             yield name, exchange.request.message.get("params"), exchange.request
     for update in connection.updates:
-        if update.body.get("sessionUpdate") in update_kinds() and not is_plain_chunk(update.body):
+        if update.body.get("sessionUpdate") in update_kinds() and not _is_plain_chunk(update.body):
             yield f"SessionUpdate/{update.kind}", update.body, update.line
 
 

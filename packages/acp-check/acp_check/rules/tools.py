@@ -54,7 +54,7 @@ def _unique_ids(run: Run) -> Outcome:
 
 
 def _is_below(session: str, root: str, parents: Mapping[str, str]) -> bool:
-    """Return whether a session is `root` or one of its sub-agents, at any depth. `parents` maps sub-agents to parents,
+    """Return whether a session is `root` or one of its subagents, at any depth. `parents` maps subagents to parents,
     and may have cycles."""
     seen = set[str]()
     while session != root and session in parents and session not in seen:
@@ -157,7 +157,7 @@ def _known_terminal(run: Run) -> Outcome:
             if turn.exchange.method == "session/load"
             for update in turn.updates
         }
-        if offers_terminal_output(connection.offered):
+        if _offers_terminal_output(connection.offered):
             continue
         for update in connection.updates:
             if update.line.line in replayed:
@@ -170,7 +170,7 @@ def _known_terminal(run: Run) -> Outcome:
     return found if has_any else "the agent showed no terminal in a tool call"
 
 
-def offers_terminal_output(offered: dict[str, Any]) -> bool:
+def _offers_terminal_output(offered: dict[str, Any]) -> bool:
     """Return whether the client can show the agent's own terminals. Only some clients have this extension of the
     protocol."""
     meta = offered.get("_meta")

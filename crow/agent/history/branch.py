@@ -1,0 +1,571 @@
+"""The branch that a session is on: its entries in memory, and the only way to add entries."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import takewhile
+from typing import Literal, TypeAlias
+
+import anyio
+
+from crow.agent import Client
+from crow.domain.conversation import Context, Projection
+from crow.domain.entries import (
+    Assistant,
+    Command,
+    Entry,
+    ModelRequest,
+    NewEntry,
+    Note,
+    PlanItem,
+    Prompt,
+    PromptName,
+    ToolResult,
+    TurnEnd,
+    User,
+)
+from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
+from crow.domain.events import ContextMeasured, EntryStored, Event, ModeChanged, OptionsChanged, TitleChanged
+from crow.domain.messages import JsonObject, Part, Text, Usage, WireName
+from crow.domain.text import first_line, shorten
+from crow.llm import THOUGHT_LEVELS, WIRE_TITLES, ModelInfo, ThoughtLevel
+from crow.store import SessionChanges, SessionRow, Store, Tail
+from crow.store.watching import News
+
+logger = logging.getLogger(__name__)
+
+END_S = 5.0
+TITLE_CHARS = 80
+
+Options: TypeAlias = Mapping[Literal["model", "thought_level"], str]
+"""Maps options to their values. These are the options that are restored when the user goes back in the conversation.
+Each change of one of them is stored as an entry."""
+
+
+class Branch:
+    """A session's path, from the newest valid checkpoint to the leaf.
+
+    An entry is stored first, then added to the projection, then published, so the client and the model never see an
+    entry that is not on disk. If the store refuses the end of a turn, that end stays in memory until `settle` can store
+    it.
+    """
+
+    def __init__(self, store: Store, client: Client, tail: Tail) -> None:
+        self._store = store
+        self._client = client
+        self._lock = anyio.Lock(fast_acquire=True)
+        self._pending_end: tuple[NewEntry, ...] = ()
+        self._pending_requests: tuple[NewEntry, ...] = ()
+        self.turn_usage: Usage | None = None
+        """The usage of all requests of this turn and of its subagents. None if there were no requests."""
+        self._idle_usage: Usage | None = None
+        self._rejected_prompts: list[tuple[str, bool]] = []
+        self._settled_at = 0.0
+        self._left_out: dict[str, frozenset[str]] = {}
+        self._wires: dict[str, WireName] = {}
+        self._known_to = 0
+        self._own: set[int] | None = None
+        self.claimed_to: int | None = None
+        """While this process runs a turn: the id of the entry that was the session's newest when the turn was claimed.
+        Otherwise None."""
+        self.must_catch_up = False
+        """Whether, when the turn was claimed, other processes had stored entries that this process had not published
+        yet."""
+        self._refusal: StoreError | None = None
+        """Why the last end of a turn was not stored, if another process has changed the session."""
+        self._has_lost_turn = False
+        """Whether another process has taken over a turn of this process, and its entries are not in the projection
+        yet."""
+        self.on_release: Callable[[], object] = lambda: None
+        """Called when the turn has been released."""
+        self.turn = tail.entries[-1].turn if tail.entries else 0
+        self.told_cost: float | None = None
+        """The last cost that was sent to the client, in USD. None if no cost was sent."""
+        self._stand_on(tail)
+
+    def _stand_on(self, tail: Tail) -> None:
+        self.row = tail.row
+        self.leaf = tail.row.leaf
+        """The newest entry in memory. Another process may have moved the stored leaf."""
+        self.projection = Projection(tail.entries)
+        self._has_lost_turn = False
+        self._known_to = max(self._known_to, tail.row.newest_entry, self.leaf or 0)
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """The entries of the projection, oldest first. Callers must not change the sequence."""
+        return self.projection.entries
+
+    def entries_after(self, entry_id: int) -> Sequence[Entry]:
+        """Return the entries of the projection that are newer than the entry `entry_id`, oldest first."""
+        return tuple(reversed(list(takewhile(lambda entry: entry.id > entry_id, reversed(self.entries)))))
+
+    def context(self) -> Context:
+        """The context that the model would get now."""
+        return self.projection.context()
+
+    @property
+    def prompt(self) -> Prompt | None:
+        """The prompt entry that applies now."""
+        return self.projection.prompt
+
+    @property
+    def plan(self) -> tuple[PlanItem, ...]:
+        """The newest plan."""
+        return self.projection.plan
+
+    @property
+    def thought_level(self) -> ThoughtLevel | None:
+        """The thought level that the user chose for the session. None means that the endpoint's configuration
+        decides."""
+        return next((level for level in THOUGHT_LEVELS if level == self.row.config.get("thought_level")), None)
+
+    def watch_parts(self, info: ModelInfo) -> None:
+        """Remember which parts of messages are left out for this endpoint, so that `changed_parts` can report changes.
+        Does nothing if the parts for this endpoint are already remembered. The API is that of the endpoint's last
+        answer."""
+        self._left_out.setdefault(info.endpoint, self._left_out_for(info))
+        if info.endpoint not in self._wires:
+            bodies = (entry.body for entry in reversed(self.entries))
+            answers = (body.wire for body in bodies if isinstance(body, Assistant) and body.endpoint == info.endpoint)
+            self._wires[info.endpoint] = next(answers, info.wire)
+
+    def changed_parts(self, info: ModelInfo) -> tuple[str, ...]:
+        """Return the parts of messages whose treatment for this endpoint has changed since the previous call, or since
+        `watch_parts`: the parts that are left out only now, and the parts that are no longer left out. If the API has
+        changed, return only that."""
+        known, now = self._left_out.get(info.endpoint, frozenset()), self._left_out_for(info)
+        self._left_out[info.endpoint] = now
+        wire, self._wires[info.endpoint] = self._wires.get(info.endpoint, info.wire), info.wire
+        return tuple(sorted(known ^ now)) if wire == info.wire else (f"API {WIRE_TITLES[info.wire]}",)
+
+    def _left_out_for(self, info: ModelInfo) -> frozenset[str]:
+        return frozenset(each.part for each in info.refused if each.applies_to(self.row.id))
+
+    def prompt_with(self, message_id: str) -> User | Command | None:
+        """The stored prompt with this message id."""
+        bodies = (entry.body for entry in self.entries)
+        return next(
+            (body for body in bodies if isinstance(body, User | Command) and body.message_id == message_id), None
+        )
+
+    def newest_user(self) -> Entry | None:
+        """The newest user entry in memory."""
+        return next((entry for entry in reversed(self.entries) if isinstance(entry.body, User)), None)
+
+    async def publish(self, event: Event) -> None:
+        """Send an event to the client."""
+        if isinstance(event, ContextMeasured):
+            self.told_cost = event.cost
+        await self._client.publish(event)
+
+    async def record(self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None) -> tuple[Entry, ...]:
+        """Store `entries` under the leaf, together with `changes` to the session's row, then publish the entries.
+
+        :raises ~crow.domain.errors.StoreError: see :meth:`crow.store.Store.append`.
+        """
+        stored = await self.store_only(entries, changes=changes)
+        await self._publish_stored(stored)
+        return stored
+
+    async def store_only(
+        self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None
+    ) -> tuple[Entry, ...]:
+        """Store `entries` under the leaf without publishing them."""
+        async with self._lock:
+            return await self._append(entries, changes=changes)
+
+    async def _append(
+        self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None, release: bool = False
+    ) -> tuple[Entry, ...]:
+        with anyio.CancelScope(shield=True):  # the entries in memory must match the database
+            requests = self._pending_requests
+            stored = await self._store.append(
+                self.row.id,
+                leaf=self.leaf,
+                turn=self.turn,
+                entries=[*requests, *entries],
+                changes=changes,
+                release=release,
+            )
+            self._pending_requests = self._pending_requests[len(requests) :]
+            self._extend(stored)
+            self._note_own(stored)
+            if release:
+                self._release()
+            self._count(stored)
+            if not self.projection.complete:  # after a restore, some needed entries are not in memory
+                self._stand_on(await self._store.tail(self.row.id))
+            if changes is not None:
+                self.row = await self._store.session(self.row.id)
+        return stored[len(requests) :]
+
+    def _count(self, stored: Sequence[Entry]) -> None:
+        """Add the usage of the `stored` entries to the turn's sum, and their cost to the session's row."""
+        for entry in stored:
+            if isinstance(entry.body, ToolResult):  # the result of a task repeats the usage of its subagent
+                continue
+            is_of_turn = not (isinstance(entry.body, ModelRequest) and entry.body.purpose == "title")
+            if entry.usage is not None and is_of_turn:
+                self.add_usage(entry.usage)
+            if entry.cost:
+                self.row = replace(self.row, cost=self.row.cost + entry.cost)
+
+    def add_usage(self, usage: Usage) -> None:
+        """Add `usage` to the sum of this turn."""
+        self.turn_usage = usage if self.turn_usage is None else self.turn_usage + usage
+
+    async def refresh_cost(self) -> None:
+        """Read the session's cost from the store again, because a subagent may have increased it.
+
+        :raises ~crow.domain.errors.StoreError: it could not be read.
+        """
+        async with self._lock:
+            self.row = replace(self.row, cost=(await self._store.session(self.row.id)).cost)
+
+    def store_with_next(self, requests: Sequence[NewEntry]) -> None:
+        """Store these request entries together with the next entries of the branch, or with the end of the turn."""
+        self._pending_requests += tuple(requests)
+
+    async def store_requests(self) -> None:
+        """Store the pending request entries now, between two turns. The next turn also counts their usage.
+
+        :raises ~crow.domain.errors.StoreError: they could not be stored. They stay pending.
+        """
+        async with self._lock:
+            if self._pending_requests and not self._pending_end:
+                self.turn_usage = self._idle_usage
+                await self._append(())
+                self._idle_usage, self.turn_usage = self.turn_usage, None
+
+    def _extend(self, stored: Sequence[Entry]) -> None:
+        for entry in stored:
+            self.projection.add(entry)
+            self.leaf = entry.id
+            self._known_to = max(self._known_to, entry.id)
+
+    async def _publish_stored(self, stored: Sequence[Entry]) -> None:
+        for entry in stored:
+            await self.publish(EntryStored(entry=entry))
+
+    async def claim(
+        self,
+        message_id: str | None,
+        *,
+        parts: Sequence[Part] | None = None,
+        cut: int | None = None,
+        name: PromptName | None = None,
+        command_id: str = "",
+    ) -> bool:
+        """Claim the session's turn; see :meth:`crow.store.Store.take_turn`. Return True if another process has moved
+        the session's leaf."""
+        async with self._lock:
+            start = await self._store.take_turn(
+                self.row.id, message_id, parts=parts, leaf=self.leaf, cut=cut, name=name, command_id=command_id
+            )
+            self.turn, known = start.turn, self.leaf
+            self.turn_usage, self._idle_usage = self._idle_usage, None
+            # The entries before the prompt end the turn of a process that died. Followers publish them.
+            repaired = start.entries if message_id is None else start.entries[:-1]
+            self._note_own(start.entries[len(repaired) :])
+            self.must_catch_up = start.moved or bool(repaired)
+            if not start.moved:
+                self._extend(start.entries)
+                self.claimed_to = self._known_to
+                return False
+            try:
+                self._stand_on(await self._store.tail(self.row.id))
+            except StoreError:  # otherwise, nobody would end the claimed turn
+                leaf = start.entries[-1].id if start.entries else known
+                interrupted = NewEntry(body=TurnEnd(stop="interrupted"))
+                self._store.disown(self.row.id, leaf=leaf, turn=start.turn, end=[interrupted])
+                raise
+            self.claimed_to = self._known_to
+            # Do not tell the user if another process only added notes (such as a new thought level) and request counts.
+            own = {entry.id for entry in start.entries}
+            added = [entry for entry in self.entries if known is not None and entry.id > known and entry.id not in own]
+            is_behind = any(entry.id == known for entry in self.entries)
+            return not (is_behind and all(isinstance(entry.body, Note | ModelRequest) for entry in added))
+
+    def be_followed(self) -> None:
+        """Prepare for `follow`. Call this before the first call of `follow`."""
+        self._own = set()
+
+    async def follow(self, news: News) -> tuple[Entry, ...]:
+        """Take over what other processes have changed. The caller passes every `News` of
+        :class:`crow.store.watching.Watcher`, in order. Returns the entries in `news` that other processes stored.
+
+        :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
+        """
+        assert self._own is not None, "be_followed was called"
+        async with self._lock:
+            before = self.row
+            foreign = tuple(entry for entry in news.entries if entry.id not in self._own)
+            is_other = news.row.leaf != self.leaf or _settings_of(news.row) != _settings_of(self.row)
+            if foreign or is_other or self._has_lost_turn:
+                # The row in the news may be older than what this process has done since.
+                self.row = await self._store.session(self.row.id)
+                try:
+                    if self.claimed_to is None and self._has_lost_turn:
+                        await self._reload()
+                    elif self.claimed_to is None:
+                        await self._advance([entry for entry in foreign if entry.id > self._known_to])
+                except BaseException:  # the same news come again
+                    self.row = before
+                    raise
+            self._own.difference_update(entry.id for entry in news.entries)
+        return foreign
+
+    async def _advance(self, entries: Sequence[Entry]) -> None:
+        """Move to the session's current leaf. `entries` are new entries by other processes. A later call may bring
+        further entries."""
+        for entry in entries:
+            if entry.parent != self.leaf:
+                break
+            self._extend([entry])
+            self.turn = max(self.turn, entry.turn)
+        is_behind = bool(entries) and self.leaf != entries[-1].id
+        has_moved = self.row.leaf != self.leaf and self.row.newest_entry <= self._known_to
+        if is_behind or has_moved or not self.projection.complete:
+            await self._reload()
+
+    async def _reload(self) -> None:
+        self._stand_on(await self._store.tail(self.row.id))
+        self.turn = max(self.turn, self.entries[-1].turn if self.entries else 0)
+
+    def _note_own(self, stored: Sequence[Entry]) -> None:
+        if self._own is not None:
+            self._own.update(entry.id for entry in stored)
+
+    def _release(self) -> None:
+        self.claimed_to = None
+        self.on_release()
+
+    def store_at_end(self, entries: Sequence[NewEntry]) -> None:
+        """Store these entries in the transaction that ends the turn."""
+        self._pending_end += tuple(entries)
+
+    async def end_turn(self, end: TurnEnd) -> None:
+        """Store the end of the turn and release the turn. Cancellation does not interrupt this.
+
+        :raises ~crow.domain.errors.StoreError: the end could not be stored. It stays pending, and `settle` tries again,
+            unless another process has changed the session.
+        """
+        self.store_at_end([NewEntry(body=end)])
+        self._refusal = None
+        with anyio.move_on_after(END_S, shield=True):
+            await self.settle()
+        if self._refusal is not None:
+            raise self._refusal
+
+    async def reject_prompt(self, message_id: str, *, is_cancelled: bool = False) -> None:
+        """Remove a prompt from the inbox because its sender got an error, or because it was cancelled there. If the
+        prompt cannot be removed now, `settle` removes it later."""
+        self._rejected_prompts.append((message_id, is_cancelled))
+        if not self._pending_end:
+            await self.try_to_settle()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything that `store_at_end` and `reject_prompt` asked for has been stored."""
+        return not (self._pending_end or self._rejected_prompts)
+
+    async def settle(self) -> None:
+        """Store the pending end of the turn, and release the turn.
+
+        :raises ~crow.domain.errors.StoreError: the store could not store everything. The rest stays pending.
+        """
+        stored: Sequence[Entry] = ()
+        async with self._lock:
+            self._settled_at = time.monotonic()
+            if self._pending_end:
+                try:
+                    stored = await self._append(self._pending_end, release=True)
+                except (LeafMoved, SessionBusy, NoSuchSession) as error:
+                    logger.exception("Session %s was changed elsewhere during its turn", self.row.id)
+                    self._refusal = error if isinstance(error, StoreError) else None
+                    self._has_lost_turn = self._own is not None
+                    self._release()
+                    if self._own is not None:  # other processes wait for the end of this turn
+                        self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=self._pending_end)
+                        with suppress(StoreError):
+                            await self._store.open_session(self.row.id)
+                self._pending_end = ()
+            while self._rejected_prompts:
+                message_id, is_cancelled = self._rejected_prompts[0]
+                await self._store.drop_prompt(self.row.id, message_id, is_cancelled=is_cancelled)
+                del self._rejected_prompts[0]
+        await self._publish_stored(stored)
+
+    async def try_to_settle(self) -> None:
+        """Call `settle`, but only log a failure."""
+        try:
+            await self.settle()
+        except StoreError as error:
+            logger.warning(
+                "Session %s: could not store the end of the turn; crow will try again: %s", self.row.id, error
+            )
+
+    async def close(self) -> None:
+        """Try once more to settle. If the end of the turn is still not stored, the store keeps it, and tries again when
+        the session is opened next."""
+        if not self.is_settled and time.monotonic() - self._settled_at > 1:
+            await self.try_to_settle()
+        if self._pending_requests and not self._pending_end:
+            await self._store_last_requests()
+        if self._pending_end:
+            end = (*self._pending_requests, *self._pending_end)
+            self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=end)
+
+    async def _store_last_requests(self) -> None:
+        """Store the pending request entries under the session's current leaf, even if another process has moved that
+        leaf."""
+        try:
+            try:
+                await self.store_requests()
+            except LeafMoved:  # another process continued the session
+                self._stand_on(await self._store.tail(self.row.id))
+                await self.store_requests()
+        except StoreError as error:
+            logger.warning("Session %s: the usage of a summary could not be stored: %s", self.row.id, error)
+
+    async def change(self, changes: SessionChanges) -> None:
+        """Change only the session's row."""
+        async with self._lock:  # `follow` reads the row, too
+            self.row = await self._store.update_session(self.row.id, changes)
+
+    async def merge_metadata(self, patch: JsonObject) -> None:
+        """Merge `patch` into the session's metadata. A member that is null in `patch` is removed. :raises
+        ArgumentError: the result is too large or too deep."""
+        row = await self._store.merge_metadata(self.row.id, patch)
+        self.row = replace(self.row, metadata=row.metadata)
+
+    async def set_mode(self, mode: str) -> None:
+        """Change the permission mode, starting with the next call."""
+        if mode != self.row.mode:
+            await self.change(SessionChanges(mode=mode))
+        await self.publish(ModeChanged(mode=mode))
+
+    async def set_model(self, name: str) -> None:
+        """Change the model, starting with the next turn."""
+        if name != self.row.model:
+            note = Note(about="model", value=name, previous=self.row.model)
+            await self._change_option(note, SessionChanges(model=name))
+        await self.publish(OptionsChanged())
+
+    async def set_option(self, name: str, value: str | bool) -> None:
+        """Change an option in the session's configuration. The change applies from the next turn on."""
+        if self.row.config.get(name) != value:
+            changes = SessionChanges(config={name: value})
+            if name == "thought_level":
+                previous = _option(self.row, "thought_level")
+                await self._change_option(Note(about="thought_level", value=str(value), previous=previous), changes)
+            else:
+                await self.change(changes)
+        await self.publish(OptionsChanged())
+
+    async def _change_option(self, note: Note, changes: SessionChanges) -> None:
+        """Change the session's row and store `note`, in one transaction.
+
+        If another process has added entries or is running a turn, change the row without storing `note`. Do the same if
+        the session has no entries, because then the user cannot go back in it.
+        """
+        if self.leaf is not None:
+            try:
+                await self.record([NewEntry(body=note)], changes=changes)
+            except (LeafMoved, SessionBusy):
+                logger.info("Session %s: the %s was changed without an entry", self.row.id, note.about)
+            else:
+                return
+        await self.change(changes)
+
+    async def adopt_options(self, options: Options, offered: Collection[str], *, keep: bool) -> Options:
+        """After a move, set the `options` that applied at the new place. Skip options with unusable values, such as a
+        model that is not in `offered`. If `keep` is true, skip all options. For each skipped option, store a `Note`
+        with the value that the session keeps. Return the options that were set."""
+        adopted = {} if keep else usable_options(options, offered)
+        if adopted:
+            await self.change(option_changes(adopted))
+            await self.publish(OptionsChanged())
+        kept = [
+            NewEntry(body=Note(about=about, value=_option(self.row, about), previous=value))
+            for about, value in options.items()
+            if about not in adopted
+        ]
+        if kept:
+            await self.record(kept)
+        return adopted
+
+    async def set_default_title(self) -> None:
+        """Use the first line of the newest prompt as the title, unless the session already has a title."""
+        entry = self.newest_user()
+        if self.row.title is not None or entry is None or not isinstance(entry.body, User):
+            return
+        if title := default_title(entry.body):
+            await self.change(SessionChanges(title=title))
+            await self.publish(TitleChanged(title=self.row.title))
+
+    async def move(self, to: int | None, reason: str) -> None:
+        """Move the leaf to the entry `to` of the conversation, or before the first entry if `to` is None. `reason` is
+        recorded."""
+        async with self._lock:
+            with anyio.CancelScope(shield=True):  # the leaf in memory must match the database
+                await self._store.move_leaf(self.row.id, leaf=self.leaf, to=to, reason=reason)
+                self._stand_on(await self._store.tail(self.row.id))
+
+    async def save_draft(self, *, message_id: str, text: str, thought: str) -> None:
+        """Save a piece of the running answer."""
+        await self._store.save_draft(
+            self.row.id, after_leaf=self.leaf, turn=self.turn, message_id=message_id, text=text, thought=thought
+        )
+
+
+def default_title(prompt: User) -> str:
+    """Return the first line of a prompt, shortened. Return an empty string if the prompt has no text."""
+    text = "\n".join(part.text for part in prompt.parts if isinstance(part, Text))
+    return shorten(first_line(text), TITLE_CHARS)
+
+
+async def options_at(store: Store, row: SessionRow, leaf: int | None, to: int | None) -> Options:
+    """For each option whose value at the entry `to` differs from the session's value at `leaf`, return the value at
+    `to`."""
+    found: dict[Literal["model", "thought_level"], str] = {}
+    for entry in await store.left_behind(leaf, to, ("note",)):
+        match entry.body:
+            case Note(about="model" | "thought_level" as about, previous=previous):
+                found.setdefault(about, previous)
+    for entry in await store.left_behind(to, leaf, ("note",)):
+        match entry.body:
+            case Note(about="model" | "thought_level" as about, value=value):
+                found[about] = value
+    return {about: value for about, value in found.items() if value != _option(row, about)}
+
+
+def usable_options(options: Options, offered: Collection[str]) -> Options:
+    """Return those of `options` that can be set now: the model if it is offered, and the thought level if it exists.
+    Both are checked because the options may come from an imported file, and the user's settings may have changed."""
+    valid = {"model": offered, "thought_level": ("", *THOUGHT_LEVELS)}
+    return {about: value for about, value in options.items() if value in valid[about]}
+
+
+def option_changes(options: Options) -> SessionChanges:
+    """Return the changes to the session's row that set these options."""
+    changes = SessionChanges()
+    if "model" in options:
+        changes["model"] = options["model"]
+    if "thought_level" in options:
+        changes["config"] = {"thought_level": options["thought_level"]}
+    return changes
+
+
+def _settings_of(row: SessionRow) -> tuple[object, ...]:
+    """Return the parts of a session's row that users set."""
+    return row.title, row.mode, row.model, row.config, row.metadata, row.permissions, row.alias, row.archived
+
+
+def _option(row: SessionRow, about: Literal["model", "thought_level"]) -> str:
+    return row.model if about == "model" else str(row.config.get("thought_level") or "")

@@ -1,0 +1,1 @@
+"""Whether a call may run: rules, command lines, questions to the user."""

@@ -1,0 +1,204 @@
+"""Decides whether the calls of a session may run, and asks the user where needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from crow.agent import Client, PermissionQuestion
+from crow.agent.history.branch import Branch
+from crow.agent.permissions.rules import (
+    Allow,
+    Ask,
+    PermissionRule,
+    Refuse,
+    allowing_rule,
+    change_of_tool,
+    current_rules,
+    decide,
+    doubt,
+    excluded_paths,
+    is_path_rule,
+    may_attach,
+    named_places,
+    narrower_mode,
+    outdated_rule,
+    replaces,
+    rule_for_writes,
+    rule_words,
+    rules_at,
+    rules_for,
+    url_rules,
+)
+from crow.domain.entries import CallRef
+from crow.domain.messages import ToolCall
+from crow.store import SessionChanges
+from crow.tools import PlannedCall, SamplingRequest, Workspace
+
+REJECTED = (
+    "The user did not allow this call. Do not try it again unasked; ask the user what they want instead. If they "
+    "change their mind, they can allow the call when you ask again, or with /permissions."
+)
+
+
+CANNOT_ASK = (
+    "This call needs the user's permission, and the user's editor cannot ask for it. Do it another way, or tell the "
+    "user: they can choose another mode, type /permissions allow, or allow the call in config.toml under "
+    "[permissions]. Protected paths always need an editor that asks."
+)
+
+
+UNANSWERED = (
+    "The user was asked whether this call may run, and did not answer in time. So the call did not run. Do not try it "
+    "again unasked; say what it was for, so that the user can come back to it."
+)
+
+
+class Permissions:
+    """Decides whether calls of one session may run, and asks the user where needed.
+
+    The mode and the rules are read for each call, so a change applies from the next call on. A subagent uses its
+    session's instance, or an instance that allows less. `rules` are the rules of the user's file.
+    """
+
+    def __init__(
+        self,
+        branch: Branch,
+        client: Client,
+        workspace: Workspace,
+        rules: Sequence[PermissionRule] = (),
+        *,
+        limit: str = "",
+        whole: Permissions | None = None,
+    ) -> None:
+        self._branch = branch
+        self._client = client
+        self._workspace = workspace
+        self.rules = tuple(rules)
+        self._limit = limit
+        self._whole = whole or self
+
+    def narrowed(self, mode: str) -> Permissions:
+        """Return the session's permissions, limited to what `mode` allows. Later changes of the session's mode and
+        rules also change the returned permissions."""
+        limit = narrower_mode(self._limit, mode) if self._limit else mode
+        return Permissions(self._branch, self._client, self._workspace, limit=limit, whole=self._whole)
+
+    def asking(self, client: Client) -> Permissions:
+        """Return the same permissions, but ask this client."""
+        return Permissions(self._branch, client, self._workspace, limit=self._limit, whole=self._whole)
+
+    @property
+    def _mode(self) -> str:
+        mode = self._branch.row.mode
+        return narrower_mode(mode, self._limit) if self._limit else mode
+
+    def may_read(self) -> Callable[[Path], bool]:
+        """Return a function that takes the path of a file in the workspace. It returns whether crow may give this file
+        to the model without a tool call. It reads the disk, so call it in a thread."""
+        return partial(may_attach, workspace=self._workspace, rules=current_rules(self._whole.rules, self._branch.row))
+
+    async def complete(self, call: ToolCall, plan: PlannedCall) -> PlannedCall:
+        """Add to the plan all names of a file with hard links, because a rule may name any of them. Also add the paths
+        that the rules hide from a search or a confined command, and the rules for redirects."""
+        name = plan.rule_tool or call.name
+        rules = current_rules(self._whole.rules, self._branch.row)
+        if plan.parts:
+            parts = tuple([await self.complete(call, part) for part in plan.parts])
+            return replace(plan, parts=parts, excluded=excluded_paths(name, rules))
+        if plan.has_hard_links and any(is_path_rule(rule, name, *plan.like, "read_file") for rule in rules):
+            path = Path(plan.rule_paths[0])
+            places = [place for place in named_places(rules) if os.path.isabs(place)]
+            names, is_complete = (await self._workspace.find_names([path], places))[path]
+            root = self._workspace.resolve(".")
+            inside = [str(Path(name).relative_to(root)) for name in names if Path(name).is_relative_to(root)]
+            others = (*plan.other_paths, *names, *inside)
+            plan = replace(plan, other_paths=others, has_unknown_names=not is_complete)
+        return replace(plan, excluded=excluded_paths(name, rules), url_rules=url_rules(name, self._mode, rules))
+
+    async def refusal(self, call: ToolCall, plan: PlannedCall) -> str:
+        """Return why a deny rule or plan mode forbids a call that the user makes. Return an empty string if the call
+        may run."""
+        row = self._branch.row
+        plan = await self.complete(call, plan)
+        rules, is_bounded = current_rules(self._whole.rules, row), self._workspace.is_bounded
+        decision = decide(call.name, plan, self._mode, rules, is_bounded=is_bounded)
+        return decision.words if isinstance(decision, Refuse) else ""
+
+    async def judge(self, ref: CallRef, call: ToolCall, plan: PlannedCall) -> Allow | Refuse | None:
+        """Decide whether an announced call may run. Return None if the user cancelled the turn instead of answering."""
+        row = self._branch.row
+        rules, is_bounded = current_rules(self._whole.rules, row), self._workspace.is_bounded
+        decision = decide(call.name, plan, self._mode, rules, is_bounded=is_bounded)
+        return await self._ask(ref, call, plan, decision) if isinstance(decision, Ask) else decision
+
+    def refusal_to_read(self, plan: PlannedCall) -> Refuse | None:
+        """Return the refusal if the user's rules forbid to read one of the files that a call touches, else None."""
+        rules = current_rules(self._whole.rules, self._branch.row)
+        for part in plan.each:
+            if part.rule_paths:
+                reading = replace(part, access="read", rule_tool=None, like=(), parts=())
+                decision = decide("read_file", reading, self._mode, rules, is_bounded=self._workspace.is_bounded)
+                if isinstance(decision, Refuse):
+                    return decision
+        return None
+
+    async def judge_sampling(self, request: SamplingRequest, text: str) -> Allow | Refuse | None:
+        """Decide whether the model may answer a request of a server. `text` is what the model would get."""
+        plan = PlannedCall(
+            announcement=request.announcement,
+            access="external",
+            rule_tool="sampling",
+            argument=request.prefix,
+            is_read_only=request.is_read_only,
+            review_text=text,
+        )
+        return await self.judge(request.call, ToolCall(id="", name=request.name, arguments=request.arguments), plan)
+
+    async def _ask(self, ref: CallRef, call: ToolCall, plan: PlannedCall, ask: Ask) -> Allow | Refuse | None:
+        can_last = not plan.is_protected and not plan.asks_once and ask.doubtful is None
+        cwd = self._branch.row.cwd
+        asked = replace(plan, parts=ask.parts) if ask.parts else plan
+        always, never = (
+            " and ".join(map(rule_words, rules_for(call.name, asked, allow=allow, cwd=cwd))) for allow in (True, False)
+        )
+        reason, changes = doubt(ask.doubtful) if ask.doubtful is not None else "", ""
+        outdated = outdated_rule(call.name, plan, rules_at(self._branch.row.permissions, cwd))
+        if outdated is not None and not reason:
+            reason, changes = change_of_tool(outdated, plan)
+        offers_writes = can_last and plan.access == "execute" and plan.command_access == "write"
+        is_inner = plan.inner_arguments is not None
+        answer = await self._client.ask(
+            PermissionQuestion(
+                call=ref,
+                name=(plan.rule_tool if is_inner else None) or call.name,
+                arguments=call.arguments if plan.inner_arguments is None else plan.inner_arguments,
+                plan=plan,
+                always=always if can_last else "",
+                never=never if can_last else "",
+                reason=reason,
+                offers_writes=offers_writes,
+                rule="" if reason else allowing_rule(call.name, asked),
+                changes=changes,
+            )
+        )
+        if answer == "cancelled":
+            return None
+        allows = answer.startswith("allow")
+        rules: tuple[PermissionRule, ...] = ()
+        if offers_writes and answer == "allow_writes":
+            rules = (rule_for_writes(cwd),)
+        elif (can_last and answer in ("allow_always", "reject_always")) or (allows and plan.asks_once):
+            rules = rules_for(call.name, asked, allow=allows, cwd=cwd)
+        known = self._branch.row.permissions
+        # A rule with a fingerprint replaces the answer about the tool as it was before.
+        known = tuple(value for value in known if not any(rule.fingerprint and replaces(rule, value) for rule in rules))
+        new = [stored for rule in rules if (stored := rule.as_json()) not in known]
+        if new:
+            await self._branch.change(SessionChanges(permissions=(*known, *new)))
+        if allows:
+            return Allow(why=f"{answer.replace('_', ' ')} by the user")
+        return Refuse(words={"cannot_ask": CANNOT_ASK, "unanswered": UNANSWERED}.get(answer, REJECTED))

@@ -1,0 +1,1 @@
+"""Open sessions: prompts, claims, and what runs between two turns."""

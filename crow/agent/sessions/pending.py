@@ -1,0 +1,96 @@
+"""Submitted prompts, and who is told about their turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import anyio
+
+from crow.agent.templates import ParsedCommand
+from crow.agent.turns.mentions import Mention
+from crow.domain.entries import PromptName, StopReason
+from crow.domain.messages import JsonObject, Part, Usage
+from crow.domain.trace_context import current_trace_context
+from crow.store import NamedPrompt
+from crow.store.prompts import check_same
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class PendingPrompt:
+    """A submitted prompt, and the state of its turn."""
+
+    parts: Sequence[Part]
+    text: str
+    """The first text of the prompt, in which a command may stand."""
+    message_id: str
+    command: ParsedCommand | None = None
+    """Set if the prompt is a slash command."""
+    called: ParsedCommand | None = None
+    """Set if the text may name a prompt of an MCP server."""
+    mentions: tuple[Mention, ...] = ()
+    """The resources of servers that the text mentions."""
+    metadata: JsonObject = field(default_factory=dict)
+    """Merged into the session's metadata before the turn."""
+    name: PromptName | None = None
+    """The name that the client gave to the prompt."""
+    first: PendingPrompt | None = None
+    """The prompt that this one repeats, if this process has that prompt in its queue."""
+    is_repeat: bool = False
+    """Whether the store has refused the prompt because it repeats a stored one."""
+    known: NamedPrompt | None = None
+    """The stored prompt that this one repeats, as it was last read."""
+    on_joined: Callable[[NamedPrompt], object] = lambda _known: None
+    """Called with the stored prompt when the store has refused this one as its repeat."""
+    trace_context: Mapping[str, str] = field(default_factory=current_trace_context)
+    """The trace context of the request, which the turn uses for its own requests."""
+    in_inbox: bool = False
+    """Whether the prompt is in the store's inbox under `message_id`, for example because it waits for an earlier
+    turn."""
+    ready: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the parts are complete."""
+    done: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the turn has ended. By then, `stop`, `error` and `usage` are set."""
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    """The turn runs in this scope. Cancelling it cancels the turn."""
+    stop: StopReason = "end_turn"
+    error: Exception | None = None
+    """Why the turn failed. The request with the prompt raises this error."""
+    usage: Usage | None = None
+    """What the turn used. None if the turn made no request."""
+
+    @property
+    def needs_servers(self) -> bool:
+        """Whether MCP servers add content to the prompt. If so, the prompt is stored only after they have added the
+        content."""
+        return self.called is not None or bool(self.mentions)
+
+    @property
+    def is_only_in_memory(self) -> bool:
+        """Whether the prompt is complete but still only in memory. Such a prompt is stored when its turn is claimed."""
+        return self.ready.is_set() and self.command is None and not self.in_inbox
+
+
+class TurnListener(Protocol):
+    """A listener that is told when turns begin and end. The session's task calls the methods, and the same task
+    publishes the events of the turns. So the listener is told of a turn before its first event and after its last."""
+
+    async def turn_began(self, prompt: PendingPrompt) -> None:
+        """Called when the turn of this prompt has been claimed. By then, the prompt has been stored, unless it is a
+        command or calls a server's prompt."""
+
+    async def turn_ended(self, prompt: PendingPrompt) -> None:
+        """Called when the turn has ended, or could not begin. The prompt's `stop` and `error` are already set."""
+
+
+def first_with(name: PromptName, queue: Iterable[PendingPrompt]) -> PendingPrompt | None:
+    """Return the queued prompt with this name, or None.
+
+    :raises ~crow.domain.errors.ArgumentError: it has other content.
+    """
+    for each in queue:
+        if each.name is not None and each.name.id == name.id:
+            check_same(name, each.name.digest)
+            return each
+    return None

@@ -1,0 +1,107 @@
+"""The answers to prompts that a client repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+
+from crow.agent.sessions.conversation import Conversation
+from crow.agent.sessions.pending import PendingPrompt
+from crow.domain.entries import StopReason
+from crow.domain.errors import SessionBusy, TurnError
+from crow.store import NamedPrompt
+
+
+async def answer_of_first(
+    conversation: Conversation, queue: Sequence[PendingPrompt], prompt: PendingPrompt
+) -> StopReason:
+    """Wait for the outcome of the prompt in `queue` that this one repeats.
+
+    :raises ~crow.domain.errors.CrowError: that prompt failed.
+    """
+    first = prompt.first
+    assert first is not None
+    await first.done.wait()
+    if first.is_repeat:
+        return await stored_outcome(conversation, queue, prompt)
+    prompt.stop, prompt.error, prompt.usage = first.stop, first.error, first.usage
+    if prompt.error is not None:
+        raise prompt.error
+    return prompt.stop
+
+
+async def stored_outcome(
+    conversation: Conversation, queue: Sequence[PendingPrompt], prompt: PendingPrompt
+) -> StopReason:
+    """Wait for the outcome of the stored prompt that this one repeats. Another process may run it.
+
+    :raises ~crow.domain.errors.TurnError: its turn failed, or was interrupted.
+    :raises ~crow.domain.errors.SessionBusy: another process runs it, and processes do not notify each other.
+    :raises ~crow.domain.errors.ArgumentError: it has other content.
+    """
+    prompt.is_repeat, prompt.scope = True, anyio.CancelScope()
+    with prompt.scope:
+        known = await _stored(conversation, prompt)
+        prompt.message_id = known.message_id
+        prompt.on_joined(known)
+        if known.end is None:  # if a process died, its turn and its queued prompts end now
+            await conversation.adapters.store.open_session(conversation.id)
+            known = await _stored(conversation, prompt)
+        while known.end is None:
+            if known.is_own and not queue:  # it was cancelled when the session was closed
+                return _cancelled(prompt)
+            await _change(conversation, queue)
+            known = await _stored(conversation, prompt)
+        if conversation.follower is not None and known.end_entry is not None:
+            await conversation.follower.reached(known.end_entry)
+        return _outcome(prompt, known)
+    if prompt.known is not None and prompt.known.turn is not None and prompt.known.end is None:
+        await conversation.cancel_elsewhere()
+    return _cancelled(prompt)
+
+
+async def _change(conversation: Conversation, queue: Sequence[PendingPrompt]) -> None:
+    """Wait until something has happened in the session. With a follower, wait only for a limited time.
+
+    :raises SessionBusy: only another process works on the session, and this process is not notified.
+    """
+    if conversation.follower is not None:
+        await conversation.follower.until_free()
+    elif queue:
+        await queue[0].done.wait()
+    else:
+        raise SessionBusy(
+            conversation.id, (await conversation.adapters.store.session(conversation.id)).owner or "another process"
+        )
+
+
+async def _stored(conversation: Conversation, prompt: PendingPrompt) -> NamedPrompt:
+    assert prompt.name is not None
+    known = await conversation.adapters.store.named_prompt(conversation.id, prompt.name)
+    if known is None:
+        raise TurnError(f'The first try of the prompt "{prompt.name.id}" could not be stored. Send it again.')
+    prompt.known = known
+    return known
+
+
+def _cancelled(prompt: PendingPrompt) -> StopReason:
+    prompt.stop = "cancelled"
+    return prompt.stop
+
+
+def _outcome(prompt: PendingPrompt, known: NamedPrompt) -> StopReason:
+    """:raises TurnError: the turn failed, or was interrupted."""
+    assert known.end is not None
+    prompt.usage = known.usage
+    match known.end.stop:
+        case "error":
+            raise TurnError(known.end.detail or "The turn failed.")
+        case "interrupted":
+            raise TurnError(
+                f"The turn of this prompt was interrupted{known.end.detail and f': {known.end.detail}'}. The session"
+                " has everything up to then. Send another prompt to continue."
+            )
+        case stop:
+            prompt.stop = stop
+            return stop

@@ -1,0 +1,1 @@
+"""Subagents: kinds, and the tasks that run."""

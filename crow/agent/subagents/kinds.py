@@ -1,0 +1,118 @@
+"""Kinds of subagents: which kinds are offered, and what each of them sets and restricts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from crow.agent.permissions.judge import Permissions
+from crow.agent.permissions.rules import narrower_mode
+from crow.agent.turns.adapters import Adapters
+from crow.domain.errors import ArgumentError
+from crow.domain.messages import JsonObject, ToolSpec
+from crow.tools import AGENT_MODES, AgentKind, Task
+
+CONFIG_KEY = "agent"
+"""The key of the subagent's kind in the subagent's configuration."""
+
+SUBAGENT_ROLE = (
+    "You are a subagent: another agent gave you this task and reads your last answer, nothing else of what you do. "
+    "Answer with all that it needs to know, and do not ask back."
+)
+"""The text that ends a subagent's system message. If a client opens the subagent as a session of its own, this text
+is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedAgents:
+    """Implements :class:`crow.tools.AgentPolicy`."""
+
+    adapters: Adapters
+    permissions: Permissions
+
+    def may_offer(self, kind: AgentKind) -> bool:
+        """See :class:`crow.tools.AgentPolicy`."""
+        return not kind.is_from_workspace or self.permissions.may_read()(Path(kind.source))
+
+    def has_model(self, name: str) -> bool:
+        """See :class:`crow.tools.AgentPolicy`."""
+        return name in self.adapters.models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speciality:
+    """The settings that a subagent gets from its kind. A subagent without a kind works like its session."""
+
+    name: str = ""
+    instructions: str = ""
+    tools: tuple[str, ...] | None = None
+    model: str = ""
+    mode: str = ""
+
+    @classmethod
+    def of(cls, task: Task, models: Iterable[str]) -> Speciality:
+        """Return the speciality of a new task. A model that is not among `models` is ignored."""
+        kind = task.kind
+        if kind is None:
+            return cls()
+        model = kind.model if kind.model in models else ""
+        return cls(name=kind.name, instructions=task.instructions, tools=kind.tools, model=model, mode=kind.mode)
+
+    @classmethod
+    def stored(cls, config: JsonObject) -> Speciality:
+        """Read the speciality from a subagent's configuration. A damaged value is ignored, with one exception: a
+        damaged list of tools allows no tool."""
+        match config.get(CONFIG_KEY):
+            case {"name": str(name), "instructions": str(instructions), **rest}:
+                tools, model, mode = rest.get("tools"), rest.get("model"), rest.get("mode")
+                return cls(
+                    name=name,
+                    instructions=instructions,
+                    tools=None if tools is None else tuple(map(str, tools)) if isinstance(tools, list | tuple) else (),
+                    model=model if isinstance(model, str) else "",
+                    mode=mode if isinstance(mode, str) and mode in AGENT_MODES else "",
+                )
+            case _:
+                return cls()
+
+    def config(self, config: JsonObject) -> JsonObject:
+        """Return `config` with the kind added to it. The kind's instructions come at the end of the system message."""
+        if not self.name:
+            return config
+        stored = {"name": self.name, "instructions": self.instructions, "model": self.model, "mode": self.mode}
+        prompt = f"{config.get('system_prompt_append') or ''}\n\n{self.instructions}".strip()
+        kind = {**stored, "tools": None if self.tools is None else list(self.tools)}
+        return {**config, "system_prompt_append": prompt, CONFIG_KEY: kind}
+
+    def mode_in(self, mode: str) -> str:
+        """Return the subagent's mode while its session is in `mode`."""
+        return narrower_mode(mode, self.mode) if self.mode else mode
+
+    def permissions(self, permissions: Permissions) -> Permissions:
+        """Return the session's `permissions`, limited to the mode of the kind if the kind sets one."""
+        return permissions.narrowed(self.mode) if self.mode else permissions
+
+    def specs(self, specs: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+        """Return those tools in `specs` that the kind allows. :raises ~crow.domain.errors.ArgumentError: the kind
+        allows none of them."""
+        if self.tools is None:
+            return tuple(specs)
+        allowed = tuple(spec for spec in specs if any(fnmatchcase(spec.name, name) for name in self.tools))
+        if not allowed:
+            wanted = ", ".join(self.tools) or "none"
+            raise ArgumentError(
+                f"task: the agent {self.name} may only use {wanted}, but none of these tools is available now"
+            )
+        return allowed
+
+
+def changes_of_own(config: JsonObject) -> JsonObject:
+    """Return the changes to a subagent's configuration when a client opens the subagent as a session of its own."""
+    append = config.get("system_prompt_append")
+    before, role, after = append.rpartition(SUBAGENT_ROLE) if isinstance(append, str) else ("", "", "")
+    if not role:
+        return {}
+    rest = f"{before.rstrip()}\n\n{after.lstrip()}".strip()  # `after` has the instructions of the subagent's kind
+    return {"system_prompt_append": rest or None}

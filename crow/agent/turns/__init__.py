@@ -1,0 +1,1 @@
+"""Turns: from a stored prompt to its stop reason."""

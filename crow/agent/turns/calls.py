@@ -1,0 +1,263 @@
+"""Announces, permits, runs and stores the tool calls of one step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import anyio
+
+from crow.agent.background import after_delay
+from crow.agent.compaction.budget import Gauge
+from crow.agent.history.branch import Branch
+from crow.agent.hooks import BranchHooks, Denial
+from crow.agent.permissions.judge import Permissions
+from crow.agent.permissions.rules import (
+    Allow,
+    Refuse,
+)
+from crow.domain.entries import Assistant, CallRef, NewEntry, Skill, Started, ToolResult
+from crow.domain.errors import StoreError
+from crow.domain.events import CallAnnounced, CallEnded, CallProgressed
+from crow.domain.messages import ToolCall
+from crow.tools import Outcome, PlannedCall, Toolbox
+
+CUT_CHARS = 48_000
+"""The model sees at most this many characters of a result."""
+SOON_S = 0.05
+"""If a call only reads, its `started` entry is stored together with the result. But if the call still runs after this
+many seconds, the entry is stored at once."""
+CANCELLED_BY_USER = (
+    "The user cancelled this call while it ran. It may have had effects. Do not run it again unasked; go on without it."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCall:
+    """An announced call that has no result yet. `is_changed` means that a hook has changed the announced arguments."""
+
+    ref: CallRef
+    call: ToolCall
+    plan: PlannedCall
+    is_changed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermittedCall:
+    """A call that may run with this plan. `why` is the reason for the permission, such as `mode auto`."""
+
+    opened: OpenCall
+    why: str
+    plan: PlannedCall
+
+
+class Calls:
+    """Runs the calls of one turn, step by step.
+
+    A call that writes files is a barrier: it runs alone, after all calls that precede it in the answer and before all
+    that follow. The calls between two barriers run in parallel. `ran` means that at least one call of the turn was
+    started. `dismissed` means that the user cancelled the turn when asked for permission. `running` maps the id of each
+    running call to the scope that cancels it.
+    """
+
+    def __init__(
+        self, branch: Branch, permissions: Permissions, toolbox: Toolbox, gauge: Gauge, hooks: BranchHooks
+    ) -> None:
+        self.ran = False
+        self.dismissed = False
+        self.running: dict[str, anyio.CancelScope] = {}
+        self._branch = branch
+        self._hooks = hooks
+        self._permissions = permissions
+        self.toolbox = toolbox
+        self._gauge = gauge
+        self._calls_in_step = 1
+        self._open: dict[CallRef, OpenCall] = {}
+        self._results: dict[CallRef, ToolResult] = {}
+        self._failure: StoreError | None = None
+
+    async def prepare(self) -> None:
+        """Let the tools get ready while the model answers."""
+        self.toolbox.prepare()
+
+    def understood(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+        """Return the calls in terms of the tools on offer."""
+        return tuple(map(self.toolbox.understood, calls))
+
+    async def plan(self, calls: Sequence[ToolCall]) -> tuple[PlannedCall, ...]:
+        """Plan what each call will do. The plans are stored with the model's answer before any call is announced."""
+        return tuple([await self.toolbox.plan(call) for call in calls])
+
+    async def run(
+        self, entry: int, answer: Assistant, plans: Sequence[PlannedCall]
+    ) -> tuple[tuple[ToolCall, ToolResult], ...]:
+        """Run all calls of `answer`, which is stored as `entry`. Returns the calls with their results, in order.
+
+        :raises ~crow.domain.errors.StoreError: a result could not be stored.
+        """
+        self._calls_in_step = len(answer.calls)
+        has_changes = False
+        groups = grouped(await self._announce(entry, answer, plans), lambda call: call.plan.is_barrier)
+        changing = [
+            number for number, group in enumerate(groups) if group[0].plan.is_barrier and not group[0].plan.fault
+        ]
+        for number, group in enumerate(groups):
+            is_followed = number < max(changing, default=0)
+            allowed = []
+            for call in group:
+                permitted = await self._permit(call, plan_again=has_changes)
+                if self.dismissed:
+                    return ()
+                if permitted is not None:
+                    allowed.append(replace(permitted, plan=replace(permitted.plan, is_followed=is_followed)))
+            for batch in grouped(allowed, lambda each: each.plan.is_barrier):  # hooks may have added barriers
+                async with anyio.create_task_group() as tasks:
+                    for each in batch:
+                        tasks.start_soon(self._run_one, each)
+                if self._failure is not None:
+                    raise self._failure
+            planned = (*(call.plan for call in group), *(each.plan for each in allowed))
+            has_changes = (
+                has_changes or self._hooks.are_used or any(plan.access not in ("none", "read") for plan in planned)
+            )
+        results, self._results = self._results, {}
+        return tuple((answer.calls[ref.index], results[ref]) for ref in sorted(results, key=lambda ref: ref.index))
+
+    async def end_open(self) -> None:
+        """Tell the client that the announced calls without a result have ended."""
+        for ref in self._open:
+            await self._branch.publish(CallEnded(call=ref, text="Cancelled."))
+        self._open = {}
+
+    async def _announce(self, entry: int, answer: Assistant, plans: Sequence[PlannedCall]) -> list[OpenCall]:
+        calls = []
+        for index, (call, plan) in enumerate(zip(answer.calls, plans, strict=True)):
+            ref = CallRef(assistant=entry, index=index)
+            self._open[ref] = opened = OpenCall(ref=ref, call=call, plan=plan)
+            calls.append(opened)
+            await self._branch.publish(
+                CallAnnounced(call=ref, name=call.name, arguments=call.arguments, announcement=plan.announcement)
+            )
+        return calls
+
+    async def _permit(self, opened: OpenCall, *, plan_again: bool) -> PermittedCall | None:
+        """Return the call if it may run. If the call may not run, store a result that says so and return None. If the
+        user cancels the turn, set `dismissed` and return None.
+
+        Hooks run before permission is checked, and may change the arguments."""
+        plan = opened.plan
+        if plan_again:  # an earlier call of this step changed something, so the plan may be out of date
+            plan = await self.toolbox.plan(opened.call)
+        left = await self._hooks.before_tool(opened.ref.call_id, opened.call, plan, self.toolbox.plan)
+        if isinstance(left, Denial):
+            await self._answer(opened, Outcome(text=left.words, is_error=True))
+            return None
+        call, plan = left
+        if call is not opened.call:
+            self._open[opened.ref] = opened = replace(opened, call=call, plan=plan, is_changed=True)
+        if plan.fault is not None:
+            # The words may quote a file, which the user's rules may forbid to read.
+            refusal = self._permissions.refusal_to_read(plan)
+            words = plan.fault if refusal is None else refusal.words
+            await self._answer(opened, Outcome(text=words, is_error=True))
+            return None
+        plan = await self._permissions.complete(opened.call, plan)
+        match await self._permissions.judge(opened.ref, opened.call, plan):
+            case Allow(why=why):
+                return PermittedCall(opened=opened, why=why, plan=plan)
+            case Refuse(words=words):
+                await self._answer(opened, Outcome(text=words, is_error=True))
+            case None:
+                self.dismissed = True
+        return None
+
+    async def _run_one(self, permitted: PermittedCall) -> None:
+        """Run one call, and then the hooks that follow it. If the call may have effects, first store a `started` entry:
+        after a crash, this entry shows that the call may have changed something."""
+
+        opened, plan = permitted.opened, permitted.plan
+        announcement = plan.announcement if opened.is_changed else None
+        started = [NewEntry(body=Started(call=opened.ref, why=permitted.why, announcement=announcement))]
+
+        shown = ""
+
+        async def publish_progress(text: str) -> None:
+            nonlocal shown
+            shown = text
+            await self._branch.publish(CallProgressed(call=opened.ref, text=text))
+
+        outcome: Outcome | None = None
+        self.running[opened.ref.call_id] = scope = anyio.CancelScope()
+        try:
+            if plan.access != "read":
+                await self._branch.record(started)
+                started = []
+            self.ran = True
+            begun = time.monotonic()
+            async with after_delay(SOON_S, partial(self._store_started, started)):
+                with scope:
+                    outcome = await self.toolbox.run(opened.call, opened.ref.call_id, publish_progress, planned=plan)
+                duration_ms = round((time.monotonic() - begun) * 1000)
+            if outcome is None:
+                text = f"{CANCELLED_BY_USER} Its output until then:\n\n{shown}" if shown else CANCELLED_BY_USER
+                outcome = Outcome(text=text, is_error=True, raw_output={"cancelled": True})
+            await self._answer(opened, outcome, duration_ms=duration_ms, before=started)
+            await self._hooks.after_tool(opened.call, plan, self._results[opened.ref])
+        except StoreError as error:
+            self._failure = error  # raised in `run`, because the task group would wrap it in an exception group
+        finally:
+            del self.running[opened.ref.call_id]
+
+    async def _store_started(self, started: list[NewEntry]) -> None:
+        """Store the `started` entry of a slow call. If this fails, the entry is stored later, together with the
+        result."""
+        with suppress(StoreError):
+            if started:
+                await self._branch.record(started)
+                started.clear()
+
+    async def _answer(
+        self, opened: OpenCall, outcome: Outcome, *, duration_ms: int = 0, before: Sequence[NewEntry] = ()
+    ) -> None:
+        """Store the result of a call. The entries in `before` are stored in the same transaction, ahead of the
+        result."""
+        fitting = self._gauge.cut_result(outcome.text, beside=self._calls_in_step)
+        cut = min(each for each in (CUT_CHARS, fitting, outcome.max_chars) if each is not None)
+        result = ToolResult(
+            call=opened.ref,
+            name=opened.call.name,
+            text=outcome.text,
+            is_error=outcome.is_error,
+            duration_ms=duration_ms,
+            announcement=outcome.announcement or opened.plan.announcement,
+            cut=cut if cut < len(outcome.text) else None,
+            images=outcome.images,
+            attachments=outcome.attachments,
+            plan=outcome.plan,
+            raw_output=outcome.raw_output,
+        )
+        entries = [*before, NewEntry(body=result, usage=outcome.usage, cost=outcome.cost)]
+        if outcome.skill is not None:
+            name, text = outcome.skill
+            entries.append(NewEntry(body=Skill(name=name, text=text)))
+        await self._branch.record(entries)
+        self._results[opened.ref] = result
+        self._open.pop(opened.ref, None)
+
+
+GroupedCall = TypeVar("GroupedCall", OpenCall, PermittedCall)
+
+
+def grouped(calls: Sequence[GroupedCall], is_barrier: Callable[[GroupedCall], bool]) -> list[list[GroupedCall]]:
+    """Split calls into groups, in order. The calls of a group may run in parallel. A barrier is a group of its own."""
+    groups: list[list[GroupedCall]] = [[]]
+    for call in calls:
+        if is_barrier(call):
+            groups += [[call], []]
+        else:
+            groups[-1].append(call)
+    return [group for group in groups if group]

@@ -1,0 +1,167 @@
+"""Lets the session's model answer requests of MCP servers, if the user allows it."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+
+from crow.agent import Client
+from crow.agent.history.branch import Branch
+from crow.agent.history.usage import request_entry
+from crow.agent.permissions.judge import CANNOT_ASK, Permissions
+from crow.agent.permissions.rules import Allow
+from crow.agent.turns.cost import Budget
+from crow.domain.entries import NewEntry
+from crow.domain.errors import CrowError, ModelError, StoreError
+from crow.domain.events import CallProgressed
+from crow.domain.messages import Answer, Image, SystemMessage, UserMessage
+from crow.domain.rendering import part_text
+from crow.domain.tokens import estimate_message
+from crow.llm import Attempt, Model, Request, TextDelta
+from crow.tools import SamplingAnswer, SamplingRefusal, SamplingRequest
+from crow.tools.limits import FairLimiter
+
+logger = logging.getLogger(__name__)
+
+MAX_PER_TURN = 50
+"""One server may get at most this many answers in one turn."""
+
+DEADLINE_S = 300.0
+STORE_S = 5.0
+SYSTEM = "A tool of the user asks you this. Answer it; you have no tools."
+NOT_ALLOWED = SamplingRefusal(words="The user did not allow this request.", is_users=True)
+
+
+class ModelSampler:
+    """Implements :class:`crow.tools.Sampler` for a session and its subagents. One request is answered at a time.
+
+    The model sees only the server's messages: nothing of the session, and no tools. If the user rejects a request, that
+    server's other requests in the same turn are rejected without asking.
+    """
+
+    def __init__(
+        self,
+        branch: Branch,
+        client: Client,
+        permissions: Permissions,
+        budget: Budget,
+        open_model: Callable[[], Awaitable[Model]],
+    ) -> None:
+        self._branch = branch
+        self._client = client
+        self._permissions = permissions
+        self._budget = budget
+        self._open_model = open_model
+        self._slot = FairLimiter(1)
+        self._asked: Counter[tuple[int, str]] = Counter()
+        self._rejected: set[tuple[int, str]] = set()
+
+    async def sample(
+        self, request: SamplingRequest, on_progress: Callable[[int], Awaitable[None]]
+    ) -> SamplingAnswer | SamplingRefusal:
+        """See :class:`crow.tools.Sampler`."""
+        place = (self._branch.turn, request.prefix)
+        if self._asked[place] >= MAX_PER_TURN:
+            return SamplingRefusal(words=f"A server gets at most {MAX_PER_TURN} answers from the model in one turn.")
+        self._asked[place] += 1
+        async with self._slot.slot():
+            try:
+                if place in self._rejected:
+                    return NOT_ALLOWED
+                decision = await self._permissions.judge_sampling(request, question_text(request))
+                if not isinstance(decision, Allow):
+                    # after CANNOT_ASK, a question during another call may still reach the user
+                    if decision is None or decision.words != CANNOT_ASK:
+                        self._rejected.add(place)
+                    return NOT_ALLOWED
+                model = await self._open_model()
+                model.check()
+                return await self._answer(model, request, on_progress)
+            except CrowError as error:
+                # the error may contain addresses and settings that the server must not see
+                logger.warning("MCP server %s got no answer from the model: %s", request.server, error)
+                return SamplingRefusal(words="The model did not answer.")
+
+    async def _answer(
+        self, model: Model, request: SamplingRequest, on_progress: Callable[[int], Awaitable[None]]
+    ) -> SamplingAnswer | SamplingRefusal:
+        if words := await self._budget.why_stop(self._branch, model.info):
+            logger.warning("MCP server %s got no answer from the model: %s", request.server, words)
+            return SamplingRefusal(words="The session has reached its cost limit.")
+        messages = (SystemMessage(text=request.system or SYSTEM), *request.messages)
+        sent = sum(map(estimate_message, messages))
+        window = model.info.context_window
+        if window is not None and sent + request.max_tokens > window:
+            return SamplingRefusal(words="The request does not fit into the model's context window.")
+        limit = min(request.max_tokens, model.info.max_output_tokens or request.max_tokens)
+        shown = f"{model.info.name} answers {request.server}."
+        await self._client.publish(CallProgressed(call=request.call, text=shown))
+        answer = await self._read(
+            model,
+            Request(messages=messages, max_output_tokens=limit, cache_key=self._branch.row.id),
+            on_progress,
+            sent=sent,
+        )
+        return cut_answer(answer, model.info.name, request.stop_sequences)
+
+    async def _read(
+        self, model: Model, request: Request, on_progress: Callable[[int], Awaitable[None]], *, sent: int
+    ) -> Answer:
+        """Read the model's answer. Store the request's usage even if the request fails or is cancelled.
+
+        :raises ~crow.domain.errors.ModelError: the endpoint failed, or the answer took too long.
+        """
+        attempts: Sequence[Attempt] = ()
+        try:
+            with anyio.move_on_after(DEADLINE_S):
+                async with model.stream(request) as stream:
+                    try:
+                        length = 0
+                        async for delta in stream:
+                            if isinstance(delta, TextDelta):
+                                length += len(delta.text)
+                                await on_progress(length)
+                        return stream.answer
+                    finally:
+                        attempts = stream.attempts()
+            raise ModelError(f"{model.info.name} gave no answer within {DEADLINE_S:g} s.")
+        finally:
+            used = [request_entry(each, model.info, sent=sent, purpose="sampling") for each in attempts]
+            if used:
+                with anyio.move_on_after(STORE_S, shield=True):
+                    await self._store(used)
+
+    async def _store(self, used: Sequence[NewEntry]) -> None:
+        try:
+            await self._branch.record(used)
+        except StoreError:  # stored with the branch's next entries instead
+            self._branch.store_with_next(used)
+
+
+def question_text(request: SamplingRequest) -> str:
+    """Return the text that would be sent to the model. The user sees this text and decides whether to allow the
+    request."""
+    lines = [f"At most {request.max_tokens:,} tokens.", *([f"system: {request.system}"] if request.system else [])]
+    for message in request.messages:
+        if isinstance(message, UserMessage):
+            texts = ("[a picture]" if isinstance(part, Image) else part_text(part) for part in message.parts)
+            lines.append("user: " + "\n".join(texts))
+        else:
+            lines.append(f"assistant: {message.text}")
+    return "\n".join(lines)
+
+
+def cut_answer(answer: Answer, model: str, stops: Sequence[str]) -> SamplingAnswer | SamplingRefusal:
+    """Return the model's answer. If it contains texts from `stops`, cut it before the first of them. Return a refusal
+    if the model refused."""
+    places = [place for stop in stops if (place := answer.text.find(stop)) >= 0]
+    if places:
+        return SamplingAnswer(text=answer.text[: min(places)], model=model, stop="stop_sequence")
+    if answer.finish == "refusal":
+        return SamplingRefusal(words="The model refused to answer.")
+    if answer.finish == "length":
+        return SamplingAnswer(text=answer.text, model=model, stop="length")
+    return SamplingAnswer(text=answer.text, model=model)

@@ -1,0 +1,284 @@
+"""Shows and saves one answer while the model streams it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
+
+import anyio
+import anyio.abc
+
+from crow.agent.history.branch import Branch
+from crow.domain.errors import ModelError, StoreError
+from crow.domain.events import NoticeShown, TextShown, ThoughtShown
+from crow.domain.messages import Answer
+from crow.llm import Delta, Retrying, Stream, TextDelta, ThoughtDelta
+
+PIECE_WAIT_S = 0.015
+SAVE_EVERY_S = 0.8
+LATE_SAVE_S = 0.2
+BUFFER_CHARS = 512 * 1024
+
+
+class AnswerDraft:
+    """The part of an answer that the client has been shown so far. If a resumed answer continues an earlier text,
+    `before` is that text.
+
+    The reader of the stream shows a piece at once if nothing was shown in the last 15 ms. Later pieces are gathered,
+    and a second task shows them when the 15 ms are over. Shown text is saved in parallel: the first piece at once,
+    later pieces at most every 0.8 s. If a save takes too long, nothing more is shown until the save has ended. So all
+    text that was shown more than a second ago is on disk, however slow the disk is. The reader waits for a slow client,
+    so memory use is bounded.
+    """
+
+    def __init__(self, branch: Branch, message_id: str, *, before: str = "") -> None:
+        self.message_id = message_id
+        self.is_muted = False
+        self._branch = branch
+        self._before = before
+        self._overlap = Overlap(before)
+        self._pending: list[Delta] = []
+        self._pending_chars = 0
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._text_chars = self._thought_chars = 0
+        self._saved_texts = self._saved_thoughts = 0
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._shown_at = self._saved_at = -math.inf
+        self._is_showing = False
+        self._saving: anyio.Event | None = None
+        self._has_ended = False
+        self._wake = anyio.Event()
+        self._wakes_at = math.inf
+        self._has_room = anyio.Event()
+        self._has_reported_retry = False
+        self._failure: StoreError | None = None
+
+    @property
+    def text(self) -> str:
+        """The text that was shown to the client."""
+        return "".join(self._texts)
+
+    @property
+    def thought(self) -> str:
+        """The reasoning that was shown to the client."""
+        return "".join(self._thoughts)
+
+    def mute(self) -> None:
+        """Stop showing text, because the part shown so far is about to be stored."""
+        self.is_muted = True
+
+    async def follow(self, stream: Stream) -> Answer:
+        """Show the stream until it ends, and return its answer. Even if the stream fails, all text that arrived before
+        the failure is shown.
+
+        :raises ~crow.domain.errors.ModelError: the stream raised it.
+        :raises ~crow.domain.errors.StoreError: a piece could not be saved.
+        """
+        failure: ModelError | None = None
+        deltas = aiter(stream)
+        first = await anext(deltas, None)
+        async with anyio.create_task_group() as self._tasks:
+            try:
+                if first is not None:
+                    await self._put(first)
+                self._tasks.start_soon(self._show_gathered)
+                async for delta in deltas:
+                    await self._put(delta)
+            except ModelError as error:
+                failure = error
+            self._has_ended = True
+            self._wake.set()
+        if self._failure is not None:
+            raise self._failure
+        await self._show_text(self._overlap.finish())
+        if failure is not None:
+            raise failure
+        answer = stream.answer
+        return replace(answer, text=without_overlap(self._before, answer.text)) if self._before else answer
+
+    async def save(self) -> None:
+        """Save the shown text that is not saved yet. :raises ~crow.domain.errors.StoreError: it could not be saved."""
+        text = "".join(self._texts[self._saved_texts :])
+        thought = "".join(self._thoughts[self._saved_thoughts :])
+        self._saved_texts, self._saved_thoughts = len(self._texts), len(self._thoughts)
+        if text or thought:
+            await self._branch.save_draft(message_id=self.message_id, text=text, thought=thought)
+
+    async def _put(self, delta: Delta) -> None:
+        self._pending.append(delta)
+        if not isinstance(delta, Retrying):
+            self._pending_chars += len(delta.text)
+        due = self._shown_at + PIECE_WAIT_S
+        if not self._is_showing and time.monotonic() >= due:
+            await self._show()
+        else:
+            self._wake_by(due)
+        if self._pending_chars > BUFFER_CHARS:
+            self._has_room = anyio.Event()
+            await self._has_room.wait()
+
+    async def _show_gathered(self) -> None:
+        """Until the stream ends, show the gathered pieces and save the text shown so far, each on its own schedule."""
+        while self._pending or not self._has_ended:
+            now = time.monotonic()
+            show_at = self._shown_at + PIECE_WAIT_S if self._pending and not self._is_showing else math.inf
+            if show_at <= now or (self._has_ended and show_at < math.inf):
+                await self._show()
+                continue
+            self._save_if_due()
+            save_at = self._saved_at + SAVE_EVERY_S if self._saving is None and self._is_unsaved() else math.inf
+            self._wakes_at = min(show_at, save_at)
+            self._wake = anyio.Event()
+            with anyio.move_on_after(self._wakes_at - now):
+                await self._wake.wait()
+
+    def _wake_by(self, due: float) -> None:
+        if due < self._wakes_at:
+            self._wakes_at = due
+            self._wake.set()
+
+    async def _show(self) -> None:
+        self._is_showing = True
+        try:
+            if self._saving is not None and time.monotonic() > self._saved_at + LATE_SAVE_S:
+                await self._saving.wait()
+            pending, self._pending, self._pending_chars = self._pending, [], 0
+            self._has_room.set()
+            for delta in merged(pending):
+                await self._publish(delta)
+        finally:
+            self._is_showing = False
+        self._shown_at = time.monotonic()
+
+    async def _publish(self, delta: Delta) -> None:
+        match delta:
+            case TextDelta(text=text):
+                await self._show_text(self._overlap.feed(text))
+            case ThoughtDelta(text=text) if not self.is_muted:
+                self._thoughts.append(text)
+                offset, self._thought_chars = self._thought_chars, self._thought_chars + len(text)
+                self._save_if_due()
+                await self._branch.publish(ThoughtShown(message_id=self.message_id, offset=offset, text=text))
+            case Retrying(reason=reason, wait_s=wait_s) if not self._has_reported_retry:
+                self._has_reported_retry = True
+                title = f"{reason} Trying again in {wait_s:.0f} s." if wait_s >= 1 else f"{reason} Trying again."
+                await self._branch.publish(NoticeShown(severity="warning", title=title))
+
+    async def _show_text(self, text: str) -> None:
+        if text and not self.is_muted:
+            self._texts.append(text)
+            offset, self._text_chars = self._text_chars, self._text_chars + len(text)
+            self._save_if_due()  # comes before `publish`, which waits while the client does not read
+            await self._branch.publish(TextShown(message_id=self.message_id, offset=offset, text=text))
+
+    def _is_unsaved(self) -> bool:
+        return (self._saved_texts, self._saved_thoughts) != (len(self._texts), len(self._thoughts))
+
+    def _save_if_due(self) -> None:
+        """Start a save if a save is due. Otherwise make `_show_gathered` wake up when the next save is due. After the
+        end of the stream, no save is started, because the whole answer is stored instead."""
+        if self._has_ended or self._tasks is None or self._saving is not None or not self._is_unsaved():
+            return
+        due = self._saved_at + SAVE_EVERY_S
+        if (now := time.monotonic()) >= due:
+            self._saved_at, self._saving = now, anyio.Event()
+            self._tasks.start_soon(self._save, self._tasks.cancel_scope, self._saving)
+        else:
+            self._wake_by(due)
+
+    async def _save(self, reading: anyio.CancelScope, saving: anyio.Event) -> None:
+        try:
+            await self.save()
+        except StoreError as error:
+            self._failure = error
+            reading.cancel()  # stop reading, because the text read so far could not be saved
+        finally:
+            self._saving = None
+            saving.set()
+        self._save_if_due()
+
+
+def merged(deltas: Sequence[Delta]) -> Iterator[Delta]:
+    """Yield the pieces in order, with neighbouring pieces of the same kind joined."""
+    for kind, run in groupby(deltas, key=attrgetter("__class__")):
+        if kind is Retrying:
+            yield from run
+        else:
+            yield kind(text="".join(delta.text for delta in run if not isinstance(delta, Retrying)))
+
+
+MIN_CHARS = 3
+"""A repetition shorter than this is treated as new text."""
+SURE_CHARS = 8
+"""A repetition with at least this many characters counts in two more cases: if it begins within a word, and if the new
+text has white space before it that the old text does not have."""
+MAX_CHARS = 64_000
+"""Crow looks for repetitions only in the last part of the old text, which has at most this many characters."""
+
+
+class Overlap:
+    """Removes the start of a resumed answer if it repeats the end of the old text.
+
+    Call `feed` with each piece of the new text; it returns the text that is certainly new. While the old text contains
+    everything that has arrived of the new text, the new text may still turn out to repeat the old text's end. So the
+    new text is held back until this is ruled out. Short matches are ignored, because they may be accidental: if "hel"
+    is continued by "lo", both have an "l", but "hello" is meant. The result does not depend on how the text is split
+    into pieces.
+    """
+
+    def __init__(self, before: str) -> None:
+        self._before = before[-MAX_CHARS:]
+        self._held = ""
+        self._is_decided = not before
+
+    def feed(self, piece: str) -> str:
+        """Add a piece. Return the part of the held-back text that is now known not to repeat the old text, or an empty
+        string."""
+        if self._is_decided:
+            return piece
+        self._held += piece
+        bare = self._held.lstrip()
+        readings = (self._held,) if bare == self._held else (self._held, bare)
+        if any(0 <= self._before.find(text) < len(self._before) - len(text) for text in readings):
+            return ""  # the old text continues after this match, so a longer repetition is possible
+        return self.finish()
+
+    def finish(self) -> str:
+        """Decide which part of the held-back text repeats the old text. Return the rest."""
+        self._is_decided = True
+        held, self._held = self._held, ""
+        return held[repeated_chars(self._before, held) :]
+
+
+def without_overlap(before: str, text: str) -> str:
+    """Return `text` without the part at its start that repeats the end of `before`."""
+    overlap = Overlap(before)
+    return overlap.feed(text) + overlap.finish()
+
+
+def repeated_chars(before: str, text: str) -> int:
+    """Return how many characters at the start of `text` repeat the end of `before`."""
+    whole = longest_repetition(before, text, MIN_CHARS)
+    blanks = len(text) - len(text.lstrip())
+    if whole or not blanks:
+        return whole
+    bare = longest_repetition(before, text[blanks:], SURE_CHARS)
+    return blanks + bare if bare else 0
+
+
+def longest_repetition(before: str, text: str, min_chars: int) -> int:
+    """Return the length of the longest repetition that contains a letter or digit. A short repetition counts only if it
+    begins where a word begins."""
+    first_word_end = next((at for at, character in enumerate(text) if character.isalnum()), len(text)) + 1
+    for length in range(min(len(before), len(text)), max(min_chars, first_word_end) - 1, -1):
+        if before.endswith(text[:length]):
+            start = len(before) - length
+            is_within_word = start > 0 and before[start - 1].isalnum() and text[0].isalnum()
+            if length >= SURE_CHARS or not is_within_word:
+                return length
+    return 0

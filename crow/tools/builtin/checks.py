@@ -1,0 +1,111 @@
+"""Runs the user's own checks, such as a type checker, after files that they are for have changed.
+
+The commands come from the user's settings only. They run confined and may only read, because they often run code that
+the model has just written. Where commands cannot be confined, they do not run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+
+from crow.tools import NOTHING_EXCLUDED, ExcludedPaths, Workspace
+from crow.tools.builtin.output import as_shown
+from crow.tools.builtin.scan import glob_expression
+from crow.tools.limits import COMMANDS
+
+CHECK_S = 60
+MAX_CHARS = 6_000
+"""The model sees at most this many characters of the output of a check."""
+MAX_NAME_CHARS = 80
+FILES = "{files}"
+"""Stands in a command for the changed files."""
+
+_DISCARDED = re.compile(r"^\[Discarded, because .*\]$", re.MULTILINE)
+"""What a check writes is always discarded, and no other access can be chosen for it."""
+
+
+class Checks:
+    """The checks of a session. `commands` maps globs of files to command lines."""
+
+    def __init__(self, commands: Mapping[str, str]) -> None:
+        self._commands = [(pattern, _matcher(pattern), command) for pattern, command in commands.items()]
+        self._changed: dict[str, None] = {}
+        self._failures: dict[str, str] = {}
+        self._is_told = False
+
+    def note(self, name: str) -> None:
+        """Remember that a file was changed. `name` is its path, relative to the working directory if it is inside."""
+        if any(_covers(pattern, matcher, name) for pattern, matcher, _ in self._commands):
+            self._changed[name] = None
+
+    async def run(self, workspace: Workspace, excluded: ExcludedPaths = NOTHING_EXCLUDED) -> str:
+        """Run each check for the files that have changed since the last call. Return what the model is told, which is
+        empty if there was nothing to check."""
+        changed, self._changed = list(self._changed), {}
+        due: dict[str, dict[str, None]] = {}
+        for pattern, matcher, command in self._commands:
+            files = [name for name in changed if _covers(pattern, matcher, name)]
+            if files:
+                due.setdefault(command, {}).update(dict.fromkeys(files))
+        if not due:
+            return ""
+        await workspace.sandbox_status()  # `confines` is unknown before this call
+        if not workspace.confines:
+            words = "" if self._is_told else "[the user's checks did not run, because commands cannot be confined here]"
+            self._is_told = True
+            return words
+        return "\n".join([await self._run(workspace, command, files, excluded) for command, files in due.items()])
+
+    async def _run(self, workspace: Workspace, command: str, files: Iterable[str], excluded: ExcludedPaths) -> str:
+        line = command.replace(FILES, " ".join(map(_quoted, files)))
+        name = command if len(command) <= MAX_NAME_CHARS else f"{command[:MAX_NAME_CHARS]}…"
+        try:
+            async with COMMANDS.slot(workspace):
+                code, output = await workspace.run(
+                    line, access="read", timeout_s=CHECK_S, on_output=_ignore, excluded=excluded
+                )
+        except OSError as error:
+            return f"[check `{name}` did not run: {error.strerror or error}]"
+        if code == 0:
+            self._failures.pop(command, None)
+            return f"[check `{name}` passed]"
+        end = f"was ended after {CHECK_S} s" if code is None else f"failed with exit code {code}"
+        shown = _bounded(as_shown(_DISCARDED.sub("", output)).strip("\n"))
+        digest = hashlib.sha256(shown.encode(errors="replace")).hexdigest()
+        if self._failures.get(command) == digest:
+            return f"[check `{name}` {end}, with the same output as before]"
+        self._failures[command] = digest
+        hint = workspace.explain_failure("read", output)
+        return "\n".join(filter(None, [f"[check `{name}` {end}]", shown, hint]))
+
+
+async def _ignore(_output: str) -> None:
+    """A check shows only its result."""
+
+
+def _matcher(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(glob_expression(pattern), re.DOTALL)
+    except re.error:
+        return re.compile(re.escape(pattern))
+
+
+def _covers(pattern: str, matcher: re.Pattern[str], name: str) -> bool:
+    return matcher.fullmatch(name if "/" in pattern else name.rpartition("/")[2]) is not None
+
+
+def _bounded(output: str) -> str:
+    """Return the output, or whole lines of its beginning and its end if it is long."""
+    if len(output) <= MAX_CHARS:
+        return output
+    half = MAX_CHARS // 2
+    head = output[:half].rpartition("\n")[0] or output[:half]
+    tail = output[-half:].partition("\n")[2] or output[-half:]
+    return f"{head}\n[... {len(output) - len(head) - len(tail):,} characters left out ...]\n{tail}"
+
+
+def _quoted(name: str) -> str:
+    return shlex.quote(f"./{name}" if name.startswith("-") else name)
