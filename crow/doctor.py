@@ -665,6 +665,8 @@ class _NoSession:
 
     async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes | None) -> None: ...
 
+    async def before_keeping(self, call_id: str, change_set: str, directory: Path) -> None: ...
+
     def current(self) -> tuple[()]:
         return ()
 

@@ -164,7 +164,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """A file that a built-in tool changed."""
+    """A file that a built-in tool changed, or all files that a command changed."""
 
     call: CallRef
     path: str
@@ -174,6 +174,9 @@ class File:
     """The sha256 (hex) of the new content, or empty if the tool removed the file."""
     recorded_here: bool = False
     """False for an imported entry, whose content is never restored."""
+    change_set: str = ""
+    """If set, a command changed any number of files in the directory `path`. This is the name of what undoes the
+    change, which is on the disk of the machine where the command ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

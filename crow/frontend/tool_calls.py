@@ -283,7 +283,10 @@ def question_contents(
         add(changes, "diff")
     if hidden:
         blocks.append(f"{hidden:,} characters are not shown.")
-    if plan.command_access is not None:
+    if plan.changed:
+        blocks.append("The command has run. It wants to keep these changes:")
+        add(plan.review_text)
+    elif plan.command_access is not None:
         blocks.append(ACCESS_WORDS[_access_key(plan, has_network=has_network)])
     if reason and not changes:
         blocks.append(safe(reason))

@@ -116,8 +116,7 @@ class Place:
     def open(self, roots: Sequence[Path]) -> Layer:
         """Open a new layer over directories, whose links must be resolved. :raises OSError: it cannot be created."""
         identifier = new_id()
-        for folder in (self.directory, self.layers):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.layers.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory = self.layers / identifier
         if UNUSABLE & set(str(directory)):
             raise OSError(f"{directory} cannot hold a layer, because its name contains a comma, colon or backslash")

@@ -6,7 +6,6 @@ link.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import os
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 if sys.platform != "win32":
     import fcntl
@@ -420,18 +419,27 @@ def rename_new(name: str, source: int, to: str, target: int) -> None:
 def renameat2(name: str, source: int, to: str, target: int, flags: int) -> None:
     """Rename a file with flags of the kernel. :raises OSError: the kernel refused."""
     if libc().renameat2(source, os.fsencode(name), target, os.fsencode(to), flags) != 0:
-        number = ctypes.get_errno()
+        number = last_error()
         raise OSError(number, os.strerror(number), name)
 
 
 def sync_file_system(handle: int) -> None:
     """Write everything that waits for the file system of an open file to the disk."""
     if libc().syncfs(handle) != 0:
-        number = ctypes.get_errno()
+        number = last_error()
         raise OSError(number, os.strerror(number))
 
 
 @cache
-def libc() -> ctypes.CDLL:
+def libc() -> Any:
     """Return the C library."""
+    import ctypes  # takes 10 ms, and only commands that change files need it
+
     return ctypes.CDLL(None, use_errno=True)
+
+
+def last_error() -> int:
+    """Return the error number of the last call of the C library."""
+    import ctypes  # see above
+
+    return ctypes.get_errno()
