@@ -63,6 +63,9 @@ class NoLog:
     async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes | None) -> None:
         """Stores nothing."""
 
+    async def before_keeping(self, call_id: str, change_set: str, directory: Path) -> None:
+        """Stores nothing."""
+
 
 def call(tool: str, /, **arguments: object) -> ToolCall:
     return ToolCall(id="c", name=tool, arguments=json.dumps(arguments))

@@ -224,6 +224,7 @@ def open_workspace(
         confiner=_open_confiner(loaded(), cwd, directories, is_bounded=is_bounded),
         is_bounded=is_bounded,
         programs=programs,
+        keeps_ignored=loaded().settings.permissions.keep_ignored,
     )
 
 

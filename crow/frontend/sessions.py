@@ -683,6 +683,7 @@ class ClientSessions:
         if self.host.is_warm:
             session.warm()
             await self.host.warn_about_sandbox()
+            await self.host.recover_changes()
 
 
 def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, Any]:

@@ -81,7 +81,8 @@ class DiskWorkspace:
     `own_readable` are folders of crow that tools can read. Tools can read no other files of crow. Without a `confiner`,
     all commands have full access. If `is_bounded` is set, tools can never read or change anything outside the
     workspace, even if a user or a rule allows it. `names` are the names of protected files. `programs` finds the
-    programs that crow starts for itself.
+    programs that crow starts for itself. With `keeps_ignored`, nobody is asked about files that commands changed and
+    git ignores.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class DiskWorkspace:
         confiner: Confiner | None = None,
         is_bounded: bool = False,
         programs: Programs = SYSTEM_PROGRAMS,
+        keeps_ignored: bool = True,
     ) -> None:
         self.is_bounded = is_bounded
         """See :meth:`crow.tools.Workspace.is_bounded`."""
@@ -107,6 +109,7 @@ class DiskWorkspace:
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
         self._protected = ProtectedPaths(roots=tuple(map(str, self._roots)), names=names)
         self._names = names
+        self._keeps_ignored = keeps_ignored
         self._keys = keys
         self._confiner = confiner
         self._own = (*folded_places(own), *folded_places([*own_folders, *own_readable], is_folder=True))
@@ -159,7 +162,8 @@ class DiskWorkspace:
 
     def _look_rules(self, layer: Layer) -> LookRules:
         """Return which of the files that commands have changed in a layer are protected or ignored."""
-        return rules_for(layer, self._protected, self._names, self._own, self._own_trees)
+        rules = rules_for(layer, self._protected, self._names, self._own, self._own_trees)
+        return rules if self._keeps_ignored else LookRules(is_protected=rules.is_protected)
 
     def _is_out_of_bounds(self, path: Path) -> bool:
         return self.is_bounded and not self.contains(path)

@@ -67,7 +67,7 @@ async def outputs(agent: CrowProcess, place: Path, mode: str = "auto") -> list[t
     found: dict[str, tuple[str, str]] = {}
     for update in agent.updates(session, "tool_call", "tool_call_update"):
         status, text = found.get(update["toolCallId"], ("", ""))
-        shown = "".join(part["content"].get("text", "") for part in update.get("content") or ())
+        shown = "".join(part.get("content", {}).get("text", "") for part in update.get("content") or ())
         found[update["toolCallId"]] = (update.get("status") or status, shown or text)
     return list(found.values())
 

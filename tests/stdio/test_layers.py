@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tests.stdio.test_confinement import CONFINED, place
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess
 from tests.support.fake_endpoint import FakeEndpoint
-from tests.tools.layers.trees import picture
+from tests.tools.layers.trees import git, picture
 
 __all__ = ["place"]
 
@@ -73,13 +72,13 @@ async def start(agent: CrowProcess, place: Path, mode: str = "ask") -> str:
 
 
 @pytest.fixture
-def files(place: Path) -> Iterator[Path]:
+def files(place: Path) -> Path:
     (place / "src").mkdir()
     (place / "src" / "a.py").write_text("one\n")
     (place / "b").write_text("two\n")
     (place / "b").chmod(0o640)
     os.utime(place / "b", ns=(0, 10**18))
-    yield place
+    return place
 
 
 async def test_the_user_is_asked_about_what_a_command_changed_and_can_undo_it(
@@ -152,9 +151,10 @@ async def test_commits_and_what_git_ignores_need_no_question_in_auto_and_only_on
     crow: StartCrow, endpoint: FakeEndpoint, files: Path
 ) -> None:
     user = User("allow_always")
-    os.system(
-        f"cd {files} && git init -q && git config user.email a@b && git config user.name a && echo out/ > .gitignore"
-    )  # noqa: S605
+    git(files, "init", "-q")
+    git(files, "config", "user.email", "a@b")
+    git(files, "config", "user.name", "a")
+    (files / ".gitignore").write_text("out/\n")
     async with crow(endpoint=endpoint, env=CONFINED, answers=user.answers) as agent:
         session = await start(agent, files, "ask")
         await run(agent, endpoint, session, shell("mkdir out; echo > out/made; git status --short"))
@@ -211,6 +211,7 @@ async def test_edits_and_commands_are_undone_in_order(crow: StartCrow, endpoint:
             fake.calls(("read_file", {"path": "src/a.py"})),
             fake.calls(("edit_file", edit)),
             shell("sed -i s/two/three/ src/a.py; cat src/a.py"),
+            fake.calls(("read_file", {"path": "src/a.py"})),
             fake.calls(("edit_file", again)),
         )
         assert (files / "src" / "a.py").read_text() == "four\n"

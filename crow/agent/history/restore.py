@@ -27,6 +27,8 @@ from crow.tools.layers import ChangeSet, Conflict
 MAX_NAMES = 3
 INVERTS = "inverts"
 """Says which change set another one undoes."""
+CALL = "call"
+"""Says to which call a change set belongs."""
 GONE = "What a command changed cannot be undone: what was there before is not kept on this machine."
 
 
@@ -148,7 +150,7 @@ class Restore:
             self._lines.append(GONE)
             self._left.append(changed.path)
             return set()
-        made = await layers.invert(change_set, {INVERTS: change_set.id})
+        made = await layers.invert(change_set, {INVERTS: change_set.id, CALL: self._call.call_id})
         entry = File(
             call=self._call, path=changed.path, before=None, after_hash="", recorded_here=True, change_set=made.id
         )

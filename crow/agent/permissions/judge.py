@@ -35,11 +35,12 @@ from crow.agent.permissions.rules import (
     rules_for,
     url_rules,
 )
-from crow.domain.entries import CallRef
+from crow.domain.entries import CallRef, Diff
 from crow.domain.messages import ToolCall
 from crow.store import SessionChanges
 from crow.tools import PlannedCall, SamplingRequest, Workspace
 from crow.tools.layers import Changes
+from crow.tools.layers.describe import summary_of
 
 REJECTED = (
     "The user did not allow this call. Do not try it again unasked; ask the user what they want instead. If they "
@@ -64,6 +65,18 @@ CHANGES_REJECTED = (
     "The command ran, but the user did not allow its changes, so they were dropped. Do not try it again unasked; ask "
     "the user what they want instead."
 )
+
+
+def about_changes(plan: PlannedCall, changes: Changes, diffs: Sequence[Diff]) -> PlannedCall:
+    """Return the plan of a command that has run in a layer, for the decision about what it has changed there."""
+    return replace(
+        plan,
+        announcement=replace(plan.announcement, diffs=tuple(diffs)),
+        command_access="write",
+        changed=tuple(change.path for change in changes.shown),
+        is_protected=bool(changes.protected),
+        review_text=summary_of(changes),
+    )
 
 
 class Permissions:
@@ -193,7 +206,7 @@ class Permissions:
         outdated = outdated_rule(call.name, plan, rules_at(self._branch.row.permissions, cwd))
         if outdated is not None and not reason:
             reason, changes = change_of_tool(outdated, plan)
-        offers_writes = can_last and plan.access == "execute" and plan.command_access == "write" and not plan.changed
+        offers_writes = can_last and plan.access == "execute" and plan.command_access == "write"
         is_inner = plan.inner_arguments is not None
         answer = await self._client.ask(
             PermissionQuestion(

@@ -16,7 +16,7 @@ from crow.agent.background import after_delay
 from crow.agent.compaction.budget import Gauge
 from crow.agent.history.branch import Branch
 from crow.agent.hooks import BranchHooks, Denial
-from crow.agent.permissions.judge import Permissions
+from crow.agent.permissions.judge import Permissions, about_changes
 from crow.agent.permissions.rules import (
     Allow,
     Refuse,
@@ -27,7 +27,7 @@ from crow.domain.events import CallAnnounced, CallEnded, CallProgressed
 from crow.domain.messages import ToolCall
 from crow.tools import Outcome, PlannedCall, Toolbox
 from crow.tools.layers import Changes
-from crow.tools.layers.describe import diffs_of, summary_of
+from crow.tools.layers.describe import diffs_of
 
 CUT_CHARS = 48_000
 """The model sees at most this many characters of a result."""
@@ -230,14 +230,7 @@ class Calls:
         shown = changes.shown
         if not shown:
             return DROPPED_IN_PLAN if self._permissions.is_planning else ""
-        reviewed = replace(
-            plan,
-            announcement=replace(plan.announcement, diffs=await anyio.to_thread.run_sync(diffs_of, changes)),
-            command_access="write",
-            changed=tuple(change.path for change in shown),
-            is_protected=bool(changes.protected),
-            review_text=summary_of(changes),
-        )
+        reviewed = about_changes(plan, changes, await anyio.to_thread.run_sync(diffs_of, changes))
         match await self._permissions.judge(opened.ref, opened.call, reviewed):
             case Allow():
                 return ""

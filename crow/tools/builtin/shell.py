@@ -198,9 +198,9 @@ SHELL_SPEC = tool_spec(
     command=argument("string", "The command line.", minLength=1),
     access=argument(
         "string",
-        f"What it may do; choose the least that works. {DEFAULT_ACCESS} (default): look and test; changes outside "
-        "$TMPDIR are discarded. write: also change the working directory. full: also the network and everything else, "
-        "after the user was asked.",
+        "Usually left out: the command may change the working directory, and the user is asked about the changes "
+        "where needed. full: also the network and everything else, after the user was asked. For background commands "
+        f"and where crow says so: {DEFAULT_ACCESS} (default) or write.",
         enum=["read", "write", "full"],
     ),
     timeout_s=argument(

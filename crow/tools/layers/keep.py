@@ -26,10 +26,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crow.tools.layers.changes import Changes, Operation
-from crow.tools.layers.moves import Conflict, Movers, Parents, directory_of, image_path, move, move_back
+from crow.tools.layers.moves import Conflict, Movers, Parents, image_path, move, move_back
 from crow.tools.layers.place import Layer, Place, discard, ownerless
 from crow.tools.layers.sets import (
     ChangeSet,
+    directory_of,
     has_image,
     new_set,
     read_set,
@@ -42,11 +43,14 @@ from crow.tools.layers.states import (
     ABSENT,
     OPEN_DIRECTORY,
     Copier,
+    State,
     apply_meta,
+    digest_of,
     state_of,
     sync_file_system,
 )
 
+KEPT_S = 7 * 86_400
 MAX_FLUSHED = 4
 """More files than these are written to the disk by one call for the whole file system."""
 
@@ -95,11 +99,12 @@ def invert(place: Place, change_set: ChangeSet, about: Mapping[str, str] | None 
     with new_set(place, roots, about) as made, Parents() as parents:
         operations, skipped = [], []
         for number, done in enumerate(change_set.operations):
-            operation = replace(done, before=done.after, after=done.before, source="", inode=0)
-            problem = "" if done.is_meta else problem_of_undo(change_set, number, done, parents)
+            now = done.after if done.is_meta else state_now(done, parents)
+            problem = "" if done.is_meta else problem_of_undo(change_set, number, done, now)
             if problem:
-                skipped.append(f"{operation.name} {problem}")
+                skipped.append(f"{done.name} {problem}")
                 continue
+            operation = replace(done, before=now, after=done.before, source="", inode=0)
             if not done.is_meta and done.before != ABSENT:
                 image = intact_image(change_set, number, done)
                 staged = None
@@ -114,15 +119,22 @@ def invert(place: Place, change_set: ChangeSet, about: Mapping[str, str] | None 
         return write_manifest(replace(made, skipped=tuple(skipped)), operations)
 
 
-def problem_of_undo(change_set: ChangeSet, number: int, done: Operation, parents: Parents) -> str:
-    """Return why an operation cannot be undone, as the rest of a sentence, or an empty string."""
+def state_now(done: Operation, parents: Parents) -> State:
+    """Return the state of an operation's path, with a digest if that is needed to recognise what was kept."""
     try:
         parent, name = parents.open(done.root, done.path)
         now = state_of(name, parent)
+        if now.kind == "file" and done.after.digest and not now.matches(done.after):
+            now = replace(now, digest=digest_of(name, parent))
     except (FileNotFoundError, NotADirectoryError):
-        return "was removed since, or its directory was"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
+        return ABSENT
+    except OSError:
+        return State(kind="other")
+    return now
+
+
+def problem_of_undo(change_set: ChangeSet, number: int, done: Operation, now: State) -> str:
+    """Return why an operation cannot be undone, as the rest of a sentence, or an empty string."""
     if not now.matches(done.after):
         return "was removed since" if now == ABSENT else "was changed by someone else since"
     if not has_image(done):
@@ -403,6 +415,11 @@ def forget(place: Place, identifiers: Sequence[str]) -> None:
             discard(place.changes / os.path.basename(identifier))
 
 
-def is_full(error: OSError) -> bool:
-    """Return whether an error says that there is no space."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+def old_sets(place: Place) -> tuple[ChangeSet, ...]:
+    """Return the change sets that were kept more than a week ago."""
+    found = []
+    for directory in listed(place.changes):
+        with suppress(OSError, ValueError):
+            if (directory / "kept").stat().st_mtime < time.time() - KEPT_S:
+                found.append(read_set(directory))
+    return tuple(found)

@@ -7,7 +7,6 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 from crow.tools.layers.changes import Operation
@@ -263,13 +262,3 @@ class Parents:
             os.fchmod(handle, mode)
         if handle != -1:
             os.close(handle)
-
-
-@contextmanager
-def directory_of(path: Path) -> Iterator[int]:
-    """Open the directory of one of crow's own files."""
-    handle = os.open(path.parent, OPEN_DIRECTORY)
-    try:
-        yield handle
-    finally:
-        os.close(handle)

@@ -9,7 +9,7 @@ import anyio
 import anyio.to_thread
 
 from crow.tools.layers.changes import Changes, LookRules, look
-from crow.tools.layers.keep import Recovered, apply, invert, prepare, recover
+from crow.tools.layers.keep import Recovered, apply, forget, invert, old_sets, prepare, recover
 from crow.tools.layers.place import Layer, Place
 from crow.tools.layers.sets import ChangeSet, find_set
 
@@ -76,6 +76,13 @@ class Layers:
     async def invert(self, change_set: ChangeSet, about: Mapping[str, str]) -> ChangeSet:
         """Write to disk what undoes a change set. See :func:`crow.tools.layers.invert`."""
         return await anyio.to_thread.run_sync(partial(invert, self._place, change_set, about))
+
+    async def prune(self, is_needed: Callable[[Mapping[str, str]], Awaitable[bool]]) -> None:
+        """Remove the change sets that are older than a week and that nobody needs any more, judged by what was said
+        about them when they were prepared."""
+        for change_set in await anyio.to_thread.run_sync(old_sets, self._place):
+            if not await is_needed(change_set.about):
+                await anyio.to_thread.run_sync(forget, self._place, [change_set.id])
 
     async def recover(self) -> tuple[Recovered, ...]:
         """Complete or take back what killed processes have left. See :func:`crow.tools.layers.recover`."""

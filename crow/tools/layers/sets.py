@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from crow.tools.layers.changes import Operation
 from crow.tools.layers.place import Place, discard, new_id, take_lock
-from crow.tools.layers.states import ABSENT, State
+from crow.tools.layers.states import ABSENT, OPEN_DIRECTORY, State, digest_of
 
 SetState: TypeAlias = Literal["prepared", "applying", "kept", "taken back"]
 STATES: tuple[SetState, ...] = get_args(SetState)
@@ -20,6 +20,8 @@ STATES: tuple[SetState, ...] = get_args(SetState)
 VERSION = 1
 IMAGE_BYTES = 256 * 1024 * 1024
 """If git ignores a removed or replaced directory and it is larger, nothing of it is kept for an undo."""
+MAX_DIGESTS = 200
+DIGEST_BYTES = 1_000_000
 STAGING = ".crow-keep-"
 """The beginning of the name of the directory in a workspace's root that is there while files are moved."""
 
@@ -81,7 +83,7 @@ def new_set(place: Place, roots: Sequence[str], about: Mapping[str, str] | None)
 
 
 def write_manifest(made: ChangeSet, operations: Sequence[Operation]) -> ChangeSet:
-    made = replace(made, operations=tuple(operations))
+    made = replace(made, operations=with_digests(operations))
     data = {
         "version": VERSION,
         "about": dict(made.about),
@@ -93,6 +95,33 @@ def write_manifest(made: ChangeSet, operations: Sequence[Operation]) -> ChangeSe
         json.dump(data, file)
     write_state(made.directory, "prepared")
     return made
+
+
+def with_digests(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Return the operations with digests of short new files, unless there are many. With a digest, a file is still
+    known after a tool has written the same content again."""
+    chosen = [each for each in operations if each.after.kind == "file" and each.after.size <= DIGEST_BYTES]
+    if len(chosen) > MAX_DIGESTS:
+        return tuple(operations)
+    made = []
+    for each in operations:
+        if each.after.kind == "file" and each.after.size <= DIGEST_BYTES and each.source:
+            with suppress(OSError), directory_of(Path(each.source)) as parent:
+                digest = digest_of(os.path.basename(each.source), parent)
+                made.append(replace(each, after=replace(each.after, digest=digest)))
+                continue
+        made.append(each)
+    return tuple(made)
+
+
+@contextmanager
+def directory_of(path: Path) -> Iterator[int]:
+    """Open the directory of one of crow's own files."""
+    handle = os.open(path.parent, OPEN_DIRECTORY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def read_set(directory: Path) -> ChangeSet:
@@ -130,7 +159,7 @@ def state_data(state: State) -> list[Any] | None:
     if state == ABSENT:
         return None
     own = (state.kind, state.mode, state.size, state.mtime_ns, state.uid, state.gid, state.target, state.tree)
-    return [*own, state.files, state.xattrs]
+    return [*own, state.files, state.xattrs, state.digest]
 
 
 def read_operation(data: list[Any]) -> Operation:
@@ -150,7 +179,7 @@ def read_operation(data: list[Any]) -> Operation:
 def read_state_of(data: list[Any] | None) -> State:
     if data is None:
         return ABSENT
-    kind, mode, size, mtime_ns, uid, gid, target, tree, files, xattrs = data
+    kind, mode, size, mtime_ns, uid, gid, target, tree, files, xattrs, digest = data
     return State(
         kind=kind,
         mode=mode,
@@ -162,6 +191,7 @@ def read_state_of(data: list[Any] | None) -> State:
         tree=tree,
         files=files,
         xattrs=tuple((name, value) for name, value in xattrs),
+        digest=digest,
     )
 
 

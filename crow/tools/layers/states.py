@@ -58,6 +58,8 @@ class State:
     """The number of files in a tree."""
     xattrs: tuple[tuple[str, str], ...] = ()
     """The extended attributes of a directory, with their values in hexadecimal digits."""
+    digest: str = ""
+    """The sha256 (hex) of a file's content, if it was read."""
 
     def matches(self, other: State) -> bool:
         """Return whether two states are the same file as far as that shows without reading it. The times of
@@ -66,7 +68,9 @@ class State:
             return False
         if self.kind != "file":
             return self.kind == "link" or self.mode == other.mode
-        return (self.mode, self.size, self.mtime_ns) == (other.mode, other.size, other.mtime_ns)
+        if (self.mode, self.size) != (other.mode, other.size):
+            return False
+        return self.mtime_ns == other.mtime_ns or (self.digest != "" and self.digest == other.digest)
 
 
 ABSENT = State()
@@ -392,6 +396,13 @@ def copy_data(reader: int, writer: int, size: int) -> None:
             if not moved:
                 return
             position += moved
+
+
+def digest_of(name: str, directory: int) -> str:
+    """Return the sha256 (hex) of a regular file. :raises OSError: it cannot be read."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(name, flags, dir_fd=directory), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def same_content(one: int, own: str, other: int, theirs: str, limit: int) -> bool:
