@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import anyio
 import anyio.to_thread
 
 from crow.domain.entries import Announcement, Diff, Location
@@ -57,10 +58,11 @@ async def keep(invocation: ToolInvocation, layers: Layers, layer: Layer, changes
     """Move the changes into the workspace. What undoes them is recorded first. Return what the model should know."""
     sentences = []
     if changes.operations:
-        change_set = await layers.prepare(layer, changes, {"call": invocation.call_id})
-        workspace = invocation.context.workspace
-        await invocation.ports.log.before_keeping(invocation.call_id, change_set.id, workspace.cwd)
-        await layers.apply(change_set)
+        with anyio.CancelScope(shield=True):
+            change_set = await layers.prepare(layer, changes, {"call": invocation.call_id})
+            workspace = invocation.context.workspace
+            await invocation.ports.log.before_keeping(invocation.call_id, change_set.id, workspace.cwd)
+            await layers.apply(change_set)
         large = [f"{each.name} ({each.before.size // MB} MB)" for each in change_set.without_image]
         if large:
             sentences.append(f"No undo can restore these, which were too large to keep: {', '.join(large)}.")

@@ -85,15 +85,17 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
         )
     statuses = PipeStatuses(command)
     layers = await layers_for(invocation.context, args) if access != "full" else None
-    layer = None if layers is None else await layers.open()
-    if layers is not None and layer is None:
-        raise ArgumentError("the command was not run, because no layer could be opened for it")
-    settled = Settled()
+    layer, settled = None, Settled()
     try:
         async with COMMANDS.slot(invocation.context.workspace):
+            if layers is not None:
+                layer = await layers.open()
+                access = "write"
+            if layers is not None and layer is None:
+                raise ArgumentError("the command was not run, because no layer could be opened for it")
             code, output = await invocation.context.workspace.run(
                 statuses.command,
-                access="write" if layer is not None else access,
+                access=access,
                 timeout_s=timeout_s,
                 on_output=lambda so_far: invocation.on_output(statuses.split(so_far)[0]),
                 excluded=invocation.excluded,
@@ -108,13 +110,7 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
     hidden = statuses.note(codes, earlier)
     end = describe_end(code, timeout_s) or hidden
     shown = await invocation.context.outputs.shown(output.removesuffix("\n"))
-    hint = explain(
-        invocation.context,
-        command,
-        access if layer is None else "write",
-        output,
-        has_failed=code != 0 or hidden != "",
-    )
+    hint = explain(invocation.context, command, access, output, has_failed=code != 0 or hidden != "")
     announcement = Announcement(title=in_title(title_line(command)), kind="execute")
     return Outcome(
         text="\n".join(filter(None, [shown, end, settled.words, hint])) or "(no output)",

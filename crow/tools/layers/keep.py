@@ -17,6 +17,7 @@ copied to a directory in the workspace's root, moved from there, and what was re
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import time
@@ -191,7 +192,7 @@ def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
     :raises Conflict: a file has changed since. Nothing has changed then.
     :raises OSError: a file cannot be moved. Nothing has changed then.
     """
-    with ownerless(change_set.directory):
+    try:
         with Parents() as parents:
             conflicts = [each.name for each in change_set.operations if not is_as_expected(each, parents)]
         if conflicts:
@@ -207,6 +208,8 @@ def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
             take_back(change_set)
             raise
         finish(change_set)
+    finally:
+        os.close(change_set.lock)
     if layer is not None:
         now = time.time_ns()
         layer.kept.update({each.name: now for each in change_set.operations if not each.is_meta})
@@ -358,11 +361,7 @@ def recover(place: Place) -> tuple[Recovered, ...]:
     """Complete the change sets whose process was killed while it moved files, or else take them back. Remove layers
     and change sets that nobody needs. Return the change sets that were completed or taken back."""
     found = []
-    for directory in listed(place.layers):
-        with ownerless(directory) as is_free:
-            if is_free:
-                with suppress(OSError):
-                    discard(directory)
+    needed: set[str] = set()
     for directory in listed(place.changes):
         state = read_state(directory)
         if state == "kept":
@@ -372,9 +371,20 @@ def recover(place: Place) -> tuple[Recovered, ...]:
                 continue
             if read_state(directory) == "applying":
                 found.append(recover_set(directory))
+                needed |= sources_of(directory) if found[-1].problem else set()
             elif read_state(directory) != "kept":
                 remove_unused(directory)
+    for directory in listed(place.layers):  # after the change sets, whose new files may still be there
+        with ownerless(directory) as is_free:
+            if is_free and str(directory) not in needed:
+                with suppress(OSError):
+                    discard(directory)
     return tuple(found)
+
+
+def sources_of(directory: Path) -> set[str]:
+    """Return the directories of the layers in which the new files of a change set are."""
+    return {str(Path(*Path(each.source).parts[: len(directory.parts)])) for each in read_set(directory).operations}
 
 
 def listed(folder: Path) -> list[Path]:
@@ -387,7 +397,8 @@ def listed(folder: Path) -> list[Path]:
 def remove_unused(directory: Path) -> None:
     """Remove a change set that was never applied, and its directories in workspaces."""
     with suppress(OSError, ValueError):
-        remove_bases(read_set(directory).bases, directory)
+        bases: dict[str, str] = json.loads((directory / "bases").read_text(encoding="utf-8", errors="surrogateescape"))
+        remove_bases(bases, directory)
     with suppress(OSError):
         discard(directory)
 

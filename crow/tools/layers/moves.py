@@ -107,8 +107,8 @@ class Movers:
     """Opens the directories that operations need."""
 
     def __init__(self) -> None:
-        self._parents = Parents()
-        self._sources = Parents()
+        self._parents = Parents(changes=True)
+        self._sources = Parents(changes=True)
 
     def __enter__(self) -> Self:
         return self
@@ -215,9 +215,11 @@ def movable(name: str, parent: int) -> Iterator[None]:
 
 
 class Parents:
-    """Opens the directories of operations, without following links. The last one stays open."""
+    """Opens the directories of operations, without following links. The last one stays open. With `changes`, the owner
+    may change it until another one is opened, even if commands have made it read-only."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, changes: bool = False) -> None:
+        self._changes = changes
         self._place: tuple[str, str] | None = None
         self._handle = -1
         self._mode = -1
@@ -229,8 +231,7 @@ class Parents:
         self.close()
 
     def open(self, root: str, path: str) -> tuple[int, str]:
-        """Return the open directory of a path below a root, and the path's name in it. The owner may change the
-        directory until another one is opened, even if commands have made it read-only.
+        """Return the open directory of a path below a root, and the path's name in it.
 
         :raises OSError: there is no such directory.
         """
@@ -245,7 +246,7 @@ class Parents:
                     handle = inner
                 status = os.fstat(handle)
                 mode = stat.S_IMODE(status.st_mode)
-                if mode & 0o300 != 0o300 and status.st_uid == os.geteuid():
+                if self._changes and mode & 0o300 != 0o300 and status.st_uid == os.geteuid():
                     os.fchmod(handle, mode | 0o300)
                     self._mode = mode
             except BaseException:

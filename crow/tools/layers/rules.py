@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from crow.domain.protected_names import REPOSITORY_PARTS, ProtectedNames, fold_name
@@ -11,12 +13,13 @@ from crow.tools.git import UNFINISHED, commands_in, contains_any
 from crow.tools.layers.changes import LookRules
 from crow.tools.layers.ignored import IgnoreRules
 from crow.tools.layers.place import Layer
-from crow.tools.protection import ProtectedPaths, is_secret
+from crow.tools.protection import FOLDED_SECRET_PLACES, ProtectedPaths, folded_home_secrets
 
 GIT_FOLDERS = frozenset({".git", "git~1"})
 GIT_PROTECTED = frozenset({"config", "config.worktree", "commondir", "gitdir", "hooks", "remotes", "branches"})
 """What in a repository's own directory makes git run programs, or read settings elsewhere."""
 GIT_DATA = frozenset({"objects", "refs", "logs"})
+SECRETS = re.compile("|".join(f"/{re.escape(place)}/" for place in FOLDED_SECRET_PLACES))
 FILE_BYTES = 1_000_000
 
 
@@ -30,15 +33,23 @@ def rules_for(
     named = (other for other in around if not contains_any(other, protected.roots))
     prefixes = tuple(f"{place.rstrip(os.sep)}/".casefold() for place in named if fold_name(Path(place).name) != ".git")
 
+    trees = tuple(f"{tree}{os.sep}" for tree in programs)
+    secrets = (*folded_home_secrets(os.path.expanduser("~")), *prefixes, *never)
+
+    @lru_cache(maxsize=64)
+    def folded(folder: str) -> tuple[str, ...]:
+        return tuple(map(fold, Path(folder).parts))
+
     def is_protected(path: str) -> bool:
-        parts = [fold_name(part) for part in Path(path).parts]
+        folder, name = os.path.split(path)
+        parts = [*folded(folder), fold(name)]
         start = next((number for number, part in enumerate(parts) if part in GIT_FOLDERS), len(parts))
-        if names.covers(parts[:start]) or is_secret(Path(path)):
+        place = f"/{'/'.join(parts[1:])}/"
+        if names.covers(parts[:start]) or SECRETS.search(place) or place.startswith(secrets):
             return True
         if start < len(parts):
             return is_git_protected(parts[start + 1 :], path, layer)
-        place = f"{path}/".casefold()
-        if place.startswith((*prefixes, *never)) or any(map(Path(path).is_relative_to, programs)):
+        if f"{path}/".startswith(trees):
             return True
         return any(
             part in REPOSITORY_PARTS
@@ -49,6 +60,11 @@ def rules_for(
         )
 
     return LookRules(is_protected=is_protected, is_ignored=IgnoreRules(roots).ignores)
+
+
+def fold(name: str) -> str:
+    """Return the same as :func:`crow.domain.protected_names.fold_name`, but faster for ordinary names."""
+    return name.lower() if name.isascii() and ":" not in name and name[-1:] not in (" ", ".") else fold_name(name)
 
 
 def is_git_protected(parts: Sequence[str], path: str, layer: Layer) -> bool:

@@ -37,6 +37,8 @@ class ChangeSet:
     """For each root, the directory in its file system from which and into which files are moved."""
     about: Mapping[str, str] = field(default_factory=dict)
     """What the caller wants to find again, such as the session."""
+    lock: int = field(default=-1, compare=False)
+    """An open file. Its lock says that a living process is about to apply the change set."""
     skipped: tuple[str, ...] = ()
     """Why some paths are left as they are: absolute paths, each with the reason."""
 
@@ -67,19 +69,21 @@ def new_set(place: Place, roots: Sequence[str], about: Mapping[str, str] | None)
         (directory / "before").mkdir()
         own = directory.stat().st_dev
         for root in roots:
-            bases[root] = str(directory)
-            if os.stat(root).st_dev != own:
-                bases[root] = os.path.join(root, f"{STAGING}{identifier}")
+            is_here = os.stat(root).st_dev == own
+            bases[root] = str(directory) if is_here else os.path.join(root, f"{STAGING}{identifier}")
+        # written first, so that these directories are found after a kill
+        (directory / "bases").write_text(json.dumps(bases), encoding="utf-8", errors="surrogateescape")
+        for root, base in bases.items():
+            if base != str(directory):
                 with same_time(root):
-                    Path(bases[root], "before").mkdir(mode=0o700, parents=True)
-        yield ChangeSet(id=identifier, directory=directory, operations=(), bases=bases, about=about or {})
+                    Path(base, "before").mkdir(mode=0o700, parents=True)
+        yield ChangeSet(id=identifier, directory=directory, operations=(), bases=bases, about=about or {}, lock=lock)
     except BaseException:
         remove_bases(bases, directory)
         with suppress(OSError):
             discard(directory)
-        raise
-    finally:
         os.close(lock)
+        raise
 
 
 def write_manifest(made: ChangeSet, operations: Sequence[Operation]) -> ChangeSet:

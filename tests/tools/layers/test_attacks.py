@@ -395,7 +395,7 @@ def test_a_workspace_on_another_file_system_is_kept_and_undone() -> None:
         assert sorted(os.listdir(root)) == ["a", "n"]
 
 
-@pytest.mark.parametrize("lines", [5, 50, 150, 300, 600])
+@pytest.mark.parametrize("lines", [5, 300, 600, 900, 1_200])
 def test_a_kill_on_another_file_system_leaves_all_or_nothing(lines: int) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as one, tempfile.TemporaryDirectory() as other:
         root, place = Path(one, "tree"), Place(Path(other))
@@ -404,8 +404,7 @@ def test_a_kill_on_another_file_system_leaves_all_or_nothing(lines: int) -> None
         before = picture(str(root))
         layer = place.open([root])
         changes = changes_of(layer, root, "echo >> a; rm -r src; mkdir n; echo > n/1")
-        made = prepare(place, layer, changes)
-        killed_after(lines, lambda: apply(made))
+        killed_after(lines, lambda: apply(prepare(place, layer, changes)))
         found = recover(place)
         assert not any(each.problem for each in found)
         assert not [*root.glob(".crow-*")]
@@ -441,3 +440,32 @@ def test_states_compare_files_without_reading_them(tmp_path: Path) -> None:
 
     assert (one.matches(one), one.matches(two), one.matches(states.ABSENT)) == (True, False, False)
     assert isinstance(Layer, type)
+
+
+@pytest.mark.parametrize("lines", [200, 400, 700, 1_000, 1_400])
+def test_a_kill_of_the_process_that_owns_the_layer_leaves_all_or_nothing(lines: int, tmp_path: Path) -> None:
+    place, root = Place(tmp_path / "data"), tmp_path / "tree"
+    (root / "src").mkdir(parents=True)
+    (root / "a").write_text("a\n")
+    before = picture(str(root))
+
+    def work() -> None:
+        layer = place.open([root])
+        changes = changes_of(layer, root, "echo >> a; rm -r src; mkdir n; echo > n/1; echo > b; echo > c")
+        apply(prepare(place, layer, changes))
+
+    killed_after(lines, work)
+    found = recover(place)
+
+    assert not any(each.problem for each in found)
+    assert sorted(os.listdir(root)) in (["a", "src"], ["a", "b", "c", "n"])
+    assert (picture(str(root)) == before) == (root / "src").exists()
+    assert list(place.layers.iterdir()) == []
+
+
+def test_a_change_set_that_waits_to_be_applied_is_not_removed_by_another_process(world: World) -> None:
+    made = prepare(world.place, world.layer, changes_of(world.layer, world.root, "echo > new"))
+    in_child(lambda: len(recover(world.place)))
+    apply(made)
+
+    assert (world.root / "new").exists()
