@@ -84,7 +84,8 @@ async def test_unasked_commands_cannot_reach_crows_own_files_or_keys(
     user_home = place.parent / "user"
     (user_home / ".ssh").mkdir(parents=True)
     (user_home / ".ssh" / "id").write_text("PRIVATE")
-    async with crow(endpoint=endpoint, env={**CONFINED, "HOME": str(user_home)}) as agent:
+    answers = {"session/request_permission": lambda params: chosen(params, "reject_once")}  # .envrc is protected
+    async with crow(endpoint=endpoint, env={**CONFINED, "HOME": str(user_home)}, answers=answers) as agent:
         results = await outputs(agent, place)
     assert [status for status, _ in results] == ["completed", "completed"], results
     for _, text in results:

@@ -303,7 +303,7 @@ def undo(place: Place, done: ChangeSet) -> None:
 
 def newest(place: Place) -> str:
     """Return the id of the newest change set that was kept."""
-    kept = [each.name for each in place.changes.iterdir() if (each / "kept").exists()]
+    kept = [path.parent.name for path in place.changes.glob("*/kept")]
     return max(kept, default="")
 
 
