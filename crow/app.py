@@ -29,7 +29,7 @@ from crow.agent.permissions.rules import user_rules
 from crow.agent.templates import Template, read_templates
 from crow.agent.turns.adapters import Adapters, SessionSettings
 from crow.domain.errors import AuthError, CrowError
-from crow.frontend.agent import AcpAgent
+from crow.frontend.agent import Negotiate
 from crow.frontend.agent import serve as serve_connection
 from crow.frontend.endpoints import AuthState, Credentials, Provider
 from crow.frontend.host import ServerDependencies
@@ -38,7 +38,7 @@ from crow.llm import Model, ModelInfo
 from crow.log import start_logging
 from crow.runtime import importing, keep_little, trim
 from crow.settings import OFFLINE, Loaded, Target, edit_tool_of, fallback_of, names_offered, target_of
-from crow.settings.endpoints import MAIN_PROVIDER, Gateways, provider_target
+from crow.settings.endpoints import MAIN_PROVIDER, ApiType, Gateway, Gateways, provider_target
 from crow.settings.load import tokens_in_headers
 from crow.store import Store
 from crow.tools import SandboxStatus, Workspace
@@ -58,22 +58,22 @@ async def serve(loaded: Loaded, reload: Callable[[], Loaded], *, offers_v2: bool
 
     If `offers_v2` is true, a client may choose the draft of version 2 of the protocol instead of version 1.
     """
-    agent_type = AcpAgent
+    negotiate: Negotiate | None = None
     with importing():
         # Imported here because it loads the protocol's SDK, which takes 300 ms and which no other command needs.
-        from crow.frontend.connection import EditorConnection
+        from crow.frontend.connection import EditorConnection, check_parameters
 
         if offers_v2:
-            from crow.frontend.v2 import NegotiatingAgent  # only users who ask for version 2 wait for this import
+            from crow.frontend.v2 import VersionTwo  # only users who ask for version 2 wait for this import
 
-            agent_type = NegotiatingAgent
+            negotiate = VersionTwo
 
     adapters.protect_process(loaded)
     with claim_stdio() as (source, sink), recording(loaded) as recorder:
         wiring = Wiring(loaded, reload=reload, recorder=recorder)
         async with adapters.orphans_ended():
             connection = EditorConnection(StdioTransport(source, sink, observe=recorder))
-            await serve_connection(connection, wiring.dependencies(), agent_type=agent_type)
+            await serve_connection(connection, wiring.dependencies(), check=check_parameters, negotiate=negotiate)
         await wiring.close()
     gc.freeze()  # otherwise the last garbage collection visits all imported objects: 250 ms at exit
     return 0
@@ -214,12 +214,13 @@ class Wiring:
 
     def providers(self) -> tuple[Provider, ...]:
         """See :class:`crow.frontend.endpoints.Endpoints`."""
-        urls = self._gateways.base_urls(self._settings)
-        return tuple(Provider(id=id_, base_url=url, is_required=id_ == MAIN_PROVIDER) for id_, url in urls.items())
+        found = self._gateways.current(self._settings).items()
+        return tuple(Provider(id=id_, current=current, is_required=id_ == MAIN_PROVIDER) for id_, current in found)
 
-    def set_provider(self, provider_id: str, base_url: str, headers: Mapping[str, str]) -> None:
+    def set_provider(self, provider_id: str, api_type: ApiType, base_url: str, headers: Mapping[str, str]) -> None:
         """See :class:`crow.frontend.endpoints.Endpoints`."""
-        self._gateways.set(provider_id, base_url, headers, self._settings)
+        gateway = Gateway(base_url=base_url, headers=headers, api_type=api_type)
+        self._gateways.set(provider_id, gateway, self._settings)
         for token in tokens_in_headers(headers):
             self._note_key(token)
         self._mask(headers.values())

@@ -27,7 +27,7 @@ from crow.domain import errors
 from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMessage, WireName
 from crow.domain.text import on_one_line, plural
 from crow.llm import WIRE_TITLES, Model, Request, TextDelta, ThoughtLevel
-from crow.llm.facts import WINDOW, LearnedWindow, describe, describe_window, learned_window
+from crow.llm.facts import WINDOW, LearnedWindow, describe_facts, describe_window, learned_window
 from crow.llm.models import Offered, facts_of
 from crow.programs import Programs, named_program
 from crow.settings import OFFLINE, Loaded, Target, names_offered, target_of
@@ -276,7 +276,7 @@ async def _check_model(loaded: Loaded, store: Store | None, report: Report) -> N
         level = target.options.thought_level or "medium"
         await _check_answers(model, report, key=key, learned=learned_window(facts), level=level)
         facts = await _learned_facts(store, target)
-        for fact in describe({name: value for name, value in facts.items() if name != WINDOW}):
+        for fact in describe_facts({name: value for name, value in facts.items() if name != WINDOW}):
             report(Finding(f"learned: {fact.about}", "ok", fact.words))
     finally:
         await model.close()
@@ -493,7 +493,7 @@ async def try_to_escape(workspace: Workspace, paths: Paths, report: Report, *, h
     Where possible, this process itself checks the effect of a command, because the output of a command cannot be
     trusted. `has_network` means that commands with the access `write` may use the network.
     """
-    attempts = _Attempts(workspace, paths)
+    attempts = _EscapeAttempts(workspace, paths)
     for attempt in (attempts.read, attempts.write, attempts.secrets, attempts.processes):
         report(await attempt())
     report(await attempts.network("read" if has_network else "write"))
@@ -568,7 +568,7 @@ def sandbox_advice(root: Path = Path("/"), *, has_bubblewrap: bool) -> str:
     return "Run `bwrap --ro-bind / / true` by hand. Its error message says what the system forbids."
 
 
-class _Attempts:
+class _EscapeAttempts:
     """Runs commands that try to do more than their access allows. Each public method makes one attempt and returns a
     finding about it."""
 

@@ -38,7 +38,7 @@ async def log_in(loaded: Loaded) -> int:
     """
     if loaded.problem is not None:
         raise loaded.problem
-    settings = await Login(loaded).ask()
+    settings = await _LoginDialogue(loaded).ask()
     if settings is None:
         _say("Nothing was saved.")
         return 1
@@ -54,7 +54,7 @@ async def log_in(loaded: Loaded) -> int:
     return 0
 
 
-class Login:
+class _LoginDialogue:
     """The questions of `crow login`. The answers so far are the defaults when a question is asked again."""
 
     def __init__(self, loaded: Loaded) -> None:

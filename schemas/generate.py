@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from crow.cli.arguments import whole_parser
-from crow.cli.reference import describe, manual
+from crow.cli.reference import manual, reference_of
 from crow.domain import entries, messages
 from crow.settings import Settings, values
 from crow.settings.values import Section
@@ -72,7 +72,7 @@ def generate() -> dict[str, str]:
         "schemas/export.schema.json": _text(_export_schema()),
         "schemas/store.sql": schema(),
         "crow/cli/help.txt": _help(),
-        "docs/crow.1": manual(describe(whole_parser())),
+        "docs/crow.1": manual(reference_of(whole_parser())),
     }
 
 

@@ -37,20 +37,20 @@ from crow.tools import PlannedCall, Workspace
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S = 10.0
-REASON_CHARS = 300
-DENIAL_CHARS = 2_000
-TEXT_CHARS = 20_000
+_TIMEOUT_S = 10.0
+_REASON_CHARS = 300
+_DENIAL_CHARS = 2_000
+_TEXT_CHARS = 20_000
 """A text from a hook is cut to this many characters."""
-RESULT_CHARS = 100_000
+_RESULT_CHARS = 100_000
 """A hook gets at most this many characters of a tool's result."""
-ANSWER_BYTES = 1_000_000
-MAX_ENTRIES = 20
-MAX_DEPTH = 64
+_ANSWER_BYTES = 1_000_000
+_MAX_ENTRIES = 20
+_MAX_DEPTH = 64
 """The objects and lists of an answer may be nested at most this many levels deep."""
-MAX_PROMPTS = 3
+_MAX_PROMPTS = 3
 """Hooks may send at most this many prompts in one turn."""
-DENIED = 2
+_DENIED = 2
 """A hook that is a command denies by exiting with this code."""
 
 HookEvent: TypeAlias = Literal[
@@ -68,19 +68,19 @@ EVENTS: tuple[HookEvent, ...] = get_args(HookEvent)
 Effect: TypeAlias = Literal["read", "write", "execute", "fetch", "external"]
 """The effects that a call may have. A shell command or an MCP tool usually has several."""
 
-ANYWHERE = frozenset({"context", "entries", "metadata"})
-KEYS: Mapping[HookEvent, frozenset[str]] = {
-    **dict.fromkeys(EVENTS, ANYWHERE),
-    "before_prompt": ANYWHERE | {"deny"},
-    "before_request": ANYWHERE | {"deny"},
-    "before_tool": ANYWHERE | {"deny", "arguments"},
-    "before_compact": ANYWHERE | {"deny", "summary"},
-    "turn_end": ANYWHERE | {"prompt"},
+_ANYWHERE = frozenset({"context", "entries", "metadata"})
+_KEYS: Mapping[HookEvent, frozenset[str]] = {
+    **dict.fromkeys(EVENTS, _ANYWHERE),
+    "before_prompt": _ANYWHERE | {"deny"},
+    "before_request": _ANYWHERE | {"deny"},
+    "before_tool": _ANYWHERE | {"deny", "arguments"},
+    "before_compact": _ANYWHERE | {"deny", "summary"},
+    "turn_end": _ANYWHERE | {"prompt"},
 }
 """The keys that a hook's answer may have, by event."""
 
-ENTRY_KEYS = frozenset({"namespace", "text", "show", "model", "data"})
-NAMESPACE = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_ENTRY_KEYS = frozenset({"namespace", "text", "show", "model", "data"})
+_NAMESPACE = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 NamedHook: TypeAlias = tuple[str, Callable[[], Callable[..., object]]]
 """The name of a Python hook, and the function that loads it."""
@@ -91,8 +91,8 @@ OnFailure: TypeAlias = Callable[[str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hook:
-    """A command from the user's file, or a Python function from an installed package. `tools`, `does`, `paths` and
-    `workspaces` restrict when the hook is called; an empty field restricts nothing."""
+    """A command from the user's file, or a Python function from an installed package. An empty restriction restricts
+    nothing."""
 
     name: str
     event: HookEvent
@@ -107,7 +107,7 @@ class Hook:
     """Globs. The hook gets only tool calls that concern matching paths."""
     workspaces: tuple[str, ...] = ()
     """Globs. The hook runs only in matching working directories."""
-    timeout_s: float = TIMEOUT_S
+    timeout_s: float = _TIMEOUT_S
 
     def __str__(self) -> str:
         return f"The {self.event} hook {self.name}"
@@ -127,13 +127,19 @@ class Hook:
         Commands, searches, MCP tools and calls on files with hard links may touch paths that crow does not know in
         advance. So these calls match any `paths`.
         """
-        names = {call.name, plan.rule_tool or call.name, *(tool for part in plan.each for tool in part.like)}
+        names = {
+            call.name,
+            plan.coverage.rule_tool or call.name,
+            *(tool for part in plan.each for tool in part.coverage.like),
+        }
         if self.tools and not any(fnmatchcase(name, pattern) for name in names for pattern in self.tools):
             return False
         if self.does and not any(effect in does for effect in self.does):
             return False
-        is_open = plan.access in ("execute", "external") or plan.announcement.kind == "search" or plan.has_hard_links
-        places = [name for part in plan.each for name in (*part.rule_paths, *part.other_paths)]
+        is_open = (
+            plan.access in ("execute", "external") or plan.announcement.kind == "search" or plan.touched.has_hard_links
+        )
+        places = [name for part in plan.each for name in (*part.touched.rule_paths, *part.touched.other_paths)]
         return not self.paths or is_open or any(names_path(glob, places, ignore_case=True) for glob in self.paths)
 
 
@@ -190,7 +196,7 @@ class Hooks:
         *,
         configured: Callable[[], Sequence[Hook]] = tuple,
         has_network: Callable[[], bool] = bool,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = _TIMEOUT_S,
     ) -> None:
         self.has_network = has_network
         """Returns whether commands with write access can use the network."""
@@ -205,7 +211,7 @@ class Hooks:
         if self._found is None:
             found: object = {}
             if self._find is not None:
-                found = await run_in_thread("The search for hooks", self._find, self._timeout_s, on_failure)
+                found = await _run_in_thread("The search for hooks", self._find, self._timeout_s, on_failure)
             self._found = tuple(
                 Hook(name=name, event=event, load=load, timeout_s=self._timeout_s)
                 for event, named in (found.items() if isinstance(found, dict) else ())
@@ -253,13 +259,13 @@ class BranchHooks:
             return None
         entry = self._branch.newest_user()
         text = parts_text(entry.body.parts) if entry is not None and isinstance(entry.body, User) else ""
-        return denial(await self._call("before_prompt", prompt=text))
+        return _denial(await self._call("before_prompt", prompt=text))
 
     async def before_request(self, *, step: int, tokens: Callable[[], int]) -> Denial | None:
         """Call the hooks of `before_request`. `step` is the number of the request within this turn, from 1."""
         if not await self._of("before_request"):
             return None
-        return denial(await self._call("before_request", step=step, tokens=tokens()))
+        return _denial(await self._call("before_request", step=step, tokens=tokens()))
 
     async def before_tool(
         self, call_id: str, call: ToolCall, plan: PlannedCall, make_plan: Callable[[ToolCall], Awaitable[PlannedCall]]
@@ -276,7 +282,7 @@ class BranchHooks:
             if hook is None:
                 break
             waiting.remove(hook)
-            answer = await self._ask(hook, tool_facts(call_id, call, plan, does))
+            answer = await self._ask(hook, _tool_facts(call_id, call, plan, does))
             if answer is not None and answer.deny:
                 return Denial.by(hook, answer)
             if answer is not None and answer.arguments is not None:
@@ -287,7 +293,7 @@ class BranchHooks:
     async def _change(self, hook: Hook, call_id: str, call: ToolCall, arguments: JsonObject) -> ToolCall:
         """Store an entry that tells the model the new arguments. Return the call with these arguments."""
         text = json.dumps(arguments, ensure_ascii=False)
-        words = f"{hook} changed the arguments of this {call.name} call to: {shorten_end(text, TEXT_CHARS)}"
+        words = f"{hook} changed the arguments of this {call.name} call to: {shorten_end(text, _TEXT_CHARS)}"
         data = {"event": hook.event, "call_id": call_id, "arguments": arguments}
         body = Custom(namespace=hook.namespace, text=words, for_model=True, message_id=new_message_id(), data=data)
         await self._branch.record([NewEntry(body=body)])
@@ -303,8 +309,8 @@ class BranchHooks:
         hooks = [hook for hook in hooks if hook.matches(call, plan, does)]
         if not hooks:
             return
-        facts = tool_facts(result.call.call_id, call, plan, does) | {
-            "result": shorten_end(result.text, RESULT_CHARS),
+        facts = _tool_facts(result.call.call_id, call, plan, does) | {
+            "result": shorten_end(result.text, _RESULT_CHARS),
             "is_error": result.is_error,
             "duration_ms": result.duration_ms,
         }
@@ -331,7 +337,7 @@ class BranchHooks:
     async def before_compact(self, facts: JsonObject) -> CompactionAdvice:
         """Call the hooks of `before_compact`."""
         answers = await self._call("before_compact", **facts)
-        refusal = denial(answers)
+        refusal = _denial(answers)
         return CompactionAdvice(
             deny=refusal.words if refusal is not None else "",
             context="\n\n".join(answer.context for _, answer in answers if answer.context),
@@ -354,8 +360,8 @@ class BranchHooks:
         asking = [(hook, answer.prompt) for hook, answer in answers if answer.prompt]
         if not asking or stop != "end_turn":
             return False
-        if self._prompts >= MAX_PROMPTS:
-            await self._report(f"{asking[0][0]} sent another prompt; crow takes at most {MAX_PROMPTS} in a turn.")
+        if self._prompts >= _MAX_PROMPTS:
+            await self._report(f"{asking[0][0]} sent another prompt; crow takes at most {_MAX_PROMPTS} in a turn.")
             return False
         self._prompts += 1
         bodies = [
@@ -398,7 +404,7 @@ class BranchHooks:
         text = json.dumps(request, ensure_ascii=False)
         try:
             given = await (self._run_command(hook, text) if hook.load is None else self._run_function(hook, text))
-            answer, problem = (None, "") if given is None else answer_from(storable(given), hook)
+            answer, problem = (None, "") if given is None else _answer_from(_storable(given), hook)
         except ValueError as error:
             await self._skip(f"{hook} {error}")
             return None
@@ -412,23 +418,23 @@ class BranchHooks:
         """Run a command and return its answer, or None. :raises ValueError: the command failed."""
         try:
             done = await self._workspace.run_program(
-                hook.command, text.encode(errors="replace"), timeout_s=hook.timeout_s, max_bytes=ANSWER_BYTES
+                hook.command, text.encode(errors="replace"), timeout_s=hook.timeout_s, max_bytes=_ANSWER_BYTES
             )
         except OSError as error:
             raise ValueError(f"could not be started ({error.strerror or error})") from error
         words = done.errors.decode(errors="replace").strip()
         if done.code is None:
             raise ValueError(f"took longer than {hook.timeout_s:g} s")
-        if done.code == DENIED and "deny" in KEYS[hook.event]:
+        if done.code == _DENIED and "deny" in _KEYS[hook.event]:
             return {"deny": words or True}
         if done.code:
             last = words.splitlines()[-1] if words else "it wrote nothing to stderr"
-            raise ValueError(f"failed (exit code {done.code}: {shorten_end(on_one_line(last), REASON_CHARS)})")
+            raise ValueError(f"failed (exit code {done.code}: {shorten_end(on_one_line(last), _REASON_CHARS)})")
         output = done.output.strip()
         if not output.startswith(b"{"):
             return None
         if done.is_cut:
-            raise ValueError(f"answered with more than {ANSWER_BYTES:,} bytes")
+            raise ValueError(f"answered with more than {_ANSWER_BYTES:,} bytes")
         try:
             return json.loads(output)
         except (ValueError, RecursionError) as error:
@@ -436,8 +442,8 @@ class BranchHooks:
 
     async def _run_function(self, hook: Hook, text: str) -> object:
         assert hook.load is not None
-        work = partial(run_function, hook.load, json.loads(text))
-        return await run_in_thread(str(hook), work, hook.timeout_s, self._report)
+        work = partial(_run_function, hook.load, json.loads(text))
+        return await _run_in_thread(str(hook), work, hook.timeout_s, self._report)
 
     async def _store(self, hook: Hook, answer: HookAnswer) -> None:
         bodies = list(answer.entries)
@@ -476,7 +482,7 @@ def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
                 found.add("fetch")
         case "external":
             found |= {"external", "read", "fetch"}
-            if not plan.is_read_only:
+            if not plan.coverage.is_read_only:
                 found |= {"write", "execute"}
         case "read" | "write" | "fetch" as effect:
             found.add(effect)
@@ -485,7 +491,7 @@ def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
     return frozenset(found)
 
 
-def tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> dict[str, object]:
+def _tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> dict[str, object]:
     """Return what a hook learns about a call. `rule_tool` is the tool whose permission rules apply. It is usually
     `tool`. If `tool` only passes the call on to a server's tool, it is the server's tool. `paths` contains the absolute
     paths of the files that the call touches, and is empty if they are not known in advance."""
@@ -496,7 +502,7 @@ def tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection
     return {
         "call_id": call_id,
         "tool": call.name,
-        "rule_tool": plan.rule_tool or call.name,
+        "rule_tool": plan.coverage.rule_tool or call.name,
         "arguments": arguments,
         "title": plan.announcement.title,
         "does": sorted(does),
@@ -504,25 +510,25 @@ def tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection
     }
 
 
-def denial(answers: Sequence[tuple[Hook, HookAnswer]]) -> Denial | None:
+def _denial(answers: Sequence[tuple[Hook, HookAnswer]]) -> Denial | None:
     """Return the denial among the answers, or None if no hook denied."""
     return next((Denial.by(hook, answer) for hook, answer in answers if answer.deny), None)
 
 
-def storable(value: object) -> object:
+def _storable(value: object) -> object:
     """Return a JSON value with its lone surrogates replaced, because surrogates cannot be sent.
 
     :raises ValueError: the value is nested too deeply.
     """
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [inner for one in level for inner in children_of(one)]
+    for _ in range(_MAX_DEPTH + 1):
+        level = [inner for one in level for inner in _children_of(one)]
         if not level:
             return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
-    raise ValueError(f"answered with more than {MAX_DEPTH} levels of objects and lists")
+    raise ValueError(f"answered with more than {_MAX_DEPTH} levels of objects and lists")
 
 
-def children_of(value: object) -> Collection[object]:
+def _children_of(value: object) -> Collection[object]:
     match value:
         case dict():
             return value.values()
@@ -532,7 +538,7 @@ def children_of(value: object) -> Collection[object]:
             return ()
 
 
-def answer_from(value: object, hook: Hook) -> tuple[HookAnswer, str]:
+def _answer_from(value: object, hook: Hook) -> tuple[HookAnswer, str]:
     """Check what a hook answered. Return the answer and a warning. The warning is empty if the answer has no problem.
     The answer can be used even if there is a warning. The warning is worded as the end of a sentence that begins with
     the hook's name.
@@ -542,56 +548,56 @@ def answer_from(value: object, hook: Hook) -> tuple[HookAnswer, str]:
     """
     if not isinstance(value, dict):
         raise ValueError(f"answered with {type(value).__name__} instead of an object")  # noqa: TRY004
-    known, unknown = KEYS[hook.event], ", ".join(sorted(map(str, value.keys() - KEYS[hook.event])))
+    known, unknown = _KEYS[hook.event], ", ".join(sorted(map(str, value.keys() - _KEYS[hook.event])))
     problem = (
         f"answered with unknown keys: {unknown}; {hook.event} accepts {', '.join(sorted(known))}." if unknown else ""
     )
     deny = value.get("deny") if "deny" in known else None
     if deny is True:
         deny = "it gave no reason"
-    arguments = typed(value, "arguments", dict, "an object") if "arguments" in known else None
+    arguments = _typed(value, "arguments", dict, "an object") if "arguments" in known else None
     answer = HookAnswer(
-        deny=shorten_end(text_in({"deny": deny or None}, "deny").strip(), DENIAL_CHARS),
-        context=shorten_end(text_in(value, "context"), TEXT_CHARS),
+        deny=shorten_end(_text_in({"deny": deny or None}, "deny").strip(), _DENIAL_CHARS),
+        context=shorten_end(_text_in(value, "context"), _TEXT_CHARS),
         arguments=arguments,
-        summary=text_in(value, "summary") if "summary" in known else "",
-        prompt=shorten_end(text_in(value, "prompt").strip(), TEXT_CHARS) if "prompt" in known else "",
-        entries=entries_in(value, hook),
-        metadata=typed(value, "metadata", dict, "an object") or {},
+        summary=_text_in(value, "summary") if "summary" in known else "",
+        prompt=shorten_end(_text_in(value, "prompt").strip(), _TEXT_CHARS) if "prompt" in known else "",
+        entries=_entries_in(value, hook),
+        metadata=_typed(value, "metadata", dict, "an object") or {},
     )
     return answer, problem
 
 
-def entries_in(value: Mapping[str, object], hook: Hook) -> tuple[Custom, ...]:
+def _entries_in(value: Mapping[str, object], hook: Hook) -> tuple[Custom, ...]:
     """Return the custom entries of an answer. :raises ValueError: the entries cannot be used."""
-    given = typed(value, "entries", list, "a list") or []
-    if len(given) > MAX_ENTRIES:
-        raise ValueError(f"answered with {len(given)} entries instead of at most {MAX_ENTRIES}")
+    given = _typed(value, "entries", list, "a list") or []
+    if len(given) > _MAX_ENTRIES:
+        raise ValueError(f"answered with {len(given)} entries instead of at most {_MAX_ENTRIES}")
     entries = []
     for each in given:
-        if not isinstance(each, dict) or not each.keys() <= ENTRY_KEYS:
+        if not isinstance(each, dict) or not each.keys() <= _ENTRY_KEYS:
             raise ValueError(
-                f"answered with an entry that is not an object, or has keys other than {', '.join(sorted(ENTRY_KEYS))}"
+                f"answered with an entry that is not an object, or has keys other than {', '.join(sorted(_ENTRY_KEYS))}"
             )
-        namespace = text_in(each, "namespace") or hook.namespace
-        if not NAMESPACE.fullmatch(namespace):
+        namespace = _text_in(each, "namespace") or hook.namespace
+        if not _NAMESPACE.fullmatch(namespace):
             raise ValueError(
                 f"answered with the namespace {namespace[:80]!r} instead of 1 to 64 characters of A-Z a-z 0-9 . _ : -"
             )
         entries.append(
             Custom(
                 namespace=namespace,
-                text=shorten_end(text_in(each, "text"), TEXT_CHARS),
-                is_shown=bool(typed(each, "show", bool, "true or false")),
-                for_model=bool(typed(each, "model", bool, "true or false")),
+                text=shorten_end(_text_in(each, "text"), _TEXT_CHARS),
+                is_shown=bool(_typed(each, "show", bool, "true or false")),
+                for_model=bool(_typed(each, "model", bool, "true or false")),
                 message_id=new_message_id(),
-                data=typed(each, "data", dict, "an object") or {},
+                data=_typed(each, "data", dict, "an object") or {},
             )
         )
     return tuple(entries)
 
 
-def typed(value: Mapping[str, object], key: str, kind: type, words: str) -> Any:
+def _typed(value: Mapping[str, object], key: str, kind: type, words: str) -> Any:
     """Return the value of a key, or None if there is no value. :raises ValueError: the value has another type than
     `kind`."""
     found = value.get(key)
@@ -600,11 +606,11 @@ def typed(value: Mapping[str, object], key: str, kind: type, words: str) -> Any:
     return found
 
 
-def text_in(value: Mapping[str, object], key: str) -> str:
-    return typed(value, key, str, "text") or ""
+def _text_in(value: Mapping[str, object], key: str) -> str:
+    return _typed(value, key, str, "text") or ""
 
 
-def run_function(load: Callable[[], Callable[..., object]], request: JsonObject) -> object:
+def _run_function(load: Callable[[], Callable[..., object]], request: JsonObject) -> object:
     """Load and call a Python hook; a coroutine function gets its own event loop.
 
     :raises ValueError: the answer is not JSON, or too large.
@@ -614,12 +620,12 @@ def run_function(load: Callable[[], Callable[..., object]], request: JsonObject)
         coroutine: Coroutine[Any, Any, object] = answer
         answer = asyncio.run(coroutine)
     text = json.dumps(answer)
-    if len(text) > ANSWER_BYTES:
-        raise ValueError(f"its answer has more than {ANSWER_BYTES:,} bytes")
+    if len(text) > _ANSWER_BYTES:
+        raise ValueError(f"its answer has more than {_ANSWER_BYTES:,} bytes")
     return json.loads(text)
 
 
-async def run_in_thread(subject: str, work: Callable[[], object], timeout_s: float, on_failure: OnFailure) -> object:
+async def _run_in_thread(subject: str, work: Callable[[], object], timeout_s: float, on_failure: OnFailure) -> object:
     """Run `work` in a thread and return its result. Return None if it fails or takes too long. After a timeout, the
     thread is left running."""
     future: Future[tuple[object, BaseException | None]] = Future()
@@ -643,5 +649,5 @@ async def run_in_thread(subject: str, work: Callable[[], object], timeout_s: flo
     if error is not None:
         logger.warning("%s failed", subject, exc_info=error)
         reason = on_one_line("".join(traceback.format_exception_only(error)))
-        await on_failure(f"{subject} failed ({shorten_end(reason, REASON_CHARS)}) and is skipped.")
+        await on_failure(f"{subject} failed ({shorten_end(reason, _REASON_CHARS)}) and is skipped.")
     return result

@@ -23,30 +23,32 @@ FALLBACK_FILE = "CLAUDE.md"
 """The file that is read if a directory has no AGENTS.md."""
 
 FILE_BYTES = 64 * 1024
-TOTAL_BYTES = 128 * 1024
+_TOTAL_BYTES = 128 * 1024
 MAX_DEPTH = 5
 MAX_INCLUDES = 50
-MAX_NAMES = 500
+_MAX_NAMES = 500
 """In each file, crow looks up only this many `@path` mentions, from the start of the file."""
 
-INCLUDE = re.compile(r"(?<!\S)@([^\s@`]+)")
-CODE_SPAN = re.compile(r"`[^`]*`")
-FENCES = ("```", "~~~")
+_INCLUDE = re.compile(r"(?<!\S)@([^\s@`]+)")
+_CODE_SPAN = re.compile(r"`[^`]*`")
+_FENCES = ("```", "~~~")
 OUTSIDE = "it is outside the workspace"
 TOO_DEEP = f"files include each other more than {MAX_DEPTH} levels deep"
 TOO_MANY = f"crow includes at most {MAX_INCLUDES} files"
-TOO_MUCH = f"crow reads at most {TOTAL_BYTES // 1024} KiB of instructions"
+TOO_MUCH = f"crow reads at most {_TOTAL_BYTES // 1024} KiB of instructions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionSource:
-    """An instruction file. `size` is the number of bytes that the model gets. If the file is left out, `left_out` is
-    the reason. If another file includes this file, `included_by` is the path of the including file."""
+    """An instruction file."""
 
     path: str
     size: int = 0
+    """The number of bytes that the model gets."""
     left_out: str = ""
+    """Why the file is left out. Empty if it is not."""
     included_by: str = ""
+    """The path of the file that includes this one, if another file does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ def read_instructions(
     the path is inside the workspace.
     """
     root = Path(os.path.realpath(cwd))
-    reader = InstructionReader(cwd, may_read, contains or (lambda path: path.is_relative_to(root)))
+    reader = _InstructionReader(cwd, may_read, contains or (lambda path: path.is_relative_to(root)))
     if user_file is not None:
         reader.add_users(user_file)
     for folder in instruction_folders(cwd):
@@ -84,7 +86,7 @@ def read_instructions(
     return Instructions(text="\n\n".join(reader.blocks), sources=tuple(reader.sources))
 
 
-class InstructionReader:
+class _InstructionReader:
     """Collects instruction files, each at most once."""
 
     def __init__(self, cwd: Path, may_read: Callable[[Path], bool], contains: Callable[[Path], bool]) -> None:
@@ -94,7 +96,7 @@ class InstructionReader:
         self._may_read = may_read
         self._contains = contains
         self._seen: set[Path] = set()
-        self._left = TOTAL_BYTES
+        self._left = _TOTAL_BYTES
         self._includes = 0
 
     def add_users(self, file: Path) -> None:
@@ -122,7 +124,7 @@ class InstructionReader:
 
     def _include(self, file: Path, text: str, depth: int) -> None:
         """Add the files that the text of `file` includes."""
-        for name in islice(included_names(text), MAX_NAMES):
+        for name in islice(included_names(text), _MAX_NAMES):
             path = Path(os.path.realpath(file.parent / name))
             if path in self._seen:
                 continue
@@ -159,7 +161,7 @@ class InstructionReader:
         self._seen.add(path)
         reason = reason or ("" if self._left > 0 else TOO_MUCH)
         most = min(FILE_BYTES, self._left)
-        data = b"" if reason else read_start(path, most + 1)
+        data = b"" if reason else _read_start(path, most + 1)
         if b"\0" in data:  # binary files are ignored
             return ""
         text = data[:most].decode("utf-8", "replace").strip()
@@ -201,10 +203,10 @@ def included_names(text: str) -> Iterator[str]:
     fence = ""
     for line in text.splitlines():
         opening = line.lstrip()[:3]
-        if fence or opening in FENCES:
+        if fence or opening in _FENCES:
             fence = "" if fence == opening else fence or opening
             continue
-        for found in INCLUDE.finditer(CODE_SPAN.sub("` `", line)):
+        for found in _INCLUDE.finditer(_CODE_SPAN.sub("` `", line)):
             name = found[1].rstrip(".,;:!?)\"'")
             if name:
                 yield name
@@ -243,7 +245,7 @@ def file_size(path: Path) -> int:
     return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
-def read_start(path: Path, limit: int) -> bytes:
+def _read_start(path: Path, limit: int) -> bytes:
     """Return at most `limit` bytes of a regular file. :raises OSError: `path` contains links, does not lead to a
     regular file, or was changed to lead to another file during the call."""
     flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)

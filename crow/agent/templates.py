@@ -19,19 +19,20 @@ from crow.domain.messages import Part, Text
 from crow.tools.front_matter import front_matter
 from crow.tools.servers import ServerPrompt, ServerPrompts
 
-MAX_BYTES = 256 * 1024
-MAX_TEMPLATES = 100
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-CALL = re.compile(r"/([A-Za-z0-9_-]+:[A-Za-z0-9_-]+)(?:\s+(.*))?", re.DOTALL)
+_MAX_BYTES = 256 * 1024
+_MAX_TEMPLATES = 100
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_CALL = re.compile(r"/([A-Za-z0-9_-]+:[A-Za-z0-9_-]+)(?:\s+(.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A command that the user defined. `hint` describes its argument; it is empty if the command takes none."""
+    """A command that the user defined."""
 
     name: str
     description: str
     hint: str
+    """Describes its argument. Empty if the command takes none."""
     text: str
 
     def prompt(self, argument: str) -> str:
@@ -48,9 +49,9 @@ def read_templates(directory: Path, *, taken: Collection[str] = ()) -> tuple[Tem
         files = sorted(file for file in directory.iterdir() if file.suffix == ".md")
     except OSError:
         return ()
-    named = (file for file in files if NAME.fullmatch(file.stem) and file.stem not in taken)
-    templates = [template for file in named if (template := read_template(file)) is not None]
-    return tuple(templates[:MAX_TEMPLATES])
+    named = (file for file in files if _NAME.fullmatch(file.stem) and file.stem not in taken)
+    templates = [template for file in named if (template := _read_template(file)) is not None]
+    return tuple(templates[:_MAX_TEMPLATES])
 
 
 def expand_template(text: str, parts: Sequence[Part], templates: Sequence[Template]) -> Sequence[Part]:
@@ -63,9 +64,9 @@ def expand_template(text: str, parts: Sequence[Part], templates: Sequence[Templa
     return parts
 
 
-def read_template(file: Path) -> Template | None:
+def _read_template(file: Path) -> Template | None:
     try:
-        if not file.is_file() or file.stat().st_size > MAX_BYTES:
+        if not file.is_file() or file.stat().st_size > _MAX_BYTES:
             return None
         text = file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError):
@@ -92,7 +93,7 @@ class ParsedCommand:
 
 def parse_prompt_call(text: str) -> ParsedCommand | None:
     """Parse `text` as a call of a server's prompt. Return None if it is anything else."""
-    found = CALL.fullmatch(text)
+    found = _CALL.fullmatch(text)
     return None if found is None else ParsedCommand(name=found[1], argument=(found[2] or "").strip())
 
 
@@ -129,7 +130,7 @@ def parse_arguments(prompt: ServerPrompt, text: str) -> tuple[Mapping[str, str],
         return {}, text
     arguments: dict[str, str] = {}
     plain: list[str] = []
-    for word in split_words(text):
+    for word in _split_words(text):
         name, equals, value = word.partition("=")
         if equals and name in names and name not in arguments:
             arguments[name] = value
@@ -153,7 +154,7 @@ def parse_arguments(prompt: ServerPrompt, text: str) -> tuple[Mapping[str, str],
     return arguments, rest
 
 
-def split_words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     """Split text into words. Quoted words stay together; an unpaired quotation mark is an ordinary character."""
     try:
         return shlex.split(text)

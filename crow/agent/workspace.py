@@ -20,34 +20,34 @@ from crow.domain.rendering import code
 from crow.tools import AGENT_FOLDERS, SKILL_FOLDERS, AgentKind, SandboxStatus, SkillInfo
 from crow.tools.layers import Recovered
 
-MAX_SKILLS = 200
-MAX_AGENTS = 50
-IGNORED = (
+_MAX_SKILLS = 200
+_MAX_AGENTS = 50
+_IGNORED = (
     *(".crow/config.toml", ".crow/commands", ".claude/settings.json", ".claude/settings.local.json"),
     *(".claude/commands", ".codex/config.toml", "GEMINI.md", ".gemini/settings.json", ".cursor/rules", ".mcp.json"),
     *(".cursor/mcp.json", ".vscode/mcp.json"),
 )
 """Files and folders that instruct or configure other agents. Crow does not read them."""
 
-WHY_IGNORED = "a workspace cannot set servers, commands, endpoints, keys or permissions"
+_WHY_IGNORED = "a workspace cannot set servers, commands, endpoints, keys or permissions"
 TRY = "`crow doctor` says what would help."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkspaceContents:
-    """The contents of a workspace that matter to an agent.
-
-    `instructions` are the files that the model gets as text, with their sizes in bytes. `left_out` are the instruction
-    files that the model does not get, each with the reason. `skills` and `agents` are the numbers of skills and agent
-    files. `ignored` are names of files and folders that crow does not read.
-    """
+    """The contents of a workspace that matter to an agent."""
 
     cwd: str
     instructions: tuple[tuple[str, int], ...] = ()
+    """The files that the model gets as text, with their sizes in bytes."""
     left_out: tuple[tuple[str, str], ...] = ()
+    """The instruction files that the model does not get, each with the reason."""
     skills: int = 0
+    """The number of skills."""
     agents: int = 0
+    """The number of agent files."""
     ignored: tuple[str, ...] = ()
+    """The names of files and folders that crow does not read."""
 
     @property
     def concerns_agents(self) -> bool:
@@ -82,9 +82,9 @@ def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceCo
         cwd=cwd,
         instructions=tuple(instructions),
         left_out=tuple(left_out),
-        skills=min(MAX_SKILLS, sum(1 for _ in skill_files(folder))),
-        agents=min(MAX_AGENTS, sum(1 for _ in agent_files(folder))),
-        ignored=() if _is_home(folder) else tuple(name for name in IGNORED if os.path.exists(folder / name)),
+        skills=min(_MAX_SKILLS, sum(1 for _ in _skill_files(folder))),
+        agents=min(_MAX_AGENTS, sum(1 for _ in _agent_files(folder))),
+        ignored=() if _is_home(folder) else tuple(name for name in _IGNORED if os.path.exists(folder / name)),
     )
 
 
@@ -96,21 +96,21 @@ def _is_home(folder: Path) -> bool:
         return False
 
 
-def skill_files(folder: Path) -> Iterator[Path]:
+def _skill_files(folder: Path) -> Iterator[Path]:
     for name in SKILL_FOLDERS:
         try:
             with os.scandir(folder / name) as entries:
-                paths = [Path(entry.path, "SKILL.md") for entry, _ in zip(entries, range(MAX_SKILLS), strict=False)]
+                paths = [Path(entry.path, "SKILL.md") for entry, _ in zip(entries, range(_MAX_SKILLS), strict=False)]
         except (OSError, ValueError):
             continue
         yield from (path for path in paths if file_size(path))
 
 
-def agent_files(folder: Path) -> Iterator[Path]:
+def _agent_files(folder: Path) -> Iterator[Path]:
     for name in AGENT_FOLDERS:
         try:
             with os.scandir(folder / name) as entries:
-                paths = [Path(entry.path) for entry, _ in zip(entries, range(MAX_SKILLS), strict=False)]
+                paths = [Path(entry.path) for entry, _ in zip(entries, range(_MAX_SKILLS), strict=False)]
         except (OSError, ValueError):
             continue
         yield from (path for path in paths if path.suffix == ".md" and file_size(path))
@@ -120,10 +120,10 @@ def notice_of_workspace(contents: WorkspaceContents) -> NoticeShown:
     """Return the notice about a workspace in which the user has not worked yet."""
     sentences = []
     if contents.instructions:
-        names = and_more([f"{code(path)} ({size:,} bytes)" for path, size in contents.instructions], 2)
+        names = _and_more([f"{code(path)} ({size:,} bytes)" for path, size in contents.instructions], 2)
         sentences.append(f"The model gets {names} as text.")
     if contents.left_out:
-        names = and_more([f"{code(path)} ({reason})" for path, reason in contents.left_out], 2)
+        names = _and_more([f"{code(path)} ({reason})" for path, reason in contents.left_out], 2)
         sentences.append(f"It does not get {names}." if contents.instructions else f"The model does not get {names}.")
     if contents.skills:
         number = f"There are {contents.skills} skills" if contents.skills > 1 else "There is 1 skill"
@@ -133,7 +133,7 @@ def notice_of_workspace(contents: WorkspaceContents) -> NoticeShown:
         number = f"There are {contents.agents} kinds of subagents" if several else "There is 1 kind of subagent"
         sentences.append(f"{number}; crow asks before the model may use {'them' if several else 'it'}.")
     if contents.ignored:
-        sentences.append(f"Ignored: {and_more([code(name) for name in contents.ignored], 4)}; {WHY_IGNORED}.")
+        sentences.append(f"Ignored: {_and_more([code(name) for name in contents.ignored], 4)}; {_WHY_IGNORED}.")
     if sentences:
         sentences.append("Check this before you trust the workspace; `/permissions` shows more.")
     title = f"You have not worked in {code(contents.cwd)} with crow before"
@@ -142,7 +142,7 @@ def notice_of_workspace(contents: WorkspaceContents) -> NoticeShown:
 
 def notice_of_recovery(recovered: Recovered) -> NoticeShown:
     """Return the notice about a change of a command that crow was keeping when it was killed."""
-    names = and_more([code(path) for path in recovered.paths], 5)
+    names = _and_more([code(path) for path in recovered.paths], 5)
     if recovered.problem:
         words = f"It could be neither completed nor taken back: {recovered.problem}. Check {names}."
         return NoticeShown(severity="error", title="A change of a command is incomplete", description=words)
@@ -169,13 +169,13 @@ def notice_of_sandbox(status: SandboxStatus) -> NoticeShown | None:
 def describe_sandbox(status: SandboxStatus) -> list[str]:
     """Return the part of `/permissions` that says what commands may do, as lines of Markdown."""
     if not status.withheld:
-        return describe_confinement(status)
-    names = and_more([code(name) for name in status.withheld], 8)
+        return _describe_confinement(status)
+    names = _and_more([code(name) for name in status.withheld], 8)
     words = f"Commands do not get {names}: these variables hold secrets. `pass_env` in `[sandbox]` passes some."
-    return [*describe_confinement(status), words]
+    return [*_describe_confinement(status), words]
 
 
-def describe_confinement(status: SandboxStatus) -> list[str]:
+def _describe_confinement(status: SandboxStatus) -> list[str]:
     setting = f'`[sandbox]` in config.toml changes this: `enabled` is "{status.setting}"'
     if not status.name:
         if status.setting == "required":
@@ -192,7 +192,7 @@ def describe_confinement(status: SandboxStatus) -> list[str]:
     throwaway = "what it writes into the workspace is thrown away" if status.has_overlay else "it can write nothing"
     network = "it has network access" if status.has_network else "it has no network access"
     problem = [f"Not used: {status.problem}"] if status.problem else []
-    more = [f"`{name}` adds {and_more([code(path) for path in paths], 5)}" for name, paths in added(status) if paths]
+    more = [f"`{name}` adds {_and_more([code(path) for path in paths], 5)}" for name, paths in _added(status) if paths]
     return [
         f"{status.name} holds each command to the access that it asked for:",
         f"- `read`: sees the system, the workspace and your toolchains; {throwaway}, and it has no network access",
@@ -204,7 +204,7 @@ def describe_confinement(status: SandboxStatus) -> list[str]:
     ]
 
 
-def added(status: SandboxStatus) -> Iterable[tuple[str, tuple[str, ...]]]:
+def _added(status: SandboxStatus) -> Iterable[tuple[str, tuple[str, ...]]]:
     return (("readable", status.readable), ("writable", status.writable))
 
 
@@ -223,12 +223,12 @@ def describe_workspace(
         for kind in agents
         if kind.is_from_workspace and not kind.problem
     ]
-    lines += [f"- {code(name)}: ignored; {WHY_IGNORED}" for name in contents.ignored]
+    lines += [f"- {code(name)}: ignored; {_WHY_IGNORED}" for name in contents.ignored]
     new = "" if is_known else ", where you have not worked with crow before"
     head = f"The workspace is {code(contents.cwd)}{new}."
     return [f"{head} For an agent, it holds:", *lines] if lines else [f"{head} It holds nothing for an agent."]
 
 
-def and_more(names: list[str], most: int) -> str:
+def _and_more(names: list[str], most: int) -> str:
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,7 +1,9 @@
 """`crow acp --connect`: connects an editor on stdin and stdout to a server that is already running.
 
 This package must start almost as fast as Python itself. So its modules import only each other and a few modules of the
-standard library.
+standard library. Some of these are the C modules under the public ones: `signal`, `socket`, `json`, `hashlib` and
+`typing` together take almost three times the processor time of starting Python, and the C modules a tenth of it.
+`argparse` alone takes as long as starting Python, so `run_if_asked` reads its two options itself.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ __all__ = ["connect_editor", "connect_to_resident", "run_if_asked", "run_with_re
 FAILED, USERS_FAULT = 1, 2
 """The exit codes after an error. `USERS_FAULT` means that the user can correct the cause."""
 
-MAX_TOKEN_BYTES = 4096
+_MAX_TOKEN_BYTES = 4096
 
 
 def run_if_asked(arguments: Sequence[str]) -> int | None:
@@ -100,7 +102,7 @@ def connect_editor(address: str, token_file: str | None) -> int:
     try:
         place = Address(address)
         token = _token(token_file)
-    except (BadAddress, UnusableToken) as error:
+    except (BadAddress, _UnusableToken) as error:
         return _fail(str(error))
     if token and not place.is_tls and not place.is_loopback:
         return _fail(f"The token would travel to {address} unencrypted. Use wss://, or a tunnel to 127.0.0.1.")
@@ -115,7 +117,7 @@ def _run(bridge: Bridge) -> int:
     return exit_code
 
 
-class UnusableToken(Exception):
+class _UnusableToken(Exception):
     """The token cannot be used."""
 
 
@@ -129,7 +131,7 @@ def _token(file: str | None) -> str:
     else:
         source, token = file, _read_token(file)
     if not all("!" <= character <= "~" for character in token):
-        raise UnusableToken(f"{source} does not hold a token: a token is one word in plain ASCII.")
+        raise _UnusableToken(f"{source} does not hold a token: a token is one word in plain ASCII.")
     return token
 
 
@@ -140,16 +142,16 @@ def _read_token(file: str) -> str:
             status = os.fstat(fd)
             mode = stat.S_IMODE(status.st_mode)
             if not stat.S_ISREG(status.st_mode):
-                raise UnusableToken(f"{file} is not a file; name the file that holds the token.")
+                raise _UnusableToken(f"{file} is not a file; name the file that holds the token.")
             if mode & 0o077:
-                raise UnusableToken(f"{file} can be read by others (mode {mode:o}); run chmod 600 {file}.")
-            token = os.read(fd, MAX_TOKEN_BYTES + 1)
+                raise _UnusableToken(f"{file} can be read by others (mode {mode:o}); run chmod 600 {file}.")
+            token = os.read(fd, _MAX_TOKEN_BYTES + 1)
         finally:
             os.close(fd)
     except OSError as error:
-        raise UnusableToken(f"The token file {file} cannot be read: {error.strerror}.") from error
-    if not token.strip() or len(token) > MAX_TOKEN_BYTES or not token.isascii():
-        raise UnusableToken(f"{file} does not hold a token: a token is one word in plain ASCII.")
+        raise _UnusableToken(f"The token file {file} cannot be read: {error.strerror}.") from error
+    if not token.strip() or len(token) > _MAX_TOKEN_BYTES or not token.isascii():
+        raise _UnusableToken(f"{file} does not hold a token: a token is one word in plain ASCII.")
     return token.decode().strip()
 
 

@@ -46,9 +46,9 @@ _SPACES = " \t\n\r"
 INTERNAL_ERROR, NOT_FOUND = -32603, -32002
 
 OPENING = frozenset({"session/new", "session/load", "session/resume", "session/fork"})
-REOPENING = frozenset({"session/resume", "session/load"})
+_REOPENING = frozenset({"session/resume", "session/load"})
 CLOSING = frozenset({"session/close", "session/delete", "session/archive"})
-REPEATABLE = CLOSING | {
+_REPEATABLE = CLOSING | {
     *("initialize", "authenticate", "logout", "auth/login", "auth/logout", "auth/status", "session/list"),
     *("session/new", "session/load", "session/resume", "session/status", "session/set_title", "session/unarchive"),
     *("session/set_mode", "session/set_config_option", "providers/list", "providers/set", "providers/disable"),
@@ -62,7 +62,7 @@ SHOWN = frozenset({"agent_message_chunk", "agent_thought_chunk", "user_message_c
 NAMED = frozenset({"session/prompt", "_session/steering"})
 """Requests with a prompt. If the server knows names, the bridge names the prompt, and may send the request twice."""
 
-MAX_KEPT_ANSWERS = 32
+_MAX_KEPT_ANSWERS = 32
 
 KEPT = ("cwd", "mcpServers", "additionalDirectories", "systemPrompt", "_meta")
 """The parameters that the bridge keeps when the editor opens a session. The bridge resumes the session with the same
@@ -72,13 +72,13 @@ LOGIN = frozenset({"authenticate", "logout", "auth/login", "auth/logout"})
 """Requests whose effect ends with the connection. On a new connection, the bridge repeats the last of these requests
 that succeeded."""
 
-GAP = (
+_GAP = (
     "[The connection to crow was lost, and the messages that crow sent meanwhile are missing here. Load the session "
     "again to see all of them.]"
 )
 
 
-class Pending:
+class _Pending:
     """A request from the editor that has no response yet."""
 
     __slots__ = ("cancels", "is_named", "is_received", "is_repeated", "line", "message", "number")
@@ -110,7 +110,7 @@ class Pending:
         return method == "session/load" or (method == "session/resume" and params.get("replayFrom") is not None)
 
 
-class EditorQuestion:
+class _EditorQuestion:
     """A request from the server to the editor. The journal keeps the request until the server has certainly received
     the answer."""
 
@@ -160,7 +160,7 @@ class Journal:
         """Whether the server recognises prompts by their names."""
         self._number = 0
         self._held: list[bytes] = []
-        self._pending: dict[Any, Pending] = {}
+        self._pending: dict[Any, _Pending] = {}
         self._notices: list[tuple[int, bytes]] = []
         self._initialize: Message | None = None
         self._is_v2 = False
@@ -169,7 +169,7 @@ class Journal:
         self._sessions: dict[str, Message] = {}
         self._unseen: set[str] = set()
         self._cursors: dict[str, str] = {}
-        self._asks: dict[Any, EditorQuestion] = {}
+        self._asks: dict[Any, _EditorQuestion] = {}
         self._own: dict[str, Message] = {}
         self._own_count = 0
 
@@ -258,7 +258,7 @@ class Journal:
             pending.is_received = pending.is_received or pending.number <= number
         answered = [ask for ask in self._asks.values() if ask.answer is not None and 0 < ask.number <= number]
         # Some answers are kept: if the connection breaks before the server has used an answer, the server asks again.
-        kept = [ask for ask in answered if _is_asked_again(ask)][-MAX_KEPT_ANSWERS:]
+        kept = [ask for ask in answered if _is_asked_again(ask)][-_MAX_KEPT_ANSWERS:]
         for ask in answered:
             if ask not in kept:
                 del self._asks[ask.editor_id]
@@ -296,7 +296,7 @@ class Journal:
             return line  # the server refuses such an id
         if self._knows_names and method in NAMED:
             line, message = self._named(line, message)
-        self._pending[request_id] = Pending(line, message, self._number)
+        self._pending[request_id] = _Pending(line, message, self._number)
         if method == "initialize":
             self._initialize = message
         elif self._pending[request_id].is_load and isinstance(session := self._pending[request_id].session, str):
@@ -330,7 +330,7 @@ class Journal:
         if not meant and method != "$/cancel_request":
             self._notices.append((self._number, line))
 
-    def _note_answer(self, line: bytes, message: Message, ask: EditorQuestion) -> bytes | None:
+    def _note_answer(self, line: bytes, message: Message, ask: _EditorQuestion) -> bytes | None:
         if ask.is_withdrawn:
             del self._asks[ask.editor_id]
             return None
@@ -362,7 +362,7 @@ class Journal:
         editor_id = server_id
         while editor_id in self._asks:  # a request from an earlier connection already uses this id
             editor_id = f"{server_id}~{self._generation}" if editor_id == server_id else f"{editor_id}~"
-        self._asks[editor_id] = EditorQuestion(key, params, editor_id, server_id, self._generation)
+        self._asks[editor_id] = _EditorQuestion(key, params, editor_id, server_id, self._generation)
         return text if editor_id == server_id else _encode(message | {"id": editor_id})
 
     def _withdrawn(self, text: bytes, message: Message, params: Message) -> bytes:
@@ -410,7 +410,7 @@ class Journal:
         if isinstance(cursor, str):
             self._cursors[session] = cursor
 
-    def _answered(self, text: bytes, pending: Pending, message: Message) -> bytes:
+    def _answered(self, text: bytes, pending: _Pending, message: Message) -> bytes:
         method, params = pending.message["method"], _object(pending.message.get("params"))
         if "result" not in message:
             is_gone = _object(message.get("error")).get("code") == NOT_FOUND
@@ -476,11 +476,11 @@ class Journal:
             self._note_server(_object(message.get("result")))
             for each in (*([self._login] if self._login else ()), *self._providers.values()):
                 self._request(each)
-        elif method in REOPENING and request["params"].get("sessionId") in self._sessions:
+        elif method in _REOPENING and request["params"].get("sessionId") in self._sessions:
             self._resumed(request["params"], error, message)
         if self._own:
             return
-        if method in REOPENING or not self._sessions:
+        if method in _REOPENING or not self._sessions:
             self._go_live()
             return
         for session in self._sessions:
@@ -499,7 +499,7 @@ class Journal:
         session = params["sessionId"]
         if error and "acp/cursor" in _object(params.get("_meta")) and error.get("code") != NOT_FOUND:
             self._cursors.pop(session, None)
-            content = {"type": "text", "text": GAP}
+            content = {"type": "text", "text": _GAP}
             update: Message = {"sessionUpdate": "agent_message_chunk", "content": content}
             if self._is_v2:
                 update["messageId"] = f"crow-bridge-{self._own_count}"
@@ -521,7 +521,7 @@ class Journal:
                 continue
             is_named = pending.is_named and self._knows_names
             is_run_again = _is_prompt(pending) and pending.is_received and not (self._is_known or is_named)
-            if is_run_again or not (_is_prompt(pending) or is_named or method in REPEATABLE):
+            if is_run_again or not (_is_prompt(pending) or is_named or method in _REPEATABLE):
                 del self._pending[request_id]
                 self._refuse(pending, _lost_answer(method, is_restarted=is_run_again))
                 continue
@@ -532,7 +532,7 @@ class Journal:
         for line in held:
             self.editor_sent(line)
 
-    def _repeated(self, pending: Pending) -> bytes:
+    def _repeated(self, pending: _Pending) -> bytes:
         """Return the request to repeat. If the editor already shows a part of the history that the request loads, the
         returned request asks only for the rest."""
         session = pending.session
@@ -543,10 +543,10 @@ class Journal:
         params.pop("replayFrom", None)
         return _encode(pending.message | {"method": "session/resume", "params": params})
 
-    def _refuse(self, pending: Pending, problem: str) -> None:
+    def _refuse(self, pending: _Pending, problem: str) -> None:
         self.to_editor.append(_error(pending.message["id"], problem))
 
-    def _withdraw(self, ask: EditorQuestion) -> None:
+    def _withdraw(self, ask: _EditorQuestion) -> None:
         ask.is_withdrawn = True
         params = {"requestId": ask.editor_id}
         self.to_editor.append(_encode({"jsonrpc": "2.0", "method": "$/cancel_request", "params": params}))
@@ -572,11 +572,11 @@ def _at_cursor(params: Message, cursor: str | None) -> Message:
     return params | {"_meta": _object(params.get("_meta")) | {"acp/cursor": cursor}}
 
 
-def _is_prompt(pending: Pending) -> bool:
+def _is_prompt(pending: _Pending) -> bool:
     return bool(pending.message["method"] == "session/prompt")
 
 
-def _is_part_of(pending: Pending, update: Message) -> bool:
+def _is_part_of(pending: _Pending, update: Message) -> bool:
     """Return whether an update shows a part of this prompt."""
     parts = _object(pending.message.get("params")).get("prompt")
     content = update.get("content")
@@ -589,7 +589,7 @@ def _is_same(part: Any, shown: Any) -> bool:
     return bool(part == shown or (isinstance(texts[0], str) and texts[0] == texts[1]))
 
 
-def _is_asked_again(ask: EditorQuestion) -> bool:
+def _is_asked_again(ask: _EditorQuestion) -> bool:
     return ask.key is not None
 
 

@@ -39,10 +39,10 @@ MAX_LINE_BYTES = 32 * 1024 * 1024
 MAX_UNSENT_BYTES = 4 * 1024 * 1024
 """While more bytes than this wait to be sent to one side, the bridge reads nothing from the other side."""
 
-MAX_HELD_BYTES = 64 * 1024 * 1024
+_MAX_HELD_BYTES = 64 * 1024 * 1024
 """While more bytes than this wait for a connection, the bridge reads nothing from the editor."""
 
-MAX_COOKIES = 20
+_MAX_COOKIES = 20
 
 TEMPORARY = frozenset({NORMAL, GOING_AWAY, NO_STATUS, 1011, 1012, 1013, 1014})
 """The close codes after which the bridge connects again. Any other code means that a new connection would end in the
@@ -177,7 +177,7 @@ class Bridge:
         if self._wire is not None and self._wire.unsent_bytes > MAX_UNSENT_BYTES:
             return False
         held = sum(map(len, self._early)) if self._journal is None else self._journal.held_bytes
-        return held <= MAX_HELD_BYTES
+        return held <= _MAX_HELD_BYTES
 
     @property
     def _may_read_server(self) -> bool:
@@ -391,7 +391,7 @@ class Bridge:
         self._connection_id = given if given.isascii() and given.isprintable() else ""
         for cookie in wire.response.headers.get("set-cookie", "").split("\n"):
             name, equals, value = cookie.partition(";")[0].partition("=")
-            if equals and len(self._cookies) < MAX_COOKIES:
+            if equals and len(self._cookies) < _MAX_COOKIES:
                 self._cookies[name.strip()] = value.strip()
         early, self._early = self._early, []
         if self._journal is None:

@@ -1,8 +1,9 @@
 """Finds the user's resident server, `crow serve --user`, in a few milliseconds.
 
-Every `crow acp` runs this module before it imports anything else. To be fast, the module itself reads the one setting
-that it needs, `serve.autostart`. If the module does not understand the configuration file, :mod:`crow.settings` reads
-the file later and decides.
+Every `crow acp` runs this module before it imports anything else, so what starts and stops the server is elsewhere
+(:mod:`crow.serve.resident`, which runs subprocesses). To be fast, the module itself reads the one setting that it
+needs, `serve.autostart`. If the module does not understand the configuration file, :mod:`crow.settings` reads the file
+later and decides.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ these variables applies only to the process in which it is set."""
 PLACES = ("CROW_HOME", "CROW_CONFIG")
 """The environment variables that choose the configuration file and the data directory."""
 
-MAX_CONFIG_BYTES = 1024 * 1024
+_MAX_CONFIG_BYTES = 1024 * 1024
 
 
 def socket_path(env: Mapping[str, str]) -> str:
@@ -91,10 +92,10 @@ def wants_autostart(env: Mapping[str, str]) -> bool:
         return False
     try:
         with open(file, "rb") as opened:
-            text = opened.read(MAX_CONFIG_BYTES + 1)
+            text = opened.read(_MAX_CONFIG_BYTES + 1)
     except OSError:
         return False
-    if b"autostart" not in text or len(text) > MAX_CONFIG_BYTES or b'"""' in text or b"'''" in text:
+    if b"autostart" not in text or len(text) > _MAX_CONFIG_BYTES or b'"""' in text or b"'''" in text:
         return False
     table, found = b"", False
     for line in text.split(b"\n"):

@@ -12,7 +12,7 @@ try:
 except ImportError:  # hashlib takes 3 ms, because it loads OpenSSL
     from hashlib import sha1 as _sha1
 
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """The size of the largest message that the bridge accepts from a server."""
 
 MAX_HEAD_BYTES = 32 * 1024
@@ -197,7 +197,7 @@ class Decoder:
     """Decodes the bytes from a server into messages. A decoder never holds more than one incomplete message and one
     chunk of bytes."""
 
-    def __init__(self, limit: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(self, limit: int = _MAX_MESSAGE_BYTES) -> None:
         self._limit = limit
         self._data = bytearray()
         self._parts: list[bytes] = []

@@ -17,7 +17,6 @@ from crow.domain.errors import ArgumentError
 from crow.domain.text import plural
 from crow.store import importers
 from crow.store.admin import ImportDefaults
-from crow.store.importers.files import Problems
 
 _BATCH_BYTES = 32 * 1024 * 1024
 _BATCH_GROUPS = 100
@@ -121,7 +120,7 @@ class _ImportRun:
             raise ArgumentError(f"{path} has no sessions; expected sessions of {expected}.")
 
     async def _import_batch(
-        self, groups: Sequence[Sequence[importers.Source]], advance: Callable[[int], None], problems: Problems
+        self, groups: Sequence[Sequence[importers.Source]], advance: Callable[[int], None], problems: importers.Problems
     ) -> int:
         """Import one batch: the groups from the first one on, until the batch is full. Return how many groups these
         were."""
@@ -143,7 +142,7 @@ class _ImportRun:
                 if taken > 1:  # import one group at a time, to find the faulty one
                     for group in groups[:taken]:
                         # the problems of these groups are already in `problems`
-                        await self._import_batch([group], lambda _: None, Problems())
+                        await self._import_batch([group], lambda _: None, importers.Problems())
                 else:
                     self._scan.problems.skip_file(groups[0][0].place, str(error))
                 return taken

@@ -1,4 +1,8 @@
-"""Shell completions and the manual page, made from the argument parser."""
+"""Shell completions and the manual page, made from the argument parser.
+
+The scripts are crow's own, because they also complete sessions, by alias, id or a part of the title, and show the
+titles.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +94,7 @@ class _CommandReference:
             yield from command.all()
 
 
-def describe(parser: argparse.ArgumentParser) -> _CommandReference:
+def reference_of(parser: argparse.ArgumentParser) -> _CommandReference:
     """Return the root command of `parser`, with all its sub-commands."""
     return _command(parser, path=(parser.prog,), aliases=(), summary="")
 
@@ -374,12 +378,12 @@ def print_completion(options: argparse.Namespace) -> None:
         return
     if options.shell is None:
         raise ArgumentError("crow completion needs the name of a shell: bash, zsh or fish.")
-    print(completion(options.shell, describe(whole_parser())), end="")
+    print(completion(options.shell, reference_of(whole_parser())), end="")
 
 
 def print_manual(_options: argparse.Namespace) -> None:
     """`crow man`: print the manual page."""
-    print(manual(describe(whole_parser())), end="")
+    print(manual(reference_of(whole_parser())), end="")
 
 
 def _matching_sessions(sessions: Sequence[tuple[str, str | None, str]], word: str) -> Iterator[tuple[str, str]]:

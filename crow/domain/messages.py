@@ -43,6 +43,16 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A file that some models can read, such as a PDF."""
+
+    name: str
+    data: str
+    """The content in base64."""
+    mime_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
     """A file or document with its text."""
 
@@ -146,7 +156,8 @@ def _sum(one: int | None, other: int | None) -> int | None:
 WireName: TypeAlias = Literal["chat", "responses", "messages"]
 """The form of requests and answers: OpenAI's Chat Completions, OpenAI's Responses, or Anthropic's Messages."""
 
-FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "interrupted"]
+FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "interrupted", "paused"]
+"""`paused`: the endpoint runs tools of its own, and goes on with the answer when it gets it back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +208,8 @@ class AssistantMessage:
     is_before_break: bool = False
     """Whether the message has opaque fields and was made before a break: the system message, the tools or earlier
     messages may no longer be those that the model had."""
+    is_paused: bool = False
+    """Whether the next message goes on with this answer, or the endpoint goes on if nothing follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +220,7 @@ class ToolMessage:
     """The model's id of the call."""
     text: str
     images: tuple[Image, ...] = ()
+    files: tuple[File, ...] = ()
 
 
 Message: TypeAlias = SystemMessage | UserMessage | AssistantMessage | ToolMessage

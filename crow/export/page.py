@@ -72,7 +72,7 @@ class _Point:
 
 
 @dataclass(slots=True)
-class _Outline:
+class _PathFacts:
     """Facts about a whole path, for the head of the page."""
 
     prompts: list[tuple[int, str]] = field(default_factory=list)
@@ -123,7 +123,7 @@ class _HtmlPage:
         least, most = _RESULT_CHARS
         self._result_chars = max(least, min(most, _ALL_RESULTS_CHARS // max(1, row.entries)))
         self._images_left = _ALL_IMAGES_CHARS
-        self._outline = _Outline()
+        self._outline = _PathFacts()
         self._branches: dict[int | None, list[str]] = {}
         self._departures: dict[int, int | None] = {}
         self._body = SpooledTemporaryFile(_MEMORY_BYTES)  # noqa: SIM115  # closed by `close`
@@ -145,7 +145,7 @@ class _HtmlPage:
         parent = new[0].parent
         place = self._departures.get(parent, parent) if parent is not None else None
         self._departures.update((entry.id, place) for entry in new)
-        renderer = _EntryRenderer(self, outline := _Outline())
+        renderer = _EntryRenderer(self, outline := _PathFacts())
         content = "".join([*map(renderer.render, new), renderer.unanswered()])
         if not outline.prompts and not outline.answers:
             return
@@ -298,7 +298,7 @@ class _HtmlPage:
 class _EntryRenderer:
     """Renders the entries of one path, and counts them in `outline`."""
 
-    def __init__(self, page: _HtmlPage, outline: _Outline, *, is_numbered: bool = False) -> None:
+    def __init__(self, page: _HtmlPage, outline: _PathFacts, *, is_numbered: bool = False) -> None:
         self._page, self._outline, self._is_numbered = page, outline, is_numbered
         self._calls: dict[CallRef, ToolCall] = {}
         self._numbers = count(1)

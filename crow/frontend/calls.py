@@ -25,12 +25,17 @@ class OpenCall:
     """A call that has not ended."""
 
     ref: CallRef
+    """Which call it is."""
     name: str
+    """The name of the tool, if it is known."""
     arguments: str | None
+    """The arguments as JSON, if they are known."""
     announcement: Announcement
+    """How the call is described to the client."""
     is_announced: bool = False
     """Whether the client knows the call. While the log is read, a call is announced together with its result."""
     status: Literal["pending", "in_progress"] = "pending"
+    """The status that the client shows."""
     in_terminal: str | None = None
     """The output that was sent to the client's terminal, or None if the call has no terminal."""
     unread: int = 0
@@ -47,13 +52,13 @@ class OpenCall:
         return self.unread or len(self.in_terminal or "")
 
     def describe(self) -> None:
-        """Describes the call by its arguments if it has no announcement: older versions of crow stored only the
+        """Describe the call by its arguments if it has no announcement: older versions of crow stored only the
         call."""
         if self.announcement == Announcement(title=self.name):
             self.announcement = tool_calls.announcement_from(self.name, self.arguments or "")
 
     def announced(self, limits: CallLimits, cwd: str) -> Update:
-        """Returns an update that announces the call in its present state. `cwd` is the directory to show in a
+        """Return an update that announces the call in its present state. `cwd` is the directory to show in a
         terminal."""
         self.is_announced = True
         self.describe()
@@ -70,7 +75,7 @@ class OpenCall:
         return new_update("tool_call", status=self.status) | fields
 
     def started(self, announcement: Announcement | None) -> Update | None:
-        """Returns an update that says that the call has started, unless the client knows that. `announcement` replaces
+        """Return an update that says that the call has started, unless the client knows that. `announcement` replaces
         the announcement, unless it is None."""
         was_pending, self.status = self.status == "pending", "in_progress"
         if not self.is_announced:
@@ -84,12 +89,12 @@ class OpenCall:
         return call_update(self.ref, "in_progress") | changed
 
     def linked(self, session_id: str) -> Update:
-        """Returns an update that links the call to the session of the sub-agent that carries it out."""
+        """Return an update that links the call to the session of the sub-agent that carries it out."""
         self.subagent, self.content = session_id, [link(session_id)]
         return call_update(self.ref, self.status) | {"content": self.content}
 
     def progressed(self, text: str) -> Update | None:
-        """Returns an update with the new part of the output, or None if there is none. `text` is the whole output."""
+        """Return an update with the new part of the output, or None if there is none. `text` is the whole output."""
         update = call_update(self.ref, "in_progress")
         if self.in_terminal is None:
             content = [text_content(tool_calls.console_block(text[-PROGRESS_CHARS:]))]
@@ -107,7 +112,7 @@ class OpenCall:
         return update | {"_meta": {"terminal_output": terminal_output(self.ref, added)}} if added else None
 
     def finished(self, result: ToolResult, limits: CallLimits) -> Update:
-        """Returns an update with the result of an announced call."""
+        """Return an update with the result of an announced call."""
         update = call_update(self.ref, "failed" if result.is_error else "completed")
         update |= self._changed_fields(result.announcement)
         if self.in_terminal is not None:
@@ -122,7 +127,7 @@ class OpenCall:
         return update | tool_calls.raw_output(result, with_text=self.in_terminal is None, limit=limits.raw_output)
 
     def ended(self, text: str, status: str, limits: CallLimits) -> Update:
-        """Returns an update of a call that has ended without a result. `text` says why."""
+        """Return an update of a call that has ended without a result. `text` says why."""
         content = [text_content(shown_text(text))] if text else []
         if not self.is_announced:
             self.describe()
@@ -139,7 +144,7 @@ class OpenCall:
         return update | {"content": content}
 
     def _changed_fields(self, announcement: Announcement) -> Fields:
-        """Returns the fields title, kind and locations. Leaves out those that have not changed since they were last
+        """Return the fields title, kind and locations. Leave out those that have not changed since they were last
         sent to the client."""
         known = call_fields(self.ref.call_id, self.announcement)
         self.announcement = announcement
@@ -148,7 +153,7 @@ class OpenCall:
 
 
 def whole_call(result: ToolResult, arguments: str | None, limits: CallLimits) -> Update:
-    """Returns an update with a call that the client does not know yet, and the call's result."""
+    """Return an update with a call that the client does not know yet, and the call's result."""
     call_id, announcement = result.call.call_id, result.announcement
     fields = call_fields(call_id, announcement, name=result.name, arguments=arguments, limits=limits)
     content = tool_calls.result_contents(result, limits)
@@ -160,10 +165,10 @@ def whole_call(result: ToolResult, arguments: str | None, limits: CallLimits) ->
 
 
 def call_update(call: CallRef, status: str) -> Update:
-    """Returns an update of a call that the client knows. Every update of a call has a status."""
+    """Return an update of a call that the client knows. Every update of a call has a status."""
     return new_update("tool_call_update", toolCallId=call.call_id, status=status)
 
 
 def terminal_content(call: CallRef) -> Fields:
-    """Returns the terminal of a call, as content of the call."""
+    """Return the terminal of a call, as content of the call."""
     return {"type": "terminal", "terminalId": call.call_id}

@@ -9,18 +9,17 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 from crow.agent import PermissionAnswer, PermissionQuestion
+from crow.agent.feed import Feed, Item
 from crow.domain import events
-from crow.domain.entries import Assistant, CallRef, Entry, ToolResult
+from crow.domain.entries import Assistant, CallRef, Entry, ToolResult, User
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
-from crow.domain.rendering import safe, title_line
-from crow.frontend.cursors import CURSOR_KEY, CursorGap
-from crow.frontend.feed import Feed, Item
-from crow.frontend.frames import RequestError, RequestId
+from crow.domain.rendering import title_line
+from crow.frontend.cursors import CURSOR_KEY, PIECEMEAL, Cursor, CursorGap
+from crow.frontend.frames import RequestId
 from crow.frontend.missed import Missed
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import Dialogs
 from crow.frontend.subagents import MAX_REPLAYED, Family, merged_state
-from crow.frontend.tool_calls import limit_text
 from crow.frontend.updates import Update, ViewLimits
 from crow.frontend.view import Shown, View
 from crow.store import Store
@@ -34,9 +33,8 @@ Handler: TypeAlias = Callable[[str, Any, bool], Awaitable[Any]]
 """A function that handles a message. Its arguments are the method, the parameters, and whether the message is a
 notification. It raises RequestError to send an error response."""
 
-MESSAGE_BYTES = 8_000
-NO_PLACE = ""
-"""In place of a cursor: the update belongs to no place in the session."""
+HISTORY = {"history": True}
+"""The mark in `_meta` of an update that a load sends to a translated client."""
 
 
 class RequestParams(dict[str, Any]):
@@ -49,7 +47,19 @@ class RequestParams(dict[str, Any]):
         self.request_id = request_id
 
 
-class ClientConnection(Protocol):
+class Outlet(Protocol):
+    """Where the messages about a session go: the connection to the client, or a translation of what it carries."""
+
+    async def request(self, method: str, params: dict[str, Any]) -> Any:
+        """See `SendRequest`. If cancelled, the request is withdrawn."""
+        ...
+
+    async def notify(self, method: str, params: dict[str, Any]) -> None:
+        """Send a notification. This works even after `run` has ended, because running turns still send updates."""
+        ...
+
+
+class ClientConnection(Outlet, Protocol):
     """The connection to one client. For an editor, this is :class:`crow.frontend.connection.EditorConnection`."""
 
     @property
@@ -57,7 +67,7 @@ class ClientConnection(Protocol):
         """Whether crow waits for a client that reads slowly. Otherwise, crow disconnects such a client."""
 
     async def run(self, handle: Handler) -> None:
-        """Calls `handle` for each request and notification, until the client is gone. Each call runs in a task of its
+        """Call `handle` for each request and notification, until the client is gone. Each call runs in a task of its
         own.
 
         For a request, the parameters are passed to `handle` as `RequestParams`.
@@ -65,31 +75,16 @@ class ClientConnection(Protocol):
         ...
 
     async def end(self) -> None:
-        """Sends the pending messages, closes the connection and cancels the remaining handlers."""
+        """Send the pending messages, closes the connection and cancels the remaining handlers."""
         ...
 
     def stop(self, reason: str = "") -> None:
-        """Acts as if the client were gone. Sends `reason` to the client if the transport can do so."""
+        """Act as if the client were gone. Send `reason` to the client if the transport can do so."""
         ...
 
     def after_response(self, action: Callable[[], object]) -> None:
-        """Calls `action` right after the response to the current task's request has been sent."""
+        """Call `action` right after the response to the current task's request has been sent."""
         ...
-
-    async def request(self, method: str, params: dict[str, Any]) -> Any:
-        """See `SendRequest`. If cancelled, the request is withdrawn."""
-        ...
-
-    async def notify(self, method: str, params: dict[str, Any]) -> None:
-        """Sends a notification. This works even after `run` has ended, because running turns still send updates."""
-        ...
-
-
-def request_error(code: int, message: str, **data: object) -> RequestError:
-    """Returns an error with the text in both `message` and `data.details`, because some clients show only one of the
-    two."""
-    message = limit_text(safe(message), MESSAGE_BYTES)
-    return RequestError(code, message, {**data, "details": message})
 
 
 class SessionClient:
@@ -98,13 +93,10 @@ class SessionClient:
     `options` returns the session's current config options, and `commands` its current slash commands.
     """
 
-    sees_own_prompts = False
-    """Whether the client is sent the prompts that it has sent itself, and the state of their turns."""
-
     def __init__(
         self,
         session_id: str,
-        connection: ClientConnection,
+        outlet: Outlet,
         caps: ClientCapabilities,
         *,
         cwd: str,
@@ -114,7 +106,7 @@ class SessionClient:
         dialogs: Dialogs,
     ) -> None:
         self._session_id = session_id
-        self._connection = connection
+        self._outlet = outlet
         self._caps = caps
         self._cwd = cwd
         self._feed = feed
@@ -136,25 +128,25 @@ class SessionClient:
         self._loaded: dict[str, events.SubagentChanged] = {}
 
     def open(self) -> None:
-        """Lets waiting items be sent."""
+        """Let waiting items be sent."""
         self.is_open.set()
 
     def hold(self) -> None:
-        """Makes items wait until `open`. A client treats everything that it gets before a response as history."""
+        """Make items wait until `open`. A client treats everything that it gets before a response as history."""
         self.is_open.clear()
 
     def close(self) -> None:
-        """Stops sending updates, since the session is closed."""
+        """Stop sending updates, since the session is closed."""
         self.is_closed = True
         self.is_open.set()
 
     async def show(self, item: Item, *, is_own: bool = False) -> None:
-        """Sends the updates for the next item. `is_own` means that this client sent the prompt that the item shows."""
+        """Send the updates for the next item. `is_own` means that this client sent the prompt that the item shows."""
         if isinstance(item, events.CallProgressed) and (subagent := self._subagent_with(item.call)) is not None:
             await subagent.show(item)
             return
         async with self._sending:
-            await self._send_shown(self.view.apply(item, is_own=is_own and not self.sees_own_prompts))
+            await self._send_shown(self.view.apply(item, is_own=is_own))
             match item:
                 case events.ModeChanged() | events.OptionsChanged():
                     await self.send({"sessionUpdate": "config_option_update", "configOptions": self._options()})
@@ -163,7 +155,7 @@ class SessionClient:
                     await self.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
 
     async def join(self) -> None:
-        """Sends the unfinished message and calls of the running turn, unless the client has them."""
+        """Send the unfinished message and calls of the running turn, unless the client has them."""
         for item in self._feed.open_items():
             await self.show(item)
 
@@ -175,7 +167,7 @@ class SessionClient:
         limits: ViewLimits | None = None,
         family: Family | None = None,
     ) -> View:
-        """Sends a whole log, shortened to `limits`, and the unfinished part of a running turn. Returns the new view.
+        """Send a whole log, shortened to `limits`, and the unfinished part of a running turn. Return the new view.
 
         `is_running` returns whether a turn is running. Later items wait until everything is sent.
         """
@@ -184,10 +176,10 @@ class SessionClient:
             self.view = view = self._view(is_reading=True, limits=limits, family=family)
             async for batch in history:
                 for entry in batch:
-                    await self._send_shown(view.apply(events.EntryStored(entry=entry)))
-            await self._send_shown(view.end_reading(is_running=was_running or is_running()))
+                    await self._send_shown(view.apply(events.EntryStored(entry=entry)), is_history=True)
+            await self._send_shown(view.end_reading(is_running=was_running or is_running()), is_history=True)
             for item in items:
-                await self._send_shown(view.apply(item))
+                await self._send_shown(view.apply(item), is_history=True)
         return view
 
     async def resume(
@@ -197,16 +189,16 @@ class SessionClient:
         is_running: Callable[[], bool],
         is_own: Callable[[str], bool],
     ) -> Missed:
-        """Sends what the client has missed since its cursor, except the prompts for which `is_own` is true. `read`
-        reads the log. Returns what it has read.
+        """Send what the client has missed since its cursor, except the prompts for which `is_own` is true. `read`
+        reads the log. Return what it has read.
 
         :raises CursorGap: the client has a part of a message that is not in the log.
         """
         async with self._sending:
             was_running, items = is_running(), self._feed.open_items()
             missed = await read()
-            cursor = missed.cursor
             self._check(missed, items)
+            cursor = self._start_of(missed)
             self.view = view = View.at(cursor, missed.before, self._caps, session_id=self._session_id, cwd=self._cwd)
             own = {entry.id for entry in (*missed.before, *missed.entries)}
             going = {item.call for item in items if isinstance(item, events.CallAnnounced)}
@@ -216,7 +208,7 @@ class SessionClient:
                     body = result.body if result is not None and isinstance(result.body, ToolResult) else None
                     await self._send_shown(view.end_missed(call, body))
             for entry in missed.entries:
-                is_known = not self.sees_own_prompts and is_own(getattr(entry.body, "message_id", ""))
+                is_known = is_own(getattr(entry.body, "message_id", ""))
                 await self._send_shown(view.apply(events.EntryStored(entry=entry), is_own=is_known))
             await self._send_shown(view.end_reading(is_running=was_running or is_running()))
             for item in items:
@@ -224,8 +216,16 @@ class SessionClient:
             await self._tell_missed_subagents(missed)
         return missed
 
+    def _start_of(self, missed: Missed) -> Cursor:
+        """Return the cursor from which to send what was missed. A translated client gets a prompt that it knows in
+        part once more from its beginning, because the first piece replaces what it has."""
+        first = next((entry.body for entry in missed.entries if isinstance(entry.body, PIECEMEAL)), None)
+        if self._caps.is_translated and isinstance(first, User):
+            return replace(missed.cursor, pieces=0)
+        return missed.cursor
+
     def _check(self, missed: Missed, items: Sequence[Item]) -> None:
-        """Checks that the message that the cursor names is in the log or in the feed.
+        """Check that the message that the cursor names is in the log or in the feed.
 
         :raises CursorGap: it is in neither.
         """
@@ -238,7 +238,7 @@ class SessionClient:
             raise CursorGap(f"the message {cursor.message} is not in the current history of this session.")
 
     async def _tell_missed_subagents(self, missed: Missed) -> None:
-        """Warns the user if updates of sub-agents may be missing. The sessions of sub-agents have no cursors, so crow
+        """Warn the user if updates of sub-agents may be missing. The sessions of sub-agents have no cursors, so crow
         cannot send those updates again."""
         results = (entry.body for entry in missed.entries if isinstance(entry.body, ToolResult))
         if self._caps.subagents and (self.subagents or any(result.name == "task" for result in results)):
@@ -248,19 +248,23 @@ class SessionClient:
     def _view(self, **options: Any) -> View:
         return View(self._caps, session_id=self._session_id, cwd=self._cwd, **options)
 
-    async def _send_shown(self, shown: Sequence[Shown]) -> None:
+    async def _send_shown(self, shown: Sequence[Shown], *, is_history: bool = False) -> None:
         for update, cursor in shown:
-            await self.send(update, None if cursor is None else str(cursor))
+            await self.send(update, cursor, is_history=is_history)
 
-    async def send(self, update: Update, cursor: str | None = None) -> None:
-        """Sends one update. Does nothing if the editor is gone or the session is closed. `cursor` is the place in the
-        session after the update; by default, it is the place of the view."""
+    async def send(self, update: Update, cursor: Cursor | None = None, *, is_history: bool = False) -> None:
+        """Send one update. Do nothing if the editor is gone or the session is closed. `cursor` is the place in the
+        session after the update; by default, it is the place of the view. `is_history` means that a load sends the
+        update."""
         if not (self.is_closed or (self._parent is not None and self._parent.is_closed)):
-            params = {"sessionId": self._session_id, "update": update}
-            if self._caps.cursors and cursor != NO_PLACE:
-                params["_meta"] = {CURSOR_KEY: cursor or str(self.view.cursor)}
-            await self._connection.notify("session/update", params)
+            meta = self.place(cursor) | (HISTORY if is_history and self._caps.is_translated else {})
+            params = {"sessionId": self._session_id, "update": update} | ({"_meta": meta} if meta else {})
+            await self._outlet.notify("session/update", params)
             self.sent_at = time.monotonic()
+
+    def place(self, cursor: Cursor | None = None) -> dict[str, Any]:
+        """Return the `_meta` with a cursor, by default that of the view. It is empty if the client uses no cursors."""
+        return {CURSOR_KEY: str(cursor or self.view.cursor)} if self._caps.cursors else {}
 
     # Sub-agents.
 
@@ -270,20 +274,20 @@ class SessionClient:
         return self._caps.subagents
 
     def open_subagent(self, session_id: str, feed: Feed) -> SessionClient:
-        """Returns the client that shows a running sub-agent of this session. `feed` is the sub-agent's feed."""
+        """Return the client that shows a running sub-agent of this session. `feed` is the sub-agent's feed."""
         client = self.subagents[session_id] = self._subagent(session_id, feed)
         return client
 
     def close_subagent(self, session_id: str) -> None:
-        """Forgets a sub-agent whose work has ended."""
+        """Forget a sub-agent whose work has ended."""
         self.subagents.pop(session_id, None)
 
     def note_state(self, event: events.SubagentChanged) -> None:
-        """Remembers the state of a sub-agent."""
+        """Remember the state of a sub-agent."""
         self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
 
     async def load_subagents(self, store: Store, family: Family, limits: ViewLimits) -> None:
-        """Announces the session's sub-agents and sends their logs. Must be called before `load`."""
+        """Announce the session's sub-agents and sends their logs. Must be called before `load`."""
         rows = [row for row in await store.subagents(self._session_id) if row.has_prompt]
         for index, row in enumerate(rows):
             running, state = self.subagents.get(row.id), row.state
@@ -309,7 +313,7 @@ class SessionClient:
             self._loaded[row.id] = replace(shown, stop=view.stop, detail=view.detail)
 
     async def tell_subagents(self) -> None:
-        """Sends the state of each sub-agent. Must be called right after the response to the request that opened the
+        """Send the state of each sub-agent. Must be called right after the response to the request that opened the
         session."""
         known, self._loaded = self._loaded, {}
         for session_id in dict.fromkeys([*known, *self.subagents]):
@@ -321,7 +325,7 @@ class SessionClient:
     def _subagent(self, session_id: str, feed: Feed) -> SessionClient:
         client = SessionClient(
             session_id,
-            self._connection,
+            self._outlet,
             replace(self._caps, cursors=False),
             cwd=self._cwd,
             feed=feed,
@@ -333,7 +337,7 @@ class SessionClient:
         return client
 
     def _subagent_with(self, call: CallRef | None) -> SessionClient | None:
-        """Returns the client of the sub-agent that made the call, or None if no sub-agent of this session made the
+        """Return the client of the sub-agent that made the call, or None if no sub-agent of this session made the
         call."""
         return next((subagent for subagent in self.subagents.values() if subagent.view.knows(call)), None)
 
@@ -350,7 +354,7 @@ class SessionClient:
         return self._caps.question_kinds
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
-        """Asks the user for a permission. A question about the call of a sub-agent is asked in the sub-agent's session.
+        """Ask the user for a permission. A question about the call of a sub-agent is asked in the sub-agent's session.
 
         :raises ConnectionError: the client is gone.
         """
@@ -358,10 +362,10 @@ class SessionClient:
             return await subagent.ask(question)
         if not self.view.knows(question.call):
             return "cannot_ask"  # the call belongs to a sub-agent that the editor cannot show
-        return await self._dialogs.ask(self._session_id, question, self.view, self._request)
+        return await self._dialogs.ask(self._session_id, question, self.view, self._outlet.request)
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-        """Asks the user a question of an MCP server. A question during the call of a sub-agent is asked in the
+        """Ask the user a question of an MCP server. A question during the call of a sub-agent is asked in the
         sub-agent's session.
 
         :raises ConnectionError: the client is gone.
@@ -372,22 +376,11 @@ class SessionClient:
             return await subagent.elicit(question)
         if question.call is not None and not self.view.knows(question.call):
             return ElicitationAnswer(action="cancel")  # the call belongs to a sub-agent that the editor cannot show
-        return await self._dialogs.elicit(self._session_id, question, self._request, self.question_kinds, self.show)
+        return await self._dialogs.elicit(
+            self._session_id, question, self._outlet.request, self.question_kinds, self.show
+        )
 
     async def finish_question(self, question_id: str) -> None:
         """See :class:`crow.agent.Client`."""
         if self._dialogs.finish(question_id):
-            await self._connection.notify("elicitation/complete", {"elicitationId": question_id})
-
-    async def _request(self, method: str, params: dict[str, Any]) -> Any:
-        return await self._connection.request(method, params)
-
-
-def refusal_text(error: RequestError) -> str:
-    """Returns the editor's explanation of an error. Some editors put the explanation into `data`, and send a useless
-    `message`."""
-    match error.data:
-        case {"details": str(text)} | {"error": str(text)} | str(text) if text:
-            return text
-        case _:
-            return str(error)
+            await self._outlet.notify("elicitation/complete", {"elicitationId": question_id})

@@ -16,6 +16,7 @@ import anyio
 import anyio.abc
 
 from crow.agent import PermissionAnswer, PermissionQuestion
+from crow.agent.feed import Feed, Item, TurnBegan, TurnEnded
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
 from crow.domain.entries import Assistant, CallRef, Command, Entry, ToolResult, User
@@ -36,7 +37,6 @@ from crow.domain.events import (
 )
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import SessionClient
-from crow.frontend.feed import Feed, Item, TurnBegan, TurnEnded
 from crow.frontend.frames import RequestError
 from crow.frontend.subagents import merged_state
 from crow.frontend.workspace import EditorWorkspace, SharedWorkspace
@@ -50,13 +50,13 @@ MAX_WAITING_BYTES = 64 * 1024 * 1024
 STALLED_S = 60.0
 """If updates wait for a client and the client has read nothing for this many seconds, crow disconnects the client."""
 
-PATIENT_BYTES = 64 * 1024
+_PATIENT_BYTES = 64 * 1024
 """If more than this many bytes wait to be sent to a patient connection, the session waits, too."""
 
-EVENT_BYTES = 500
+_EVENT_BYTES = 500
 """The estimated memory that a waiting item takes in addition to its text, in bytes."""
 
-MAX_ORIGINS = 200
+_MAX_ORIGINS = 200
 """Crow remembers which client sent a prompt for this many of a session's newest prompts."""
 
 Answer = TypeVar("Answer")
@@ -66,13 +66,15 @@ without a connection id is identified by its connection object."""
 
 
 @dataclass(slots=True, eq=False)
-class WaitingItem:
-    """An item that waits to be sent to a client. Calling `send` sends the item. `size` is the approximate memory that
-    the item takes, in bytes."""
+class _WaitingItem:
+    """An item that waits to be sent to a client."""
 
     send: Callable[[], Awaitable[object]]
+    """Sends the item."""
     size: int
+    """About how many bytes of memory the item takes."""
     is_begun: bool = False
+    """Whether `send` was called."""
 
 
 class ClientQueue:
@@ -106,9 +108,9 @@ class ClientQueue:
         """The workspace in which this client's editor serves files and terminals, or None."""
         self._drop = drop
         self._leave = partial(leave, self)
-        self._items: deque[WaitingItem] = deque()
+        self._items: deque[_WaitingItem] = deque()
         self._bytes = 0
-        self._progress: dict[CallRef, tuple[WaitingItem, list[CallProgressed]]] = {}
+        self._progress: dict[CallRef, tuple[_WaitingItem, list[CallProgressed]]] = {}
         self._moved_at = 0.0
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -117,7 +119,7 @@ class ClientQueue:
         self._flushes: set[asyncio.Future[None]] = set()
 
     async def run(self) -> None:
-        """Sends the waiting items in order, while the client is open. Ends after `detach`."""
+        """Send the waiting items in order, while the client is open. End after `detach`."""
         use_trace_context({})  # the client outlives the request that attached it
         with self._scope:
             while True:
@@ -138,13 +140,13 @@ class ClientQueue:
                     self._items.popleft()
                     self._bytes -= item.size
                     self._moved_at = time.monotonic()
-                    if self._bytes <= PATIENT_BYTES:
+                    if self._bytes <= _PATIENT_BYTES:
                         self._has_room.set()
                 self._wake.clear()
                 await self._wake.wait()
 
-    def put(self, send: Callable[[], Awaitable[object]], size: int = EVENT_BYTES) -> WaitingItem | None:
-        """Adds `send` to the end of the queue. It is called after everything that is already in the queue. Returns the
+    def put(self, send: Callable[[], Awaitable[object]], size: int = _EVENT_BYTES) -> _WaitingItem | None:
+        """Add `send` to the end of the queue. It is called after everything that is already in the queue. Return the
         new item of the queue.
 
         If too much waits for the client, disconnects the client instead and returns None.
@@ -155,7 +157,7 @@ class ClientQueue:
         if not self._items:
             self._moved_at = now
         if self._is_patient:
-            if self._bytes + size > PATIENT_BYTES:
+            if self._bytes + size > _PATIENT_BYTES:
                 self._has_room.clear()
         elif self._bytes + size > MAX_WAITING_BYTES and self._items:
             self._end(f"This client read too slowly: {self._bytes // 2**20} MiB waited for it.")
@@ -163,18 +165,18 @@ class ClientQueue:
         elif now - max(self._moved_at, self.client.sent_at) > STALLED_S:
             self._end(f"This client read nothing for {STALLED_S:.0f} s.")
             return None
-        item = WaitingItem(send, size)
+        item = _WaitingItem(send, size)
         self._items.append(item)
         self._bytes += size
         self._wake.set()
         return item
 
     async def room(self) -> None:
-        """Waits until a patient connection has sent most of its queue. Returns at once for any other connection."""
+        """Wait until a patient connection has sent most of its queue. Return at once for any other connection."""
         await self._has_room.wait()
 
     def publish(self, client: SessionClient, item: Item, *, is_own: bool) -> None:
-        """Adds an item to the queue. `client` is the object that will send the item: either this client's own
+        """Add an item to the queue. `client` is the object that will send the item: either this client's own
         `SessionClient`, or the one that shows a sub-agent to this client."""
         if isinstance(item, CallProgressed):
             # Each progress item holds the whole output so far, so a newer one replaces one that still waits.
@@ -200,13 +202,13 @@ class ClientQueue:
         await client.show(item, is_own=is_own)
 
     def check_access(self) -> None:
-        """Adds a check to the queue. Before any later event is sent, the check finds out whether the client may still
+        """Add a check to the queue. Before any later event is sent, the check finds out whether the client may still
         see the session."""
         if self.check is not None:
             self.put(partial(self.has_access, "read"))
 
     async def has_access(self, access: Access) -> bool:
-        """Returns whether the client's user still has `access` to the session. If the user may no longer see the
+        """Return whether the client's user still has `access` to the session. If the user may no longer see the
         session, detaches the client. If the user has less access than `access`, the client may no longer write."""
         try:
             if self.check is not None:
@@ -220,7 +222,7 @@ class ClientQueue:
         return False
 
     async def flushed(self) -> None:
-        """Waits until all events that are in the queue now have been sent, or until the client is detached."""
+        """Wait until all events that are in the queue now have been sent, or until the client is detached."""
         if self.is_detached or not self._items:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -232,7 +234,7 @@ class ClientQueue:
             self._flushes.discard(done)
 
     def detach(self) -> None:
-        """Discards the waiting events, and ends `run`."""
+        """Discard the waiting events, and end `run`."""
         self.is_detached = True
         self.client.close()
         self._scope.cancel()
@@ -254,27 +256,28 @@ class ClientQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure(Generic[Answer]):
+class _Failure(Generic[Answer]):
     """The result of a question that one client could not ask its user. If none of the clients can ask its user,
     `answer` is used as the answer to the question."""
 
     answer: Answer
+    """The answer if no client can ask its user."""
 
 
-class OpenQuestion(Generic[Answer]):
+class _OpenQuestion(Generic[Answer]):
     """A question that is sent to every client that may answer it. The first answer counts.
 
     A refusal counts at once only if it comes from the client whose prompt runs. A refusal of another client, which may
     have no user, counts when no other client is still being asked.
 
-    `ask` sends the question to one client. It returns a `Failure` if that client could not ask its user. `refuses`
+    `ask` sends the question to one client. It returns a `_Failure` if that client could not ask its user. `refuses`
     returns whether an answer is a refusal.
     """
 
     def __init__(
         self,
-        group: ClientGroup,
-        ask: Callable[[SessionClient], Awaitable[Answer | Failure[Answer]]],
+        group: _ClientGroup,
+        ask: Callable[[SessionClient], Awaitable[Answer | _Failure[Answer]]],
         can_ask: Callable[[SessionClient], bool],
         refuses: Callable[[Answer], bool],
     ) -> None:
@@ -289,7 +292,7 @@ class OpenQuestion(Generic[Answer]):
         self._changed = anyio.Event()
 
     def ask(self, attachment: ClientQueue, tasks: anyio.abc.TaskGroup) -> None:
-        """Asks a client, after all events that wait for the client have been sent. Does nothing if the client may not
+        """Ask a client, after all events that wait for the client have been sent. Do nothing if the client may not
         answer, or if it was already asked."""
         if self._is_candidate(attachment) and attachment not in self._asked:
             self._asked[attachment] = anyio.CancelScope()
@@ -297,12 +300,12 @@ class OpenQuestion(Generic[Answer]):
             self.note_change()
 
     def note_change(self) -> None:
-        """Wakes `answer`. Must be called when a client has answered or failed, and when the set of clients that may
+        """Wake `answer`. Must be called when a client has answered or failed, and when the set of clients that may
         answer changes."""
         self._changed.set()
 
     def forget(self, attachment: ClientQueue) -> None:
-        """Treats a client that is gone as if it had never been asked."""
+        """Treat a client that is gone as if it had never been asked."""
         if (scope := self._asked.pop(attachment, None)) is not None:
             scope.cancel()
         self._failures.pop(attachment, None)
@@ -310,8 +313,8 @@ class OpenQuestion(Generic[Answer]):
         self.note_change()
 
     async def answer(self, wait_s: float) -> Answer | None:
-        """Waits for the first answer that counts, and returns it. If every client that may answer fails to ask its
-        user, returns the `answer` of a `Failure`. Returns None if for `wait_s` seconds there is no client that may
+        """Wait for the first answer that counts, and return it. If every client that may answer fails to ask its
+        user, returns the `answer` of a `_Failure`. Return None if for `wait_s` seconds there is no client that may
         answer."""
         while not self._answers:
             candidates = [each for each in self.group.root.attachments if self._is_candidate(each)]
@@ -326,7 +329,7 @@ class OpenQuestion(Generic[Answer]):
         return self._answers[0]
 
     def withdraw(self) -> None:
-        """Withdraws the question from all clients that have not answered."""
+        """Withdraw the question from all clients that have not answered."""
         for scope in self._asked.values():
             scope.cancel()
 
@@ -352,7 +355,7 @@ class OpenQuestion(Generic[Answer]):
             if not await attachment.has_access("write"):
                 self.note_change()
                 return
-            if isinstance(answer, Failure):
+            if isinstance(answer, _Failure):
                 self._failures[attachment] = answer.answer
             elif self._refuses(answer) and not self.group.root.is_prompting(attachment):
                 self._refusals[attachment] = answer
@@ -361,7 +364,7 @@ class OpenQuestion(Generic[Answer]):
             self.note_change()
 
 
-class ClientGroup:
+class _ClientGroup:
     """A :class:`crow.agent.Client` that stands for all clients of a session, or of one of its sub-agents."""
 
     root: SessionClients
@@ -370,24 +373,24 @@ class ClientGroup:
         self.feed = Feed(session_id)
 
     def client_of(self, attachment: ClientQueue) -> SessionClient | None:
-        """Returns the object that shows this session or sub-agent to an attached client, or None if that client does
+        """Return the object that shows this session or sub-agent to an attached client, or None if that client does
         not show it."""
         raise NotImplementedError
 
     def pairs(self) -> Iterator[tuple[ClientQueue, SessionClient]]:
-        """Yields all attachments with their clients."""
+        """Yield all attachments with their clients."""
         for attachment in tuple(self.root.attachments):
             if (client := self.client_of(attachment)) is not None:
                 yield attachment, client
 
     async def publish(self, event: Event) -> None:
-        """See :class:`crow.agent.Client`. Waits only for clients with a patient connection."""
+        """See :class:`crow.agent.Client`. Wait only for clients with a patient connection."""
         self.put(event)
         for attachment in tuple(self.root.attachments):
             await attachment.room()
 
     def put(self, item: Item) -> None:
-        """Adds an item to the feed, and so to the queue of each client."""
+        """Add an item to the feed, and so to the queue of each client."""
         item = self.feed.put(item)
         for attachment, client in self.pairs():
             attachment.publish(client, item, is_own=self.root.is_own(attachment, item))
@@ -395,32 +398,32 @@ class ClientGroup:
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """See :class:`crow.agent.Client`."""
 
-        async def ask(client: SessionClient) -> PermissionAnswer | Failure[PermissionAnswer]:
+        async def ask(client: SessionClient) -> PermissionAnswer | _Failure[PermissionAnswer]:
             answer = await client.ask(question)
-            return Failure(answer) if answer in ("cannot_ask", "unanswered") else answer
+            return _Failure(answer) if answer in ("cannot_ask", "unanswered") else answer
 
         def refuses(answer: PermissionAnswer) -> bool:
             return not answer.startswith("allow")
 
-        return await self._ask(OpenQuestion(self, ask, lambda _client: True, refuses)) or "unanswered"
+        return await self._ask(_OpenQuestion(self, ask, lambda _client: True, refuses)) or "unanswered"
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """See :class:`crow.agent.Client`."""
         dismissed = ElicitationAnswer(action="cancel")
         kind: ElicitationKind = "form" if isinstance(question, FormQuestion) else "url"
 
-        async def ask(client: SessionClient) -> ElicitationAnswer | Failure[ElicitationAnswer]:
+        async def ask(client: SessionClient) -> ElicitationAnswer | _Failure[ElicitationAnswer]:
             try:
                 return await client.elicit(question)
             except (RequestError, TimeoutError):
-                return Failure(dismissed)
+                return _Failure(dismissed)
 
-        asked = OpenQuestion(
+        asked = _OpenQuestion(
             self, ask, lambda client: kind in client.question_kinds, lambda answer: answer.action != "accept"
         )
         return await self._ask(asked) or dismissed
 
-    async def _ask(self, question: OpenQuestion[Answer]) -> Answer | None:
+    async def _ask(self, question: _OpenQuestion[Answer]) -> Answer | None:
         self.root.questions.append(question)
         try:
             for attachment, _client in self.pairs():
@@ -455,9 +458,9 @@ class ClientGroup:
         shown = [client.shows_subagents for _, client in self.pairs()]
         return bool(shown) and all(shown)
 
-    def open_subagent(self, session_id: str) -> ClientGroup:
+    def open_subagent(self, session_id: str) -> _ClientGroup:
         """See :class:`crow.agent.Client`."""
-        group = SubagentClients(self.root, session_id)
+        group = _SubagentClients(self.root, session_id)
         for attachment, client in self.pairs():
             if client.shows_subagents:
                 group.clients[attachment] = client.open_subagent(session_id, group.feed)
@@ -471,7 +474,7 @@ class ClientGroup:
             attachment.put(partial(_close_subagent, client, session_id))
 
 
-class SubagentClients(ClientGroup):
+class _SubagentClients(_ClientGroup):
     """The clients of a session that show one of its sub-agents."""
 
     def __init__(self, root: SessionClients, session_id: str) -> None:
@@ -480,17 +483,20 @@ class SubagentClients(ClientGroup):
         self.clients: dict[ClientQueue, SessionClient] = {}
 
     def client_of(self, attachment: ClientQueue) -> SessionClient | None:
-        """See `ClientGroup`."""
+        """See `_ClientGroup`."""
         return self.clients.get(attachment)
 
 
-class SessionClients(ClientGroup):
+class SessionClients(_ClientGroup):
     """All clients that are attached to a session. Clients may be attached and detached while the session works.
 
     This object is also the session's :class:`crow.agent.sessions.pending.TurnListener`. While a client's prompt runs,
     this object makes `workspace` use that client's editor. The clients' tasks run in `tasks`. If no client can answer a
     question, the question waits `wait_s` seconds for a client that can.
     """
+
+    _session: Session
+    """Their session. `follow` sets it."""
 
     def __init__(
         self, session_id: str, tasks: anyio.abc.TaskGroup, workspace: SharedWorkspace, *, wait_s: float
@@ -501,8 +507,8 @@ class SessionClients(ClientGroup):
         self.tasks = tasks
         self.wait_s = wait_s
         self.attachments: list[ClientQueue] = []
-        self.questions: list[OpenQuestion[Any]] = []
-        self.subagents: dict[str, SubagentClients] = {}
+        self.questions: list[_OpenQuestion[Any]] = []
+        self.subagents: dict[str, _SubagentClients] = {}
         self.known_kinds: frozenset[ElicitationKind] = frozenset()
         self.last_turn: dict[str, Any] = {"state": "idle"}
         """The state of the last turn, as clients get it in `_meta["acp/turnState"]`."""
@@ -511,28 +517,18 @@ class SessionClients(ClientGroup):
         self._senders: dict[str, ClientQueue] = {}
         self._turn_origin: Origin | None = None
         self._turn_id = ""
-        self.stored_prompt: Callable[[str], Entry | None] = lambda _message_id: None
-        """Returns the stored prompt with this message id, if it is the session's newest prompt."""
-        self.runs_elsewhere: Callable[[], bool] = lambda: False
         self.on_publish: Callable[[Event], object] = lambda _event: None
         """Called with each event of the session before it is sent."""
 
     def client_of(self, attachment: ClientQueue) -> SessionClient | None:
-        """See `ClientGroup`."""
+        """See `_ClientGroup`."""
         return attachment.client
 
     def follow(self, session: Session) -> None:
-        """Connects the clients with their session, which is created after this object. Must be called before the
+        """Connect the clients with their session, which is created after this object. Must be called before the
         session runs."""
-        branch = session.branch
-
-        def stored_prompt(message_id: str) -> Entry | None:
-            entry = branch.newest_user()
-            return entry if entry is not None and getattr(entry.body, "message_id", "") == message_id else None
-
-        self.stored_prompt = stored_prompt
-        self.runs_elsewhere = lambda: session.runs_elsewhere
-        self.feed.entry = branch.leaf or 0
+        self._session = session
+        self.feed.entry = session.branch.leaf or 0
 
     def attach(
         self,
@@ -543,7 +539,7 @@ class SessionClients(ClientGroup):
         is_patient: bool,
         drop: Callable[[str], None],
     ) -> ClientQueue:
-        """Adds a client, which gets all items from now on. `SessionClient.join` sends the unfinished items."""
+        """Add a client, which gets all items from now on. `SessionClient.join` sends the unfinished items."""
         attachment = ClientQueue(
             client, origin=origin, may_write=may_write, is_patient=is_patient, drop=drop, leave=self.detach
         )
@@ -560,7 +556,7 @@ class SessionClients(ClientGroup):
         return attachment
 
     def detach(self, attachment: ClientQueue) -> None:
-        """Removes a client. Open questions then count this client as never asked."""
+        """Remove a client. Open questions then count this client as never asked."""
         if attachment in self.attachments:
             self.attachments.remove(attachment)
         if attachment.editor is not None and attachment.editor is self.workspace.editor:
@@ -573,23 +569,23 @@ class SessionClients(ClientGroup):
         self._note_kinds()
 
     async def flushed(self) -> None:
-        """Waits until all items have been sent."""
+        """Wait until all items have been sent."""
         for attachment in tuple(self.attachments):
             await attachment.flushed()
 
     def close(self) -> None:
-        """Detaches all clients, because the session has been closed."""
+        """Detache all clients, because the session has been closed."""
         for attachment in tuple(self.attachments):
             self.detach(attachment)
 
     def note_sender(self, message_id: str, attachment: ClientQueue) -> None:
-        """Remembers which client sent a prompt. That client already shows the prompt, and waits for the response."""
+        """Remember which client sent a prompt. That client already shows the prompt, and wait for the response."""
         self._origins[message_id] = attachment.origin
         self._senders[message_id] = attachment
         if message_id == self._turn_id:  # the client has repeated its prompt after connecting again
             self.workspace.use(attachment.editor)
         for known in (self._origins, self._senders):
-            while len(known) > MAX_ORIGINS:
+            while len(known) > _MAX_ORIGINS:
                 del known[next(iter(known))]
 
     def has_sent(self, origin: Origin, message_id: str) -> bool:
@@ -621,7 +617,7 @@ class SessionClients(ClientGroup):
                 return False
 
     async def publish(self, event: Event) -> None:
-        """See `ClientGroup`."""
+        """See `_ClientGroup`."""
         self.on_publish(event)
         if isinstance(event, SubagentChanged):
             self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
@@ -629,10 +625,12 @@ class SessionClients(ClientGroup):
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
         """See :class:`crow.agent.sessions.session.TurnListener`."""
-        self.begin_turn(prompt, self.stored_prompt(prompt.message_id))
+        entry = self._session.branch.newest_user()
+        is_stored = entry is not None and getattr(entry.body, "message_id", "") == prompt.message_id
+        self.begin_turn(prompt, entry if is_stored else None)
 
     def begin_turn(self, prompt: PendingPrompt, stored: Entry | None) -> None:
-        """Shows that a turn began, here or in another process. `stored` is the entry of the prompt, or None if the
+        """Show that a turn began, here or in another process. `stored` is the entry of the prompt, or None if the
         prompt is not stored yet."""
         self._turn_id, self._turn_origin = prompt.message_id, self._origins.get(prompt.message_id)
         self.workspace.use(self._editor_for(self._senders.get(prompt.message_id)))
@@ -642,7 +640,7 @@ class SessionClients(ClientGroup):
         self.put(TurnBegan(message_id=prompt.message_id, typed=None if prompt.command is None else prompt.text))
 
     def _editor_for(self, sender: ClientQueue | None) -> EditorWorkspace | None:
-        """Returns the workspace of the client whose prompt runs. A turn that no client has asked for uses the only
+        """Return the workspace of the client whose prompt runs. A turn that no client has asked for uses the only
         client's."""
         if sender is None and len(self.attachments) == 1:
             sender = self.attachments[0]
@@ -650,13 +648,13 @@ class SessionClients(ClientGroup):
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
         """See :class:`crow.agent.sessions.session.TurnListener`."""
-        if self.runs_elsewhere() and prompt.message_id != self._turn_id:  # it was cancelled while it waited
+        if self._session.runs_elsewhere and prompt.message_id != self._turn_id:  # it was cancelled while it waited
             self._senders.pop(prompt.message_id, None)
         else:
             self.end_turn(prompt)
 
     def end_turn(self, prompt: PendingPrompt) -> None:
-        """Shows that a turn has ended, here or in another process."""
+        """Show that a turn has ended, here or in another process."""
         stop = {"stopReason": prompt.stop} if prompt.error is None else {"stopReason": "error"}
         self.last_turn = {"state": "idle", **stop}
         self.put(TurnEnded(message_id=prompt.message_id, state=self.last_turn, error=prompt.error))
@@ -676,8 +674,8 @@ async def _close_subagent(client: SessionClient, session_id: str) -> None:
 def _size(item: Item) -> int:
     match item:
         case TextShown(text=text) | ThoughtShown(text=text) | CallProgressed(text=text) | SummaryShown(text=text):
-            return EVENT_BYTES + len(text)
+            return _EVENT_BYTES + len(text)
         case EntryStored(entry=Entry(body=ToolResult(text=text))):
-            return EVENT_BYTES + len(text)
+            return _EVENT_BYTES + len(text)
         case _:
-            return EVENT_BYTES
+            return _EVENT_BYTES

@@ -16,7 +16,8 @@ from typing import Any
 import anyio
 from pydantic import BaseModel, Field, ValidationError
 
-from crow.frontend.client import Handler, RequestParams, request_error
+from crow.frontend.client import Handler, RequestParams
+from crow.frontend.errors import request_error
 from crow.frontend.frames import INVALID_PARAMS, INVALID_REQUEST, FrameError, Message, RequestError, RequestId
 from crow.frontend.transport import Transport
 from crow.runtime import models_built_on_use
@@ -31,7 +32,7 @@ DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
 there."""
 
 
-class ConfigOptionRequest(BaseModel, strict=True, defer_build=True):
+class _ConfigOptionRequest(BaseModel, strict=True, defer_build=True):
     """The parameters of `session/set_config_option`. The value is a boolean or a string, depending on the option."""
 
     session_id: str = Field(alias="sessionId")
@@ -39,26 +40,26 @@ class ConfigOptionRequest(BaseModel, strict=True, defer_build=True):
     value: str | bool
 
 
-class PromptRequest(BaseModel, strict=True, defer_build=True):
+class _PromptRequest(BaseModel, strict=True, defer_build=True):
     """The parameters of `session/prompt` and `_session/steering`. Content blocks are checked later."""
 
     session_id: str = Field(alias="sessionId")
     prompt: list[Any]
 
 
-class SessionRequest(BaseModel, strict=True, defer_build=True):
+class _SessionRequest(BaseModel, strict=True, defer_build=True):
     """The parameters of a request that only names a session."""
 
     session_id: str = Field(alias="sessionId")
 
 
-class ProviderRequest(BaseModel, strict=True, defer_build=True):
+class _ProviderRequest(BaseModel, strict=True, defer_build=True):
     """The parameters of `providers/disable`."""
 
     provider_id: str = Field(alias="providerId")
 
 
-class SetProviderRequest(ProviderRequest):
+class _SetProviderRequest(_ProviderRequest):
     """The parameters of `providers/set`."""
 
     api_type: str = Field(alias="apiType")
@@ -66,7 +67,7 @@ class SetProviderRequest(ProviderRequest):
     headers: dict[str, str] = {}
 
 
-class TitleRequest(SessionRequest):
+class _TitleRequest(_SessionRequest):
     """The parameters of `session/set_title`."""
 
     title: str
@@ -83,16 +84,16 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "session/list": schema.ListSessionsRequest,
     "session/close": schema.CloseSessionRequest,
     "session/delete": schema.DeleteSessionRequest,
-    "session/prompt": PromptRequest,
+    "session/prompt": _PromptRequest,
     "session/set_mode": schema.SetSessionModeRequest,
-    "session/set_config_option": ConfigOptionRequest,
-    "session/set_title": TitleRequest,
-    "session/archive": SessionRequest,
-    "session/unarchive": SessionRequest,
-    "session/status": SessionRequest,
-    "providers/set": SetProviderRequest,
-    "providers/disable": ProviderRequest,
-    "_session/steering": PromptRequest,
+    "session/set_config_option": _ConfigOptionRequest,
+    "session/set_title": _TitleRequest,
+    "session/archive": _SessionRequest,
+    "session/unarchive": _SessionRequest,
+    "session/status": _SessionRequest,
+    "providers/set": _SetProviderRequest,
+    "providers/disable": _ProviderRequest,
+    "_session/steering": _PromptRequest,
 }
 """The models that check the parameters of requests, by method. Crow uses these models only for the check, because they
 drop members that they do not know."""
@@ -107,8 +108,6 @@ class EditorConnection:
     """
 
     def __init__(self, transport: Transport, *, ends_on_signals: bool = True) -> None:
-        self.checks_parameters = True
-        """Whether the parameters of requests are checked against `MODELS`."""
         self.is_patient = ends_on_signals
         """See `ClientConnection`. The end of this process's own pipes is always noticed."""
         self._transport = transport
@@ -124,7 +123,7 @@ class EditorConnection:
             if hasattr(signal, name):
                 with suppress(NotImplementedError):  # event loops on Windows do not support signal handlers
                     asyncio.get_running_loop().add_signal_handler(getattr(signal, name), self.stop)
-        self._rpc = Connection(partial(self._checked, handle), self, listening=False)
+        self._rpc = Connection(partial(self._handled, handle), self, listening=False)
         await self._rpc.main_loop()
 
     async def end(self) -> None:
@@ -155,14 +154,14 @@ class EditorConnection:
             self._sent_ids.pop(task, None)
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
-        """Sends a notification, even after stdin has ended.
+        """Send a notification, even after stdin has ended.
 
         The SDK's connection stops sending when stdin ends, but running turns still send updates.
         """
         await self._transport.send({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def receive(self) -> Message | None:
-        """See the SDK's `Transport`. Refuses a request that reuses the id of an unanswered request."""
+        """See the SDK's `Transport`. Refuse a request that reuses the id of an unanswered request."""
         while True:
             message = await self._transport.receive()
             if message is None or "method" not in message or "id" not in message:
@@ -192,22 +191,28 @@ class EditorConnection:
         """See the SDK's `Transport`."""
         await self._transport.close()
 
-    async def _checked(self, handle: Handler, method: str, params: Any, is_notification: bool) -> Any:
-        """Calls `handle` if the parameters are valid. Converts any error into one that the SDK understands."""
+    async def _handled(self, handle: Handler, method: str, params: Any, is_notification: bool) -> Any:
+        """Call `handle`. Convert its error into one that the SDK understands."""
         try:
-            if not is_notification and self.checks_parameters and method in MODELS:
-                values = {key: DEFAULTS.get(key) if value is None else value for key, value in params.items()}
-                MODELS[method].model_validate(values)
             return await handle(method, params, is_notification)
-        except ValidationError as error:
-            problem = _invalid_params(method, error)
-            raise acp.RequestError(problem.code, str(problem), problem.data) from None
         except RequestError as error:
             raise acp.RequestError(error.code, str(error), error.data) from error
 
 
+def check_parameters(method: str, params: Mapping[str, Any]) -> None:
+    """Check the parameters of a request against the protocol. Parameters of unknown methods are not checked.
+
+    :raises RequestError: a parameter is not valid.
+    """
+    if (model := MODELS.get(method)) is not None:
+        try:
+            model.model_validate({key: DEFAULTS.get(key) if value is None else value for key, value in params.items()})
+        except ValidationError as error:
+            raise _invalid_params(method, error) from None
+
+
 def _invalid_params(method: str, error: ValidationError) -> RequestError:
-    """Returns an error that names the first invalid parameter. The error does not show the parameter's value, because
+    """Return an error that names the first invalid parameter. The error does not show the parameter's value, because
     the value may be a secret."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(str(step) for step in first["loc"]) or "params"

@@ -15,7 +15,7 @@ from crow.domain.messages import Image, Link, Part, Resource, Text
 from crow.frontend.frames import describe
 from crow.frontend.tool_calls import PIECE_BYTES, limit_text, split_text
 
-URI_BYTES = 20_000
+_URI_BYTES = 20_000
 
 _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _DATA_URI = re.compile(r"data:([^;,]*)(?:;[^;,]*)*;base64,", re.IGNORECASE)
@@ -26,7 +26,7 @@ _REPEATED_COUNT = re.compile(
 
 
 def parts_from(prompt: object) -> tuple[Part, ...]:
-    """Converts the `prompt` of `session/prompt` into parts. Returns at least one part. Empty text blocks are left out.
+    """Convert the `prompt` of `session/prompt` into parts. Return at least one part. Empty text blocks are left out.
 
     Content that crow cannot use is replaced by a sentence that says so. The files and pages behind links are not read
     here.
@@ -42,7 +42,7 @@ def parts_from(prompt: object) -> tuple[Part, ...]:
 
 
 def without_repeated_prompts(parts: tuple[Part, ...], *, is_first: bool) -> tuple[Part, ...]:
-    """Removes the earlier prompts that some clients (avante) repeat with every new prompt.
+    """Remove the earlier prompts that some clients (avante) repeat with every new prompt.
 
     Such a client encloses each prompt in tags, starts with the newest prompt, and adds a sentence with the number of
     prompts. In the first prompt of a session, the earlier prompts are new to crow. They are then kept, and the oldest
@@ -62,7 +62,7 @@ def without_repeated_prompts(parts: tuple[Part, ...], *, is_first: bool) -> tupl
 
 
 def blocks(part: Part) -> tuple[dict[str, Any], ...]:
-    """Converts `part` into content blocks. A long text becomes several blocks. A very large image is replaced by a
+    """Convert `part` into content blocks. A long text becomes several blocks. A very large image is replaced by a
     sentence."""
     match part:
         case Text(text=text):
@@ -72,17 +72,17 @@ def blocks(part: Part) -> tuple[dict[str, Any], ...]:
                 return ({"type": "text", "text": f"({_sized('an image', mime_type, data)}: too large to show again)"},)
             return ({"type": "image", "data": data, "mimeType": mime_type} | _optional("uri", uri),)
         case Resource(uri=uri, text=text, mime_type=mime_type):
-            resource = {"uri": limit_text(uri, URI_BYTES), "text": limit_text(text, PIECE_BYTES)}
+            resource = {"uri": limit_text(uri, _URI_BYTES), "text": limit_text(text, PIECE_BYTES)}
             return ({"type": "resource", "resource": resource | _optional("mimeType", mime_type)},)
         case Link(uri=uri, name=name, mime_type=mime_type):
-            link = {"uri": limit_text(uri, URI_BYTES), "name": limit_text(name, URI_BYTES)}
+            link = {"uri": limit_text(uri, _URI_BYTES), "name": limit_text(name, _URI_BYTES)}
             return ({"type": "resource_link"} | link | _optional("mimeType", mime_type),)
         case _:
             assert_never(part)
 
 
 def _optional(key: str, value: str | None) -> dict[str, str]:
-    return {} if value is None else {key: limit_text(value, URI_BYTES)}
+    return {} if value is None else {key: limit_text(value, _URI_BYTES)}
 
 
 def _part(where: str, block: object) -> Part | None:
@@ -132,7 +132,7 @@ def _resource(where: str, resource: object) -> Part:
 
 
 def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
-    """Converts base64 data or a data URI into a part.
+    """Convert base64 data or a data URI into a part.
 
     The part is an image if models accept images of this type. Otherwise, it is a resource if the data is text. In all
     other cases, it is a sentence that describes the file and says that crow cannot read it.
@@ -155,7 +155,7 @@ def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
             return Resource(uri=uri or "attachment", text=raw.decode(), mime_type=mime_type or None)
     except UnicodeDecodeError:
         pass
-    file = _sized(f"The file {limit_text(uri, URI_BYTES)}" if uri else "A file", mime_type or "unknown type", data)
+    file = _sized(f"The file {limit_text(uri, _URI_BYTES)}" if uri else "A file", mime_type or "unknown type", data)
     return Text(text=f"({file} is attached; crow cannot read it.)")
 
 

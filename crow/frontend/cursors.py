@@ -39,22 +39,21 @@ class CursorGap(ArgumentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """A place in the log of a session: the point up to which the client has been sent everything.
-
-    - `entry`: the id of the last entry whose updates were all sent.
-    - `pieces`: how many updates were sent of the first entry after `entry` whose kind is in `PIECEMEAL`.
-    - `message`: the id of a later message that was sent in part, or of a slash command whose text was sent. Empty if
-      there is neither.
-    - `thought` and `text`: how many characters were sent of the thought and the text of `message`.
-    - `calls`: the calls that have not ended, each with the number of characters that were sent to its terminal.
-    """
+    """A place in the log of a session: the point up to which the client has been sent everything."""
 
     entry: int = 0
+    """The id of the last entry whose updates were all sent."""
     pieces: int = 0
+    """How many updates were sent of the first entry after `entry` whose kind is in `PIECEMEAL`."""
     message: str = ""
+    """The id of a later message that was sent in part, or of a slash command whose text was sent. Empty if there is
+    neither."""
     thought: int = 0
+    """How many characters were sent of the thought of `message`."""
     text: int = 0
+    """How many characters were sent of the text of `message`."""
     calls: Mapping[CallRef, int] = field(default_factory=dict)
+    """The calls that have not ended, each with the number of characters that were sent to its terminal."""
 
     def __str__(self) -> str:
         message = f";m{self.message}:{self.thought}:{self.text}" if self.message else ""
@@ -67,7 +66,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
-        """Parses the text of a cursor. :raises CursorGap: crow did not make this text."""
+        """Parse the text of a cursor. :raises CursorGap: crow did not make this text."""
         found = _CURSOR.fullmatch(text[:8_000])
         if found is None:
             raise CursorGap("crow did not make this cursor.")
@@ -89,7 +88,7 @@ class Cursor:
 
 
 def cursor_in(params: Mapping[str, Any]) -> Cursor | None:
-    """Reads the cursor in the parameters of a request, or returns None if there is none.
+    """Read the cursor in the parameters of a request, or returns None if there is none.
 
     :raises CursorGap: crow did not make this cursor.
     """

@@ -25,11 +25,11 @@ from crow.store.watching import Draft, News, Watcher
 
 logger = logging.getLogger(__name__)
 
-OWN_TURN_S = 0.2
+_OWN_TURN_S = 0.2
 """While this process runs a turn, it checks for changes by other processes each time this many seconds have passed. The
 changes may be a new title or a cancellation, for example."""
 
-TRY_AGAIN_S = 1.0
+_TRY_AGAIN_S = 1.0
 """While a prompt waits for another process to end its turn, crow tries at least once in this many seconds to begin the
 prompt's turn."""
 
@@ -69,7 +69,7 @@ class HostedFollower:
         session.branch.on_release = self._hurry
 
     def begin(self, tail: Tail, draft: Draft | None) -> None:
-        """Begins to follow a session that was just opened. If another process runs a turn, `draft` is the unfinished
+        """Begin to follow a session that was just opened. If another process runs a turn, `draft` is the unfinished
         answer of that turn."""
         row = tail.row
         self._seen = self._read_to = max(row.newest_entry, row.leaf or 0)
@@ -90,7 +90,7 @@ class HostedFollower:
 
     async def until_free(self) -> None:
         """See :class:`crow.agent.sessions.session.SessionFollower`."""
-        with anyio.move_on_after(TRY_AGAIN_S):
+        with anyio.move_on_after(_TRY_AGAIN_S):
             if self._is_free:  # the store has not reported the other turn yet
                 await self._news.wait()
             while not self._is_free:
@@ -105,7 +105,7 @@ class HostedFollower:
                 await self._news.wait()
 
     async def catch_up(self, row: SessionRow) -> None:
-        """Waits until all entries up to the newest entry of `row` have been published.
+        """Wait until all entries up to the newest entry of `row` have been published.
 
         :raises StoreUnavailable: these entries cannot be read now.
         """
@@ -114,7 +114,7 @@ class HostedFollower:
             raise StoreUnavailable(f"Session {row.id} cannot be read now: the database does not answer. Try again.")
 
     async def run(self, on_deleted: Callable[[], object]) -> None:
-        """Follows the session. If the session is deleted, calls `on_deleted` and returns."""
+        """Follow the session. If the session is deleted, calls `on_deleted` and returns."""
         use_trace_context({})
         session = self._session
         while not session.closing:
@@ -137,7 +137,7 @@ class HostedFollower:
         self._wake.set()
 
     async def _rest(self, news: News) -> None:
-        """Waits a moment while this process runs a turn, because the store also reports each entry that this process
+        """Wait a moment while this process runs a turn, because the store also reports each entry that this process
         writes.
 
         If another process has taken over the turn, waits until this process has given up the turn, and then shows the
@@ -147,12 +147,12 @@ class HostedFollower:
         self._wake = anyio.Event()
         if self._held:
             while branch.claimed_to is not None:
-                with anyio.move_on_after(OWN_TURN_S):
+                with anyio.move_on_after(_OWN_TURN_S):
                     await self._wake.wait()
                 self._wake = anyio.Event()
             await self._take(replace(news, entries=()))
         elif branch.claimed_to is not None and self._seen >= self._awaited:
-            with anyio.move_on_after(OWN_TURN_S):
+            with anyio.move_on_after(_OWN_TURN_S):
                 await self._wake.wait()
 
     async def _take(self, news: News) -> None:
@@ -196,7 +196,7 @@ class HostedFollower:
                 await session.conversation.adapters.store.open_session(session.id)
 
     async def _show_settings(self) -> None:
-        """Publishes the settings that differ from what the clients were last shown. Any method of the branch may have
+        """Publishe the settings that differ from what the clients were last shown. Any method of the branch may have
         read them from the store."""
         branch = self._session.branch
         if branch.row.title != self._title:
@@ -216,7 +216,7 @@ class HostedFollower:
                 self._options = _options_of(self._session.branch.row)
 
     async def _show(self, entry: Entry) -> None:
-        """Publishes the events of an entry that another process has stored."""
+        """Publishe the events of an entry that another process has stored."""
         if entry.turn > self._turn_number and isinstance(entry.body, User | Command):
             self._turn_number, self._prompt = entry.turn, _prompt_of(entry)
             is_command = isinstance(entry.body, Command)
@@ -240,7 +240,7 @@ class HostedFollower:
 
 
 async def draft_of(store: Store, tail: Tail) -> Draft | None:
-    """Returns the unfinished answer of another process's turn, which comes after the entries of `tail`. Returns None if
+    """Return the unfinished answer of another process's turn, which comes after the entries of `tail`. Return None if
     there is no such answer, or if it cannot be read now."""
     if not store.notifies or tail.row.state != "running":
         return None

@@ -35,15 +35,17 @@ _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 
 @dataclass(frozen=True, slots=True)
 class FrameError:
-    """The JSON-RPC error for a line that is not a valid message. `id` is the id of the request, or None if the id is
-    unknown."""
+    """The JSON-RPC error for a line that is not a valid message."""
 
     code: int
+    """The code of the error."""
     message: str
+    """What is wrong, for the client's user."""
     id: RequestId = None
+    """The id of the request. None if it is unknown."""
 
     def response(self) -> Message:
-        """Returns the complete error response."""
+        """Return the complete error response."""
         error = {"code": self.code, "message": self.message, "data": {"details": self.message}}
         return {"jsonrpc": "2.0", "id": self.id, "error": error}
 
@@ -58,7 +60,7 @@ class RequestError(Exception):
 
 
 def line_too_long(size: int, limit: int) -> FrameError:
-    """Returns the error for a line of `size` bytes, which is longer than `limit`."""
+    """Return the error for a line of `size` bytes, which is longer than `limit`."""
     message = (
         f"The line is {size} bytes long; crow reads at most {limit} bytes ({limit / 1024 / 1024:g} MiB) in one "
         "message. Send a shorter message, and refer to large files with resource_link."
@@ -68,14 +70,17 @@ def line_too_long(size: int, limit: int) -> FrameError:
 
 @dataclass(slots=True)
 class LineSplitter:
-    """Splits a stream of bytes into lines. Holds at most `limit` bytes of an unfinished line."""
+    """Splits a stream of bytes into lines."""
 
     limit: int = MAX_LINE_BYTES
+    """The most bytes that it holds of an unfinished line."""
     _parts: list[bytes] = field(default_factory=list)
+    """The parts of the unfinished line."""
     _size: int = 0
+    """Its length, also if it is longer than `limit`."""
 
     def feed(self, data: bytes) -> list[bytes | FrameError]:
-        """Adds `data`, and returns the lines that are now complete, without newlines. A line that is longer than the
+        """Add `data`, and return the lines that are now complete, without newlines. A line that is longer than the
         limit is replaced by an error."""
         head, *rest = data.split(b"\n")
         self._add(head)
@@ -86,7 +91,7 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[bytes | FrameError]:
-        """Returns a list with the last line if that line does not end with a newline, else an empty list. Must be
+        """Return a list with the last line if that line does not end with a newline, else an empty list. Must be
         called at the end of the stream."""
         return [self._take()] if self._size else []
 
@@ -104,7 +109,7 @@ class LineSplitter:
 
 
 def parse(line: bytes) -> Message | FrameError | None:
-    """Parses a line. Returns its message if the line is valid, an error to send if the line is invalid, and None if the
+    """Parse a line. Return its message if the line is valid, an error to send if the line is invalid, and None if the
     line must be ignored.
 
     The SDK's connection can handle every message that this function returns. In a request or notification, the method
@@ -135,7 +140,7 @@ def parse(line: bytes) -> Message | FrameError | None:
 
 
 def encode(message: Message) -> bytes:
-    """Returns `message` as a line of UTF-8 that ends with a newline. Lone surrogates become U+FFFD. NaN and infinities
+    """Return `message` as a line of UTF-8 that ends with a newline. Lone surrogates become U+FFFD. NaN and infinities
     become null.
 
     :raises TypeError: a value cannot be represented in JSON.
@@ -151,7 +156,7 @@ def encode(message: Message) -> bytes:
 
 
 def describe(value: object) -> str:
-    """Describes `value` for an error message. An object or list is described by its type. Any other value is shown as
+    """Describe `value` for an error message. An object or list is described by its type. Any other value is shown as
     JSON, and cut if it is long."""
     if type(value) in _KINDS:
         return _KINDS[type(value)]
@@ -173,7 +178,7 @@ def _reject_constant(name: str) -> Any:
 
 
 def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Returns a copy of a JSON value, with `change` applied to each key, string, number and constant."""
+    """Return a copy of a JSON value, with `change` applied to each key, string, number and constant."""
     match value:
         case list() | tuple():
             return [_map_leaves(item, change) for item in value]
@@ -192,7 +197,7 @@ def _finite(value: Any) -> Any:
 
 
 def _call(value: Message) -> Message | FrameError | None:
-    """Checks a request or notification. Returns the message if it is valid, an error to send if it is invalid, and None
+    """Check a request or notification. Return the message if it is valid, an error to send if it is invalid, and None
     if crow must ignore it."""
     request_id, method, params = value.get("id"), value.get("method"), value.get("params")
     if "id" in value and not _is_id(request_id):

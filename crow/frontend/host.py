@@ -46,13 +46,13 @@ IDLE_S = 3.0
 """The store is tidied when no turn has run for this many seconds. Usually the user is still reading the answer at that
 time."""
 
-SHUT_DOWN_S = 5.0
+_SHUT_DOWN_S = 5.0
 """A lasting host has this many seconds to close its sessions and its store."""
 
-FLUSH_S = 0.5
+_FLUSH_S = 0.5
 """When a session is closed, its clients have this many seconds to read its last updates."""
 
-KEEP_S = 600.0
+_KEEP_S = 600.0
 """The result of a prompt is kept for this many seconds, so that a client whose connection broke can still get it."""
 
 MAX_KEPT = 1_000
@@ -65,51 +65,53 @@ SessionView: TypeAlias = Callable[[Store, SessionRow], Store]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerDependencies:
-    """The functions and values that the front end gets from the composition root, `crow/app.py`.
-
-    - `open_store` opens the store, or raises StoreError.
-    - `check_model` raises AuthError or ConfigError if a setting that every prompt needs is missing. It is fast.
-    - `import_rest` imports the packages that a request to a model needs. `import_for_calls` imports the further
-      packages that tool calls need. Both work outside the event loop.
-    - `trim` returns free memory to the system. It blocks.
-    - `more_models` asks the endpoint for its models, and returns their names. If the request fails or takes too long,
-      it returns no names.
-    - `reload` returns new dependencies if the user's settings have changed, else None. It is fast.
-    - `endpoints` holds the endpoints that the client may see and set.
-    - `models` are the names of the models to offer. `model` is the default model, or empty if there is none.
-    - `auto_compact` is the default of the config option `auto_compact`.
-    - `editor_terminals` means that commands run in the editor's terminals. Commands in such a terminal do not get the
-      environment variables that `hidden_variables` returns.
-    - `editor_timeout_s` is the time limit for responses of the editor, and `user_timeout_s` for answers of its user.
-    - `has_network` means that confined commands with the access `write` may use the network.
-    - `servers` are the user's own MCP servers. Every session gets them.
-    - `unattended_s` is the approximate time in seconds after which a lasting host closes a session that no client has
-      open.
-    - `log_hint` is a sentence that says where the log is.
-    """
+    """The functions and values that the front end gets from the composition root, `crow/app.py`."""
 
     open_store: Callable[[], Awaitable[Store]]
+    """Opens the store. Raises StoreError if the store cannot be used."""
     adapters: Callable[[Store], Adapters]
+    """Returns what sessions need besides the store."""
     workspace: Callable[[str, Sequence[str]], Workspace]
+    """Returns the workspace with this working directory and these additional directories."""
     check_model: Callable[[], None]
+    """Raises AuthError or ConfigError if a setting that every prompt needs is missing. It is fast."""
     import_rest: Callable[[], Awaitable[None]]
+    """Imports the packages that a request to a model needs, outside the event loop."""
     import_for_calls: Callable[[], Awaitable[None]]
+    """Imports the further packages that tool calls need, outside the event loop."""
     trim: Callable[[], None]
+    """Returns free memory to the system. It blocks."""
     more_models: Callable[[], Awaitable[Sequence[str]]]
+    """Asks the endpoint for its models, and returns their names. If the request fails or takes too long, it returns
+    none."""
     reload: Callable[[], ServerDependencies | None]
+    """Returns new dependencies if the user's settings have changed, else None. It is fast."""
     endpoints: Endpoints
+    """The endpoints that the client may see and set."""
     models: Sequence[str]
+    """The names of the models to offer."""
     model: str
+    """The default model. Empty if there is none."""
     mode: str
+    """The mode of new sessions."""
     auto_compact: bool
+    """The default of the config option `auto_compact`."""
     editor_terminals: bool
+    """Whether commands run in the editor's terminals."""
     log_hint: str
+    """A sentence that says where the log is."""
     editor_timeout_s: float
+    """The time limit for responses of the editor, in seconds."""
     user_timeout_s: float
+    """The time limit for answers of the editor's user, in seconds."""
     has_network: bool = False
+    """Whether confined commands with the access `write` may use the network."""
     unattended_s: float = 600.0
+    """About how many seconds after its work has ended a lasting host closes a session that no client has open."""
     hidden_variables: Callable[[], Sequence[str]] = tuple
+    """Returns the environment variables that commands in the editor's terminals do not get."""
     servers: Sequence[McpServer] = ()
+    """The user's own MCP servers. Every session gets them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,12 +119,15 @@ class HostSession:
     """A session that is open in this process."""
 
     session: Session
+    """The session."""
     clients: SessionClients
+    """Its clients."""
     request: OpenRequest
     """The request that opened the session."""
     follower: HostedFollower | None = None
     """Shows what other processes do with the session, if the host follows other processes."""
     closed: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the session has been closed."""
 
     def satisfies(self, request: OpenRequest) -> bool:
         """Whether the open session already has the directories, servers and model that `request` asks for."""
@@ -138,7 +143,7 @@ class HostSession:
         return any(attachment.origin != origin for attachment in self.clients.attachments)
 
 
-PromptKey: TypeAlias = tuple[str, str, RequestId]
+_PromptKey: TypeAlias = tuple[str, str, RequestId]
 """What identifies a prompt request: the connection id of its client, the id of its session, and the id of the
 request."""
 
@@ -158,7 +163,7 @@ class PromptRun:
         self._error: Exception | None = None
 
     async def run(self, idle: IdleTimer) -> None:
-        """Waits for the end of the prompt's turn."""
+        """Wait for the end of the prompt's turn."""
         try:
             with idle.turn():
                 await self.session.answer(self.prompt)
@@ -169,7 +174,7 @@ class PromptRun:
             self._ended.set()
 
     async def wait(self) -> PendingPrompt:
-        """Waits for the end of the prompt's turn, and returns the prompt. :raises Exception: the turn failed."""
+        """Wait for the end of the prompt's turn, and return the prompt. :raises Exception: the turn failed."""
         await self._ended.wait()
         if self._error is not None:
             raise self._error
@@ -198,7 +203,7 @@ class SessionHost:
         self.is_lasting = is_lasting
         self.open: dict[str, HostSession] = {}
         self._closing: set[HostSession] = set()
-        self._prompts: dict[PromptKey, PromptRun] = {}
+        self._prompts: dict[_PromptKey, PromptRun] = {}
         self.is_warm = False
         self.idle = IdleTimer(self.tidy)
         self._session_view = session_view
@@ -211,7 +216,7 @@ class SessionHost:
         self._has_recovered = False
 
     async def store(self) -> Store:
-        """Returns the store. The first call opens it. :raises StoreError: the store cannot be used."""
+        """Return the store. The first call opens it. :raises StoreError: the store cannot be used."""
         async with self._opening_store:
             if self._store is None:
                 self._store = await self.dependencies.open_store()
@@ -225,17 +230,17 @@ class SessionHost:
         return self._adapters
 
     def adapters_for(self, row: SessionRow) -> Adapters:
-        """Returns the adapters for this session. The store must be open."""
+        """Return the adapters for this session. The store must be open."""
         assert self._store is not None, "the store is open"
         view = self._store if self._session_view is None else self._session_view(self._store, row)
         return self.adapters if view is self._store else self.dependencies.adapters(view)
 
     def lock(self, session_id: str) -> asyncio.Lock:
-        """Returns the lock of a session. Requests that open, close or delete the session must hold it."""
+        """Return the lock of a session. Requests that open, close or delete the session must hold it."""
         return self._locks.setdefault(session_id, asyncio.Lock())
 
     def refuse_if_running(self, session_id: str) -> None:
-        """Checks that the session is not a running sub-agent.
+        """Check that the session is not a running sub-agent.
 
         :raises ArgumentError: the session is a sub-agent that works for an open session.
         """
@@ -247,12 +252,12 @@ class SessionHost:
                 )
 
     def run(self, hosted: HostSession) -> None:
-        """Starts the task of a session that was just opened."""
+        """Start the task of a session that was just opened."""
         self.open[hosted.session.id] = hosted
         self.tasks.start_soon(self._run, hosted)
 
-    def prompt_again(self, connection: ClientConnection, key: PromptKey) -> PromptRun | None:
-        """Returns the original prompt if a client repeats it after its connection broke. Returns None if the prompt is
+    def prompt_again(self, connection: ClientConnection, key: _PromptKey) -> PromptRun | None:
+        """Return the original prompt if a client repeats it after its connection broke. Return None if the prompt is
         new.
 
         From now on, the response to the original prompt goes to `connection`.
@@ -263,20 +268,20 @@ class SessionHost:
         known.connection = connection
         return known
 
-    def run_prompt(self, run: PromptRun, key: PromptKey) -> None:
-        """Runs a submitted prompt. For `KEEP_S` seconds after the end of the turn, the client that sent the prompt can
+    def run_prompt(self, run: PromptRun, key: _PromptKey) -> None:
+        """Run a submitted prompt. For `_KEEP_S` seconds after the end of the turn, the client that sent the prompt can
         ask for the result again."""
         self.tasks.start_soon(run.run, self.idle)
         if key[0]:
             now = time.monotonic()
             ended = [each for each, old in self._prompts.items() if old.ended_at is not None]
             for index, each in enumerate(ended):
-                if index < len(ended) - MAX_KEPT or now - (self._prompts[each].ended_at or now) > KEEP_S:
+                if index < len(ended) - MAX_KEPT or now - (self._prompts[each].ended_at or now) > _KEEP_S:
                     del self._prompts[each]
             self._prompts[key] = run
 
     def close_when_idle(self, hosted: HostSession) -> None:
-        """Closes a session that no client has open, about `unattended_s` seconds after its work has ended. If a client
+        """Close a session that no client has open, about `unattended_s` seconds after its work has ended. If a client
         opens the session before that, the session stays open."""
         if not hosted.clients.attachments and hosted not in self._closing:
             self._closing.add(hosted)
@@ -295,7 +300,7 @@ class SessionHost:
             self._closing.discard(hosted)
 
     async def close(self, hosted: HostSession) -> None:
-        """Cancels the work of a session and closes the session."""
+        """Cancel the work of a session and close the session."""
         # The connection that sent this request may break before the session is closed.
         self.tasks.start_soon(self._close, hosted)
         await hosted.closed.wait()
@@ -303,7 +308,7 @@ class SessionHost:
     async def _close(self, hosted: HostSession) -> None:
         try:
             await hosted.session.close()
-            with anyio.move_on_after(FLUSH_S):
+            with anyio.move_on_after(_FLUSH_S):
                 await hosted.clients.flushed()
         finally:
             hosted.clients.close()
@@ -311,14 +316,14 @@ class SessionHost:
             hosted.closed.set()
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
-        """Changes the stored row of a session, which may be open. The caller must hold the session's lock."""
+        """Change the stored row of a session, which may be open. The caller must hold the session's lock."""
         if session_id in self.open:
             await self.open[session_id].session.branch.change(changes)
         else:
             await (await self.store()).update_session(session_id, changes)
 
     async def close_all(self) -> None:
-        """Closes every session, then the store."""
+        """Close every session, then the store."""
         async with anyio.create_task_group() as tasks:
             for hosted in tuple(self.open.values()):
                 tasks.start_soon(self._close, hosted)
@@ -326,13 +331,13 @@ class SessionHost:
             await self._store.close()
 
     def hurry(self) -> None:
-        """Shortens the time that the store waits for a database that another process has locked. Must be called when
+        """Shorten the time that the store waits for a database that another process has locked. Must be called when
         this process is about to end."""
         if self._store is not None:
             self._store.hurry()
 
     async def tidy(self) -> None:
-        """Returns memory to the system, and removes the data of deleted sessions from the store.
+        """Return memory to the system, and remove the data of deleted sessions from the store.
 
         :raises StoreError: the data cannot be removed.
         """
@@ -341,7 +346,7 @@ class SessionHost:
             await self._store.tidy()
 
     async def warm(self) -> None:
-        """Imports the packages that prompts need, and asks the endpoint which models it has."""
+        """Import the packages that prompts need, and asks the endpoint which models it has."""
         await self.dependencies.import_rest()
         self.is_warm = True
         for hosted in self.open.values():
@@ -354,7 +359,7 @@ class SessionHost:
         await self._add_models()
 
     def reload_settings(self) -> None:
-        """Reloads the user's settings. If they have changed, sessions that are opened from now on use the new settings,
+        """Reload the user's settings. If they have changed, sessions that are opened from now on use the new settings,
         and all sessions offer the new models."""
         dependencies = self.dependencies.reload()
         if dependencies is not None:
@@ -364,7 +369,7 @@ class SessionHost:
                 self.tasks.start_soon(self._add_models)
 
     def commands(self, session: Session) -> list[dict[str, Any]]:
-        """Returns the slash commands of a session for `available_commands_update`: crow's own, the user's templates,
+        """Return the slash commands of a session for `available_commands_update`: crow's own, the user's templates,
         and the prompts of MCP servers."""
         commands = [
             *((spec.name, spec.description, spec.hint) for spec in COMMANDS),
@@ -379,7 +384,7 @@ class SessionHost:
     async def inspect_if_new(
         self, store: Store, request: OpenRequest, *, principal: str | None
     ) -> WorkspaceContents | None:
-        """Returns a description of the directory of `request`. Returns None if the principal has already worked in this
+        """Return a description of the directory of `request`. Return None if the principal has already worked in this
         directory, or if this process has already described the directory for this principal."""
         cwd = request.cwd
         known = (principal, cwd)
@@ -411,7 +416,7 @@ class SessionHost:
         return call is None or self._store is None or await self._store.entry(call.assistant) is not None
 
     async def warn_about_sandbox(self) -> None:
-        """Warns the user if commands are not confined. The warning is shown once per process, in the first session.
+        """Warn the user if commands are not confined. The warning is shown once per process, in the first session.
 
         If the editor shows no notices, the warning becomes part of the session's history instead, but only in a new
         session.
@@ -463,7 +468,7 @@ class SessionHost:
 async def share_host(
     dependencies: ServerDependencies, *, session_view: SessionView | None = None
 ) -> AsyncIterator[SessionHost]:
-    """Yields a lasting host. Its sessions stay open after the connections that opened them have ended. On exit from the
+    """Yield a lasting host. Its sessions stay open after the connections that opened them have ended. On exit from the
     `with` block, closes all sessions and the store."""
     async with anyio.create_task_group() as tasks:
         host = SessionHost(dependencies, tasks, is_lasting=True, session_view=session_view)
@@ -473,7 +478,7 @@ async def share_host(
         finally:
             host.idle.stop()
             host.hurry()
-            with anyio.move_on_after(SHUT_DOWN_S, shield=True):
+            with anyio.move_on_after(_SHUT_DOWN_S, shield=True):
                 await host.close_all()
             tasks.cancel_scope.cancel()
 
@@ -495,7 +500,7 @@ class IdleTimer:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Returns a context manager that must enclose each turn."""
+        """Return a context manager that must enclose each turn."""
         self._turns += 1
         self._waiting.cancel()
         try:
@@ -505,17 +510,17 @@ class IdleTimer:
             self._schedule(self._after_s)
 
     def tidy_soon(self) -> None:
-        """Tidies without delay if no turn is running, and otherwise after all running turns have ended."""
+        """Tidy without delay if no turn is running, and otherwise after all running turns have ended."""
         self._schedule(0.0)
 
     def stop(self) -> None:
-        """Cancels a running or scheduled call of `tidy`, and prevents later calls. Must be called before the store is
+        """Cancel a running or scheduled call of `tidy`, and prevent later calls. Must be called before the store is
         closed."""
         self._turns += 1
         self._waiting.cancel()
 
     async def run(self) -> None:
-        """Tidies at each scheduled time. Runs until it is cancelled."""
+        """Tidy at each scheduled time. Run until it is cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted = anyio.Event()

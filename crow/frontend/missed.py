@@ -12,26 +12,26 @@ from crow.frontend.cursors import Cursor, CursorGap
 from crow.store import Store
 from crow.store.codec import KINDS
 
-MAX_MISSED_TURNS = 500
+_MAX_MISSED_TURNS = 500
 """A client that has missed more turns than this cannot resume from its cursor. It must load the session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """The part of a session that a client has missed: the `entries` after its cursor.
-
-    `before` contains earlier entries. It includes the answers that made the calls whose results are in `entries`. The
-    cursor may also list calls that sub-agents made. `results` contains the results of those calls.
-    """
+    """The part of a session that a client has missed."""
 
     cursor: Cursor
+    """The place up to which the client has been sent everything."""
     entries: tuple[Entry, ...]
+    """The entries after the cursor."""
     before: tuple[Entry, ...] = ()
+    """Earlier entries, among them the answers that made the calls whose results are in `entries`."""
     results: Mapping[CallRef, Entry] = field(default_factory=dict)
+    """The results of those calls in the cursor that sub-agents made."""
 
 
 async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Sequence[Entry]) -> Missed:
-    """Returns the part of a session that a client has missed since `cursor`. `newest` contains the newest entries of
+    """Return the part of a session that a client has missed since `cursor`. `newest` contains the newest entries of
     the session, which are in memory.
 
     :raises CursorGap: the cursor is not in the current history of the session, or the client has missed too many turns.
@@ -39,8 +39,8 @@ async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Se
     if cursor.entry and await store.entry(cursor.entry, session_id=session_id) is None:
         raise CursorGap(f"entry {cursor.entry} is not in the current history of this session.")
     leaf, place = (await store.session(session_id)).leaf, cursor.entry or None
-    if len(await store.left_behind(leaf, place, ("turn_end",))) > MAX_MISSED_TURNS:
-        raise CursorGap(f"the client has missed more than {MAX_MISSED_TURNS} turns.")
+    if len(await store.left_behind(leaf, place, ("turn_end",))) > _MAX_MISSED_TURNS:
+        raise CursorGap(f"the client has missed more than {_MAX_MISSED_TURNS} turns.")
     answers = (each for each in reversed(newest) if isinstance(each.body, entries.Assistant))
     answer = next((each for each in answers if each.id <= cursor.entry), None)
     found = await store.left_behind(leaf, place if answer is None else answer.parent, frozenset(KINDS.values()))
@@ -55,7 +55,7 @@ async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Se
 
 
 async def _answers_of_calls(store: Store, session_id: str, missed: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The entries in `missed` may contain results of earlier calls. Returns the model's answers that made those
+    """The entries in `missed` may contain results of earlier calls. Return the model's answers that made those
     calls."""
     known = {entry.id for entry in missed}
     calls = (entry.body.call for entry in missed if isinstance(entry.body, entries.ToolResult))
@@ -65,7 +65,7 @@ async def _answers_of_calls(store: Store, session_id: str, missed: Sequence[Entr
 
 
 async def _results(store: Store, session_id: str, calls: Sequence[CallRef]) -> dict[CallRef, Entry]:
-    """Returns the results of those `calls` that sub-agents of the session made."""
+    """Return the results of those `calls` that sub-agents of the session made."""
     found: dict[CallRef, Entry] = {}
     subagents = await store.subagents(session_id) if calls else ()
     for call in calls:

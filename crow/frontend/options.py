@@ -35,7 +35,7 @@ current value."""
 
 
 def mode_state(current: str) -> dict[str, Any]:
-    """Returns the value for the member `modes` in the response to a request that opens a session."""
+    """Return the value for the member `modes` in the response to a request that opens a session."""
     modes = [{"id": mode, "name": name, "description": text} for mode, (name, text) in _MODE_TEXTS.items()]
     return {"currentModeId": current, "availableModes": modes}
 
@@ -43,7 +43,7 @@ def mode_state(current: str) -> dict[str, Any]:
 def config_options(
     *, mode: str, model: str, models: Sequence[str], config: Mapping[str, object], booleans: bool
 ) -> list[dict[str, Any]]:
-    """Returns all config options of a session whose stored configuration is `config`.
+    """Return all config options of a session whose stored configuration is `config`.
 
     Boolean options are included only if the client supports them. The mode is included as an option too, because some
     clients read only the options, and not `modes`. The current model is offered even if `models` does not contain it.
@@ -71,7 +71,7 @@ def config_options(
 
 
 def mode_named(value: object) -> Mode:
-    """Returns the mode with this id. :raises ArgumentError: there is no such mode."""
+    """Return the mode with this id. :raises ArgumentError: there is no such mode."""
     for mode in MODES:
         if value == mode:
             return mode
@@ -79,7 +79,7 @@ def mode_named(value: object) -> Mode:
 
 
 def option_value(option: object, value: object, *, model: str, models: Sequence[str]) -> str | bool:
-    """Returns the value to store when a client sets `option` to `value`.
+    """Return the value to store when a client sets `option` to `value`.
 
     :raises ArgumentError: the option is unknown, or the value is not one of its choices.
     """
@@ -117,6 +117,6 @@ def _select(option_id: str, name: str, text: str, current: str, choices: list[di
 
 
 def _offered(model: str, models: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names of the models to choose from. A model whose name has hidden characters is left out."""
+    """Return the names of the models to choose from. A model whose name has hidden characters is left out."""
     plain = (name for name in models if is_plain(name))
     return tuple(dict.fromkeys(name for name in (*plain, model) if name))

@@ -29,41 +29,55 @@ _ARCHIVED_FILTERS: Mapping[str, bool | None] = {"exclude": False, "include": Non
 _ELICITATION_KINDS: tuple[ElicitationKind, ...] = ("form", "url")
 
 
-CODE_COMPANION = "CodeCompanion.nvim"
+_CODE_COMPANION = "CodeCompanion.nvim"
 """The name under which this client introduces itself. It authenticates at every start, and shows the user the whole
 error object if this fails. No form of `message` and `data` suits it and the clients that show only one of the two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCapabilities:
-    """The capabilities of a client: what it can show, and which requests it can answer.
-
-    With `cancelled_calls`, crow may give a tool call the status `cancelled`. With `cursors`, each update carries a
-    cursor, and the client can resume the session from any of these cursors.
-    """
+    """The capabilities of a client: what it can show, and which requests it can answer."""
 
     reads_files: bool = False
+    """Whether the editor reads files for crow."""
     writes_files: bool = False
+    """Whether the editor writes files for crow."""
     terminals: bool = False
+    """Whether the editor runs commands in its terminals."""
     terminal_output: bool = False
+    """Whether a call can show the output of a command as a terminal, which crow fills."""
     terminal_auth: bool = False
+    """Whether the client can start a login in a terminal."""
     terminal_auth_by_meta: bool = False
+    """Whether it needs the command of that login in `_meta`."""
     notices: bool = False
+    """Whether the client shows notices."""
     compaction: bool = False
+    """Whether the client shows compactions."""
     plans: bool = False
+    """Whether the client shows plans that have ids."""
     boolean_options: bool = False
+    """Whether the client shows config options that are on or off."""
     marked_remarks: bool = False
+    """Whether the client can tell crow's remarks from the model's answers, if they are marked."""
     subagents: bool = False
+    """Whether the client shows sub-agents as sessions."""
     cancelled_calls: bool = False
+    """Whether crow may give a tool call the status `cancelled`."""
     cursors: bool = False
+    """Whether each update carries a cursor, from which the client can resume the session."""
     shows_error_objects: bool = False
     """Whether the client shows its user the whole error object, with the sentence in `message` and again in `data`, for
     every error except an internal one."""
     question_kinds: frozenset[ElicitationKind] = frozenset()
+    """The kinds of questions by MCP servers that the client can ask its user."""
+    is_translated: bool = False
+    """Whether a translation stands between crow and the client (see `v2.py`). It needs more than a client of version 1:
+    the client's own prompts and the states of their turns, and marks on what a load sends."""
 
 
 def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
-    """Reads the capabilities in the parameters of `initialize`. A member that is missing, null or of the wrong type
+    """Read the capabilities in the parameters of `initialize`. A member that is missing, null or of the wrong type
     counts as not supported."""
     offered = _object(params, "clientCapabilities")
     files, session = _object(offered, "fs"), _object(offered, "session")
@@ -80,7 +94,7 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
         subagents=isinstance(offered.get("subagents"), dict),
         plans=isinstance(offered.get("plan"), dict),
         cursors=meta.get("acp/cursor") is True,
-        shows_error_objects=_object(params, "clientInfo").get("name") == CODE_COMPANION,
+        shows_error_objects=_object(params, "clientInfo").get("name") == _CODE_COMPANION,
         marked_remarks=_crow_meta(offered).get("remarks") is True,
         boolean_options=isinstance(_object(session, "configOptions").get("boolean"), dict),
         question_kinds=frozenset(kind for kind in _ELICITATION_KINDS if isinstance(elicitation.get(kind), dict)),
@@ -88,33 +102,35 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
 
 
 def client_name(params: Mapping[str, Any]) -> str:
-    """Returns the client's name and version for the log, or an empty string if the client sent neither."""
+    """Return the client's name and version for the log, or an empty string if the client sent neither."""
     info = _object(params, "clientInfo")
     return " ".join(str(info[key]) for key in ("name", "version") if isinstance(info.get(key), str))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRequest:
-    """A request that opens a session.
-
-    If `model` is None, a stored session keeps its model, and a new session gets the default model. `config` contains
-    changes of the session's stored configuration, and `metadata` contains changes of its stored metadata. In both, the
-    value None removes a member. `is_watcher` means that the client only wants to watch the session. If `cwd` does not
-    exist, `missing` is an error message, else it is empty.
-    """
+    """A request that opens a session."""
 
     cwd: str
+    """The working directory, an absolute path."""
     directories: tuple[str, ...]
+    """The additional directories, as absolute paths."""
     servers: tuple[McpServer, ...]
+    """The MCP servers that the client gives to the session."""
     model: str | None = None
+    """The model to use. If it is None, a stored session keeps its model, and a new session gets the default model."""
     config: JsonObject = field(default_factory=dict)
+    """Changes of the session's stored configuration. The value None removes a member."""
     metadata: JsonObject = field(default_factory=dict)
+    """Changes of the session's stored metadata. The value None removes a member."""
     is_watcher: bool = False
+    """Whether the client only wants to watch the session."""
     missing: str = ""
+    """An error message if `cwd` does not exist, else empty."""
 
 
 def open_request_from(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
-    """Reads the parameters of a request that opens a session. Unknown members of `_meta` are ignored.
+    """Read the parameters of a request that opens a session. Unknown members of `_meta` are ignored.
 
     If `cwd` does not exist and `may_be_missing` is true, sets `missing` in the result instead of raising an error.
 
@@ -148,7 +164,7 @@ def open_request_from(params: Mapping[str, Any], *, may_be_missing: bool = False
 
 
 def mcp_servers_from(servers: object) -> tuple[McpServer, ...]:
-    """Reads the parameter `mcpServers` of a request that opens a session. None means that there are no servers.
+    """Read the parameter `mcpServers` of a request that opens a session. None means that there are no servers.
 
     :raises ArgumentError: an entry is not a valid server, or two servers have the same name.
     """
@@ -166,7 +182,7 @@ def mcp_servers_from(servers: object) -> tuple[McpServer, ...]:
 
 
 def session_alias(params: Mapping[str, Any]) -> str | None:
-    """Reads `_meta.crow.alias`, the alias of the session to open or create. Returns None if the request has no alias.
+    """Read `_meta.crow.alias`, the alias of the session to open or create. Return None if the request has no alias.
 
     :raises ArgumentError: the alias is not a valid name.
     """
@@ -181,7 +197,7 @@ def session_alias(params: Mapping[str, Any]) -> str | None:
 
 
 def session_metadata(params: Mapping[str, Any]) -> JsonObject:
-    """Reads `_meta.crow.metadata`, an object to merge into the session's metadata. If a member is null, merging removes
+    """Read `_meta.crow.metadata`, an object to merge into the session's metadata. If a member is null, merging removes
     that member.
 
     :raises ArgumentError: the value is not an object, is too large, or is nested too deeply.
@@ -198,7 +214,7 @@ def session_metadata(params: Mapping[str, Any]) -> JsonObject:
 
 
 def prompt_name(params: Mapping[str, Any]) -> PromptName | None:
-    """Reads `_meta.crow.promptId`, the client's id for the prompt of the request. Returns None if there is none.
+    """Read `_meta.crow.promptId`, the client's id for the prompt of the request. Return None if there is none.
 
     :raises ArgumentError: the id is not a valid name.
     """
@@ -215,7 +231,7 @@ def prompt_name(params: Mapping[str, Any]) -> PromptName | None:
 
 
 def fork_entry(params: Mapping[str, Any]) -> int | None:
-    """Reads `_meta.crow.entry`, the id of the entry to fork from. Returns None if the request has no such member.
+    """Read `_meta.crow.entry`, the id of the entry to fork from. Return None if the request has no such member.
 
     :raises ArgumentError: the value is not a positive whole number.
     """
@@ -228,12 +244,12 @@ def fork_entry(params: Mapping[str, Any]) -> int | None:
 
 
 def trace_context(params: Mapping[str, Any]) -> dict[str, str]:
-    """Reads the trace context in `_meta`. Returns an empty dict if there is none."""
+    """Read the trace context in `_meta`. Return an empty dict if there is none."""
     return trace_context_from(_object(params, "_meta"))
 
 
 def archived_filter(params: Mapping[str, Any]) -> bool | None:
-    """Returns which sessions to list: True for archived sessions only, False for sessions that are not archived, and
+    """Return which sessions to list: True for archived sessions only, False for sessions that are not archived, and
     None for both.
 
     `_meta.crow.archived` is the older way to ask for archived sessions. This member is ignored if `archived` is
@@ -250,7 +266,7 @@ def archived_filter(params: Mapping[str, Any]) -> bool | None:
 
 
 def new_title(text: str) -> str:
-    """Turns `text` into a title to store: one line without hidden characters, shortened if it is too long.
+    """Turn `text` into a title to store: one line without hidden characters, shortened if it is too long.
 
     :raises ArgumentError: the text has no visible characters.
     """
@@ -261,7 +277,7 @@ def new_title(text: str) -> str:
 
 
 def resume_cursor(params: Mapping[str, Any]) -> str | None:
-    """Reads `_meta["acp/cursor"]`, the cursor from which the client wants to resume. Returns None if there is no
+    """Read `_meta["acp/cursor"]`, the cursor from which the client wants to resume. Return None if there is no
     cursor.
 
     :raises ArgumentError: the cursor is not a string.
@@ -273,7 +289,7 @@ def resume_cursor(params: Mapping[str, Any]) -> str | None:
 
 
 def wants_full_replay(params: Mapping[str, Any]) -> bool:
-    """Returns whether `_meta.crow.replay` is "full". In that case, `session/load` sends whole tool results even in a
+    """Return whether `_meta.crow.replay` is "full". In that case, `session/load` sends whole tool results even in a
     long session.
 
     :raises ArgumentError: the value is neither "full" nor "short".
@@ -312,7 +328,7 @@ def _text(where: str, entry: Mapping[str, Any], key: str) -> str:
 
 
 def _pairs(where: str, entry: Mapping[str, Any], key: str) -> tuple[tuple[str, str], ...]:
-    """Reads a list of `{"name": ..., "value": ...}` as pairs. Error messages do not show the values, because they may
+    """Read a list of `{"name": ..., "value": ...}` as pairs. Error messages do not show the values, because they may
     be secrets."""
     items = entry.get(key)
     pairs = []
@@ -343,7 +359,7 @@ def _existing_directory(name: str, path: object) -> str:
 
 
 def _system_prompt(prompt: object) -> dict[str, object]:
-    """Reads `systemPrompt` as a change of the session's configuration. Null changes nothing.
+    """Read `systemPrompt` as a change of the session's configuration. Null changes nothing.
 
     With the mode `override`, the text replaces crow's role in the system prompt. With the mode `append`, the text is
     added to the end of the system prompt.
@@ -371,7 +387,7 @@ def _system_prompt(prompt: object) -> dict[str, object]:
 
 
 def _meta_system_prompt(prompt: object) -> dict[str, object]:
-    """Reads `_meta.systemPrompt`, which some clients send instead of `systemPrompt`. A string counts as the mode
+    """Read `_meta.systemPrompt`, which some clients send instead of `systemPrompt`. A string counts as the mode
     `override`, and `{"append": text}` counts as the mode `append`."""
     match prompt:
         case None:
@@ -385,7 +401,7 @@ def _meta_system_prompt(prompt: object) -> dict[str, object]:
 
 
 def _prompt_config(mode: object, text: str) -> dict[str, object]:
-    """Returns a change of the configuration that stores `text` for `mode` and removes any text for the other mode."""
+    """Return a change of the configuration that stores `text` for `mode` and removes any text for the other mode."""
     appended = mode == "append"
     return {"system_prompt": None if appended else text, "system_prompt_append": text if appended else None}
 

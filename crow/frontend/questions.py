@@ -20,10 +20,10 @@ from crow.tools.limits import FairLimiter
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING_QUESTIONS = 16
+_MAX_WAITING_QUESTIONS = 16
 """The maximum number of questions from MCP servers that may wait while the user answers another question."""
 
-PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
+_PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
     "allow_once": "allow_once",
     "allow_always": "allow_always",
     "allow_writes": "allow_always",
@@ -57,7 +57,7 @@ class Dialogs:
         view: View,
         request: Callable[[str, dict[str, Any]], Awaitable[Any]],
     ) -> PermissionAnswer:
-        """Asks for a permission. :raises ConnectionError: the client is gone."""
+        """Ask for a permission. :raises ConnectionError: the client is gone."""
         params = permission_params(session_id, question, has_network=self._has_network)
         async with self._asking:
             call = params["toolCall"]
@@ -81,7 +81,7 @@ class Dialogs:
         kinds: Collection[str],
         show: Callable[[events.NoticeShown], Awaitable[object]],
     ) -> ElicitationAnswer:
-        """Asks a question of an MCP server. `kinds` are the kinds of questions that the client shows. `show` shows a
+        """Ask a question of an MCP server. `kinds` are the kinds of questions that the client shows. `show` shows a
         notice.
 
         :raises ConnectionError: the client is gone.
@@ -91,7 +91,7 @@ class Dialogs:
         params = elicitation_params(session_id, question)
         if params["mode"] not in kinds or json_bytes(params) > PART_BYTES:
             return ElicitationAnswer(action="cancel")
-        if self._eliciting.waiting >= MAX_WAITING_QUESTIONS:
+        if self._eliciting.waiting >= _MAX_WAITING_QUESTIONS:
             if not self._has_declined:  # the user is told once, until no more questions are waiting
                 self._has_declined = True
                 await show(_too_many_questions(params["message"]))
@@ -105,7 +105,7 @@ class Dialogs:
                 return elicitation_answer(await request("elicitation/create", params))
 
     def finish(self, question_id: str) -> bool:
-        """Forgets a page. Returns whether the client was shown the page."""
+        """Forget a page. Return whether the client was shown the page."""
         was_shown = question_id in self._page_ids
         self._page_ids.discard(question_id)
         return was_shown
@@ -114,13 +114,13 @@ class Dialogs:
 def _too_many_questions(message: str) -> events.NoticeShown:
     return events.NoticeShown(
         severity="warning",
-        title=f"MCP servers ask too many questions: {MAX_WAITING_QUESTIONS} already wait for your answer.",
+        title=f"MCP servers ask too many questions: {_MAX_WAITING_QUESTIONS} already wait for your answer.",
         description=f"Until you answer, crow declines all new questions, such as this one: {title_line(message)}",
     )
 
 
 def permission_params(session_id: str, question: PermissionQuestion, *, has_network: bool = False) -> dict[str, Any]:
-    """Returns the parameters of `session/request_permission`.
+    """Return the parameters of `session/request_permission`.
 
     The parameters repeat everything about the call, because many clients build their dialog from this request alone. If
     a call is too large to be shown completely, the user can only allow or reject this one call, and gets no "always"
@@ -149,7 +149,7 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
         labels["allow_below"] = f"Always keep what commands change below {title_line(question.below)}"
     options = [
         {"optionId": answer, "kind": kind, "name": labels[answer]}
-        for answer, kind in PERMISSION_KINDS.items()
+        for answer, kind in _PERMISSION_KINDS.items()
         if answer in labels
     ]
     status = "in_progress" if question.plan.changed else "pending"
@@ -163,8 +163,8 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
     return params | ({"_meta": {"crow": {"rule": question.rule}}} if has_rule else {})
 
 
-def permission_answer(result: object, offered: Collection[str] = PERMISSION_KINDS) -> PermissionAnswer:
-    """Reads the answer in the response to `session/request_permission`. Anything unclear counts as a rejection.
+def permission_answer(result: object, offered: Collection[str] = _PERMISSION_KINDS) -> PermissionAnswer:
+    """Read the answer in the response to `session/request_permission`. Anything unclear counts as a rejection.
 
     An "always" answer that is not in `offered` counts as the same answer for "once".
     """
@@ -172,7 +172,7 @@ def permission_answer(result: object, offered: Collection[str] = PERMISSION_KIND
         case {"outcome": {"outcome": "cancelled"}}:
             return "cancelled"
         case {"outcome": {"outcome": "selected", "optionId": chosen}}:
-            kind: PermissionAnswer = next((one for one in PERMISSION_KINDS if one == chosen), "reject_once")
+            kind: PermissionAnswer = next((one for one in _PERMISSION_KINDS if one == chosen), "reject_once")
             once: PermissionAnswer = "allow_once" if kind.startswith("allow") else "reject_once"
             return kind if kind in offered else once
         case _:
@@ -180,7 +180,7 @@ def permission_answer(result: object, offered: Collection[str] = PERMISSION_KIND
 
 
 def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]:
-    """Returns the parameters of `elicitation/create`."""
+    """Return the parameters of `elicitation/create`."""
     params: dict[str, Any] = {"sessionId": session_id, "message": question.message}
     if question.call is not None:
         params["toolCallId"] = question.call.call_id
@@ -194,9 +194,9 @@ def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]
 
 
 def elicitation_answer(result: object) -> ElicitationAnswer:
-    """Reads the answer in the response to `elicitation/create`. Anything unclear counts as `cancel`.
+    """Read the answer in the response to `elicitation/create`. Anything unclear counts as `cancel`.
 
-    Leaves out values whose type no form field can have.
+    Leave out values whose type no form field can have.
     """
     match result:
         case {"action": "accept", "content": dict(content)}:

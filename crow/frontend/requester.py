@@ -16,10 +16,10 @@ class GuardedStore(Store, Protocol):
     principal: str | None
 
     async def access(self, session_id: str) -> Access | None:
-        """Returns the principal's access to a session, or None if the session is unknown or hidden."""
+        """Return the principal's access to a session, or None if the session is unknown or hidden."""
 
     async def require(self, session_id: str, need: Access) -> Access:
-        """Returns the principal's access to a session, which must be at least `need`.
+        """Return the principal's access to a session, which must be at least `need`.
 
         :raises NoSuchSession: the session is unknown or hidden.
         :raises ArgumentError: the principal has less access than `need`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ import anyio
 import anyio.abc
 
 from crow.agent import new_session_id
-from crow.agent.history.branch import option_changes, options_at, usable_options
+from crow.agent.history.options import option_changes, options_at, usable_options
 from crow.agent.permissions.rules import bind_rules
 from crow.agent.sessions.session import Session
 from crow.agent.subagents.kinds import changes_of_own
@@ -30,7 +30,7 @@ from crow.domain.errors import (
 )
 from crow.domain.events import NoticeShown, TitleChanged
 from crow.domain.rendering import title_line
-from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.client import ClientConnection, Outlet, SessionClient
 from crow.frontend.clients import ClientQueue, Origin, SessionClients
 from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.following import HostedFollower, draft_of
@@ -41,7 +41,7 @@ from crow.frontend.questions import Dialogs
 from crow.frontend.requester import GuardedStore, Requester
 from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorRequests, EditorWorkspace, SharedWorkspace
-from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail, node_of
+from crow.store import Access, NewSession, SessionChanges, Store, Tail, node_of
 from crow.store.codec import changed_config, merged_metadata
 from crow.store.watching import Draft
 from crow.tools import Workspace
@@ -55,7 +55,9 @@ class ClientSession:
     """A session that a connection has opened."""
 
     session: Session
+    """The session."""
     hosted: HostSession
+    """What all its clients share."""
     attachment: ClientQueue
     """The queue of updates for this connection's client."""
     contents: WorkspaceContents | None = None
@@ -67,11 +69,11 @@ class ClientSession:
         return self.attachment.client
 
     async def flushed(self) -> None:
-        """Waits until all updates that were published before this call have been sent to the client."""
+        """Wait until all updates that were published before this call have been sent to the client."""
         await self.attachment.flushed()
 
     def note_sent(self, message_id: str) -> None:
-        """Remembers that this client sent the prompt with this id."""
+        """Remember that this client sent the prompt with this id."""
         self.hosted.clients.note_sender(message_id, self.attachment)
 
     def has_sent(self, message_id: str) -> bool:
@@ -84,7 +86,9 @@ class Start:
     """What the host needs to start a session."""
 
     tail: Tail
+    """The session as it is stored, with its newest entries."""
     request: OpenRequest
+    """The request that opens the session."""
     contents: WorkspaceContents | None = None
     """Describes the session's directory, if the user has not worked there before."""
     draft: Draft | None = None
@@ -97,8 +101,6 @@ class ClientSessions:
     Other connections may have opened the same sessions, and on a lasting host, a session may stay open after all its
     connections have ended.
     """
-
-    client_type: type[SessionClient] = SessionClient
 
     def __init__(
         self,
@@ -115,11 +117,13 @@ class ClientSessions:
         self._connection = connection
         self._tasks = tasks
         self.requester = requester or Requester()
+        self.translate: Callable[[Outlet, Session], Outlet] | None = None
+        """Puts a translation before the connection. None if the client uses version 1 of the protocol."""
         self._view: GuardedStore | None = None
         self._opened: dict[str, ClientSession] = {}
 
     def use_capabilities(self, caps: ClientCapabilities) -> None:
-        """Sets the client's capabilities. If the host is not lasting, the client gets no cursors."""
+        """Set the client's capabilities. If the host is not lasting, the client gets no cursors."""
         self.caps = replace(caps, cursors=caps.cursors and self.host.is_lasting)
 
     @property
@@ -128,7 +132,7 @@ class ClientSessions:
         return self.requester.connection_id or self._connection
 
     async def store(self) -> Store:
-        """Returns the store, limited to the sessions that this connection may see.
+        """Return the store, limited to the sessions that this connection may see.
 
         :raises StoreError: the store cannot be used.
         """
@@ -137,13 +141,13 @@ class ClientSessions:
         return await self.host.store() if guarded is None else guarded
 
     async def _guarded(self) -> GuardedStore | None:
-        """Returns the store of this connection's principal, or None if the connection may see everything."""
+        """Return the store of this connection's principal, or None if the connection may see everything."""
         if self._view is None and self.requester.view is not None:
             self._view = self.requester.view(await self.host.store())
         return self._view
 
     async def require(self, session_id: object, access: Access) -> None:
-        """Checks that this connection has at least the access `access` to a session.
+        """Check that this connection has at least the access `access` to a session.
 
         :raises NoSuchSession: the session is unknown, or the connection may not see it.
         :raises ArgumentError: the connection has less access.
@@ -153,21 +157,21 @@ class ClientSessions:
             await guarded.require(session_id, access)
 
     def opened(self, session_id: object) -> ClientSession:
-        """Returns the session with this id.
+        """Return the session with this id.
 
         :raises NoSuchSession: this connection has not opened the session, or the session is being closed.
         """
-        opened = self._opened.get(session_id) if isinstance(session_id, str) else None
+        opened = self.find(session_id)
         if opened is None or opened.attachment.is_detached or opened.session.closing:
             raise NoSuchSession(str(session_id))
         return opened
 
-    def get(self, session_id: object) -> Session:
-        """Returns the open session with this id. :raises NoSuchSession: see `opened`."""
-        return self.opened(session_id).session
+    def find(self, session_id: object) -> ClientSession | None:
+        """Return the session with this id if this connection has opened it, or None. The session may be closing."""
+        return self._opened.get(session_id) if isinstance(session_id, str) else None
 
     def cancel(self, session_id: object) -> None:
-        """Cancels the turn of an open session, or the work of a sub-agent of an open session. Does nothing to
+        """Cancel the turn of an open session, or the work of a sub-agent of an open session. Do nothing to
         a session that this connection only watches.
 
         :raises NoSuchSession: the id belongs neither to a session that this connection has opened nor to a running
@@ -182,7 +186,7 @@ class ClientSessions:
                 self.host.tasks.start_soon(opened.session.conversation.cancel_elsewhere)
 
     def refuse_watcher(self, session_id: object) -> None:
-        """Checks that this connection may change the session. :raises ArgumentError: the connection only watches the
+        """Check that this connection may change the session. :raises ArgumentError: the connection only watches the
         session."""
         if not self._may_write(self.opened(session_id)):
             raise ArgumentError(
@@ -195,7 +199,7 @@ class ClientSessions:
 
     @asynccontextmanager
     async def locked(self, session_id: str) -> AsyncIterator[ClientSession]:
-        """Yields the open session with this id, and keeps it open during the block.
+        """Yield the open session with this id, and keep it open during the block.
 
         :raises NoSuchSession: see `opened`.
         """
@@ -205,7 +209,7 @@ class ClientSessions:
             yield self.opened(session_id)
 
     async def create(self, request: OpenRequest, *, alias: str | None = None) -> ClientSession:
-        """Creates and opens a session. If a session already has the alias, opens that session instead."""
+        """Create and opens a session. If a session already has the alias, opens that session instead."""
         self.requester.check(request)
         store = await self.store()
         row = None if alias is None else await store.session_by_alias(alias)
@@ -232,7 +236,7 @@ class ClientSessions:
             return opened
 
     async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> ClientSession:
-        """Creates and opens a session that continues another session from `entry`. If `entry` is None, continues from
+        """Create and opens a session that continues another session from `entry`. If `entry` is None, continues from
         the last entry."""
         self.requester.check(request)
         store = await self.store()
@@ -260,7 +264,7 @@ class ClientSessions:
 
     @asynccontextmanager
     async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[ClientSession]:
-        """Opens a stored session for the block. If the block fails and the session was not open before, the session is
+        """Open a stored session for the block. If the block fails and the session was not open before, the session is
         closed again.
 
         A session that is open in this process is joined if `_may_join` says so. Otherwise it is closed and started
@@ -295,7 +299,7 @@ class ClientSessions:
                 await self._warn_about_files(opened)
 
     async def _caught_up(self, store: Store, session_id: str) -> HostSession | None:
-        """Returns the session if it is open in this process, with everything that can be stored and read now. Waits for
+        """Return the session if it is open in this process, with everything that can be stored and read now. Wait for
         a session that is being closed.
 
         :raises NoSuchSession: the session was deleted, or this connection may not see it.
@@ -314,15 +318,17 @@ class ClientSessions:
 
     def _may_join(self, hosted: HostSession, request: OpenRequest, *, is_watcher: bool) -> bool:
         """Return whether an open session stays as it is: it is busy, or it has a result that could not be stored yet.
+
         On a lasting host, it also stays if this client only watches it, if other clients use it, or if it already has
-        everything that the request asks for. Elsewhere nothing follows other processes, so an idle session is read
-        again from the store."""
+        everything that the request asks for. For an editor on stdio, nothing follows other processes, so an idle
+        session is read again from the store.
+        """
         session = hosted.session
         is_kept = is_watcher or hosted.is_watched_without(self.origin) or hosted.satisfies(request)
         return (self.host.is_lasting and is_kept) or session.busy or session.owes
 
     async def _prepare(self, store: Store, session_id: str, request: OpenRequest, *, is_watcher: bool) -> Start:
-        """Reads everything that `_started` needs, and stores what the request changes."""
+        """Read everything that `_started` needs, and stores what the request changes."""
         contents = None
         if is_watcher:
             tail = await (await self.host.store()).open_session(session_id)
@@ -337,7 +343,7 @@ class ClientSessions:
     async def _started(
         self, start: Start, before: HostSession | None, *, is_watcher: bool
     ) -> AsyncIterator[ClientSession]:
-        """Starts a session in the host, in place of `before`. If the block fails and this connection has not opened the
+        """Start a session in the host, in place of `before`. If the block fails and this connection has not opened the
         session before, closes the session again."""
         session_id = start.tail.row.id
         known = self._opened.get(session_id)
@@ -358,7 +364,7 @@ class ClientSessions:
             raise
 
     async def _check_missing(self, store: Store, session_id: str, request: OpenRequest) -> None:
-        """Checks a request whose directory does not exist here. The request is valid only if the session's files are on
+        """Check a request whose directory does not exist here. The request is valid only if the session's files are on
         another machine, and if the request does not change the session's directories. :raises ArgumentError: the
         request is not valid."""
         row = await store.session(session_id)
@@ -370,7 +376,7 @@ class ClientSessions:
     async def _joined(
         self, hosted: HostSession, request: OpenRequest, *, is_watcher: bool
     ) -> AsyncIterator[ClientSession]:
-        """Adds this connection to a session that is already open in the host. If the block fails and this connection
+        """Add this connection to a session that is already open in the host. If the block fails and this connection
         has not opened the session before, removes it again."""
         known = self._opened.get(hosted.session.id)
         opened = known if known is not None else self._attach(hosted, is_watcher=is_watcher)
@@ -386,7 +392,7 @@ class ClientSessions:
             raise
 
     async def _access(self, session_id: str) -> Access | None:
-        """Returns this connection's access to a session, or None if the connection may not even see the session."""
+        """Return this connection's access to a session, or None if the connection may not even see the session."""
         guarded = await self._guarded()
         return "own" if guarded is None else await guarded.access(session_id)
 
@@ -396,7 +402,7 @@ class ClientSessions:
         return await self.host.inspect_if_new(store, request, principal=principal)
 
     async def check_again(self) -> None:
-        """Checks this connection's access to each open session again. Leaves a session that the connection may no
+        """Check this connection's access to each open session again. Leave a session that the connection may no
         longer see. If the connection may now only read a session, it only watches the session from now on."""
         for opened in tuple(self._opened.values()):
             access = await self._access(opened.session.id)
@@ -406,7 +412,7 @@ class ClientSessions:
                 opened.attachment.may_write = False
 
     async def _apply(self, store: Store, hosted: HostSession | None, session_id: str, request: OpenRequest) -> None:
-        """Stores the metadata in `request`. If the session is open, also stores the configuration in `request`."""
+        """Store the metadata in `request`. If the session is open, also stores the configuration in `request`."""
         if request.metadata:
             if hosted is None:
                 await store.merge_metadata(session_id, request.metadata)
@@ -418,7 +424,7 @@ class ClientSessions:
                 await hosted.session.branch.change(SessionChanges(config=request.config))
 
     async def close(self, session_id: str) -> None:
-        """Cancels the turn of a session and closes the session. If other clients use the session too, or if this
+        """Cancel the turn of a session and closes the session. If other clients use the session too, or if this
         connection only watches it, only leaves the session.
 
         :raises NoSuchSession: this connection has not opened the session.
@@ -433,19 +439,19 @@ class ClientSessions:
                 await self.host.close(opened.hosted)
 
     def detach(self, opened: ClientSession) -> None:
-        """Leaves a session, which stays open."""
+        """Leave a session, which stays open."""
         if self._opened.get(opened.session.id) is opened:
             del self._opened[opened.session.id]
         opened.hosted.clients.detach(opened.attachment)
         self.host.close_when_idle(opened.hosted)
 
     def detach_all(self) -> None:
-        """Leaves all sessions, because the connection has ended."""
+        """Leave all sessions, because the connection has ended."""
         for opened in tuple(self._opened.values()):
             self.detach(opened)
 
     async def delete(self, session_id: str) -> None:
-        """Deletes a session. If it is open, closes it first. Does nothing if the session is unknown."""
+        """Delete a session. If it is open, closes it first. Do nothing if the session is unknown."""
         store = await self.store()
         with suppress(NoSuchSession):
             await self.require(session_id, "own")
@@ -455,7 +461,7 @@ class ClientSessions:
                 await store.delete_session(session_id)
 
     async def archive(self, session_id: str) -> None:
-        """Archives a session: closes it if it is open, and hides it from lists from now on.
+        """Archive a session: closes it if it is open, and hide it from lists from now on.
 
         :raises NoSuchSession: the session does not exist.
         """
@@ -469,7 +475,7 @@ class ClientSessions:
                 await store.update_session(session_id, SessionChanges(archived=True))
 
     async def unarchive(self, session_id: str) -> None:
-        """Shows an archived session in lists again. :raises NoSuchSession: the session does not exist."""
+        """Show an archived session in lists again. :raises NoSuchSession: the session does not exist."""
         store = await self.store()
         await self.require(session_id, "own")
         async with self.host.lock(session_id):
@@ -477,7 +483,7 @@ class ClientSessions:
                 await self.host.change(session_id, SessionChanges(archived=False))
 
     async def set_title(self, session_id: str, title: str) -> None:
-        """Stores a title that the user chose. Crow never replaces such a title with its own. :raises NoSuchSession:
+        """Store a title that the user chose. Crow never replaces such a title with its own. :raises NoSuchSession:
         the session does not exist."""
         store = await self.store()
         await self.require(session_id, "write")
@@ -492,7 +498,7 @@ class ClientSessions:
             await self._opened[session_id].flushed()
 
     async def status(self, session_id: str) -> Literal["open", "saved"]:
-        """Returns "open" if a session is open in this process, else "saved". :raises NoSuchSession: the session does
+        """Return "open" if a session is open in this process, else "saved". :raises NoSuchSession: the session does
         not exist."""
         hosted = self.host.open.get(session_id)
         is_open = hosted is not None and not hosted.session.closing
@@ -500,14 +506,14 @@ class ClientSessions:
         return "open" if is_open else "saved"
 
     async def _close_everywhere(self, session_id: str) -> None:
-        """Closes a session on all connections, if it is open."""
+        """Close a session on all connections, if it is open."""
         hosted = self.host.open.get(session_id)
         if hosted is not None:
             self._opened.pop(session_id, None)
             await self.host.close(hosted)
 
     def introduce(self, opened: ClientSession) -> dict[str, Any]:
-        """Returns the modes and config options of a session, for the response to the request that has just opened it.
+        """Return the modes and config options of a session, for the response to the request that has just opened it.
 
         Right after that response has been sent, sends the session's commands, usage and title, and then all other
         updates.
@@ -523,7 +529,7 @@ class ClientSessions:
         return answer | ({"_meta": meta} if meta else {})
 
     def options(self, session: Session) -> list[dict[str, Any]]:
-        """Returns all config options of a session."""
+        """Return all config options of a session."""
         row, caps = session.branch.row, self.caps
         model = row.model or self.host.dependencies.model
         config = {"auto_compact": self.host.dependencies.auto_compact, **row.config}
@@ -532,7 +538,7 @@ class ClientSessions:
         )
 
     def _start(self, start: Start, *, is_watcher: bool = False) -> ClientSession:
-        """Starts a session in the host and opens it on this connection. The method contains no await, so no other
+        """Start a session in the host and opens it on this connection. The method contains no await, so no other
         request can run in between."""
         tail, request, contents = start.tail, start.request, start.contents
         host, row, dependencies = self.host, tail.row, self.host.dependencies
@@ -558,7 +564,7 @@ class ClientSessions:
     def _attach(
         self, hosted: HostSession, *, contents: WorkspaceContents | None = None, is_watcher: bool = False
     ) -> ClientSession:
-        """Adds this connection's client to a session. Updates are held back until `introduce` is called."""
+        """Add this connection's client to a session. Updates are held back until `introduce` is called."""
         session = hosted.session
         client = self._client(hosted)
         attachment = hosted.clients.attach(
@@ -578,10 +584,10 @@ class ClientSessions:
         return opened
 
     def _through_editor(self, session_id: str, disk: Workspace) -> EditorWorkspace | None:
-        """Returns a workspace in which this connection's editor serves files and terminals, and `disk` serves
+        """Return a workspace in which this connection's editor serves files and terminals, and `disk` serves
         everything else.
 
-        Returns None if the editor serves neither files nor terminals.
+        Return None if the editor serves neither files nor terminals.
         """
         dependencies, caps = self.host.dependencies, self.caps
         in_terminals = dependencies.editor_terminals and caps.terminals
@@ -592,9 +598,9 @@ class ClientSessions:
 
     def _client(self, hosted: HostSession) -> SessionClient:
         session, dependencies = hosted.session, self.host.dependencies
-        return self.client_type(
+        return SessionClient(
             session.id,
-            self._connection,
+            self._connection if self.translate is None else self.translate(self._connection, session),
             self.caps,
             cwd=session.branch.row.cwd,
             feed=hosted.clients.feed,
@@ -608,7 +614,7 @@ class ClientSessions:
         self._connection.stop(reason)
 
     async def _update(self, store: Store, tail: Tail, request: OpenRequest) -> Tail:
-        """Stores the directories, model and configuration of `request`, and returns the changed session.
+        """Store the directories, model and configuration of `request`, and return the changed session.
 
         A change of the model is also stored as an entry.
 
@@ -644,7 +650,7 @@ class ClientSessions:
             return replace(tail, row=row)
 
     def _warn_about_cwd(self, live: ClientSession, request: OpenRequest) -> None:
-        """Warns the user if the request asks for another directory but the session is busy and cannot move now. Sends
+        """Warn the user if the request asks for another directory but the session is busy and cannot move now. Send
         the warning after the response."""
         cwd = live.session.branch.row.cwd
         if request.cwd != cwd and live.session.busy:
@@ -656,7 +662,7 @@ class ClientSessions:
             self._connection.after_response(lambda: self._tasks.start_soon(live.client.show, notice))
 
     async def _warn_about_files(self, opened: ClientSession) -> None:
-        """Warns the user if the session's files are on another machine and the session can only be read here. Sends the
+        """Warn the user if the session's files are on another machine and the session can only be read here. Send the
         warning after the response."""
         problem = await opened.session.conversation.files_elsewhere()
         if problem is not None:
@@ -673,7 +679,7 @@ class ClientSessions:
             logger.warning("The context could not be measured: %s", error)
         row = session.branch.row
         if row.title is not None:
-            title = {"title": title_line(row.title), "updatedAt": _iso_time(row.updated_ms)}
+            title = {"title": title_line(row.title), "updatedAt": iso_time(row.updated_ms)}
             await client.send({"sessionUpdate": "session_info_update", **title})
         await client.tell_subagents()
         await client.join()
@@ -686,24 +692,7 @@ class ClientSessions:
             await self.host.recover_changes()
 
 
-def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, Any]:
-    """Returns a session as an item of the response to `session/list`. The member `archived` is not part of the stable
-    protocol, and is included only for a client that asked for archived sessions."""
-    info: dict[str, Any] = {"sessionId": row.id, "cwd": row.cwd, "updatedAt": _iso_time(row.updated_ms)}
-    if tells_archived:
-        info["archived"] = row.archived
-    if row.title is not None:
-        info["title"] = title_line(row.title)
-    if row.additional_directories:
-        info["additionalDirectories"] = list(row.additional_directories)
-    about: dict[str, Any] = {"metadata": dict(row.metadata)} if row.metadata else {}
-    if node := node_of(row):
-        about["node"] = node
-    if about:
-        info["_meta"] = {"crow": about}
-    return info
-
-
-def _iso_time(ms: int) -> str:
+def iso_time(ms: int) -> str:
+    """Return a time in milliseconds as the protocol writes times."""
     time = datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

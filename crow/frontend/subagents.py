@@ -14,7 +14,7 @@ from crow.frontend.tool_calls import Fields, limit_text, parsed_arguments, shown
 
 Update: TypeAlias = dict[str, Any]
 
-ERROR_CODE = -32603
+_ERROR_CODE = -32603
 STOP_REASONS = frozenset({"end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled", "error"})
 MAX_REPLAYED = 200
 """A replay of a session sends the histories of at most this many of its newest sub-agents. Older sub-agents are only
@@ -26,29 +26,29 @@ CAPABILITIES: Mapping[str, Any] = {"cancel": {}}
 
 @dataclass(slots=True, kw_only=True)
 class Family:
-    """The sub-agents that a replay of the session `session_id` has found.
-
-    If the session is itself a sub-agent, and is replayed together with its parent session, `parent_id` is the id of the
-    parent session. The keys of both `tasks` and `answers` are the ids of `task` calls. For each call, `tasks` contains
-    the id of the sub-agent that carried out the call, and `answers` contains that sub-agent's answer. Replaying a
-    sub-agent adds to both. `known` contains the ids of the sub-agents that were announced.
-    """
+    """The sub-agents that a replay of a session has found. Replaying a sub-agent adds to `tasks` and `answers`."""
 
     session_id: str
+    """The id of the session."""
     parent_id: str = ""
+    """The id of the parent session, if the session is a sub-agent and is replayed together with its parent, else
+    empty."""
     tasks: dict[str, str] = field(default_factory=dict)
+    """The ids of the sub-agents that carried out `task` calls, by the ids of these calls."""
     answers: dict[str, str] = field(default_factory=dict)
+    """The answers of these sub-agents, by the ids of the calls."""
     known: set[str] = field(default_factory=set)
+    """The ids of the sub-agents that were announced."""
 
     def task(self, call: CallRef, result: ToolResult | None = None) -> str | None:
-        """Returns the id of the sub-agent that carried out a call, or None if the client does not know that
+        """Return the id of the sub-agent that carried out a call, or None if the client does not know that
         sub-agent."""
         named = task_of(result) if result is not None else None
         return self.tasks.get(call.call_id) or (named if named in self.known else None)
 
 
 def merged_state(known: SubagentChanged | None, event: SubagentChanged) -> SubagentChanged:
-    """Returns the state of a sub-agent after `event`. `known` is the state before `event`, or None if there is none."""
+    """Return the state of a sub-agent after `event`. `known` is the state before `event`, or None if there is none."""
     if known is None:
         return event
     title = known.title if event.title is None else event.title
@@ -56,12 +56,12 @@ def merged_state(known: SubagentChanged | None, event: SubagentChanged) -> Subag
 
 
 def link(session_id: str) -> Fields:
-    """Returns a link to a session, as content of a tool call."""
+    """Return a link to a session, as content of a tool call."""
     return {"type": "session", "sessionId": session_id}
 
 
 def subagent_update(event: SubagentChanged, usage: Fields | None = None) -> Update:
-    """Returns an update that tells the session's client about a sub-agent. `usage` has the token counts of the
+    """Return an update that tells the session's client about a sub-agent. `usage` has the token counts of the
     sub-agent's last turn."""
     update: Update = {"sessionUpdate": "subagent_update", "sessionId": event.session_id}
     if event.title is not None:
@@ -80,12 +80,12 @@ def subagent_update(event: SubagentChanged, usage: Fields | None = None) -> Upda
 
 def _stop(stop: str, detail: str) -> Fields:
     if stop == "error" and detail:
-        return {"stopReason": "error", "error": {"code": ERROR_CODE, "message": shown_text(detail)}}
+        return {"stopReason": "error", "error": {"code": _ERROR_CODE, "message": shown_text(detail)}}
     return {"stopReason": stop} if stop in STOP_REASONS else {}
 
 
 def message_updates(message: SessionMessage, seen_by: str) -> tuple[Update, ...]:
-    """Returns updates that show a message from one session to another. `seen_by` is the session that gets the updates:
+    """Return updates that show a message from one session to another. `seen_by` is the session that gets the updates:
     either the sender or the recipient of the message. A long text is split."""
     other = "recipientMessageId" if seen_by == message.sender else "senderMessageId"
     first, *rest = split_text(limit_text(message.text)) or [""]
@@ -109,7 +109,7 @@ def message_updates(message: SessionMessage, seen_by: str) -> tuple[Update, ...]
 
 
 def order_of(call: CallRef, arguments: str | None, sender: str, recipient: str) -> SessionMessage | None:
-    """Returns the instructions that a `task` call gave to the sub-agent, or None if the call's arguments have no
+    """Return the instructions that a `task` call gave to the sub-agent, or None if the call's arguments have no
     prompt."""
     prompt = (parsed_arguments(arguments or "") or {}).get("prompt")
     if not isinstance(prompt, str):
@@ -118,8 +118,8 @@ def order_of(call: CallRef, arguments: str | None, sender: str, recipient: str) 
 
 
 def answer_of(result: ToolResult, sender: str, recipient: str, later: str | None = None) -> SessionMessage | None:
-    """Returns a message with the sub-agent's answer to a `task` call. The answer is taken from the call's result, or
-    from `later` if the result has no answer. Returns None if neither has one."""
+    """Return a message with the sub-agent's answer to a `task` call. The answer is taken from the call's result, or
+    from `later` if the result has no answer. Return None if neither has one."""
     text = answer_text(result) or later
     if text is None:
         return None

@@ -34,24 +34,26 @@ PIECE_BYTES = 400_000
 PART_BYTES = 900_000
 """The size limit of a value that can be neither cut nor split. The limit leaves room for the rest of the line."""
 
-QUESTION_CHARS = 16_000
+_QUESTION_CHARS = 16_000
 """A permission request shows at most this many characters of a command, of a URL, or of a call's arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
-    """The limits for the parts of one call, in bytes of JSON.
-
-    If `repeats_output` is false, the raw output of a call does not repeat the text that is already in the call's
-    content.
-    """
+    """The limits for the parts of one call, in bytes of JSON."""
 
     text: int = _TEXT_BYTES
+    """The text of the result."""
     arguments: int = _INPUT_BYTES
+    """The arguments."""
     raw_output: int = OUTPUT_BYTES
+    """The raw output."""
     diffs: int = _DIFF_BYTES
+    """All diffs together."""
     attachments: int = PIECE_BYTES
+    """All attachments together."""
     repeats_output: bool = True
+    """Whether the raw output repeats the text that is already in the call's content."""
 
 
 STANDARD = CallLimits()
@@ -63,7 +65,7 @@ _LONG_RESULT_BYTES = 2_000
 
 
 def short_limits(result_bytes: int) -> CallLimits:
-    """Returns the limits for a replay in which each stored result was shortened to about `result_bytes`.
+    """Return the limits for a replay in which each stored result was shortened to about `result_bytes`.
 
     In the longest histories, the other parts of a call are shortened more than its result. Otherwise, tens of thousands
     of calls with long arguments or diffs would add up to twice what a replay may send.
@@ -94,7 +96,7 @@ def call_fields(
     arguments: str | None = None,
     limits: CallLimits = STANDARD,
 ) -> Fields:
-    """Returns the fields with the id, title, kind and locations of a call. If `name` and `arguments` are given, also
+    """Return the fields with the id, title, kind and locations of a call. If `name` and `arguments` are given, also
     returns fields with the call's name and input."""
     fields: Fields = {
         "toolCallId": call_id,
@@ -115,7 +117,7 @@ def call_fields(
 
 
 def raw_input(arguments: str, limit: int = _INPUT_BYTES) -> object:
-    """Returns the arguments as an object, with hidden characters escaped and long texts cut."""
+    """Return the arguments as an object, with hidden characters escaped and long texts cut."""
     value = parsed_arguments(arguments)
     short = limit_json({"arguments": arguments} if value is None else value, limit)
     escaped = _escaped(short)
@@ -123,7 +125,7 @@ def raw_input(arguments: str, limit: int = _INPUT_BYTES) -> object:
 
 
 def parsed_arguments(arguments: str) -> Fields | None:
-    """Returns the arguments as an object, or None if they are not a JSON object or are nested too deeply."""
+    """Return the arguments as an object, or None if they are not a JSON object or are nested too deeply."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -137,7 +139,7 @@ def is_plain(text: str) -> bool:
 
 
 def _escaped(value: object) -> object:
-    """Returns a copy of a JSON value, with hidden characters escaped in its strings and keys."""
+    """Return a copy of a JSON value, with hidden characters escaped in its strings and keys."""
     match value:
         case str():
             return safe(value)
@@ -150,7 +152,7 @@ def _escaped(value: object) -> object:
 
 
 def announcement_from(name: str, arguments: str) -> Announcement:
-    """Builds an announcement for a call that was stored without one. The title is the call's command. If the call has
+    """Build an announcement for a call that was stored without one. The title is the call's command. If the call has
     no command, the title is the tool's name and main argument."""
     value = raw_input(arguments)
     texts = {key: item for key, item in value.items() if isinstance(item, str)} if isinstance(value, dict) else {}
@@ -180,14 +182,14 @@ def result_contents(result: ToolResult, limits: CallLimits = STANDARD) -> list[F
 
 
 def output_text(result: ToolResult) -> str:
-    """Returns the output of a command, if the tool returned the output separately. Otherwise returns the text of the
+    """Return the output of a command, if the tool returned the output separately. Otherwise return the text of the
     result that the model gets."""
     output = result.raw_output.get("output")
     return output if isinstance(output, str) and output else result.text
 
 
 def raw_output(result: ToolResult, *, with_text: bool = True, limit: int = OUTPUT_BYTES) -> Fields:
-    """Returns the field `rawOutput`, or no field if it would be empty. With `with_text=False`, leaves out the text,
+    """Return the field `rawOutput`, or no field if it would be empty. With `with_text=False`, leaves out the text,
     which the client already shows elsewhere."""
     value = {key: item for key, item in result.raw_output.items() if with_text or key != "output"}
     if result.announcement.kind == "execute" and with_text:
@@ -196,30 +198,30 @@ def raw_output(result: ToolResult, *, with_text: bool = True, limit: int = OUTPU
 
 
 def text_content(text: str) -> Fields:
-    """Returns a text as content of a tool call."""
+    """Return a text as content of a tool call."""
     return {"type": "content", "content": {"type": "text", "text": text}}
 
 
 def shown_text(text: str, limit: int = _TEXT_BYTES) -> str:
-    """Returns a tool's text as it is shown to the client: hidden characters are escaped, and a long text is
+    """Return a tool's text as it is shown to the client: hidden characters are escaped, and a long text is
     shortened."""
     return _cut(text, limit, safe)[0]
 
 
 def console_block(text: str, limit: int = _TEXT_BYTES) -> str:
-    """Returns the output of a command as a Markdown code block."""
+    """Return the output of a command as a Markdown code block."""
     return fenced(shown_text(text, limit), "console")
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Returns a text as a Markdown code block. The fence is longer than any run of backticks in the text."""
+    """Return a text as a Markdown code block. The fence is longer than any run of backticks in the text."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 def _result_text(result: ToolResult, limit: int) -> str:
-    """Returns the result's text for clients that render Markdown. If rendering could change the text, returns it as a
+    """Return the result's text for clients that render Markdown. If rendering could change the text, returns it as a
     code block."""
     kind = result.announcement.kind
     text = output_text(result) if kind == "execute" else result.text
@@ -236,7 +238,7 @@ def _result_text(result: ToolResult, limit: int) -> str:
     return text
 
 
-ACCESS_WORDS = {
+_ACCESS_WORDS = {
     "read": "It is confined: it changes no files, and has no network.",
     "write": "It is confined: it may change files in the workspace, and has no network.",
     "write with network": "It is confined: it may change files in the workspace, and use the network.",
@@ -251,7 +253,7 @@ ACCESS_WORDS = {
 def question_contents(
     plan: PlannedCall, name: str, arguments: str, *, has_network: bool, reason: str = "", changes: str = ""
 ) -> tuple[list[Fields], bool]:
-    """Returns the content of a permission request. Also returns whether this content shows the whole call.
+    """Return the content of a permission request. Also return whether this content shows the whole call.
 
     `has_network` means that commands with the access `write` may use the network. `reason` says why crow asks.
     `changes` is a diff that explains the reason.
@@ -262,20 +264,20 @@ def question_contents(
 
     def add(text: str, language: str = "") -> None:
         nonlocal hidden
-        part, left_out = _head_and_tail(text, QUESTION_CHARS)
+        part, left_out = _head_and_tail(text, _QUESTION_CHARS)
         blocks.append(fenced(safe(part), language))
         hidden += left_out
 
     match plan.access:
-        case "execute" if plan.argument is not None:
-            add(plan.argument, "sh")
+        case "execute" if plan.coverage.argument is not None:
+            add(plan.coverage.argument, "sh")
         case "external" if plan.review_text:
-            server = in_title(title_line(plan.argument or name))
+            server = in_title(title_line(plan.coverage.argument or name))
             blocks.append(f"MCP server {server} sends this request to your model and gets the answer:")
             add(plan.review_text)
         case "external":
             inner = parsed_arguments(arguments)
-            blocks.append(f"It calls {in_title(title_line(plan.rule_tool or name))} with:")
+            blocks.append(f"It calls {in_title(title_line(plan.coverage.rule_tool or name))} with:")
             add(arguments if inner is None else json.dumps(inner, ensure_ascii=False, indent=2), "json")
         case _ if plan.review_text:
             add(plan.review_text)
@@ -290,7 +292,7 @@ def question_contents(
         blocks.append("The command has run. It wants to keep these changes:")
         add(plan.review_text)
     elif plan.command_access is not None:
-        blocks.append(ACCESS_WORDS[_access_key(plan, has_network=has_network)])
+        blocks.append(_ACCESS_WORDS[_access_key(plan, has_network=has_network)])
     if reason and not changes:
         blocks.append(safe(reason))
     if blocks:
@@ -309,7 +311,7 @@ def _access_key(plan: PlannedCall, *, has_network: bool) -> str:
 
 
 def _attachment_block(attachment: Attachment, room: int) -> Fields:
-    """Returns an attachment as a content block. If the attachment's data takes more than `room` bytes, the block is a
+    """Return an attachment as a content block. If the attachment's data takes more than `room` bytes, the block is a
     link or a note."""
     name, mime_type = title_line(attachment.name), title_line(attachment.mime_type or "", _NAME_CHARS)
     mime_field = {"mimeType": mime_type} if mime_type else {}
@@ -334,13 +336,13 @@ def is_link(uri: str | None) -> bool:
 
 
 def diff_contents(diffs: Iterable[Diff], limit: int = _DIFF_BYTES) -> list[Fields]:
-    """Returns the diffs with the whole texts of the files. If the texts take more than `limit` bytes, returns only the
+    """Return the diffs with the whole texts of the files. If the texts take more than `limit` bytes, returns only the
     changed regions, and a note that says so."""
     return diff_view(diffs, limit)[0]
 
 
 def diff_view(diffs: Iterable[Diff], limit: int = _DIFF_BYTES) -> tuple[list[Fields], int]:
-    """See `diff_contents`. Also returns how many characters of the changed regions are not shown."""
+    """See `diff_contents`. Also return how many characters of the changed regions are not shown."""
     diffs = tuple(diffs)
     if sum(len(diff.old_text or "") + len(diff.new_text) for diff in diffs) <= limit:
         whole: list[Fields] = [DiffFields(diff, DiffHunk(1, 1, diff.old_text or "", diff.new_text)) for diff in diffs]
@@ -364,10 +366,10 @@ def diff_view(diffs: Iterable[Diff], limit: int = _DIFF_BYTES) -> tuple[list[Fie
 
 
 def _fitting_regions(diff: Diff, regions: Sequence[DiffHunk], room: int, limit: int) -> tuple[dict[int, Fields], int]:
-    """Chooses which regions of a diff to show, alternately from the beginning and the end. The chosen regions take at
+    """Choose which regions of a diff to show, alternately from the beginning and the end. The chosen regions take at
     most `room` bytes in total. `room` is the part of `limit` that is still free.
 
-    Returns the diffs of the chosen regions by their index, and the number of characters of `regions` that are not
+    Return the diffs of the chosen regions by their index, and the number of characters of `regions` that are not
     shown.
     """
     shown: dict[int, Fields] = {}
@@ -415,18 +417,18 @@ class DiffFields(dict[str, Any]):
 
 
 def json_bytes(value: object) -> int:
-    """Returns the number of bytes that `value` takes as JSON when it is sent."""
+    """Return the number of bytes that `value` takes as JSON when it is sent."""
     return len(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def limit_text(text: str, limit: int = _TEXT_BYTES) -> str:
-    """Returns `text` if it takes at most `limit` bytes of JSON. Otherwise returns its beginning, a marker and its
+    """Return `text` if it takes at most `limit` bytes of JSON. Otherwise return its beginning, a marker and its
     end."""
     return _cut(text, limit)[0]
 
 
 def _cut(text: str, limit: int, change: Callable[[str], str] = str) -> tuple[str, int]:
-    """See `limit_text`. Applies `change` to the text that is kept. Also returns the number of characters that were left
+    """See `limit_text`. Apply `change` to the text that is kept. Also return the number of characters that were left
     out."""
     if len(text) <= limit and _fits(shown := change(text), limit):
         return shown, 0
@@ -441,8 +443,8 @@ def _cut(text: str, limit: int, change: Callable[[str], str] = str) -> tuple[str
 
 
 def _head_and_tail(text: str, keep: int) -> tuple[str, int]:
-    """Returns `text` if it has at most `keep` characters. Otherwise returns its beginning, a marker and its end, where
-    beginning and end together have `keep` characters. Also returns the number of characters that were left out."""
+    """Return `text` if it has at most `keep` characters. Otherwise return its beginning, a marker and its end, where
+    beginning and end together have `keep` characters. Also return the number of characters that were left out."""
     if len(text) <= keep:
         return text, 0
     head, tail = text[: keep // 2], text[len(text) - keep // 2 :]
@@ -451,7 +453,7 @@ def _head_and_tail(text: str, keep: int) -> tuple[str, int]:
 
 
 def split_text(text: str, limit: int = PIECE_BYTES) -> list[str]:
-    """Splits `text` into pieces of at most `limit` bytes of JSON each. An empty text has no pieces."""
+    """Split `text` into pieces of at most `limit` bytes of JSON each. An empty text has no pieces."""
     if _fits(text, limit):
         return [text] if text else []
     step = max(1, (limit - 2) // 6)  # a character takes at most six bytes
@@ -459,7 +461,7 @@ def split_text(text: str, limit: int = PIECE_BYTES) -> list[str]:
 
 
 def limit_json(value: object, limit: int) -> object:
-    """Returns a JSON value, with long strings and lists shortened so that it takes at most `limit` bytes."""
+    """Return a JSON value, with long strings and lists shortened so that it takes at most `limit` bytes."""
     max_items = 10_000
     for max_bytes in (limit // 2, 20_000, 5_000, 1_000, 200):
         if _fits(value, limit):
@@ -470,7 +472,7 @@ def limit_json(value: object, limit: int) -> object:
 
 
 def _fits(value: object, limit: int) -> bool:
-    """Whether `value` takes at most `limit` bytes of JSON. Encodes the value only if counting its characters does not
+    """Whether `value` takes at most `limit` bytes of JSON. Encode the value only if counting its characters does not
     settle the question."""
     if isinstance(value, str) and 6 * len(value) + 2 <= limit:
         return True
@@ -480,7 +482,7 @@ def _fits(value: object, limit: int) -> bool:
 
 
 def _most_bytes(value: dict[str, object]) -> float:
-    """Returns an upper bound for the size of an object as JSON, without encoding the object. Returns infinity if a
+    """Return an upper bound for the size of an object as JSON, without encoding the object. Return infinity if a
     value is not a string, null, a boolean or a small whole number."""
     total = 2
     for key, item in value.items():
@@ -493,7 +495,7 @@ def _most_bytes(value: dict[str, object]) -> float:
 
 
 def _chars(value: object) -> int:
-    """Returns a lower bound of the size of `value`: the number of characters in all its strings. Keys are not
+    """Return a lower bound of the size of `value`: the number of characters in all its strings. Keys are not
     counted."""
     if isinstance(value, str):
         return len(value)

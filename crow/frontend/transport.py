@@ -28,15 +28,15 @@ CHUNK_BYTES = 256 * 1024
 MAX_WAITING_BYTES = 16 * 1024 * 1024
 """While the editor has left more bytes than this unread, crow handles no further request."""
 
-LINE_OVERHEAD_BYTES = 4096
+_LINE_OVERHEAD_BYTES = 4096
 """The number of bytes that is added to the size of each waiting line, because the task that sends the line takes memory
 too."""
 
-MAX_UNREAD_BYTES = 4 * 1024 * 1024
+_MAX_UNREAD_BYTES = 4 * 1024 * 1024
 """While the editor does not read crow's output, crow still reads about this many bytes of input in advance. Otherwise,
 crow would not notice the end of stdin."""
 
-GIVE_UP_S = 0.3
+_GIVE_UP_S = 0.3
 """If the editor has closed stdin and does not read crow's output, crow waits this many seconds for the editor to read,
 and then ends the connection."""
 
@@ -58,10 +58,10 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def claim_stdio() -> Iterator[tuple[int, int]]:
-    """Moves stdin and stdout to private descriptors, which child processes do not inherit. Closes these descriptors at
+    """Move stdin and stdout to private descriptors, which child processes do not inherit. Close these descriptors at
     the end.
 
-    Yields the descriptor to read from and the descriptor to write to. From then on, descriptor 0 is empty, and
+    Yield the descriptor to read from and the descriptor to write to. From then on, descriptor 0 is empty, and
     descriptor 1 and `sys.stdout` discard their output, so that a stray `print` cannot break the protocol.
 
     :raises EditorError: stdin or stdout is closed.
@@ -90,11 +90,11 @@ class Transport(Protocol):
     """The transport of a connection. It has the methods of the SDK's `Transport`, and a method to stop it."""
 
     async def receive(self) -> Message | None:
-        """Returns the next message, or None if the client is gone. Never raises for an invalid message."""
+        """Return the next message, or None if the client is gone. Never raise for an invalid message."""
         ...
 
     async def send(self, message: Message) -> None:
-        """Sends a message. Waits while the client reads more slowly than crow sends.
+        """Send a message. Wait while the client reads more slowly than crow sends.
 
         If the client is gone, responses and notifications are discarded.
 
@@ -103,12 +103,12 @@ class Transport(Protocol):
         ...
 
     def stop(self, reason: str = "") -> None:
-        """Acts as if the client were gone, but still sends pending output. Sends `reason` to the client if the
+        """Act as if the client were gone, but still send pending output. Send `reason` to the client if the
         transport can do so."""
         ...
 
     async def close(self) -> None:
-        """Sends pending output for a limited time, and closes the connection."""
+        """Send pending output for a limited time, and close the connection."""
         ...
 
 
@@ -120,7 +120,7 @@ class Wire:
         self._open_requests: set[int | str] = set()
 
     def encode(self, message: Message) -> bytes:
-        """Returns `message` as a line.
+        """Return `message` as a line.
 
         :raises TypeError: a request or notification contains a value that JSON cannot represent.
         :raises RecursionError: a request or notification is nested too deeply.
@@ -140,7 +140,7 @@ class Wire:
         return line
 
     def decode(self, line: bytes | FrameError) -> Message | FrameError | None:
-        """Returns the message in `line`. If the line is invalid, returns the error to send as the answer. Returns None
+        """Return the message in `line`. If the line is invalid, return the error to send as the answer. Return None
         if there is nothing to handle."""
         if isinstance(line, bytes):
             self._observe("in", line)
@@ -148,7 +148,7 @@ class Wire:
         return self._match_response(message) if isinstance(message, dict) and "method" not in message else message
 
     def _match_response(self, response: Message) -> Message | FrameError | None:
-        """Returns the response, with its id replaced by the exact id of the request. This is needed because some
+        """Return the response, with its id replaced by the exact id of the request. This is needed because some
         clients send a number back as a string."""
         given = response["id"]
         number = int(given) if isinstance(given, str) and given.isdecimal() and len(given) < 20 else given
@@ -168,7 +168,7 @@ class FairSending:
         self._since: float | None = None
 
     async def rest(self) -> None:
-        """Lets other tasks run if this task has been sending for more than `FAIR_S`. Must be called after each message
+        """Let other tasks run if this task has been sending for more than `FAIR_S`. Must be called after each message
         that was sent without waiting."""
         if self._since is None:
             self._since = time.monotonic()
@@ -198,7 +198,7 @@ class StdioTransport:
         observe: Observer | None = None,
     ) -> None:
         self._source = _open_source(source)
-        self._sink = Sink(sink, on_gone=self._source.end, max_waiting_bytes=max_waiting_bytes)
+        self._sink = _Sink(sink, on_gone=self._source.end, max_waiting_bytes=max_waiting_bytes)
         self._wire = Wire(observe)
         self._splitter = LineSplitter(limit=max_line_bytes)
         self._lines: deque[bytes | FrameError] = deque()
@@ -208,9 +208,9 @@ class StdioTransport:
         self._sending = FairSending()
 
     async def receive(self) -> Message | None:
-        """Returns the next message, or None if stdin has ended or the editor has stopped reading.
+        """Return the next message, or None if stdin has ended or the editor has stopped reading.
 
-        Never raises for an invalid line.
+        Never raise for an invalid line.
         """
         while True:
             while self._lines and not self._stopped and not self._sink.is_behind:
@@ -229,7 +229,7 @@ class StdioTransport:
                 self._at_end = not data
 
     async def send(self, message: Message) -> None:
-        """Writes one line, and returns when the line is written. If the caller is cancelled, the whole line is still
+        """Write one line, and return when the line is written. If the caller is cancelled, the whole line is still
         written.
 
         If the editor is gone, notifications and responses are discarded.
@@ -245,32 +245,32 @@ class StdioTransport:
             await self._sending.rest()
 
     def stop(self, reason: str = "") -> None:  # noqa: ARG002 - editors get no reason
-        """Acts as if stdin had ended, but still writes pending output. May be called by a signal handler of the event
+        """Act as if stdin had ended, but still write pending output. May be called by a signal handler of the event
         loop."""
         self._stopped = True
         self._source.end()
         self._sink.release_waiters()
 
     async def close(self) -> None:
-        """Writes pending output for a limited time, and makes the output descriptor blocking again."""
+        """Write pending output for a limited time, and make the output descriptor blocking again."""
         self._source.end()
         if self._reading is not None:
             await asyncio.wait([self._reading])
         await self._sink.close()
 
     async def _read_while_behind(self) -> bytes | None:
-        """Waits until the editor reads crow's output again or new input arrives. Returns the new input, or None if
+        """Wait until the editor reads crow's output again or new input arrives. Return the new input, or None if
         there is none.
 
         Crow reads ahead to notice the end of stdin, but only up to a limit.
         """
         caught_up = self._sink.caught_up()
         if self._at_end:
-            await asyncio.wait([caught_up], timeout=GIVE_UP_S)
+            await asyncio.wait([caught_up], timeout=_GIVE_UP_S)
             self._stopped = self._stopped or self._sink.is_behind
             return None
         waiting: list[asyncio.Future[Any]] = [caught_up]
-        if sum(len(line) for line in self._lines if isinstance(line, bytes)) <= MAX_UNREAD_BYTES:
+        if sum(len(line) for line in self._lines if isinstance(line, bytes)) <= _MAX_UNREAD_BYTES:
             self._reading = self._reading or asyncio.ensure_future(self._source.read())
             waiting.append(self._reading)
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -283,7 +283,7 @@ class StdioTransport:
         return self._sink.write(self._wire.encode(message), is_response="method" not in message)
 
     def _message(self, line: bytes | FrameError) -> Message | None:
-        """Returns the message in `line`, or None if there is no message to handle. Answers an invalid line with an
+        """Return the message in `line`, or None if there is no message to handle. Answer an invalid line with an
         error."""
         message = self._wire.decode(line)
         if isinstance(message, FrameError):
@@ -293,16 +293,20 @@ class StdioTransport:
 
 
 @dataclass(slots=True, eq=False)
-class WaitingLine:
+class _WaitingLine:
     """A line, or the rest of a line, that is not written yet."""
 
     rest: memoryview
+    """The bytes that are not written yet."""
     left: asyncio.Future[None]
+    """Done when the line was written or dropped."""
     is_begun: bool
+    """Whether a part of the line was written. The rest of it must follow then."""
     is_response: bool
+    """Whether the line is a response."""
 
 
-class Sink:
+class _Sink:
     """Writes whole lines to a descriptor, in order. If the reader is slow, lines wait in memory."""
 
     def __init__(self, fd: int, *, on_gone: Callable[[], None], max_waiting_bytes: int) -> None:
@@ -310,7 +314,7 @@ class Sink:
         self._max_waiting_bytes = max_waiting_bytes
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[WaitingLine] = deque()
+        self._waiting: deque[_WaitingLine] = deque()
         self._waiting_bytes = 0
         self._last_read_at = self._loop.time()
         self._is_ending = False
@@ -328,7 +332,7 @@ class Sink:
             self._loop.add_reader(fd, self._lose_reader)
 
     def write(self, line: bytes, *, is_response: bool) -> asyncio.Future[None] | None:
-        """Writes `line`. Returns None if the line could be written at once. Otherwise returns a future that is done
+        """Write `line`. Return None if the line could be written at once. Otherwise return a future that is done
         when the line has been written.
 
         `close` may discard lines that are not responses.
@@ -343,8 +347,8 @@ class Sink:
                 return None
             self._loop.add_writer(self._fd, self._drain)
         left: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(WaitingLine(rest, left, len(rest) < len(line), is_response))
-        self._waiting_bytes += len(rest) + LINE_OVERHEAD_BYTES
+        self._waiting.append(_WaitingLine(rest, left, len(rest) < len(line), is_response))
+        self._waiting_bytes += len(rest) + _LINE_OVERHEAD_BYTES
         return left
 
     @property
@@ -353,20 +357,20 @@ class Sink:
         return self._waiting_bytes > self._max_waiting_bytes
 
     def caught_up(self) -> asyncio.Future[None]:
-        """Returns a future that is done when `is_behind` becomes false, or when `release_waiters` is called."""
+        """Return a future that is done when `is_behind` becomes false, or when `release_waiters` is called."""
         if self._caught_up is None or self._caught_up.done():
             self._caught_up = self._loop.create_future()
         return self._caught_up
 
     def release_waiters(self) -> None:
-        """Completes the future that `caught_up` returned."""
+        """Complete the future that `caught_up` returned."""
         if self._caught_up is not None:
             _complete(self._caught_up)
 
     async def close(self) -> None:
-        """Writes the waiting lines.
+        """Write the waiting lines.
 
-        After `CLOSE_S`, finishes the line that is partly written, and then writes only responses. Stops writing if the
+        After `CLOSE_S`, finish the line that is partly written, and then write only responses. Stop writing if the
         reader stops reading.
         """
         started = self._loop.time()
@@ -387,7 +391,7 @@ class Sink:
                 os.set_blocking(self._fd, True)
 
     def _write_some(self, rest: memoryview) -> memoryview:
-        """Writes as much of `rest` as the reader takes now, and returns the remainder."""
+        """Write as much of `rest` as the reader takes now, and return the remainder."""
         while rest:
             try:
                 rest = rest[os.write(self._fd, rest) :]
@@ -414,11 +418,11 @@ class Sink:
         if not self.is_behind:
             self.release_waiters()
 
-    def _drop(self, lines: list[WaitingLine]) -> None:
-        """Removes lines that were written or will never be written, and lets their senders continue."""
+    def _drop(self, lines: list[_WaitingLine]) -> None:
+        """Remove lines that were written or will never be written, and let their senders continue."""
         for line in lines:
             self._waiting.remove(line)
-            self._waiting_bytes -= len(line.rest) + LINE_OVERHEAD_BYTES
+            self._waiting_bytes -= len(line.rest) + _LINE_OVERHEAD_BYTES
             _complete(line.left)
         if lines and not self._waiting:
             self._loop.remove_writer(self._fd)
@@ -435,13 +439,13 @@ class Sink:
         self.release_waiters()
 
 
-def _open_source(fd: int) -> WatchedSource | ThreadSource:
-    """Returns a `WatchedSource` if the event loop can watch this kind of descriptor, else a `ThreadSource`."""
+def _open_source(fd: int) -> _WatchedSource | _ThreadSource:
+    """Return a `_WatchedSource` if the event loop can watch this kind of descriptor, else a `_ThreadSource`."""
     loop = asyncio.get_running_loop()
     # Some loops accept a file to watch, but never report the file's end.
     if stat.S_ISREG(os.fstat(fd).st_mode) or not _can_watch(fd, loop.add_reader, loop.remove_reader):
-        return ThreadSource(fd)
-    return WatchedSource(fd)
+        return _ThreadSource(fd)
+    return _WatchedSource(fd)
 
 
 def _can_watch(fd: int, add: Callable[[int, Callable[[], None]], None], remove: Callable[[int], object]) -> bool:
@@ -455,7 +459,7 @@ def _can_watch(fd: int, add: Callable[[int, Callable[[], None]], None], remove: 
     return True
 
 
-class WatchedSource:
+class _WatchedSource:
     """Reads a pipe, socket or terminal whenever the event loop reports that there is input.
 
     A blocking descriptor stays blocking, because making it non-blocking would affect every process that shares it.
@@ -468,7 +472,7 @@ class WatchedSource:
         self._ended = False
 
     async def read(self) -> bytes:
-        """Returns the next bytes, or empty bytes at the end of the input. Only one task may read at a time."""
+        """Return the next bytes, or empty bytes at the end of the input. Only one task may read at a time."""
         while not self._ended:
             self._ready = self._loop.create_future()
             self._loop.add_reader(self._fd, self._wake)
@@ -486,7 +490,7 @@ class WatchedSource:
         return b""
 
     def end(self) -> None:
-        """Acts as if the end of the input had been reached, and wakes the reading task."""
+        """Act as if the end of the input had been reached, and wake the reading task."""
         self._ended = True
         self._wake()
 
@@ -495,7 +499,7 @@ class WatchedSource:
             _complete(self._ready)
 
 
-class ThreadSource:
+class _ThreadSource:
     """Reads a descriptor that the event loop cannot watch. A daemon thread reads each chunk, so a read that blocks does
     not keep the process from exiting."""
 
@@ -506,7 +510,7 @@ class ThreadSource:
         self._ended = False
 
     async def read(self) -> bytes:
-        """See `WatchedSource.read`."""
+        """See `_WatchedSource.read`."""
         if self._ended:
             return b""
         self._chunk = self._loop.create_future()
@@ -514,7 +518,7 @@ class ThreadSource:
         return await self._chunk
 
     def end(self) -> None:
-        """See `WatchedSource.end`."""
+        """See `_WatchedSource.end`."""
         self._ended = True
         self._deliver(b"")
 

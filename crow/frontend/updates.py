@@ -19,10 +19,10 @@ TERMINAL_CHARS = 50_000
 """At most this many characters of output are streamed to a client's terminal. The rest is sent when the command
 ends, and is shortened if it is long."""
 
-NOTICE_CHARS = 500
+_NOTICE_CHARS = 500
 """At most this many characters of a notice's title are shown."""
 
-STEP_CHARS = 1_000
+_STEP_CHARS = 1_000
 """At most this many characters of each step of the plan are shown."""
 
 REPLAY_RESULTS_BYTES = 4_600_000
@@ -31,9 +31,9 @@ REPLAY_RESULTS_BYTES = 4_600_000
 REPLAY_RESULT_BYTES = 400
 """A replay sends at least this many bytes of each tool result, however long the history is."""
 
-REPLAY_ANSWER_BYTES = 10_000_000
+_REPLAY_ANSWER_BYTES = 10_000_000
 
-INTERRUPTED_TURN = "The turn was interrupted."
+_INTERRUPTED_TURN = "The turn was interrupted."
 
 PLAN_ID = "plan"
 """The id of a session's plan. A session has at most one plan."""
@@ -55,13 +55,13 @@ class ViewLimits:
         self._is_full = is_full
         self._entries = 0
         self.calls = tool_calls.FULL if is_full else tool_calls.STANDARD
-        self.answer_bytes = REPLAY_ANSWER_BYTES
+        self.answer_bytes = _REPLAY_ANSWER_BYTES
         """The limit for the answer of a slash command, in bytes."""
 
     def result_bytes(self, entries: int) -> int | None:
-        """Sets the limits for the next history. `entries` is the number of entries in that history.
+        """Set the limits for the next history. `entries` is the number of entries in that history.
 
-        Returns the maximum number of bytes to read of each tool result, or None to read whole results.
+        Return the maximum number of bytes to read of each tool result, or None to read whole results.
         """
         self._entries += entries
         most = REPLAY_RESULTS_BYTES * 3 // max(1, self._entries)  # about every third entry is a result
@@ -74,18 +74,18 @@ class ViewLimits:
 
 
 def prompt_updates(message_id: str, parts: Sequence[Part]) -> tuple[Update, ...]:
-    """Returns updates with a prompt of the user."""
+    """Return updates with a prompt of the user."""
     shown = [block for part in parts for block in blocks(part)]
     return tuple(new_update("user_message_chunk", content=block, messageId=message_id) for block in shown)
 
 
 def command_updates(message_id: str, text: str) -> tuple[Update, ...]:
-    """Returns updates with a slash command as the user typed it. `message_id` is the id of the command's answer."""
+    """Return updates with a slash command as the user typed it. `message_id` is the id of the command's answer."""
     return _chunks("user_message_chunk", limit_text(text), messageId=f"{message_id}_typed")
 
 
 def plan_updates(items: Sequence[PlanItem] | None, *, by_id: bool = False) -> tuple[Update, ...]:
-    """Returns updates with the complete plan, or no updates if `items` is None.
+    """Return updates with the complete plan, or no updates if `items` is None.
 
     With `by_id`, returns the protocol's unstable updates for plans with ids, which only some clients support. If the
     plan has become empty, the unstable update says so.
@@ -95,7 +95,7 @@ def plan_updates(items: Sequence[PlanItem] | None, *, by_id: bool = False) -> tu
     if by_id and not items:
         return (new_update("plan_removed", planId=PLAN_ID),)
     plan = [
-        {"content": title_line(item.content, STEP_CHARS), "priority": item.priority, "status": item.status}
+        {"content": title_line(item.content, _STEP_CHARS), "priority": item.priority, "status": item.status}
         for item in items
     ]
     entries = tool_calls.limit_json(plan, tool_calls.OUTPUT_BYTES)
@@ -105,7 +105,7 @@ def plan_updates(items: Sequence[PlanItem] | None, *, by_id: bool = False) -> tu
 
 
 def usage_object(usage: Usage) -> Fields:
-    """Returns the token counts of a turn, for the response to the turn's prompt. Cached tokens count as input, and
+    """Return the token counts of a turn, for the response to the turn's prompt. Cached tokens count as input, and
     thought tokens count as output."""
     sent, made = usage.input_tokens or 0, usage.output_tokens or 0
     optional = {
@@ -119,28 +119,28 @@ def usage_object(usage: Usage) -> Fields:
 
 
 def usage_update(event: events.ContextMeasured) -> Update:
-    """Returns an update with the size of the context, and with the cost if it is known."""
+    """Return an update with the size of the context, and with the cost if it is known."""
     update = new_update("usage_update", used=max(0, event.used), size=max(0, event.size))
     return update if event.cost is None else update | {"cost": {"amount": event.cost, "currency": "USD"}}
 
 
 def turn_state_update(state: Mapping[str, Any]) -> Update:
-    """Returns an update with the state of a turn that another client started. A client of version 1 learns the state of
+    """Return an update with the state of a turn that another client started. A client of version 1 learns the state of
     its own turns from the responses to its prompts."""
     return new_update("session_info_update", _meta={"acp/turnState": dict(state)})
 
 
 def notice_updates(severity: str, title: str, description: str = "") -> tuple[Update, ...]:
-    """Returns an update with a notice, for a client that shows notices."""
-    update = new_update("notice", severity=severity, title=title_line(title, NOTICE_CHARS))
+    """Return an update with a notice, for a client that shows notices."""
+    update = new_update("notice", severity=severity, title=title_line(title, _NOTICE_CHARS))
     return (update | ({"description": shown_text(description)} if description else {}),)
 
 
 def turn_end_words(stop: str, detail: str, *, is_answered: bool) -> str:
-    """Returns what a remark says about the end of a turn. It is empty if the turn succeeded and has an answer."""
+    """Return what a remark says about the end of a turn. It is empty if the turn succeeded and has an answer."""
     match stop:
         case "interrupted":
-            return detail or INTERRUPTED_TURN
+            return detail or _INTERRUPTED_TURN
         case "error":
             return detail or "The turn ended with an error."
         case _ if is_answered:
@@ -156,7 +156,7 @@ def new_update(kind: str, **fields: Any) -> Update:
 
 
 def _chunks(kind: str, text: str, **ids: str) -> tuple[Update, ...]:
-    """Splits a text into as many updates as its size requires."""
+    """Split a text into as many updates as its size requires."""
     return tuple(new_update(kind, content={"type": "text", "text": piece}, **ids) for piece in split_text(text))
 
 
@@ -165,7 +165,7 @@ def text_updates(message_id: str, text: str) -> tuple[Update, ...]:
 
 
 def remark_updates(message_id: str, words: str) -> tuple[Update, ...]:
-    """Returns updates with a remark by crow. The remark ends with an empty line, so that even a client that joins all
+    """Return updates with a remark by crow. The remark ends with an empty line, so that even a client that joins all
     chunks shows the remark as a paragraph of its own.
 
     The remark may quote hostile text, so hidden characters are escaped.
@@ -174,20 +174,20 @@ def remark_updates(message_id: str, words: str) -> tuple[Update, ...]:
 
 
 def thought_updates(message_id: str, text: str) -> tuple[Update, ...]:
-    """Returns updates with a thought. The thought has a message id of its own, because clients join chunks with the
+    """Return updates with a thought. The thought has a message id of its own, because clients join chunks with the
     same id."""
     return _chunks("agent_thought_chunk", text, messageId=f"{message_id}_thought")
 
 
 def summary_updates(compaction_id: str, text: str) -> tuple[Update, ...]:
-    """Returns updates with the next part of a summary. An empty `text` removes the parts that were sent before."""
+    """Return updates with the next part of a summary. An empty `text` removes the parts that were sent before."""
     if not text:
         return (new_update("compaction_update", compactionId=compaction_id, status="in_progress", summary=[]),)
     return _chunks("compaction_summary_chunk", text, compactionId=compaction_id)
 
 
 def compaction_update(compaction_id: str, status: str = "completed", detail: str = "") -> Update:
-    """Returns an update with the state of a compaction. `detail` is the summary, or the reason why the compaction
+    """Return an update with the state of a compaction. `detail` is the summary, or the reason why the compaction
     failed."""
     update = new_update("compaction_update", compactionId=compaction_id, status=status)
     if detail and status == "completed":
@@ -208,14 +208,14 @@ def terminal_output(call: CallRef, text: str) -> Fields:
 
 
 def terminal_exit(call: CallRef, code: object) -> Fields:
-    """Returns the field `terminal_exit`. A negative `code` means that the signal with this number ended the command."""
+    """Return the field `terminal_exit`. A negative `code` means that the signal with this number ended the command."""
     exited = isinstance(code, int) and code >= 0
     signal = f"signal {-code}" if isinstance(code, int) and code < 0 else None
     return {"terminal_id": call.call_id, "exit_code": code if exited else None, "signal": signal}
 
 
 def terminal_end(result: ToolResult, sent: str) -> Fields:
-    """Returns the exit status, and the part of the output that was not sent to the terminal yet."""
+    """Return the exit status, and the part of the output that was not sent to the terminal yet."""
     output = tool_calls.output_text(result)
     rest = output[len(sent) :] if output.startswith(sent) else f"\n{output}"
     meta: Fields = {"terminal_exit": terminal_exit(result.call, result.raw_output.get("exit_code"))}

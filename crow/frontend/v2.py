@@ -1,4 +1,8 @@
-"""Serves the draft of protocol version 2 to clients that ask for version 2, and version 1 to all other clients."""
+"""Serves the draft of protocol version 2 to clients that ask for version 2, and version 1 to all other clients.
+
+Requests of version 2 have methods of their own, which call those of version 1. Everything else is translated: each
+session's updates and questions pass through a `Translation` on their way to the connection.
+"""
 
 from __future__ import annotations
 
@@ -6,82 +10,114 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any
+from weakref import WeakValueDictionary
 
 from crow import __version__
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
-from crow.domain.entries import Command, Entry, TurnEnd, User
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError
-from crow.domain.events import ElicitationKind, EntryStored
-from crow.frontend.agent import REQUEST_CANCELLED, AcpAgent, Method, auth_methods, error_response
-from crow.frontend.client import NO_PLACE, ClientConnection, RequestParams, SessionClient, request_error
-from crow.frontend.content import parts_from, without_repeated_prompts
-from crow.frontend.cursors import CURSOR_KEY, PIECEMEAL, cursor_in
-from crow.frontend.feed import Item, TurnBegan, TurnEnded
-from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, RequestError, describe
-from crow.frontend.host import HostSession, PromptRun
-from crow.frontend.missed import Missed
-from crow.frontend.params import (
-    ClientCapabilities,
-    OpenRequest,
-    open_request_from,
-    prompt_name,
-    session_alias,
-    session_metadata,
-)
-from crow.frontend.sessions import ClientSession, ClientSessions
-from crow.frontend.subagents import Family
-from crow.frontend.updates import Update, ViewLimits
+from crow.domain.events import ElicitationKind
+from crow.frontend.client import HISTORY, Outlet, RequestParams
+from crow.frontend.cursors import CURSOR_KEY, cursor_in
+from crow.frontend.errors import REQUEST_CANCELLED, request_error, turn_error
+from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, describe
+from crow.frontend.host import PromptRun
+from crow.frontend.methods import Methods, MethodTable, auth_methods
+from crow.frontend.params import ClientCapabilities, OpenRequest, open_request_from, session_alias
+from crow.frontend.sessions import ClientSession
+from crow.frontend.updates import Update
 from crow.frontend.v2_updates import FINAL_STATUSES, Wording, commands, config_options, permission_params
-from crow.frontend.view import Shown, View
 from crow.store import NamedPrompt
 
 logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 2
-MAX_VERSION = 65_535
+_MAX_VERSION = 65_535
 
 IDLE: Update = {"sessionUpdate": "state_update", "state": "idle"}
-RUNNING: Update = {"sessionUpdate": "state_update", "state": "running"}
-REQUIRES_ACTION: Update = {"sessionUpdate": "state_update", "state": "requires_action"}
+_RUNNING: Update = {"sessionUpdate": "state_update", "state": "running"}
+_REQUIRES_ACTION: Update = {"sessionUpdate": "state_update", "state": "requires_action"}
 
 
-class VersionedConnection(ClientConnection, Protocol):
-    """A connection whose requests have the parameters of version 1 or of version 2 of the protocol."""
+class Translation:
+    """Translates the messages about one session from version 1 to version 2, on their way to `outlet`.
 
-    checks_parameters: bool
-    """Whether `run` checks the parameters of requests against version 1 of the protocol."""
-
-
-class SessionClientV2(SessionClient):
-    """The client of one session, in version 2 of the protocol.
-
-    In addition to updates, this class sends the state of the session. It sends each prompt when the prompt becomes part
-    of the conversation. `session` is set before the client is opened.
+    In addition, it sends the state of the session, and notes when a prompt becomes part of the conversation. `session`
+    tells which calls can be cancelled, and whether a turn runs.
     """
 
-    session: Session
-    sees_own_prompts = True
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, outlet: Outlet, session: Session) -> None:
+        self._outlet = outlet
+        self._session = session
         self.known_commands: list[dict[str, Any]] | None = None
         """The slash commands that the client has been sent."""
         self._wording = Wording()
         self._state = IDLE
+        self._place: Mapping[str, Any] = {}
+        """The cursor of the newest update, as `_meta`."""
         self._insertions: dict[str, asyncio.Future[str]] = {}
-        self._names: dict[str, str] = {}  # tool names, by the ids of the calls that have not ended
+        """For each prompt that is not part of the conversation yet: who waits for its message id."""
+        self._names: dict[str, str] = {}
+        """Tool names, by the ids of the calls that have not ended."""
         self._running_calls: set[str] = set()
         self._cancellable: set[str] = set()
-        self._questions: Counter[str] = Counter()  # open questions by call id, which is empty if no call asks
+        self._questions: Counter[str] = Counter()
+        """How many questions are open, by the id of the call that asks. The id is empty if no call asks."""
+
+    # Messages of version 1.
+
+    async def notify(self, method: str, params: dict[str, Any]) -> None:
+        """See `Outlet`."""
+        if method != "session/update":
+            await self._outlet.notify(method, params)
+            return
+        update, meta = params["update"], params.get("_meta", {})
+        self._place = {key: value for key, value in meta.items() if key == CURSOR_KEY}
+        match update:
+            case {"sessionUpdate": "available_commands_update", "availableCommands": offered}:
+                if offered == self.known_commands:
+                    return
+                self.known_commands = offered
+            case {"sessionUpdate": "session_info_update", "_meta": {"acp/turnState": turn}}:
+                await self._show_turn(turn)
+                return
+        converted = tuple(self._wording.updates(update, is_history=HISTORY.items() <= meta.items()))
+        for index, said in enumerate(converted, 1):
+            shown = self._with_capabilities(said) if said["sessionUpdate"] == "tool_call_update" else said
+            await self._send(shown, self._place if index == len(converted) else {})
+        if update["sessionUpdate"] == "user_message_chunk":
+            self._note_inserted(update["messageId"])
+        await self._show_whether_blocked()
+
+    async def request(self, method: str, params: dict[str, Any]) -> Any:
+        """See `Outlet`. While the question is open and no other calls are running, the state of the session is
+        `requires_action`."""
+        call_id = params.get("toolCallId", "")
+        if method == "session/request_permission":
+            call_id, params = params["toolCall"]["toolCallId"], permission_params(params)
+            if call_id in self._running_calls:  # an MCP server asks, and not about the call itself
+                params["subject"]["toolCall"] = {"toolCallId": call_id}
+        self._questions[call_id] += 1
+        try:
+            await self._show_whether_blocked()
+            answer = await self._outlet.request(method, params)
+        finally:
+            self._questions[call_id] -= 1
+            self._questions += Counter()  # removes zero counts
+        await self._show_whether_blocked()
+        return answer
+
+    async def _send(self, update: Update, meta: Mapping[str, Any]) -> None:
+        params = {"sessionId": self._session.id, "update": update}
+        await self._outlet.notify("session/update", params | ({"_meta": meta} if meta else {}))
+
+    # Prompts.
 
     def expect(self, prompt: PendingPrompt) -> asyncio.Future[str]:
-        """Returns a future for the message id of a prompt. The future is done when the prompt becomes part of the
+        """Return a future for the message id of a prompt. The future is done when the prompt becomes part of the
         conversation."""
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return self._insertions.setdefault(prompt.message_id, future)
@@ -94,130 +130,53 @@ class SessionClientV2(SessionClient):
             else:
                 future.set_result(known.message_id)
 
-    async def show(self, item: Item, *, is_own: bool = False) -> None:
-        """See `SessionClient.show`."""
-        if isinstance(item, TurnEnded):
-            await self._end_turn(item)
-            return
-        await super().show(item, is_own=is_own)
-        match item:
-            case EntryStored(entry=Entry(body=User(message_id=message_id))):
-                self._note_inserted(message_id, message_id)
-            case (
-                EntryStored(entry=Entry(body=Command(message_id=message_id)))
-                | TurnBegan(message_id=message_id, typed=str())
-            ):
-                self._note_inserted(message_id, f"{message_id}_typed")
-
-    async def _end_turn(self, item: TurnEnded) -> None:
-        """Sends the state after a turn."""
-        async with self._sending:
-            is_inserted = self._insertions.pop(item.message_id, None) is None
-            if is_inserted or self._state["state"] != "idle":
-                await self._show_state(idle_state(item))
-            self._running_calls.clear()
-            self._names.clear()
-
-    def _note_inserted(self, message_id: str, shown_as: str) -> None:
-        future = self._insertions.pop(message_id, None)
+    def _note_inserted(self, shown_as: str) -> None:
+        future = self._insertions.pop(shown_as.removesuffix("_typed"), None)
         if future is not None and not future.done():
             future.set_result(shown_as)
 
-    async def show_state(self) -> None:
-        """Sends the state of the session."""
-        if self._state["state"] == "idle" and (self.session.has_turn or self.session.runs_elsewhere):
-            self._state = RUNNING
-        await self.send(self._state)
+    # The state of the session.
 
-    async def load(
-        self,
-        history: AsyncIterator[Sequence[Entry]],
-        *,
-        is_running: Callable[[], bool],
-        limits: ViewLimits | None = None,
-        family: Family | None = None,
-    ) -> View:
-        """See `SessionClient.load`."""
-        self._wording.begin_replay()
-        try:
-            return await super().load(history, is_running=is_running, limits=limits, family=family)
-        finally:
-            self._wording.end_replay()
+    async def show_state(self, place: Mapping[str, Any]) -> None:
+        """Send the state of the session. `place` is the cursor to send with it, as `_meta`."""
+        self._wording.end_replay()
+        self._place = place
+        if self._state["state"] == "idle" and (self._session.has_turn or self._session.runs_elsewhere):
+            self._state = _RUNNING
+        await self._send(self._state, place)
 
-    async def resume(
-        self,
-        read: Callable[[], Awaitable[Missed]],
-        *,
-        is_running: Callable[[], bool],
-        is_own: Callable[[str], bool],
-    ) -> Missed:
-        """See `SessionClient.resume`."""
-
-        async def read_whole_prompt() -> Missed:
-            missed = await read()
-            first = next((entry.body for entry in missed.entries if isinstance(entry.body, PIECEMEAL)), None)
-            if isinstance(first, User):  # its first piece replaces what the client has of the message
-                missed = replace(missed, cursor=replace(missed.cursor, pieces=0))
-            return missed
-
-        missed = await super().resume(read_whole_prompt, is_running=is_running, is_own=is_own)
-        ends = [entry.body for entry in missed.entries if isinstance(entry.body, TurnEnd)]
-        if ends and self._state is IDLE:
-            self._state = state_after(ends[-1])
-        return missed
+    def note_missed_end(self, stop: str, detail: str) -> None:
+        """Take over how the last turn ended that the client has missed. `stop` is empty if it has missed none."""
+        if stop and self._state is IDLE:
+            self._state = _state_after(stop, detail)
 
     def note_last_turn(self, state: Mapping[str, Any]) -> None:
-        """Takes from `state` how the last turn of the session ended, unless this is already known."""
+        """Take from `state` how the last turn of the session ended, unless this is already known."""
         if self._state is IDLE and (stop := state.get("stopReason", "error")) != "error":
             self._state = IDLE | {"stopReason": stop}
 
-    async def send(self, update: Update, cursor: str | None = None) -> None:
-        """Converts an update of version 1 to version 2, and sends it."""
-        match update:
-            case {"sessionUpdate": "available_commands_update", "availableCommands": offered}:
-                if offered == self.known_commands:
-                    return
-                self.known_commands = offered
-            case {"sessionUpdate": "session_info_update", "_meta": {"acp/turnState": _}}:
-                update = self._state = RUNNING
-        converted = tuple(self._wording.updates(update))
-        for index, said in enumerate(converted, 1):
-            shown = self._with_capabilities(said) if said["sessionUpdate"] == "tool_call_update" else said
-            await super().send(shown, cursor if index == len(converted) else NO_PLACE)
-
-    async def _send_shown(self, shown: Sequence[Shown]) -> None:
-        await super()._send_shown(shown)
-        await self._show_whether_blocked()
+    async def _show_turn(self, turn: Mapping[str, Any]) -> None:
+        """Send the state after the begin or the end of a turn."""
+        if turn["state"] == "running":
+            await self._show_state(_RUNNING)
+            await self._show_whether_blocked()
+            return
+        is_inserted = self._insertions.pop(turn["messageId"], None) is None
+        if is_inserted or self._state["state"] != "idle":
+            ended = {"stopReason": turn["stopReason"]}
+            await self._show_state(IDLE | ended | ({"error": turn["error"]} if "error" in turn else {}))
+        self._running_calls.clear()
+        self._names.clear()
 
     async def _show_state(self, state: Update) -> None:
         self._state = state
-        await self.send(state)
-
-    async def _request(self, method: str, params: dict[str, Any]) -> Any:
-        """Sends a question for the user, and returns the answer. While the question is open and no other calls are
-        running, the state of the session is `requires_action`."""
-        call_id = params.get("toolCallId", "")
-        if method == "session/request_permission":
-            call_id, params = params["toolCall"]["toolCallId"], permission_params(params)
-            if (
-                call_id in self._running_calls
-            ):  # the question comes from an MCP server, and is not about the call itself
-                params["subject"]["toolCall"] = {"toolCallId": call_id}
-        self._questions[call_id] += 1
-        try:
-            await self._show_whether_blocked()
-            answer = await super()._request(method, params)
-        finally:
-            self._questions[call_id] -= 1
-            self._questions += Counter()  # removes zero counts
-        await self._show_whether_blocked()
-        return answer
+        await self._send(state, self._place)
 
     async def _show_whether_blocked(self) -> None:
-        """Sends the session's state if the state has changed to or from `requires_action`."""
+        """Send the session's state if the state has changed to or from `requires_action`."""
         if self._state["state"] == "idle":
             return
-        state = REQUIRES_ACTION if self._is_blocked() else RUNNING
+        state = _REQUIRES_ACTION if self._is_blocked() else _RUNNING
         if state is not self._state:
             await self._show_state(state)
 
@@ -226,13 +185,13 @@ class SessionClientV2(SessionClient):
         that the sub-agent carries out."""
         working = self._running_calls - self._questions.keys()
         tasks = {call_id for call_id in working if self._names.get(call_id) == "task"}
-        own = self.session.running_calls  # a question about a call that is not in here comes from a sub-agent
+        own = self._session.running_calls  # a question about a call that is not in here comes from a sub-agent
         asked_by_subagents = sum(count for call_id, count in self._questions.items() if call_id not in own)
         return bool(self._questions) and working == tasks and len(tasks) <= asked_by_subagents
 
     def _with_capabilities(self, update: Update) -> Update:
-        """Returns `update`, an update of a tool call. If the client can cancel the call from now on, or can no longer
-        cancel it, this is added to the update. Also notes which calls are running."""
+        """Return `update`, an update of a tool call. If the client can cancel the call from now on, or can no longer
+        cancel it, this is added to the update. Also note which calls are running."""
         call_id, status = update["toolCallId"], update.get("status")
         if status in FINAL_STATUSES:
             self._running_calls.discard(call_id)
@@ -246,90 +205,41 @@ class SessionClientV2(SessionClient):
         if status == "in_progress":
             self._running_calls.add(call_id)
             is_told = call_id in self._cancellable and not self._wording.is_replaying
-            if not is_told and call_id in self.session.running_calls:
+            if not is_told and call_id in self._session.running_calls:
                 self._cancellable.add(call_id)
                 return update | {"capabilities": {"cancel": {}}}
         return update
 
 
-class VersionedSessions(ClientSessions):
-    """The open sessions of a client. The client uses version 1 of the protocol, or version 2 after a call of
-    `begin_v2`."""
+class VersionTwo:
+    """The methods that a client may call: those of version 1, or those of version 2 after `initialize` has chosen it.
 
-    is_v2 = False
-
-    def begin_v2(self) -> None:
-        """Switches to version 2. No session may be open yet."""
-        self.is_v2, self.client_type = True, SessionClientV2
-
-    def find(self, session_id: str) -> Session | None:
-        """Returns the open session with this id, or None."""
-        opened = self._opened.get(session_id)
-        return None if opened is None else opened.session
-
-    async def find_to_cancel(self, session_id: object) -> Session | None:
-        """Returns the open session with this id. Returns None if there is no such session, or if this client may not
-        cancel prompts in it."""
-        opened = self._opened.get(session_id) if isinstance(session_id, str) else None
-        if opened is None or not self._may_write(opened):
-            return None
-        try:
-            await self.require(session_id, "write")
-        except CrowError:
-            return None
-        return opened.session
-
-    def is_watched_by_others(self, session_id: str) -> bool:
-        """Whether other clients have opened the session too."""
-        opened = self._opened.get(session_id)
-        return opened is not None and opened.hosted.is_watched_without(self.origin)
-
-    def introduce(self, opened: ClientSession) -> dict[str, Any]:
-        """See `ClientSessions.introduce`. In version 2, the response also has the commands, and the mode is only a
-        config option."""
-        answer = super().introduce(opened)
-        if not self.is_v2:
-            return answer
-        meta = {"_meta": answer["_meta"]} if "_meta" in answer else {}
-        offered = self.host.commands(opened.session)
-        client_of(opened).known_commands = offered
-        return {"configOptions": config_options(answer["configOptions"]), "availableCommands": commands(offered)} | meta
-
-    def _client(self, hosted: HostSession) -> SessionClient:
-        client = super()._client(hosted)
-        if isinstance(client, SessionClientV2):
-            client.session = hosted.session
-        return client
-
-
-class NegotiatingAgent(AcpAgent):
-    """Answers the requests of a connection in version 1 or 2 of the protocol. `initialize` chooses the version.
-
-    Version 2 has a method table of its own, but both versions use the same sessions.
+    The methods of version 2 use those of version 1, and the same sessions.
     """
 
-    sessions_type = VersionedSessions
-    _sessions: VersionedSessions
-
-    async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
-        """See `AcpAgent.handle`. In version 2, `session/cancel` also withdraws the prompts that wait for the running
-        turn."""
-        if is_notification and method == "session/cancel" and self._sessions.is_v2:
-            revoke_waiting(await self._sessions.find_to_cancel(params.get("sessionId")))
-        return await super().handle(method, params, is_notification)
+    def __init__(self, methods: Methods) -> None:
+        self._v1 = methods
+        self._sessions = methods.sessions
+        self._translations: WeakValueDictionary[str, Translation] = WeakValueDictionary()
+        self._is_chosen = False
+        self.table = MethodTable(
+            requests={**methods.table.requests, "initialize": self._initialize},
+            cancel=methods.table.cancel,
+            check=methods.table.check,
+        )
 
     async def _initialize(self, params: RequestParams) -> dict[str, Any]:
         version = params.get("protocolVersion")
-        if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= MAX_VERSION:
+        if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= _MAX_VERSION:
             raise ArgumentError(f"protocolVersion is {describe(version)}; expected a whole number, such as 2.")
-        agreed, spoken = min(max(version, 1), PROTOCOL_VERSION), PROTOCOL_VERSION if self._sessions.is_v2 else 1
-        if agreed != spoken and (self._sessions.is_used or self._sessions.is_v2):
+        agreed, spoken = min(max(version, 1), PROTOCOL_VERSION), PROTOCOL_VERSION if self._is_chosen else 1
+        if agreed != spoken and (self._sessions.is_used or self._is_chosen):
             problem = f"This connection already uses version {spoken} of the protocol. Start crow again to use another."
             raise request_error(INVALID_REQUEST, problem)
         if agreed != PROTOCOL_VERSION:
-            return await super()._initialize(params)
+            return await self._v1.initialize(params)
         caps, info = capabilities_from(params), params["info"]
-        self._begin_v2()
+        self._choose()
         self._sessions.use_capabilities(caps)
         logger.info("Client: %s %s, with protocol version 2", info["name"], info["version"])
         return {
@@ -347,75 +257,110 @@ class NegotiatingAgent(AcpAgent):
                 {"type": "agent", "methodId": method["id"]} | {key: method[key] for key in method if key != "id"}
                 for method in auth_methods(caps)
             ],
-            "_meta": {"crow": {"promptId": {}}} | ({CURSOR_KEY: {}} if self._host.is_lasting else {}),
+            "_meta": {"crow": {"promptId": {}}} | ({CURSOR_KEY: {}} if self._v1.host.is_lasting else {}),
         }
 
-    def _begin_v2(self) -> None:
-        cast(VersionedConnection, self._connection).checks_parameters = False
-        self._sessions.begin_v2()
-        self._methods: dict[str, Method] = {
-            "initialize": self._initialize,
-            "auth/login": self._login,
-            "auth/logout": self._logout,
-            "session/new": self._new_v2,
-            "session/resume": self._resume_v2,
-            "session/list": self._list_v2,
-            "session/close": self._close_v2,
-            "session/delete": self._delete_v2,
-            "session/prompt": self._prompt_v2,
-            "session/set_config_option": self._set_config_option_v2,
-            "tool_call/cancel": self._cancel_call,
-        }
+    def _choose(self) -> None:
+        """Switch to version 2. No session may be open yet."""
+        self._is_chosen = True
+        self._sessions.translate = self._translate
+        self.table = MethodTable(
+            requests={
+                "initialize": self._initialize,
+                "auth/login": self._login,
+                "auth/logout": self._v1.logout,
+                "session/new": self._new,
+                "session/resume": self._resume,
+                "session/list": self._list,
+                "session/close": self._close,
+                "session/delete": self._delete,
+                "session/prompt": self._prompt,
+                "session/set_config_option": self._set_config_option,
+                "tool_call/cancel": self._cancel_call,
+            },
+            cancel=self._cancel,
+            check=None,
+        )
+
+    def _translate(self, outlet: Outlet, session: Session) -> Outlet:
+        self._translations[session.id] = translation = Translation(outlet, session)
+        return translation
+
+    def _introduction(self, opened: ClientSession) -> dict[str, Any]:
+        """Return the response to a request that has opened a session. It has the commands, and the mode is only a
+        config option."""
+        answer = self._sessions.introduce(opened)
+        offered = self._v1.host.commands(opened.session)
+        self._translations[opened.session.id].known_commands = offered
+        said = {"configOptions": config_options(answer["configOptions"]), "availableCommands": commands(offered)}
+        return said | ({"_meta": answer["_meta"]} if "_meta" in answer else {})
 
     async def _login(self, params: RequestParams) -> dict[str, Any]:
         text_in(params, "methodId")
-        return await self._authenticate(params)
+        return await self._v1.authenticate(params)
 
-    async def _new_v2(self, params: RequestParams) -> dict[str, Any]:
-        opened = await self._sessions.create(open_request_v2(params), alias=session_alias(params))
+    async def _new(self, params: RequestParams) -> dict[str, Any]:
+        opened = await self._sessions.create(_open_request_v2(params), alias=session_alias(params))
         if opened.session.busy:  # the alias belongs to a session that is already open
-            await client_of(opened).show_state()
-        return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
+            await self._translations[opened.session.id].show_state(opened.client.place())
+        return {"sessionId": opened.session.id, **self._introduction(opened)}
 
-    async def _resume_v2(self, params: RequestParams) -> dict[str, Any]:
+    async def _resume(self, params: RequestParams) -> dict[str, Any]:
         text_in(params, "sessionId")
-        request, is_replayed = open_request_v2(params, may_be_missing=True), wants_replay(params)
-        async with self._resumed(params, request) if not is_replayed else self._loaded(params, request) as opened:
-            client = client_of(opened)
+        request, is_replayed = _open_request_v2(params, may_be_missing=True), _wants_replay(params)
+        open_session = self._v1.loaded if is_replayed else self._v1.resumed
+        async with open_session(params, request) as opened:
+            translation = self._translations[opened.session.id]
             if cursor_in(params) is not None:
-                client.note_last_turn(opened.hosted.clients.last_turn)
-            await client.show_state()
-            return self._sessions.introduce(opened)
+                if not is_replayed:
+                    translation.note_missed_end(opened.client.view.stop, opened.client.view.detail)
+                translation.note_last_turn(opened.hosted.clients.last_turn)
+            await translation.show_state(opened.client.place())
+            return self._introduction(opened)
 
-    async def _list_v2(self, params: RequestParams) -> dict[str, Any]:
+    async def _list(self, params: RequestParams) -> dict[str, Any]:
         cwd, cursor = params.get("cwd"), params.get("cursor")
         if cwd is not None and not (isinstance(cwd, str) and os.path.isabs(cwd)):
             raise ArgumentError(f'cwd is {describe(cwd)}; expected an absolute path, such as "/home/me/project".')
         if cursor is not None and not isinstance(cursor, str):
             raise ArgumentError(f"cursor is {describe(cursor)}; expected the nextCursor of an earlier answer.")
-        return await self._list(params)
+        return await self._v1.list(params)
 
-    async def _close_v2(self, params: RequestParams) -> dict[str, Any]:
-        """Closes a session. Also succeeds if the session is not open."""
+    async def _cancel(self, session_id: object) -> None:
+        """Cancel the turn of a session, and withdraw the prompts that wait for it."""
+        await self._revoke_waiting(session_id)
+        await self._v1.cancel(session_id)
+
+    async def _revoke_waiting(self, session_id: object) -> None:
+        """Withdraw the prompts that wait for the running turn. Do nothing if this client may not do that."""
+        opened = self._sessions.find(session_id)
+        if opened is not None and opened.attachment.may_write:
+            with suppress(CrowError):
+                await self._sessions.require(session_id, "write")
+                revoke_waiting(opened.session)
+
+    async def _close(self, params: RequestParams) -> dict[str, Any]:
+        """Close a session. This also succeeds if the session is not open."""
         session_id = text_in(params, "sessionId")
-        session = self._sessions.find(session_id)
-        if session is not None:
-            if not self._sessions.is_watched_by_others(session_id):
-                revoke_waiting(await self._sessions.find_to_cancel(session_id))
+        opened = self._sessions.find(session_id)
+        if opened is not None:
+            if not opened.hosted.is_watched_without(self._sessions.origin):
+                await self._revoke_waiting(session_id)
             try:
                 await self._sessions.close(session_id)
             except NoSuchSession:
                 logger.info("Session %s was closed in the meantime", session_id)
         return {}
 
-    async def _delete_v2(self, params: RequestParams) -> dict[str, Any]:
+    async def _delete(self, params: RequestParams) -> dict[str, Any]:
         session_id = text_in(params, "sessionId")
         with suppress(NoSuchSession):
             await self._sessions.require(session_id, "own")
-            revoke_waiting(self._sessions.find(session_id))
-        return await self._delete(params)
+            if (opened := self._sessions.find(session_id)) is not None:
+                revoke_waiting(opened.session)
+        return await self._v1.delete(params)
 
-    async def _set_config_option_v2(self, params: RequestParams) -> dict[str, Any]:
+    async def _set_config_option(self, params: RequestParams) -> dict[str, Any]:
         text_in(params, "sessionId")
         text_in(params, "configId")
         kind, value = params.get("type"), params.get("value")
@@ -424,47 +369,40 @@ class NegotiatingAgent(AcpAgent):
             raise ArgumentError(
                 f'{given}; expected the type "id" with a string, or the type "boolean" with true or false.'
             )
-        answer = await self._set_config_option(params)
+        answer = await self._v1.set_config_option(params)
         return {"configOptions": config_options(answer["configOptions"])}
 
     async def _cancel_call(self, params: RequestParams) -> dict[str, Any]:
-        opened, call_id = await self._writable(text_in(params, "sessionId")), text_in(params, "toolCallId")
+        opened, call_id = await self._v1.writable(text_in(params, "sessionId")), text_in(params, "toolCallId")
         scope = opened.session.running_calls.get(call_id)
         if scope is None:
             raise ArgumentError(f"toolCallId is {describe(call_id)}; no call with this id can be cancelled now.")
         scope.cancel()
         return {}
 
-    async def _prompt_v2(self, params: RequestParams) -> dict[str, Any]:
-        """Submits a prompt, and responds as soon as the prompt is part of the conversation. After that, updates of the
+    async def _prompt(self, params: RequestParams) -> dict[str, Any]:
+        """Submit a prompt, and respond as soon as the prompt is part of the conversation. After that, updates of the
         state tell the client how the turn goes on."""
-        # Over stdio, the prompt is submitted without any wait, so a cancellation sent right after it takes effect.
-        opened = await self._writable(text_in(params, "sessionId"))
-        key = (self._sessions.requester.connection_id, opened.session.id, params.request_id)
-        run = self._host.prompt_again(self._connection, key)
-        if run is None:
-            session, metadata = opened.session, session_metadata(params)
-            is_first = session.branch.prompt is None
-            parts = without_repeated_prompts(parts_from(params.get("prompt")), is_first=is_first)
-            prompt = session.submit(parts, metadata, prompt_name(params))
-            run = PromptRun(session, prompt, self._connection)
-            self._host.run_prompt(run, key)
-        else:  # sent again, over a new connection
-            session, prompt = run.session, run.prompt
+        text_in(params, "sessionId")
+        opened, run = await self._v1.start_prompt(params)
+        session, prompt = run.session, run.prompt
         first = prompt.first or prompt
         if opened.hosted.clients.has_begun(first) or session.branch.prompt_with(first.message_id) is not None:
             return {"messageId": first.message_id}
-        inserted = client_of(opened).expect(prompt)
-        prompt.on_joined = partial(client_of(opened).expect_first, prompt.message_id)
-        self._cancel_by_id[params.request_id] = lambda: withdraw(session, prompt)
-        self._host.tasks.start_soon(self._follow, run, opened, inserted)
-        try:
+        translation = self._translations[opened.session.id]
+        inserted, message_id = translation.expect(prompt), prompt.message_id
+
+        def join(known: NamedPrompt) -> None:  # by then the prompt has the message id of the first one
+            opened.note_sent(known.message_id)
+            translation.expect_first(message_id, known)
+
+        prompt.on_joined = join
+        self._v1.host.tasks.start_soon(self._follow, run, opened, inserted)
+        with self._v1.requests.cancelled_by(params.request_id, lambda: withdraw(session, prompt)):
             return {"messageId": await inserted}
-        finally:
-            del self._cancel_by_id[params.request_id]
 
     async def _follow(self, run: PromptRun, opened: ClientSession, inserted: asyncio.Future[str]) -> None:
-        """Waits for the end of a prompt's turn. If the prompt has not become part of the conversation by then, sets an
+        """Wait for the end of a prompt's turn. If the prompt has not become part of the conversation by then, set an
         error in `inserted`."""
         problem = request_error(REQUEST_CANCELLED, "The prompt was cancelled before its turn.")
         try:
@@ -478,55 +416,34 @@ class NegotiatingAgent(AcpAgent):
         if known is not None and known.turn is not None and not inserted.done():
             inserted.set_result(known.message_id)
         if not inserted.done():
-            if run.prompt.in_inbox and not self._is_closing:
+            if run.prompt.in_inbox and not self._v1.requests.is_closing:
                 await drop(run.session, run.prompt)
             inserted.set_exception(problem)
 
 
-def client_of(opened: ClientSession) -> SessionClientV2:
-    """Returns the client of a session that was opened in version 2."""
-    return cast(SessionClientV2, opened.client)
-
-
-def idle_state(end: TurnEnded) -> Update:
-    """Returns an update with the state after a turn."""
-    if end.error is None:
-        return IDLE | {"stopReason": end.state["stopReason"]}
-    error = turn_error(end.error)
-    return IDLE | {"stopReason": "error", "error": {"code": error.code, "message": str(error), "data": error.data}}
-
-
-def state_after(end: TurnEnd) -> Update:
-    """Returns an update with the state after a turn that ended while the client was not connected."""
-    if end.stop not in ("interrupted", "error"):
-        return IDLE | {"stopReason": end.stop}
-    words = end.detail or "The turn was interrupted."
+def _state_after(stop: str, detail: str) -> Update:
+    """Return an update with the state after a turn that ended while the client was not connected."""
+    if stop not in ("interrupted", "error"):
+        return IDLE | {"stopReason": stop}
+    words = detail or "The turn was interrupted."
     return IDLE | {"stopReason": "error", "error": {"code": INTERNAL_ERROR, "message": words}}
 
 
-def turn_error(error: Exception) -> RequestError:
-    """Returns the error response for a turn that failed with `error`."""
-    if isinstance(error, CrowError):
-        return error_response(error)
-    return request_error(INTERNAL_ERROR, "Internal error. Crow's log has the details.")
-
-
 def withdraw(session: Session, prompt: PendingPrompt) -> None:
-    """Withdraws a prompt that waits for an earlier turn. If the turn of the prompt is already running, cancels that
+    """Withdraw a prompt that waits for an earlier turn. If the turn of the prompt is already running, cancel that
     turn."""
     if not session.revoke(prompt):
         session.withdraw(prompt)
 
 
-def revoke_waiting(session: Session | None) -> None:
-    """Withdraws all prompts that wait for the running turn."""
-    if session is not None:
-        for prompt in session.waiting:
-            session.revoke(prompt)
+def revoke_waiting(session: Session) -> None:
+    """Withdraw all prompts that wait for the running turn."""
+    for prompt in session.waiting:
+        session.revoke(prompt)
 
 
 async def drop(session: Session, prompt: PendingPrompt) -> None:
-    """Removes a prompt from the inbox. Must be called if the client that sent the prompt gets an error."""
+    """Remove a prompt from the inbox. Must be called if the client that sent the prompt gets an error."""
     try:
         await session.conversation.adapters.store.drop_prompt(
             session.id, prompt.message_id, is_cancelled=prompt.error is None
@@ -536,15 +453,15 @@ async def drop(session: Session, prompt: PendingPrompt) -> None:
 
 
 def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
-    """Reads the client's capabilities from the parameters of `initialize`. All clients of version 2 can show terminals,
+    """Read the client's capabilities from the parameters of `initialize`. All clients of version 2 can show terminals,
     notices and compactions.
 
     :raises ArgumentError: a member has the wrong type.
     """
-    info = object_in(params, "info")
+    info = _object_in(params, "info")
     for key in ("name", "version"):
         text_in(info, key, "info.")
-    offered = object_in(params, "capabilities") if params.get("capabilities") is not None else {}
+    offered = _object_in(params, "capabilities") if params.get("capabilities") is not None else {}
     elicitation, auth = (
         value if isinstance(value := offered.get(key), dict) else {} for key in ("elicitation", "auth")
     )
@@ -558,11 +475,12 @@ def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
         cancelled_calls=True,
         question_kinds=frozenset(kind for kind in kinds if isinstance(elicitation.get(kind), dict)),
         cursors=isinstance(meta := offered.get("_meta"), dict) and meta.get("acp/cursor") is True,
+        is_translated=True,
     )
 
 
-def open_request_v2(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
-    """Reads the parameters of `session/new` or `session/resume`. For `may_be_missing`, see `open_request_from`.
+def _open_request_v2(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
+    """Read the parameters of `session/new` or `session/resume`. For `may_be_missing`, see `open_request_from`.
 
     :raises ArgumentError: a parameter cannot be used.
     """
@@ -578,7 +496,7 @@ def open_request_v2(params: Mapping[str, Any], *, may_be_missing: bool = False) 
     return open_request_from(params, may_be_missing=may_be_missing)
 
 
-def wants_replay(params: Mapping[str, Any]) -> bool:
+def _wants_replay(params: Mapping[str, Any]) -> bool:
     """Whether `session/resume` asks for the history. :raises ArgumentError: the value of `replayFrom` is unknown."""
     match params.get("replayFrom"):
         case None:
@@ -589,8 +507,8 @@ def wants_replay(params: Mapping[str, Any]) -> bool:
             raise ArgumentError(f'replayFrom is {describe(other)}; expected {{"type": "start"}} or null.')
 
 
-def object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Returns the parameter `key`, which must be an object. :raises ArgumentError: the parameter is missing or is not
+def _object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the parameter `key`, which must be an object. :raises ArgumentError: the parameter is missing or is not
     an object."""
     value = params.get(key)
     if not isinstance(value, dict):
@@ -599,7 +517,7 @@ def object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def text_in(params: Mapping[str, Any], key: str, where: str = "") -> str:
-    """Returns the parameter `key`, which must be a string. :raises ArgumentError: the parameter is missing or is not a
+    """Return the parameter `key`, which must be a string. :raises ArgumentError: the parameter is missing or is not a
     string."""
     value = params.get(key)
     if not isinstance(value, str):

@@ -38,18 +38,17 @@ class Wording:
         self._replayed: set[tuple[str, str]] = set()
         self._message = ("", "")
 
-    def begin_replay(self) -> None:
-        """Treats the next updates as a replay."""
-        self.is_replaying = True
-
     def end_replay(self) -> None:
-        """Treats the next updates as live again."""
+        """Treat the next updates as live again, or as another replay."""
         self.is_replaying = False
         self._replayed.clear()
 
-    def updates(self, update: Update) -> Iterator[Update]:
-        """Yields the updates of version 2 that replace `update`. Yields nothing if version 2 sends the content of
-        `update` elsewhere."""
+    def updates(self, update: Update, *, is_history: bool = False) -> Iterator[Update]:
+        """Yield the updates of version 2 that replace `update`. Yield nothing if version 2 sends the content of
+        `update` elsewhere. `is_history` means that the update belongs to a replay."""
+        if not is_history:
+            self.end_replay()
+        self.is_replaying = is_history
         match update["sessionUpdate"]:
             case "user_message_chunk" | "agent_message_chunk" | "agent_thought_chunk" as kind:
                 yield self._chunk(kind, update)
@@ -88,7 +87,7 @@ class Wording:
         yield {"sessionUpdate": "tool_call_update"} | call_fields(update)
 
     def _terminal(self, update: Update, meta: Mapping[str, Any]) -> Iterator[Update]:
-        """Yields updates with the state and the output of the call's terminal, which version 1 sends in `_meta`."""
+        """Yield updates with the state and the output of the call's terminal, which version 1 sends in `_meta`."""
         if (info := meta.get("terminal_info")) is not None:
             opened: Update = {"sessionUpdate": "terminal_update", "terminalId": info["terminal_id"]}
             match update.get("rawInput"):
@@ -109,7 +108,7 @@ class Wording:
 
 
 def call_fields(call: Mapping[str, Any]) -> Fields:
-    """Returns the fields of a tool call. A call that the user cancelled has the status `cancelled`."""
+    """Return the fields of a tool call. A call that the user cancelled has the status `cancelled`."""
     fields = {key: value for key, value in call.items() if key not in ("sessionUpdate", "_meta")}
     if "content" in fields:
         fields["content"] = call_content(fields["content"])
@@ -120,7 +119,7 @@ def call_fields(call: Mapping[str, Any]) -> Fields:
 
 
 def call_content(content: Sequence[Fields]) -> list[Fields]:
-    """Returns the content of a tool call. All changed regions of a file become one diff, which takes the place of the
+    """Return the content of a tool call. All changed regions of a file become one diff, which takes the place of the
     first region."""
     regions: dict[str, list[DiffFields]] = {}
     for item in content:
@@ -136,14 +135,14 @@ def call_content(content: Sequence[Fields]) -> list[Fields]:
 
 
 def config_options(options: Iterable[Mapping[str, Any]]) -> list[Fields]:
-    """Returns the config options of a session."""
+    """Return the config options of a session."""
     return [
         {"configId": option["id"]} | {key: value for key, value in option.items() if key != "id"} for option in options
     ]
 
 
 def commands(offered: Iterable[Mapping[str, Any]]) -> list[Fields]:
-    """Returns the slash commands of a session."""
+    """Return the slash commands of a session."""
     return [
         {"type": "command", **command} | ({"input": {"type": "text", **command["input"]}} if "input" in command else {})
         for command in offered
@@ -151,7 +150,7 @@ def commands(offered: Iterable[Mapping[str, Any]]) -> list[Fields]:
 
 
 def permission_params(params: Mapping[str, Any]) -> Fields:
-    """Returns the parameters of `session/request_permission`.
+    """Return the parameters of `session/request_permission`.
 
     The texts in the call's content become the description of the question. Content that is not text stays in the call.
     """
@@ -167,7 +166,7 @@ def permission_params(params: Mapping[str, Any]) -> Fields:
 
 
 def _diff(path: str, regions: Sequence[DiffFields]) -> Fields:
-    """Returns the change of one file as a diff. The patch in the diff contains only the regions whose text is complete.
+    """Return the change of one file as a diff. The patch in the diff contains only the regions whose text is complete.
     If there is no such region, the diff has no patch."""
     is_new = regions[0].is_new
     change = {"operation": "add" if is_new else "modify", "path": path, "fileType": "text"}
@@ -183,7 +182,7 @@ def _diff(path: str, regions: Sequence[DiffFields]) -> Fields:
 
 
 def _hunks(region: DiffFields) -> Iterator[str]:
-    """Yields the lines of a patch with the change of `region`. The texts of the region are escaped, so only a newline
+    """Yield the lines of a patch with the change of `region`. The texts of the region are escaped, so only a newline
     can end a line."""
     for hunk in changed_regions(region["oldText"], region["newText"]):
         before, after = _lines(hunk.old_text), _lines(hunk.new_text)
@@ -203,7 +202,7 @@ def _hunks(region: DiffFields) -> Iterator[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Returns the lines of a text, with their line ends."""
+    """Return the lines of a text, with their line ends."""
     lines = [f"{line}\n" for line in text.split("\n")]
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines
@@ -219,13 +218,13 @@ def _marked(mark: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _quoted(path: str) -> str:
-    """Returns a path as git writes it in the header of a patch."""
+    """Return a path as git writes it in the header of a patch."""
     escaped = "".join(_QUOTED.get(character, character) for character in path)
     return path if escaped == path else f'"{escaped}"'
 
 
 def _signal_name(words: str | None) -> str | None:
-    """Returns the name of a signal, such as SIGKILL for `signal 9`. An unknown signal is returned unchanged."""
+    """Return the name of a signal, such as SIGKILL for `signal 9`. An unknown signal is returned unchanged."""
     if words is None:
         return None
     with suppress(ValueError):

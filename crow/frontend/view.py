@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Sequence
-from typing import Literal, NamedTuple, assert_never
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, assert_never
 
+from crow.agent.feed import Item, TurnBegan, TurnEnded, announcements
 from crow.domain import entries, events
 from crow.domain.entries import Announcement, CallRef, Entry, ToolResult
 from crow.domain.messages import Part
@@ -13,7 +14,7 @@ from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN, interru
 from crow.domain.subagents import answer_id, call_of_order, order_id
 from crow.frontend.calls import OpenCall, call_update, terminal_content, whole_call
 from crow.frontend.cursors import Cursor
-from crow.frontend.feed import Item, TurnBegan, TurnEnded, announcements
+from crow.frontend.errors import turn_error
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.subagents import Family, answer_of, link, message_updates, order_of, subagent_update
 from crow.frontend.tool_calls import Fields, call_fields, limit_text
@@ -103,7 +104,7 @@ class View:
         session_id: str,
         cwd: str = "",
     ) -> View:
-        """Returns a view that reads the log on from a cursor. `before` contains entries up to the cursor, among them
+        """Return a view that reads the log on from a cursor. `before` contains entries up to the cursor, among them
         the answers with the calls that are still open."""
         view = cls(caps, session_id=session_id, cwd=cwd, is_reading=True, limits=ViewLimits(is_full=True))
         for entry in before:
@@ -139,9 +140,10 @@ class View:
         return call in self._calls and self._calls[call].is_announced
 
     def apply(self, item: Item, *, is_own: bool = False) -> list[Shown]:
-        """Returns the updates for `item`, in order. They do not include lists of options and commands, which
+        """Return the updates for `item`, in order. They do not include lists of options and commands, which
         `SessionClient` adds. `is_own` means that this client sent the prompt that the item shows."""
         self._shown = []
+        is_own = is_own and not self._caps.is_translated
         match item:
             case events.EntryStored(entry=entry):
                 self._store(entry, is_own=is_own)
@@ -159,8 +161,8 @@ class View:
                 self._end(call, text)
             case TurnBegan():
                 self._begin_turn(item, is_own=is_own)
-            case TurnEnded(state=state):
-                self._emit(*([] if is_own else [turn_state_update(state)]))
+            case TurnEnded():
+                self._emit(*([] if is_own else [turn_state_update(self._end_state(item))]))
             case _:
                 self._emit(*self._unstored(item))
         is_compaction = isinstance(item, events.EntryStored) and isinstance(item.entry.body, COMPACTIONS)
@@ -169,7 +171,7 @@ class View:
         return self._shown
 
     def end_reading(self, *, is_running: bool) -> list[Shown]:
-        """Returns updates with the calls that have no result in the log. If a turn is running, they go on; else they
+        """Return updates with the calls that have no result in the log. If a turn is running, they go on; else they
         have ended."""
         self._shown, self.is_reading, self._limits = [], False, ViewLimits()
         if is_running:
@@ -179,7 +181,7 @@ class View:
         return self._shown
 
     def end_missed(self, call: CallRef, result: ToolResult | None) -> list[Shown]:
-        """Returns updates that end a call that the client still shows as running. The call was a sub-agent's, so it is
+        """Return updates that end a call that the client still shows as running. The call was a sub-agent's, so it is
         not in the session's own log."""
         self._shown = []
         self._calls.pop(call, None)
@@ -191,7 +193,7 @@ class View:
         return self._shown
 
     def question_content(self, call: CallRef, content: list[Fields]) -> list[Fields]:
-        """Returns the content of a permission request for an announced call: first `content`, then the call's terminal,
+        """Return the content of a permission request for an announced call: first `content`, then the call's terminal,
         if the call has one. Clients show this content in place of the earlier content of the call."""
         opened = self._calls.get(call)
         if opened is None:
@@ -208,7 +210,7 @@ class View:
             self._shown.append(Shown(update, self.cursor if self._caps.cursors else None))
 
     def _emit_pieces(self, *updates: Update) -> None:
-        """Adds the updates of an entry whose kind is in `PIECEMEAL`, except those that the client got before it came
+        """Add the updates of an entry whose kind is in `PIECEMEAL`, except those that the client got before it came
         back."""
         skipped = self._skipped
         for update in updates[skipped:]:
@@ -218,7 +220,7 @@ class View:
             self._skipped = 0
 
     def _pass(self, entry: Entry) -> None:
-        """Moves behind an entry whose updates have all been added."""
+        """Move behind an entry whose updates have all been added."""
         self._entry, self._pieces = max(self._entry, entry.id), 0
         if isinstance(entry.body, ENDS):
             self._closed = entry.id
@@ -228,13 +230,13 @@ class View:
             self._shown[-1] = Shown(self._shown[-1].update, self.cursor)
 
     def _end_here(self, ended: object) -> None:
-        """Remembers that a message or a call has ended, so that late items about it add nothing."""
+        """Remember that a message or a call has ended, so that late items about it add nothing."""
         self._over[ended] = None
         if len(self._over) > 2 * MAX_REMEMBERED:
             self._over = dict.fromkeys(list(self._over)[-MAX_REMEMBERED:])
 
     def _remember(self, entry: Entry, cursor: Cursor) -> None:
-        """Takes an entry that the client has been shown."""
+        """Take an entry that the client has been shown."""
         if isinstance(entry.body, entries.Assistant | entries.User | entries.TurnEnd):
             self._calls.clear()  # it ended the calls before it
         match entry.body:
@@ -304,7 +306,7 @@ class View:
                 pass  # clients are not shown the other entries
 
     def _finish_message(self, entry: Entry, answer: entries.Assistant) -> None:
-        """Shows the part of an answer that the client has not been shown yet."""
+        """Show the part of an answer that the client has not been shown yet."""
         if self.unfinished not in ("", answer.message_id):
             self._tell_lost(entry)
         text = answer.text
@@ -322,7 +324,7 @@ class View:
         self._end_here(answer.message_id)
 
     def _tell_lost(self, entry: Entry) -> None:
-        """Says that the client has been shown text that is not in the log. The process that streamed it has died before
+        """Say that the client has been shown text that is not in the log. The process that streamed it has died before
         it could store the text."""
         words = (
             "The end of the text above was lost, because the process that wrote it ended. The model does not see it."
@@ -346,7 +348,7 @@ class View:
         return message_updates(order, family.session_id)
 
     def _answered(self, stop: str) -> tuple[Update, ...]:
-        """Returns updates with the answer that a sub-agent sent to its parent session."""
+        """Return updates with the answer that a sub-agent sent to its parent session."""
         if self._family is None or not self._order or stop != "end_turn" or not self._answer:
             return ()
         self._family.answers[self._order] = self._answer
@@ -371,7 +373,7 @@ class View:
         return self._remark(compaction_id, f"({words}: {token_change(body)}.)")
 
     def _turn_end(self, entry: Entry) -> tuple[Update, ...]:
-        """Returns a remark if the turn failed or has no answer. Live, the client that sent the prompt learns this from
+        """Return a remark if the turn failed or has no answer. Live, the client that sent the prompt learns this from
         the response, so only a turn whose process has died gets a remark.
 
         Without the remark, nothing would separate this turn's prompt from the next prompt in a loaded session, and
@@ -418,12 +420,12 @@ class View:
             self._show_call(opened)
 
     def _show_calls(self) -> None:
-        """Announces the calls that the client does not know yet."""
+        """Announce the calls that the client does not know yet."""
         for opened in self._calls.values():
             self._show_call(opened)
 
     def _show_call(self, opened: OpenCall) -> None:
-        """Announces a call in its present state, unless the client knows the call already."""
+        """Announce a call in its present state, unless the client knows the call already."""
         if not opened.is_announced:
             update = opened.announced(self._limits.calls, self._cwd)
             self._emit(*self._with_messages((update,), opened.ref, opened.arguments))
@@ -439,7 +441,7 @@ class View:
             self._emit(new_update("tool_call", status="in_progress") | call_fields(call.call_id, announcement))
 
     def _link(self, call_id: str, session_id: str) -> None:
-        """Links a running call to the session of the sub-agent that carries it out."""
+        """Link a running call to the session of the sub-agent that carries it out."""
         opened = next((each for each in self._calls.values() if each.ref.call_id == call_id), None)
         if opened is not None and self._caps.subagents and opened.subagent != session_id:
             self._emit(opened.linked(session_id))
@@ -472,7 +474,7 @@ class View:
     def _with_messages(
         self, updates: tuple[Update, ...], call: CallRef, arguments: str | None, result: ToolResult | None = None
     ) -> tuple[Update, ...]:
-        """Adds three things to the updates of a `task` call in a log: a link to the sub-agent, the sub-agent's
+        """Add three things to the updates of a `task` call in a log: a link to the sub-agent, the sub-agent's
         instructions and its answer."""
         family = self._family
         task = family.task(call, result) if family is not None else None
@@ -491,7 +493,7 @@ class View:
         return (*before, shown, *after, *rest)
 
     def _end_calls(self) -> None:
-        """Ends all calls, because the conversation goes on without their results."""
+        """End all calls, because the conversation goes on without their results."""
         for call, opened in tuple(self._calls.items()):
             self._end(call, EFFECTS_UNKNOWN if opened.status == "in_progress" else NOT_RUN)
 
@@ -517,6 +519,16 @@ class View:
             self._end_here(item.message_id)
         if not is_own:
             self._emit(turn_state_update({"state": "running"}))
+
+    def _end_state(self, item: TurnEnded) -> Mapping[str, Any]:
+        """Return how a turn ended. A translated client is also told which turn it was, and why it failed."""
+        if not self._caps.is_translated:
+            return item.state
+        state = {**item.state, "messageId": item.message_id}
+        if item.error is None:
+            return state
+        error = turn_error(item.error)
+        return state | {"error": {"code": error.code, "message": str(error), "data": error.data}}
 
     def _unstored(self, item: Item) -> Collection[Update]:
         match item:
@@ -559,7 +571,7 @@ class View:
                 assert_never(item)
 
     def _compacting(self, item: events.CompactionChanged) -> Collection[Update]:
-        """Returns updates for a summary that is being written. Its end is shown once: by the stored checkpoint, by the
+        """Return updates for a summary that is being written. Its end is shown once: by the stored checkpoint, by the
         answer of the command that asked for it, or here."""
         if item.compaction_id in self._over:
             return ()
@@ -581,7 +593,7 @@ class View:
         return self._remark(self._new_id(), f"({words})")
 
     def _remark(self, message_id: str, words: str) -> tuple[Update, ...]:
-        """Returns updates with a remark by crow. If the client can tell remarks from answers, the updates are marked as
+        """Return updates with a remark by crow. If the client can tell remarks from answers, the updates are marked as
         a remark."""
         mark = {"_meta": {"crow": {"remark": True}}} if self._caps.marked_remarks else {}
         return tuple(update | mark for update in remark_updates(message_id, words))

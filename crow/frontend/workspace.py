@@ -14,21 +14,22 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from crow.frontend.client import SendRequest, refusal_text
+from crow.frontend.client import SendRequest
+from crow.frontend.errors import refusal_text
 from crow.frontend.frames import METHOD_NOT_FOUND, RequestError
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, FileStat, OnOutput, SandboxStatus, Workspace
 from crow.tools.layers import Layer
 
-SILENCE_S = 2.0
+_SILENCE_S = 2.0
 """While the editor has not responded to a write request, crow checks the file on disk each time this many seconds have
 passed, because some editors write the file and never respond."""
 
 POLL_S = 0.3
 OUTPUT_BYTES = 1_000_000
-REAP_S = 3.0
-ENVIRONMENT = {"PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
+_REAP_S = 3.0
+_ENVIRONMENT = {"PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
 SHELL = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
 
 _BOM = "\ufeff"
@@ -44,14 +45,16 @@ class EditorRequests:
     checks the file on disk every `silence_s` seconds.
     """
 
-    def __init__(self, session_id: str, request: SendRequest, *, answer_s: float, silence_s: float = SILENCE_S) -> None:
+    def __init__(
+        self, session_id: str, request: SendRequest, *, answer_s: float, silence_s: float = _SILENCE_S
+    ) -> None:
         self.answer_s = answer_s
         self.silence_s = silence_s
         self._session_id = session_id
         self._request = request
 
     async def send(self, method: str, *, wait_long: bool = False, **params: Any) -> Any:
-        """Sends a request and returns its result. See `SendRequest`.
+        """Send a request and return its result. See `SendRequest`.
 
         :raises TimeoutError: the editor did not respond in time. With `wait_long`, there is no time limit.
         """
@@ -59,7 +62,7 @@ class EditorRequests:
             return await self._request(method, {"sessionId": self._session_id, **params})
 
 
-class DiskBackedWorkspace:
+class _DiskBackedWorkspace:
     """The methods of a :class:`crow.tools.Workspace` for which no editor is used. All of these methods come from
     `disk`."""
 
@@ -84,7 +87,7 @@ class DiskBackedWorkspace:
         self.layers = disk.layers
 
 
-class EditorWorkspace(DiskBackedWorkspace):
+class EditorWorkspace(_DiskBackedWorkspace):
     """A workspace in which the editor reads and writes UTF-8 text. `disk` serves everything else.
 
     Only a file that exists on disk can be read. If the editor's response looks wrong, the text on disk is used instead.
@@ -204,7 +207,7 @@ class EditorWorkspace(DiskBackedWorkspace):
         await self.disk.reap()
 
     async def _send_text(self, path: Path, text: str) -> None:
-        """Sends a write request. Returns when the editor has responded, or when the file on disk contains the text."""
+        """Send a write request. Return when the editor has responded, or when the file on disk contains the text."""
         answers: list[Any] = []
         failures: list[Exception] = []
 
@@ -229,7 +232,7 @@ class EditorWorkspace(DiskBackedWorkspace):
                 raise PermissionError(f"The editor did not write {path}: {problem}")
 
     async def _text_after_write(self, path: Path, text: str, before: FileStat) -> str:
-        """Returns the text of the file after a write.
+        """Return the text of the file after a write.
 
         Usually this is the text on disk. If the editor has formatted the text or has not saved it yet, it is the text
         in the editor's buffer. If neither the file on disk nor the buffer has changed, the editor did not write
@@ -252,13 +255,13 @@ class EditorWorkspace(DiskBackedWorkspace):
         return await self.disk.write_text(path, text)
 
     async def _saved(self, path: Path) -> str | None:
-        """Returns the text on disk, or None if there is no file."""
+        """Return the text on disk, or None if there is no file."""
         with suppress(FileNotFoundError):
             return await self.disk.read_text(path)
         return None
 
     async def _buffer(self, path: Path) -> str | None:
-        """Returns the text in the editor's buffer. If the editor does not return the text, returns None, and
+        """Return the text in the editor's buffer. If the editor does not return the text, return None, and
         the caller must use the text on disk.
 
         :raises PermissionError: the editor did not allow reading the file.
@@ -282,7 +285,7 @@ class EditorWorkspace(DiskBackedWorkspace):
         return content if isinstance(content, str) else None
 
 
-class SharedWorkspace(DiskBackedWorkspace):
+class SharedWorkspace(_DiskBackedWorkspace):
     """The workspace of a session that several clients may use.
 
     While a client's prompt runs, that client's editor serves files and runs commands, as far as the editor supports it.
@@ -296,7 +299,7 @@ class SharedWorkspace(DiskBackedWorkspace):
         self._with_leftovers: list[EditorWorkspace] = []
 
     def use(self, editor: EditorWorkspace | None) -> None:
-        """Uses the files and terminals of `editor` from now on. If `editor` is None, uses only `disk`."""
+        """Use the files and terminals of `editor` from now on. If `editor` is None, use only `disk`."""
         if self.editor is not None and self.editor.has_leftovers:
             self._with_leftovers.append(self.editor)
         self.editor = editor
@@ -370,7 +373,7 @@ class SharedWorkspace(DiskBackedWorkspace):
 
 
 def _in_format_of(saved: str, buffer: str) -> str:
-    """Returns `buffer` with the byte order mark, line endings and final newline of `saved`. Not every editor keeps
+    """Return `buffer` with the byte order mark, line endings and final newline of `saved`. Not every editor keeps
     these three."""
     if saved.endswith("\n") and not buffer.endswith("\n"):
         buffer += "\r\n" if "\r\n" in buffer else "\n"
@@ -382,7 +385,7 @@ def _in_format_of(saved: str, buffer: str) -> str:
 
 
 def _make_directories(directory: Path) -> list[Path]:
-    """Creates `directory` and its missing parents. Returns the new directories, outermost first."""
+    """Create `directory` and its missing parents. Return the new directories, outermost first."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()][::-1]
     for path in missing:
         path.mkdir(exist_ok=True)
@@ -399,7 +402,7 @@ class EditorTerminals:
 
     def __init__(self, editor: EditorRequests, hidden: Sequence[str] = ()) -> None:
         self._editor = editor
-        self._variables = {**ENVIRONMENT, **dict.fromkeys(hidden, "")}
+        self._variables = {**_ENVIRONMENT, **dict.fromkeys(hidden, "")}
         self._leftovers: list[str] = []
 
     async def run(self, command: str, *, cwd: str, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
@@ -427,9 +430,9 @@ class EditorTerminals:
         return bool(self._leftovers)
 
     async def reap(self) -> None:
-        """Kills the cancelled commands and releases their terminals. Gives up after `REAP_S` seconds."""
+        """Kill the cancelled commands and release their terminals. Give up after `_REAP_S` seconds."""
         leftovers, self._leftovers = self._leftovers, []
-        with anyio.move_on_after(REAP_S):
+        with anyio.move_on_after(_REAP_S):
             for terminal in leftovers:
                 with suppress(RequestError, TimeoutError, ConnectionError):
                     await self._editor.send("terminal/kill", terminalId=terminal)
@@ -456,7 +459,7 @@ class EditorTerminals:
                 raise PermissionError("The editor did not open a terminal; the command was not run.")
 
     async def _wait(self, terminal: str, on_output: OnOutput) -> Any:
-        """Shows the output until the command ends. Returns the exit status, or None if the editor reports none."""
+        """Show the output until the command ends. Return the exit status, or None if the editor reports none."""
         status: Any = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._show_output, terminal, on_output)
@@ -475,7 +478,7 @@ class EditorTerminals:
                 await on_output(output)
 
     async def _output(self, terminal: str) -> tuple[str, Any]:
-        """Returns the output and the exit status. If the editor sends no output, the output is empty. If it sends no
+        """Return the output and the exit status. If the editor sends no output, the output is empty. If it sends no
         status, the status is None."""
         try:
             answer = await self._editor.send("terminal/output", terminalId=terminal)
@@ -494,7 +497,7 @@ class EditorTerminals:
 
 
 def exit_code(status: Any) -> int:
-    """Returns the exit code from the editor's exit status. If a signal ended the command, this is the negative number
+    """Return the exit code from the editor's exit status. If a signal ended the command, this is the negative number
     of the signal. If the status has neither a code nor a signal, this is -1."""
     match status:
         case {"exitCode": int(code)}:

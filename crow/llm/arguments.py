@@ -132,7 +132,7 @@ def _objects_in(text: str) -> list[dict[str, object]]:
             comma = error.pos if text.startswith(",", error.pos) else text.rfind(",", 0, error.pos)
             is_last = comma >= 0 and not text[comma + 1 : error.pos].strip() and _COMMA_AT_END.match(text, comma)
             if not is_last or commas >= _MAX_COMMAS:
-                raise InvalidArguments(_describe(error, text)) from None
+                raise InvalidArguments(_describe_fault(error, text)) from None
             text = text[:comma] + text[comma + 1 :]
             commas += 1
             continue
@@ -140,7 +140,7 @@ def _objects_in(text: str) -> list[dict[str, object]]:
         if blanks := _BLANKS.match(text, at):
             at = blanks.end()
     if not objects:
-        raise InvalidArguments(_describe(broken, text))
+        raise InvalidArguments(_describe_fault(broken, text))
     if not _TRAILING.match(text, at):
         raise InvalidArguments("the arguments object is followed by other text; send one JSON object and nothing else")
     return objects
@@ -162,7 +162,7 @@ def _object(value: object) -> dict[str, object]:
     return value
 
 
-def _describe(error: ValueError, text: str) -> str:
+def _describe_fault(error: ValueError, text: str) -> str:
     if not isinstance(error, json.JSONDecodeError):
         return "the arguments are not valid JSON; send one JSON object"
     left = len(text.rstrip()) - error.pos

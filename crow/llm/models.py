@@ -23,10 +23,10 @@ from crow.llm.facts import (
     is_possible_limit,
     learned_refusals,
     learned_usage,
-    quoted,
     refusals_for,
     stored_refusals,
     utc_today,
+    without_controls,
 )
 
 logger = logging.getLogger(__name__)
@@ -142,23 +142,26 @@ def facts_of(offered: Offered) -> Mapping[str, object]:
 
 @dataclass(slots=True, kw_only=True)
 class RequestForm:
-    """The form in which one request is sent, until the endpoint accepts it.
-
-    `known` are the refusals that apply to the session. `tested` are parts in `known` that this request contains anyway,
-    to test whether the endpoint still refuses them. `refused` are the parts that the endpoint has refused in this
-    request. `doubted` are parts that were being tested when the endpoint refused the request without a usable reason.
-    The request no longer contains them. `restored` are parts in `known` that were left out when the endpoint refused
-    the request. The request now contains them, because the endpoint may require them.
-    """
+    """The form in which one request is sent, until the endpoint accepts it."""
 
     session: str
+    """The cache key of the session."""
     configured: Dialect
+    """The dialect before anything was refused."""
     known: dict[str, Refusal]
+    """The refusals that apply to the session."""
     tested: set[str] = field(default_factory=set)
+    """Parts in `known` that this request contains anyway, to test whether the endpoint still refuses them."""
     refused: dict[str, Refusal] = field(default_factory=dict)
+    """The parts that the endpoint has refused in this request."""
     doubted: set[str] = field(default_factory=set)
+    """Parts that were being tested when the endpoint refused the request without a usable reason. The request no longer
+    contains them."""
     restored: set[str] = field(default_factory=set)
+    """Parts in `known` that were left out when the endpoint refused the request. The request now contains them, because
+    the endpoint may require them."""
     is_settled: bool = False
+    """Whether crow has learned from this request."""
 
     def left_out(self) -> tuple[Refusal, ...]:
         """The refusals whose parts this request leaves out, oldest first."""
@@ -319,7 +322,7 @@ class EndpointFacts:
         form.tested.discard(part)
         form.refused[part] = Refusal(
             part=part,
-            source=f'a refused request: "{quoted(words)}"',
+            source=f'a refused request: "{without_controls(words)}"',
             learned_on=today,
             checked_on=today,
             session=form.session,

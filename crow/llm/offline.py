@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 
 from crow.domain import messages as domain
+from crow.domain.text import shorten
 from crow.domain.tokens import estimate_message, estimate_text, estimate_tools
 from crow.llm import Attempt, Delta, ModelInfo, Request, TextDelta, ThoughtDelta
 
@@ -310,5 +311,4 @@ def _calls(messages: Sequence[domain.Message]) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _LINE_CHARS else line[: _LINE_CHARS - 1] + "…"
+    return shorten(" ".join(text.split()), _LINE_CHARS)

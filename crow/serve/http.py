@@ -25,11 +25,12 @@ from websockets.frames import CloseCode
 from crow import __version__
 from crow.domain.errors import StoreError
 from crow.domain.text import on_one_line
-from crow.frontend.agent import OPENING
-from crow.frontend.client import Handler, request_error
+from crow.frontend.client import Handler
 from crow.frontend.connection import EditorConnection
 from crow.frontend.cursors import CURSOR_KEY
+from crow.frontend.errors import request_error
 from crow.frontend.frames import INTERNAL_ERROR
+from crow.frontend.requests import OPENING
 from crow.serve.listen import is_known_host, is_known_origin
 from crow.serve.metrics import CONTENT_TYPE, MetricFamily, Metrics, gauge, process_metrics
 from crow.serve.tokens import Authenticator, BadToken, Grant, TooManyFailures
@@ -43,34 +44,34 @@ from crow.serve.websocket import (
 from crow.store import AccessStore
 from crow.tools.limits import FairLimiter
 
-CONNECTION_ID = "acp-connection-id"
+_CONNECTION_ID = "acp-connection-id"
 CURSORS = "crow-cursors"
 """The header with which a client asks for cursors. A client that forwards the `initialize` of an editor sends this
 header, because not every editor asks for cursors itself."""
 
-REMEMBERED_S = 300.0
+_REMEMBERED_S = 300.0
 """After a connection ends, the client can connect again with the same connection id for this many seconds."""
 
 MAX_REMEMBERED = 10_000
-RETRY_AFTER_S = 5
+_RETRY_AFTER_S = 5
 SHOWN_CHARS = 200
 
-MIN_HANDSHAKES = 64
+_MIN_HANDSHAKES = 64
 """The smallest limit for the number of connections that have not sent a complete HTTP request. If a quarter of
 `max_connections` is more, that is the limit."""
 
-PROMPTING = frozenset({"session/prompt", "_session/steering"})
-START_WORK = OPENING | PROMPTING
+_PROMPTING = frozenset({"session/prompt", "_session/steering"})
+_START_WORK = OPENING | _PROMPTING
 """Methods that start new work. While the server shuts down, it refuses these methods."""
 
-TAKES_TURNS = OPENING | {"session/list", "session/delete"}
+_TAKES_TURNS = OPENING | {"session/list", "session/delete"}
 """Methods that keep the server and its store busy. Their requests wait for a slot, so a client that sends thousands of
 them delays no other client. None of these methods waits for a person."""
 
 MAX_REQUESTS, MAX_REQUESTS_EACH = 64, 8
-"""At most this many requests for `TAKES_TURNS` run at once, in all and for each principal."""
+"""At most this many requests for `_TAKES_TURNS` run at once, in all and for each principal."""
 
-UPGRADE_REQUIRED = (
+_UPGRADE_REQUIRED = (
     "This server speaks the Agent Client Protocol over WebSocket only. Connect to this URL with a WebSocket client. "
     "The HTTP profile of the protocol needs HTTP/2, which this server does not offer.\n"
 )
@@ -146,7 +147,7 @@ class TokenAccess:
         except StoreError as error:
             logger.warning("Tokens cannot be checked: %s", error)
             problem = "The server cannot read its database now, so it cannot check tokens. Try again in a moment."
-            raise Refused(503, problem, "store", retry_after_s=RETRY_AFTER_S) from error
+            raise Refused(503, problem, "store", retry_after_s=_RETRY_AFTER_S) from error
 
     def connected(self, grant: Grant | None, close: Callable[[str], None]) -> AbstractContextManager[object]:
         """See `AccessControl`."""
@@ -175,15 +176,15 @@ class ServedConnection(EditorConnection):
             return await handle(method, params, is_notification)
         service = self._service
         if method == "initialize" and self._wants_cursors:
-            ask_for_cursors(params)
-        service.metrics.requests.add(method=method if method in KNOWN_METHODS else "other")
-        if service.is_draining and method in START_WORK:
+            _ask_for_cursors(params)
+        service.metrics.requests.add(method=method if method in _KNOWN_METHODS else "other")
+        if service.is_draining and method in _START_WORK:
             problem = "This server is shutting down. Connect again in a moment and repeat this request."
             raise request_error(INTERNAL_ERROR, problem, reason="draining")
-        if method in TAKES_TURNS:
+        if method in _TAKES_TURNS:
             async with service.slots.slot(self._holder):
                 return await handle(method, params, is_notification)
-        if method not in PROMPTING:
+        if method not in _PROMPTING:
             return await handle(method, params, is_notification)
         service.prompts += 1
         try:
@@ -192,7 +193,7 @@ class ServedConnection(EditorConnection):
             service.prompts -= 1
 
 
-def ask_for_cursors(params: dict[str, Any]) -> None:
+def _ask_for_cursors(params: dict[str, Any]) -> None:
     """Change the parameters of `initialize` so that they ask for cursors, even if the editor did not ask."""
     key = "capabilities" if params.get("protocolVersion") == 2 else "clientCapabilities"
     offered = params.get(key)
@@ -202,7 +203,7 @@ def ask_for_cursors(params: dict[str, Any]) -> None:
         params[key] = offered | {"_meta": (meta if isinstance(meta, dict) else {}) | {CURSOR_KEY: True}}
 
 
-KNOWN_METHODS = START_WORK | {
+_KNOWN_METHODS = _START_WORK | {
     *("initialize", "authenticate", "logout", "session/list", "session/close", "session/delete", "session/set_mode"),
     *("session/set_config_option", "session/set_title", "session/archive", "session/unarchive", "session/status"),
     *("auth/status", "providers/list", "providers/set", "providers/disable"),
@@ -212,19 +213,22 @@ invent any number of method names."""
 
 
 @dataclass(slots=True, eq=False)
-class ConnectedClient:
+class _ConnectedClient:
     """A connected client."""
 
     id: str
     """The id of the connection."""
     address: str
+    """The address that it connects from."""
     principal: str | None
+    """Its user. None on a server without tokens."""
     transport: WebSocketTransport
+    """Carries its messages."""
     since: float
     """The monotonic time at which the client connected, in seconds."""
 
 
-ServeClient = Callable[[ServedConnection, str, Grant | None], Awaitable[None]]
+_ServeClient = Callable[[ServedConnection, str, Grant | None], Awaitable[None]]
 """A function that serves a connection until the client is gone. Its arguments are the connection, the connection's id,
 and the grant of the client's token."""
 
@@ -234,7 +238,7 @@ class AcpService:
 
     def __init__(
         self,
-        serve: ServeClient,
+        serve: _ServeClient,
         *,
         access: AccessControl,
         limits: ConnectionLimits,
@@ -260,8 +264,8 @@ class AcpService:
         self._remembered: dict[str, tuple[str | None, float]] = {}
         self.metrics = metrics or Metrics()
         self.traffic = Traffic()
-        self.handshakes = PendingHandshakes(places=max(MIN_HANDSHAKES, max_connections // 4), limits=limits)
-        self.clients: dict[str, ConnectedClient] = {}
+        self.handshakes = PendingHandshakes(places=max(_MIN_HANDSHAKES, max_connections // 4), limits=limits)
+        self.clients: dict[str, _ConnectedClient] = {}
         self.slots = FairLimiter(MAX_REQUESTS, each=MAX_REQUESTS_EACH)
         self.prompts = 0
         """The number of prompt requests that have no response yet."""
@@ -309,11 +313,11 @@ class AcpService:
             await websocket.send_denial_response(refused.response())
             return
         principal = None if grant is None else grant.principal
-        id_ = self._connection_id(websocket.headers.get(CONNECTION_ID), principal)
+        id_ = self._connection_id(websocket.headers.get(_CONNECTION_ID), principal)
         # There is no await between the check of the limits and this line, so no other client can take the place.
-        headers = [(CONNECTION_ID.encode(), id_.encode()), (b"crow-version", __version__.encode())]
+        headers = [(_CONNECTION_ID.encode(), id_.encode()), (b"crow-version", __version__.encode())]
         transport = WebSocketTransport(websocket, self._limits, self.traffic)
-        client = ConnectedClient(id_, address, principal, transport, time.monotonic())
+        client = _ConnectedClient(id_, address, principal, transport, time.monotonic())
         self.clients[id_] = client
         details: dict[str, object] = {"connection": id_, "address": address, "principal": principal}
         self.metrics.connections.add()
@@ -349,18 +353,18 @@ class AcpService:
             raise Refused(403, problem, "origin")
         if self.is_draining:
             problem = "This server is shutting down. Connect again in a moment."
-            raise Refused(503, problem, "draining", retry_after_s=RETRY_AFTER_S)
+            raise Refused(503, problem, "draining", retry_after_s=_RETRY_AFTER_S)
         if len(self.clients) >= self._max_connections:
             problem = (
                 f"{self._max_connections} clients are connected, and this server allows no more. Connect again later."
             )
-            raise Refused(503, problem, "full", retry_after_s=RETRY_AFTER_S)
+            raise Refused(503, problem, "full", retry_after_s=_RETRY_AFTER_S)
         grant = await self._access.admit(_bearer_token(websocket.headers), address)
         if grant is not None:
             connected = sum(client.principal == grant.principal for client in self.clients.values())
             if connected >= self._max_connections_each:
                 problem = f"You have {connected} connections, and this server allows no more. Close one of them."
-                raise Refused(503, problem, "full_each", retry_after_s=RETRY_AFTER_S)
+                raise Refused(503, problem, "full_each", retry_after_s=_RETRY_AFTER_S)
         return grant
 
     def _connection_id(self, wanted: str | None, principal: str | None) -> str:
@@ -381,7 +385,7 @@ class AcpService:
     def _remember(self, id_: str, principal: str | None) -> None:
         now = time.monotonic()
         self._remembered.pop(id_, None)
-        self._remembered[id_] = (principal, now + REMEMBERED_S)
+        self._remembered[id_] = (principal, now + _REMEMBERED_S)
         while self._remembered:
             oldest = next(iter(self._remembered))
             if self._remembered[oldest][1] > now and len(self._remembered) <= MAX_REMEMBERED:
@@ -444,7 +448,7 @@ class WaitingService:
     """Answers in place of `AcpService` as long as the server's database cannot be reached."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
-        self.handshakes = PendingHandshakes(places=MIN_HANDSHAKES, limits=limits)
+        self.handshakes = PendingHandshakes(places=_MIN_HANDSHAKES, limits=limits)
 
     def app(self) -> ASGIApp:
         """Return the ASGI application."""
@@ -469,14 +473,14 @@ class WaitingService:
 
 def _no_database() -> Refused:
     problem = "The server waits for its database. Try again in a moment."
-    return Refused(503, problem, "store", retry_after_s=RETRY_AFTER_S)
+    return Refused(503, problem, "store", retry_after_s=_RETRY_AFTER_S)
 
 
 SHUTDOWN = ConnectionEnd(CloseCode.GOING_AWAY, "This server is shutting down. Connect again in a moment.", "shutdown")
 
 
 async def _refuse_http(_request: Request) -> Response:
-    return PlainTextResponse(UPGRADE_REQUIRED, status_code=426, headers={"Upgrade": "websocket"})
+    return PlainTextResponse(_UPGRADE_REQUIRED, status_code=426, headers={"Upgrade": "websocket"})
 
 
 async def _healthz(_request: Request) -> Response:

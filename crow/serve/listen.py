@@ -17,7 +17,7 @@ from pathlib import Path
 
 from crow.domain.errors import ConfigError
 
-BACKLOG = 2048
+_BACKLOG = 2048
 
 PROBE_S = 1.0
 """When a Unix socket already exists, crow checks whether a server still listens on it. This is the time limit of the
@@ -27,14 +27,16 @@ _SYSTEMD_FIRST_FD = 3
 
 
 @dataclass(frozen=True, slots=True)
-class TcpAddress:
+class _TcpAddress:
     """A host and a port."""
 
     host: str
+    """The name or address of the host."""
     port: int
+    """The number of the port."""
 
 
-def parse_address(text: str) -> TcpAddress | Path | None:
+def parse_address(text: str) -> _TcpAddress | Path | None:
     """Parse the address to listen on. Return a host and a port, the path of a Unix socket, or None for the sockets that
     systemd has opened.
 
@@ -53,11 +55,11 @@ def parse_address(text: str) -> TcpAddress | Path | None:
             f'crow serve cannot listen on "{text}"; expected HOST:PORT, such as 127.0.0.1:7431, the absolute path of a '
             'Unix socket, or "systemd".'
         )
-    return TcpAddress(host, int(port))
+    return _TcpAddress(host, int(port))
 
 
 @contextmanager
-def listening(address: TcpAddress | Path | None) -> Iterator[list[socket.socket]]:
+def listening(address: _TcpAddress | Path | None) -> Iterator[list[socket.socket]]:
     """Open the sockets to listen on, and close them at the end. :raises ConfigError: a socket cannot be opened."""
     if isinstance(address, Path):
         with _unix_socket(address) as opened:
@@ -76,7 +78,7 @@ def is_private(sockets: list[socket.socket]) -> bool:
     return all(each.family == socket.AF_UNIX or _is_loopback(each.getsockname()[0]) for each in sockets)
 
 
-def describe(opened: socket.socket, *, is_tls: bool) -> str:
+def address_of(opened: socket.socket, *, is_tls: bool) -> str:
     """Return the address that a client uses to connect to this socket, such as `ws://127.0.0.1:7431/acp`."""
     name = opened.getsockname()
     if opened.family == socket.AF_UNIX:
@@ -145,7 +147,7 @@ def _is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
-def _tcp_sockets(address: TcpAddress) -> list[socket.socket]:
+def _tcp_sockets(address: _TcpAddress) -> list[socket.socket]:
     """Open one socket for each IP address of the host."""
     try:
         found = socket.getaddrinfo(
@@ -162,7 +164,7 @@ def _tcp_sockets(address: TcpAddress) -> list[socket.socket]:
             if family == socket.AF_INET6:
                 opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             opened.bind(name)
-            opened.listen(BACKLOG)
+            opened.listen(_BACKLOG)
     except OSError as error:
         for each in sockets:
             each.close()
@@ -199,7 +201,7 @@ def _unix_socket(path: Path) -> Iterator[socket.socket]:
         finally:
             os.umask(mask)
         inode = path.lstat().st_ino
-        opened.listen(BACKLOG)
+        opened.listen(_BACKLOG)
         try:
             yield opened
         finally:

@@ -16,12 +16,12 @@ from crow.store import Store
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 """The upper bounds of the buckets in a histogram of store latencies, in seconds."""
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
-Labels: TypeAlias = tuple[tuple[str, str], ...]
-Samples: TypeAlias = Mapping[Labels, float]
+_Labels: TypeAlias = tuple[tuple[str, str], ...]
+_Samples: TypeAlias = Mapping[_Labels, float]
 
 
 class MetricFamily:
@@ -31,7 +31,7 @@ class MetricFamily:
         self.name = name
         self.kind = kind
         self.words = words
-        self.samples: dict[Labels, float] = defaultdict(float)
+        self.samples: dict[_Labels, float] = defaultdict(float)
 
     def add(self, amount: float = 1.0, /, **labels: str) -> None:
         """Add `amount` to the sample with these labels."""
@@ -50,14 +50,14 @@ class Histogram(MetricFamily):
 
     def __init__(self, name: str, words: str) -> None:
         super().__init__(name, "histogram", words)
-        self._counts: dict[Labels, list[int]] = {}
-        self._sums: dict[Labels, float] = defaultdict(float)
+        self._counts: dict[_Labels, list[int]] = {}
+        self._sums: dict[_Labels, float] = defaultdict(float)
 
     def observe(self, seconds: float, /, **labels: str) -> None:
         """Add one duration."""
         key = tuple(labels.items())
-        counts = self._counts.setdefault(key, [0] * (len(BUCKETS_S) + 1))
-        counts[bisect_left(BUCKETS_S, seconds)] += 1
+        counts = self._counts.setdefault(key, [0] * (len(_BUCKETS_S) + 1))
+        counts[bisect_left(_BUCKETS_S, seconds)] += 1
         self._sums[key] += seconds
 
     def lines(self) -> Iterable[str]:
@@ -65,7 +65,7 @@ class Histogram(MetricFamily):
         yield from super().lines()
         for key, counts in self._counts.items():
             total = 0
-            for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), counts, strict=True):
+            for bound, count in zip((*map(str, _BUCKETS_S), "+Inf"), counts, strict=True):
                 total += count
                 yield _sample(f"{self.name}_bucket", (*key, ("le", bound)), total)
             yield _sample(f"{self.name}_sum", key, self._sums[key])
@@ -109,7 +109,7 @@ class Metrics:
                 self.cost.add(entry.cost)
 
 
-class MeteredStore:
+class _MeteredStore:
     """Wraps a store, and measures how long each of its methods takes."""
 
     def __init__(self, inner: Store, metrics: Metrics) -> None:
@@ -146,8 +146,8 @@ class MeteredStore:
 
 
 def metered(store: Store, metrics: Metrics) -> Store:
-    """Return the store wrapped in a `MeteredStore`."""
-    return cast(Store, MeteredStore(store, metrics))
+    """Return the store wrapped in a `_MeteredStore`."""
+    return cast(Store, _MeteredStore(store, metrics))
 
 
 def gauge(name: str, words: str, value: float, /, **labels: str) -> MetricFamily:
@@ -175,7 +175,7 @@ def process_metrics() -> Iterable[MetricFamily]:
     yield gauge("process_open_fds", "Open file descriptors.", files)
 
 
-def _sample(name: str, labels: Labels, value: float) -> str:
+def _sample(name: str, labels: _Labels, value: float) -> str:
     pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
     number = str(int(value)) if value == int(value) else repr(float(value))
     return f"{name}{{{pairs}}} {number}" if pairs else f"{name} {number}"

@@ -19,17 +19,18 @@ from crow import __version__
 from crow.bridge.resident import PLACES, absolute, is_private, socket_path
 from crow.bridge.wire import peer
 from crow.domain.errors import ConfigError, CrowError
+from crow.domain.text import plural
 
 START_S = 60.0
 """A server has this many seconds to start, and as many to end after its drain time. Its imports alone take one second,
 or ten seconds on a busy machine."""
 
 POLL_S = 0.02
-ANSWER_S = 5.0
+_ANSWER_S = 5.0
 MAX_REASON_BYTES = 4096
 
 
-class ResidentError(CrowError):
+class _ResidentError(CrowError):
     """The resident server cannot be started, reached or stopped."""
 
 
@@ -40,7 +41,9 @@ class Resident:
     path: Path
     """The path of its socket."""
     pid: int | None
+    """The id of its process, if the system tells it."""
     version: str
+    """The version of crow that it runs."""
     figures: Mapping[str, float]
     """Maps the names of the metrics that have no labels to their values."""
 
@@ -52,8 +55,8 @@ class Resident:
         process = f"process {self.pid}" if self.pid is not None else "a process"
         other = "" if self.version == __version__ else f" (this is crow {__version__}, which does not use it)"
         return (
-            f"crow {self.version} runs as {process} on {self.path}{other}: {_count(counts[0], 'client')}, "
-            f"{_count(counts[1], 'open session')}, {busy} of them busy."
+            f"crow {self.version} runs as {process} on {self.path}{other}: {plural(counts[0], 'client')}, "
+            f"{plural(counts[1], 'open session')}, {busy} of them busy."
         )
 
 
@@ -81,18 +84,18 @@ def find(env: Mapping[str, str]) -> Resident | None:
     not safe."""
     path = own_socket(env)
     with socket.socket(socket.AF_UNIX) as opened:
-        opened.settimeout(ANSWER_S)
+        opened.settimeout(_ANSWER_S)
         try:
             opened.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         except OSError as error:
-            raise ResidentError(f"The server on {path} does not answer: {error.strerror or error}.") from error
+            raise _ResidentError(f"The server on {path} does not answer: {error.strerror or error}.") from error
         owner = peer(opened)
         try:
             text = _get(opened, "/metrics")
         except OSError as error:
-            raise ResidentError(f"The server on {path} does not answer: {error.strerror or error}.") from error
+            raise _ResidentError(f"The server on {path} does not answer: {error.strerror or error}.") from error
     figures, version = {}, "?"
     for line in text.splitlines():
         name, _, value = line.rpartition(" ")
@@ -125,7 +128,7 @@ def start(env: Mapping[str, str]) -> None:
             if server.poll() is not None or not _serves(path):
                 errors.seek(0)
                 reason = errors.read(MAX_REASON_BYTES).decode(errors="replace").strip()
-                raise ResidentError(reason.removeprefix("crow: ") or f"The server did not start within {START_S:g} s.")
+                raise _ResidentError(reason.removeprefix("crow: ") or f"The server did not start within {START_S:g} s.")
             server.returncode = 0  # so that Popen does not warn about a process that still runs
 
 
@@ -141,12 +144,12 @@ def stop(env: Mapping[str, str], *, timeout_s: float) -> Resident | None:
     if running is None:
         return None
     if running.pid is None:
-        raise ResidentError(
+        raise _ResidentError(
             f"Crow cannot find out on this system which process listens on {running.path}. End the server by hand."
         )
     os.kill(running.pid, signal.SIGTERM)
     if not _wait(lambda: not _answers(running.path), timeout_s):
-        raise ResidentError(f"The server (process {running.pid}) still runs after {timeout_s:g} s.")
+        raise _ResidentError(f"The server (process {running.pid}) still runs after {timeout_s:g} s.")
     return running
 
 
@@ -157,7 +160,7 @@ def _only_one(path: Path) -> Iterator[None]:
     lock = os.open(path.with_name(f"{path.name}.start"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         if not _wait(lambda: _locks(lock)):
-            raise ResidentError("Another process has been trying to start the server for a minute.")
+            raise _ResidentError("Another process has been trying to start the server for a minute.")
         yield
     finally:
         os.close(lock)
@@ -174,7 +177,7 @@ def _locks(lock: int) -> bool:
 def _answers(path: Path) -> bool:
     """Return whether a process listens on the socket. That process may still be starting, or about to fail."""
     with socket.socket(socket.AF_UNIX) as opened:
-        opened.settimeout(ANSWER_S)
+        opened.settimeout(_ANSWER_S)
         try:
             opened.connect(str(path))
         except OSError:
@@ -185,7 +188,7 @@ def _answers(path: Path) -> bool:
 def _serves(path: Path) -> bool:
     """Return whether a server answers requests."""
     with socket.socket(socket.AF_UNIX) as opened:
-        opened.settimeout(ANSWER_S)
+        opened.settimeout(_ANSWER_S)
         try:
             opened.connect(str(path))
             return bool(_get(opened, "/healthz"))
@@ -209,7 +212,3 @@ def _get(opened: socket.socket, resource: str) -> str:
     while more := opened.recv(65536):
         data += more
     return data.partition(b"\r\n\r\n")[2].decode(errors="replace")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

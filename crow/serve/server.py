@@ -20,11 +20,12 @@ import uvicorn
 from crow import __version__, adapters
 from crow.app import Wiring
 from crow.domain.errors import ConfigError, StoreError
-from crow.frontend.agent import AcpAgent
+from crow.frontend.agent import Negotiate
 from crow.frontend.agent import serve as serve_connection
+from crow.frontend.connection import check_parameters
 from crow.frontend.host import SessionHost, share_host
 from crow.frontend.requester import Requester
-from crow.frontend.v2 import NegotiatingAgent
+from crow.frontend.v2 import VersionTwo
 from crow.log import log_as_json
 from crow.serve import listen
 from crow.serve.http import SHUTDOWN, AccessControl, AcpService, ServedConnection, TokenAccess, WaitingService
@@ -43,16 +44,16 @@ CLOSE_S = 5.0
 the same time again to read their remaining messages."""
 
 POLL_S = 0.02
-IDLE_CHECK_S = 10.0
+_IDLE_CHECK_S = 10.0
 
-READY_REUSED_S = 1.0
+_READY_REUSED_S = 1.0
 """The endpoint /readyz checks the store at most once in this many seconds. Between two checks, it repeats its last
 answer."""
 
-READY_TIMEOUT_S = 3.0
+_READY_TIMEOUT_S = 3.0
 """The store has this many seconds to answer a check by /readyz."""
 
-REQUEST_HEAD_BYTES = 16 * 1024
+_REQUEST_HEAD_BYTES = 16 * 1024
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ async def serve(
     """
     if loaded.problem is not None:
         raise loaded.problem
-    start_server_log(loaded)
+    _start_server_log(loaded)
     try:
         await _serve(
             loaded,
@@ -103,7 +104,7 @@ async def _serve(
 ) -> None:
     settings = loaded.settings.serve
     tls = {} if is_resident else tls_options(settings, loaded.paths.config_file.parent)
-    with listen.listening(listen.parse_address(settings.listen)) as sockets, ended_by_signals() as signals:
+    with listen.listening(listen.parse_address(settings.listen)) as sockets, _ended_by_signals() as signals:
         raise_file_limit()
         adapters.protect_process(loaded)
         wiring = Wiring(loaded, reload=reload)
@@ -113,13 +114,13 @@ async def _serve(
             store = await open_store()
         else:
             store = await open_when_reachable(
-                open_store, partial(waiting_room, sockets, settings, limits, tls), signals
+                open_store, partial(_waiting_room, sockets, settings, limits, tls), signals
             )
         if store is not None:
             is_private = listen.is_private(sockets)
             async with (
                 adapters.orphans_ended(),
-                open_server(
+                _open_server(
                     *(wiring, store, settings, limits),
                     is_private=is_private,
                     is_resident=is_resident,
@@ -131,12 +132,12 @@ async def _serve(
                 tasks.start_soon(http.serve, sockets)
                 await http.has_started()
                 for each in sockets:
-                    address = listen.describe(each, is_tls=bool(tls))
+                    address = listen.address_of(each, is_tls=bool(tls))
                     logger.info("The server listens", extra={"address": address, "version": __version__})
                     tell(address)
                 listen.notify_systemd("READY=1\nSTATUS=")
                 tasks.start_soon(server.warm)
-                tasks.start_soon(keep_running, server.authenticator.run)
+                tasks.start_soon(_keep_running, server.authenticator.run)
                 if is_resident and settings.idle_timeout_s:
                     tasks.start_soon(server.end_when_idle, settings.idle_timeout_s, signals)
                 await signals.get()
@@ -150,7 +151,7 @@ async def _serve(
 
 
 @asynccontextmanager
-async def waiting_room(
+async def _waiting_room(
     sockets: Sequence[socket.socket], settings: ServeSettings, limits: ConnectionLimits, tls: dict[str, Any]
 ) -> AsyncIterator[None]:
     """Answer that the server is not ready yet. The sockets stay open at the end, so that no client is refused
@@ -162,7 +163,7 @@ async def waiting_room(
         await http.has_started()
         for each in sockets:
             logger.info(
-                "The server listens and is not ready", extra={"address": listen.describe(each, is_tls=bool(tls))}
+                "The server listens and is not ready", extra={"address": listen.address_of(each, is_tls=bool(tls))}
             )
         # The service would otherwise count as failed, although starting it again would not help.
         listen.notify_systemd("READY=1\nSTATUS=Waiting for the database")
@@ -203,7 +204,7 @@ class Server:
         self._settings = settings
         self._is_confining = is_confining
         self.authenticator = authenticator
-        self._agent_type: type[AcpAgent] = NegotiatingAgent if offers_v2 else AcpAgent
+        self._negotiate: Negotiate | None = VersionTwo if offers_v2 else None
         self._checked: tuple[float, str] = (0.0, "")
         self.service = AcpService(
             self._serve,
@@ -236,7 +237,7 @@ class Server:
         would."""
         used_at = time.monotonic()
         while (idle_s := time.monotonic() - used_at) < timeout_s:
-            await anyio.sleep(min(timeout_s - idle_s, IDLE_CHECK_S))
+            await anyio.sleep(min(timeout_s - idle_s, _IDLE_CHECK_S))
             if self.service.clients or self.busy_sessions:
                 used_at = time.monotonic()
         logger.info("Nobody has used the server", extra={"seconds": round(idle_s)})
@@ -273,7 +274,12 @@ class Server:
     async def _serve(self, connection: ServedConnection, connection_id: str, grant: Grant | None) -> None:
         requester = self._requester(grant, connection_id)
         await serve_connection(
-            connection, self._host.dependencies, host=self._host, requester=requester, agent_type=self._agent_type
+            connection,
+            self._host.dependencies,
+            host=self._host,
+            requester=requester,
+            check=check_parameters,
+            negotiate=self._negotiate,
         )
 
     def _requester(self, grant: Grant | None, connection_id: str) -> Requester:
@@ -292,14 +298,14 @@ class Server:
     async def _problem(self) -> str:
         """Return the reason why the server is not ready, or an empty string if the server is ready."""
         asked_at, problem = self._checked
-        if time.monotonic() - asked_at < READY_REUSED_S:
+        if time.monotonic() - asked_at < _READY_REUSED_S:
             return problem
         problem = ""
         try:
-            with anyio.fail_after(READY_TIMEOUT_S):
+            with anyio.fail_after(_READY_TIMEOUT_S):
                 await (await self._host.store()).session_by_alias("readyz")
         except TimeoutError:
-            problem = f"the store has not answered for {READY_TIMEOUT_S:g} s"
+            problem = f"the store has not answered for {_READY_TIMEOUT_S:g} s"
         except StoreError as error:
             logger.warning("The store cannot be used: %s", error)
             problem = "the store cannot be used; see the log"
@@ -315,7 +321,7 @@ class Server:
 
 
 @asynccontextmanager
-async def open_server(
+async def _open_server(
     wiring: Wiring,
     opened: Store,
     settings: ServeSettings,
@@ -367,7 +373,7 @@ async def open_server(
         )
 
 
-class UvicornServer(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """A uvicorn server without signal handlers of its own."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -406,7 +412,7 @@ def uvicorn_server(
     tls: dict[str, Any],
     *,
     is_resident: bool = False,
-) -> UvicornServer:
+) -> _UvicornServer:
     """Return the HTTP server, which is not started yet."""
     http: Any = partial(HttpProtocol, service.handshakes, only_this_user=is_resident)
     ws: Any = partial(SocketProtocol, limits)
@@ -418,7 +424,7 @@ def uvicorn_server(
         ws_ping_interval=limits.ping_s,
         ws_ping_timeout=None,  # SocketProtocol decides when a client is silent
         ws_per_message_deflate=False,  # it takes 300 kB per connection, and lets small frames inflate to huge messages
-        h11_max_incomplete_event_size=REQUEST_HEAD_BYTES,
+        h11_max_incomplete_event_size=_REQUEST_HEAD_BYTES,
         interface="asgi3",
         lifespan="off",
         log_config=None,
@@ -430,7 +436,7 @@ def uvicorn_server(
         loop="asyncio",
         **tls,
     )
-    return UvicornServer(config)
+    return _UvicornServer(config)
 
 
 def tls_options(settings: ServeSettings, folder: Path) -> dict[str, Any]:
@@ -446,7 +452,7 @@ def tls_options(settings: ServeSettings, folder: Path) -> dict[str, Any]:
     return {"ssl_context_factory": listen.tls_context(cert, key)}
 
 
-def start_server_log(loaded: Loaded) -> None:
+def _start_server_log(loaded: Loaded) -> None:
     """Start a log in JSON. The level is `info` if the user has not set `log.level`."""
     level = "info" if loaded.sources["log.level"] == "default" else loaded.settings.log.level
     file = loaded.settings.serve.log_file
@@ -464,7 +470,7 @@ def raise_file_limit() -> None:
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[asyncio.Queue[int]]:
+def _ended_by_signals() -> Iterator[asyncio.Queue[int]]:
     """Yield a queue that gets each SIGTERM, SIGINT and SIGHUP. Inside the block, these signals do not end the
     process."""
     loop = asyncio.get_running_loop()
@@ -479,7 +485,7 @@ def ended_by_signals() -> Iterator[asyncio.Queue[int]]:
             loop.remove_signal_handler(number)
 
 
-async def keep_running(run: Callable[[], Awaitable[None]], *, pause_s: float = 1.0) -> None:
+async def _keep_running(run: Callable[[], Awaitable[None]], *, pause_s: float = 1.0) -> None:
     """Call `run` again and again until this task is cancelled. Wait `pause_s` seconds after each call. Log any error of
     `run`."""
     while True:

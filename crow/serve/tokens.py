@@ -37,7 +37,7 @@ _CHECK_CHARS = 7
 _SHAPE = re.compile(rf"{PREFIX}([a-z2-7]{{{_ID_CHARS}}})([a-z2-7]{{{_SECRET_CHARS}}})([a-z2-7]{{{_CHECK_CHARS}}})")
 _NO_HASH = hashlib.sha256(b"").hexdigest()
 
-MAX_LABEL_CHARS = 100
+_MAX_LABEL_CHARS = 100
 
 FAILURES = 10
 """An address may send this many wrong tokens in a row before crow limits the address."""
@@ -77,7 +77,9 @@ class Grant:
     """The permission that a valid token gives its client: to act as the token's principal."""
 
     principal: str
+    """The user whom the token names."""
     token_id: str
+    """The id of the token."""
 
 
 def new_token(
@@ -90,8 +92,8 @@ def new_token(
     :raises ArgumentError: the principal's name or the label is not valid, or `expires_ms` is in the past.
     """
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    if len(label) > MAX_LABEL_CHARS or not label.isprintable():
-        raise ArgumentError(f"--label: expected at most {MAX_LABEL_CHARS} printable characters.")
+    if len(label) > _MAX_LABEL_CHARS or not label.isprintable():
+        raise ArgumentError(f"--label: expected at most {_MAX_LABEL_CHARS} printable characters.")
     if expires_ms is not None and expires_ms <= now_ms:
         raise ArgumentError("--expires: expected a time in the future, but this time is in the past.")
     token_id = _base32(secrets.token_bytes(7))[:_ID_CHARS]

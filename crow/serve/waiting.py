@@ -16,11 +16,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 
 logger = logging.getLogger(__name__)
 
-OpenStore = Callable[[], Awaitable[Store]]
+_OpenStore = Callable[[], Awaitable[Store]]
 
 
 async def open_when_reachable(
-    open_store: OpenStore, meanwhile: Callable[[], AbstractAsyncContextManager[object]], signals: asyncio.Queue[int]
+    open_store: _OpenStore, meanwhile: Callable[[], AbstractAsyncContextManager[object]], signals: asyncio.Queue[int]
 ) -> Store | None:
     """Open the store. While the database cannot be reached, try again after growing pauses, inside of `meanwhile`.
 
@@ -46,7 +46,7 @@ async def open_when_reachable(
     return None if is_ended else store
 
 
-async def _open(open_store: OpenStore, meanwhile: Callable[[], AbstractAsyncContextManager[object]]) -> Store:
+async def _open(open_store: _OpenStore, meanwhile: Callable[[], AbstractAsyncContextManager[object]]) -> Store:
     try:
         return await open_store()
     except StoreUnreachable as error:

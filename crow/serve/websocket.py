@@ -20,22 +20,22 @@ from crow.frontend import frames
 from crow.frontend.frames import FrameError, Message
 from crow.frontend.transport import FairSending, Wire
 
-MIB = 1024 * 1024
+_MIB = 1024 * 1024
 
-FRAME_OVERHEAD_BYTES = 512
+_FRAME_OVERHEAD_BYTES = 512
 """Crow adds this many bytes to the size of each waiting message, because the objects that hold the message take memory
 too."""
 
-MAX_PONG_BYTES = MIB
+MAX_PONG_BYTES = _MIB
 """While more bytes than this wait for a client, the server does not answer the client's pings. Otherwise a client that
 sends pings and reads nothing could fill the server's memory."""
 
 MAX_REASON_BYTES = 123
 """The size of the longest text that fits into a close frame."""
 
-BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
-EndReason = Literal[
+_EndReason = Literal[
     "client", "shutdown", "too_slow", "stalled", "silent", "no_initialize", "invalid", "replaced", "revoked"
 ]
 """The reason for the end of a connection, as shown in logs and metrics. `client` means that the client closed the
@@ -52,9 +52,9 @@ class ConnectionLimits:
     """The client has this long to send its HTTP request, and then the same time to send `initialize`."""
     message_bytes: int = frames.MAX_LINE_BYTES
     """The largest message that the client may send."""
-    buffered_bytes: int = 64 * MIB
+    buffered_bytes: int = 64 * _MIB
     """A client is disconnected when it has left more bytes than this unread."""
-    pause_bytes: int = MIB
+    pause_bytes: int = _MIB
     """While the client has left more bytes than this unread, replays pause, and new messages from the client are not
     read."""
     stall_s: float = 60.0
@@ -74,9 +74,13 @@ class Traffic:
     """Counters for the messages and bytes of all connections."""
 
     messages_in: int = 0
+    """How many messages were received."""
     messages_out: int = 0
+    """How many messages were sent."""
     bytes_in: int = 0
+    """How many bytes were received."""
     bytes_out: int = 0
+    """How many bytes were sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class ConnectionEnd:
     """Goes into the close frame."""
     text: str
     """Goes into the close frame."""
-    reason: EndReason
+    reason: _EndReason
     """Goes into the log."""
 
 
@@ -169,10 +173,10 @@ class WebSocketTransport:
         self._traffic.messages_out += 1
         self._traffic.bytes_out += len(line)
         self._waiting.append(line)
-        self._waiting_bytes += len(line) + FRAME_OVERHEAD_BYTES
+        self._waiting_bytes += len(line) + _FRAME_OVERHEAD_BYTES
         self.write_waiting()
         if self._waiting_bytes and self.buffered_bytes > self._limits.buffered_bytes:
-            text = f"More than {self._limits.buffered_bytes // MIB} MiB waited for this client to read them."
+            text = f"More than {self._limits.buffered_bytes // _MIB} MiB waited for this client to read them."
             self.drop(ConnectionEnd(CloseCode.TRY_AGAIN_LATER, text, "too_slow"))
 
     def stop(self, reason: str = "") -> None:
@@ -226,7 +230,7 @@ class WebSocketTransport:
         """Write as many of the waiting messages as the client takes."""
         while self._waiting and self._socket.is_writable:
             line = self._waiting.popleft()
-            self._waiting_bytes -= len(line) + FRAME_OVERHEAD_BYTES
+            self._waiting_bytes -= len(line) + _FRAME_OVERHEAD_BYTES
             self._written += 1
             self._socket.write_text(line[:-1])
         if self._is_empty is not None and not self._waiting and not self._is_empty.done():
@@ -356,7 +360,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     def _refuse_request(self) -> None:
         """Refuse a request that the library cannot read, such as one with a body. Without this method, uvicorn would
         send no answer and would keep the connection open without a time limit."""
-        self.transport.write(b"".join(self.conn.data_to_send()) or BAD_REQUEST)
+        self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_REQUEST)
         self.transport.close()
 
     def resume_writing(self) -> None:

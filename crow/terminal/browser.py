@@ -11,16 +11,16 @@ import subprocess
 import sys
 import threading
 
-from crow.programs import SYSTEM_PROGRAMS, helper_environment, named_program, system_path
+from crow.programs import SYSTEM_PROGRAMS, Programs, helper_environment, named_program, system_path
 
 _OPEN_S = 5.0
 _OPENERS = ("xdg-open", "wslview", "open")
 
 
-def open_page(url: str) -> bool:
+def open_page(url: str, programs: Programs = SYSTEM_PROGRAMS) -> bool:
     """Open a page, and return whether a program took it. This call blocks for at most 5 s.
 
-    The user may name browsers in BROWSER, separated by colons. Otherwise, the system's own program opens the page.
+    The user may name browsers in BROWSER, separated by colons. Otherwise, one of `programs` opens the page.
     """
     if sys.platform == "win32":
         os.startfile(url)  # noqa: S606 - a part of Windows opens the page
@@ -29,7 +29,7 @@ def open_page(url: str) -> bool:
     commands = (_named_command(named, url) for named in os.environ.get("BROWSER", "").split(os.pathsep))
     if any(_start(command, dict(os.environ)) for command in commands if command):
         return True
-    opener = next(filter(None, map(SYSTEM_PROGRAMS.find, _OPENERS)), None)
+    opener = next(filter(None, map(programs.find, _OPENERS)), None)
     return opener is not None and _start([opener, url], env | {"PATH": system_path()})
 
 

@@ -34,6 +34,7 @@ from crow.terminal.connection import (
     open_session,
     session_ids,
 )
+from crow.terminal.display import Display
 from crow.terminal.form import FormField, fields_of
 from crow.terminal.help import HELP, OWN_COMMANDS, PLAIN_HELP
 from crow.terminal.keyboard import (
@@ -46,17 +47,11 @@ from crow.terminal.keyboard import (
     open_history,
 )
 from crow.terminal.prompt import IMAGE_TYPES, image_block, text_block
-from crow.terminal.question import keys_of, plain_title, question_of
+from crow.terminal.question import keys_of, question_of
 from crow.terminal.render import (
-    DIFF_LINES,
-    MarkdownStream,
-    diff_of,
     look_of,
-    output_of,
     plan_of,
-    title_of,
     usage_of,
-    wrapped,
 )
 from crow.terminal.screen import Screen, interrupts, shell_quoted
 from crow.terminal.typed import ENTERS, TypedText
@@ -68,9 +63,6 @@ CAPABILITIES: Mapping[str, Any] = {
 }
 
 _REPLAYED_TURNS = 2
-_REPLAYED_LINES = 16
-"""The maximum number of lines that the chat shows of each turn's last message when it resumes a session."""
-
 _REPLAYED_UPDATES = 4_000
 _HISTORY_UPDATES = frozenset(
     {
@@ -157,6 +149,7 @@ class Chat:
         self._reload = reload
         self._look = look_of(os.environ, is_plain=options.plain)
         self._screen = Screen(is_animated=self._look.has_styles)
+        self._display = Display(self._look, self._screen, self._write)
         self._choices = Choices(Path.cwd(), arguments={"mode": dict.fromkeys(MODES, "")})
         self._keyboard: Keyboard = PlainKeyboard()
         self._is_first = False
@@ -168,10 +161,6 @@ class Chat:
         self._writing = asyncio.Lock()
         self._replayed: deque[deque[Params]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stream: MarkdownStream | None = None
-        self._stream_id = ""
-        self._block = ""
-        self._calls: dict[str, dict[str, Any]] = {}
         self._plan: Any = None
         self._mode = self._model = self._usage = ""
 
@@ -193,7 +182,7 @@ class Chat:
                     await self._say_importable()
                     await self._talk()
                     if (row := await self._row()).has_prompt:
-                        await self._say(_how_to_return(row))
+                        await self._display.say(_how_to_return(row))
             except asyncio.CancelledError:
                 if self._session.id:
                     with suppress(OSError):
@@ -224,18 +213,18 @@ class Chat:
         finally:
             self._replayed = None
         self._session, self._choices.cwd, self._plan = opened, Path(opened.cwd), None
-        self._calls.clear()
+        self._display.calls.clear()
         self._take_options(opened.response["configOptions"])
         self._mode = options.mode or self._mode  # the response was sent before --mode was set
         name = f" · session {options.session}" if options.session else ""
-        await self._say(f"crow · {self._status()} · {opened.cwd}{name}")
+        await self._display.say(f"crow · {self._status()} · {opened.cwd}{name}")
         if opened.notice:
-            await self._say(opened.notice)
+            await self._display.say(opened.notice)
         if opened.is_new:
             keys = "Alt-Enter breaks the line" if self._look.has_styles else "Ctrl-D leaves"
-            await self._say(f"Enter sends, {keys}, /help lists the commands.")
+            await self._display.say(f"Enter sends, {keys}, /help lists the commands.")
         for turn in turns:
-            await self._show_turn(turn)
+            await self._display.turn(turn)
 
     async def _say_importable(self) -> None:
         """In the user's first chat, say how many sessions of other tools can be imported."""
@@ -247,7 +236,7 @@ class Chat:
         found = await asyncio.to_thread(importable, await session_ids(self._loaded))
         for one in found:
             number = f"{plural(one.sessions, 'session')}"
-            await self._say(
+            await self._display.say(
                 f"{number} of {one.tool} in {one.path} can be imported: crow sessions import --from {one.tool}"
             )
 
@@ -255,12 +244,12 @@ class Chat:
         """Read prompts and send them, until the user leaves."""
         while True:
             await self._refresh_sessions()
-            self._block = ""
+            self._display.block = ""
             try:
                 text = await self._next_text()
             except EOFError:
                 return
-            self._block = ""
+            self._display.block = ""
             name, _, argument = text.strip().partition(" ")
             match name:
                 case "":
@@ -271,7 +260,7 @@ class Chat:
                     await self._go_to(argument.strip())
                     continue
                 case "/help" if not argument:
-                    await self._show_markdown("help", PLAIN_HELP if self._look.has_words else HELP)
+                    await self._display.markdown("help", PLAIN_HELP if self._look.has_words else HELP)
             alias = (await self._row()).alias if name == "/new" else None
             await self._prompt(text)
             if alias is not None:  # `/new` has given this name to the new session
@@ -301,25 +290,25 @@ class Chat:
                 self._show_typed()
                 stop = (await self._connection.call("session/prompt", params))["stopReason"]
         except RequestError as error:
-            await self._end_message()
-            await self._show_problem(str(error))
+            await self._display.end_message()
+            await self._display.problem(str(error))
         else:
-            await self._end_message()
+            await self._display.end_message()
             if stop in _STOPS:
-                await self._say(_STOPS[stop])
+                await self._display.say(_STOPS[stop])
         finally:
             self._is_prompting, self._screen.below = False, ()
         if stop != "end_turn":
             await self._keep_queue()
         if not self._look.has_styles:
-            await self._say(self._status())
+            await self._display.say(self._status())
 
     async def _prompt_params(self, text: str) -> Params | None:
         """Return the parameters of a prompt. If a file that it mentions cannot be used, say so and return None."""
         try:
             files = [_file_block(path) for path in mentioned_files(text, self._choices.cwd)]
         except ArgumentError as error:
-            await self._show_problem(str(error))
+            await self._display.problem(str(error))
             return None
         return {"sessionId": self._session.id, "prompt": [text_block(text), *files]}
 
@@ -343,7 +332,8 @@ class Chat:
             async with self._writing:
                 queued = self._typed.queue
                 how = "An empty line sends it into this turn; Esc and Enter takes it back."
-                await self._say(f"Queued for after this turn: {queued[-1]}\n{how}" if queued else "Nothing is queued.")
+                words = f"Queued for after this turn: {queued[-1]}\n{how}" if queued else "Nothing is queued."
+                await self._display.say(words)
 
     async def _steer(self, text: str) -> None:
         """Send a text into the running turn. If the turn has ended meanwhile, the text becomes the next prompt."""
@@ -357,7 +347,7 @@ class Chat:
             answer = {"outcome": str(error)}
         async with self._writing:
             if answer["outcome"] == "injected":
-                await self._say(f"Sent into this turn: {text}")
+                await self._display.say(f"Sent into this turn: {text}")
                 return
             self._typed.queue.insert(0, text)
             self._show_typed()
@@ -376,20 +366,20 @@ class Chat:
         if self._look.has_styles:
             self._typed.line = self._typed.take_all()
         else:
-            await self._say(f"Not sent, because the turn did not end by itself: {self._typed.take_all()}")
+            await self._display.say(f"Not sent, because the turn did not end by itself: {self._typed.take_all()}")
 
     async def _go_to(self, name: str) -> None:
         """Run `/session`: show this session, or open the session that `name` means."""
         assert self._connection is not None, "the chat has begun"
         before = self._session.id
         if not name:
-            await self._say(f"This session is {before}. {_how_to_return(await self._row())}")
+            await self._display.say(f"This session is {before}. {_how_to_return(await self._row())}")
             return
         options = argparse.Namespace(session=name, newest=False, model=None, mode=None)
         try:
             await self._open(options, None)
         except (ArgumentError, RequestError) as error:
-            await self._show_problem(str(error))
+            await self._display.problem(str(error))
             return
         if self._session.id != before:
             with suppress(RequestError):
@@ -438,9 +428,9 @@ class Chat:
         async with self._writing:
             with self._screen.paused():
                 text, options = question_of(self._look, params)
-                call = self._calls.setdefault(params["toolCall"]["toolCallId"], {})
+                call = self._display.calls.setdefault(params["toolCall"]["toolCallId"], {})
                 call["is_shown"] = True
-                await self._begin_block("question", text)
+                await self._display.begin_block("question", text)
                 keys = keys_of(options)
                 for key, option in keys.items():
                     await self._write(f"  {self._look.paint('bold', key)}  {safe(option['name'])}\n")
@@ -448,7 +438,7 @@ class Chat:
                 await self._finish_typing()
                 await self._write(f"  {self._look.paint('bold', escape)}  stop the turn\n")
                 typed = await self._keyboard.key(keys.keys())
-                self._block = "tool"
+                self._display.block = "tool"
                 if typed in keys:
                     await self._write(self._look.paint("dim", f"  {keys[typed]['name']}") + "\n")
                     return {"outcome": {"outcome": "selected", "optionId": keys[typed]["optionId"]}}
@@ -459,7 +449,7 @@ class Chat:
         """See `TerminalClient`."""
         async with self._writing, self._keyboard.set_aside():
             with self._screen.paused():
-                await self._begin_block("question", self._look.paint("bold", params["message"]) + "\n")
+                await self._display.begin_block("question", self._look.paint("bold", params["message"]) + "\n")
                 if params["mode"] == "url":
                     return await self._offer_page(params["url"])
                 return await self._fill_in(fields_of(params["requestedSchema"]))
@@ -526,26 +516,26 @@ class Chat:
         match update["sessionUpdate"]:
             case "agent_message_chunk":
                 tone = "remark" if "_meta" in update else "text"
-                await self._show_text(tone, update.get("messageId", ""), update["content"].get("text", ""))
+                await self._display.text(tone, update.get("messageId", ""), update["content"].get("text", ""))
             case "agent_thought_chunk":
-                await self._show_text("thought", update.get("messageId", ""), update["content"].get("text", ""))
+                await self._display.text("thought", update.get("messageId", ""), update["content"].get("text", ""))
             case "tool_call" | "tool_call_update":
-                await self._show_call(update)
+                await self._display.call(update)
             case "plan":
                 is_whole = isinstance(update["entries"], list)  # a note replaces a plan that is too large
                 if is_whole and update["entries"] != self._plan:
                     self._plan = update["entries"]
-                    await self._begin_block("plan", plan_of(self._look, update["entries"]))
+                    await self._display.begin_block("plan", plan_of(self._look, update["entries"]))
             case "notice":
                 title, words = update["title"], update.get("description")
                 mark = "" if title.endswith((".", "!", "?", ":")) else ":"
-                await self._say(
+                await self._display.say(
                     f"{title}{mark} {words}" if words else title, is_warning=update.get("severity") != "info"
                 )
             case "compaction_update" if update["status"] == "in_progress" and "summary" not in update:
-                await self._say("Compacting the context")
+                await self._display.say("Compacting the context")
             case "compaction_update" if update["status"] == "failed":
-                await self._say(f"Compaction failed: {update.get('error', '')}", is_warning=True)
+                await self._display.say(f"Compaction failed: {update.get('error', '')}", is_warning=True)
             case "usage_update":
                 self._usage = usage_of(update["used"], update["size"], update.get("cost", {}).get("amount"))
             case "current_mode_update":
@@ -568,67 +558,6 @@ class Chat:
     def _status(self) -> str:
         return " · ".join(filter(None, [self._model or "no model", self._mode, self._usage]))
 
-    async def _show_text(self, kind: str, message_id: str, text: str) -> None:
-        if self._stream is None or message_id != self._stream_id:
-            prefix = "Thought:\n" if kind == "thought" and self._look.has_words else ""
-            await self._begin_block("message", prefix)
-            self._stream_id = message_id
-            self._stream = MarkdownStream(self._look, tone="" if kind == "text" else "dim")
-        self._screen.label = "Thinking" if kind == "thought" else ""
-        await self._write(self._stream.feed(text))
-
-    async def _end_message(self) -> None:
-        if self._stream is not None:
-            stream, self._stream = self._stream, None
-            await self._write(stream.end())
-            self._block = "text"
-
-    async def _show_call(self, update: Params) -> None:
-        call_id, is_new = update["toolCallId"], update["toolCallId"] not in self._calls
-        call = self._calls.setdefault(call_id, {})
-        call |= update
-        status, title = call.get("status", "pending"), plain_title(call.get("title", "Tool call"))
-        if status in ("completed", "failed"):
-            del self._calls[call_id]
-            self._screen.label = ""
-            await self._begin_block("tool", title_of(self._look, title, status) + self._details(call))
-        else:
-            self._screen.label = title
-            if is_new:
-                await self._end_message()
-                if not self._look.has_styles:
-                    await self._begin_block("tool", title_of(self._look, title, "running"))
-
-    def _details(self, call: Mapping[str, Any]) -> str:
-        """Return the text below the title of a finished call: the diffs of the call, the end of its output, or
-        nothing."""
-        contents = call.get("content") or ()
-        texts = [part["content"].get("text", "") for part in contents if part["type"] == "content"]
-        if call["status"] == "failed" or call.get("kind") == "execute":
-            return output_of(self._look, "\n".join(texts)) if any(text.strip() for text in texts) else ""
-        if call.get("is_shown"):  # the permission question has shown the diffs
-            return ""
-        diffs = [part for part in contents if part["type"] == "diff"]
-        return "".join(diff_of(self._look, part, most=DIFF_LINES, has_path=len(diffs) > 1)[0] for part in diffs)
-
-    async def _show_markdown(self, message_id: str, text: str) -> None:
-        await self._show_text("text", message_id, text)
-        await self._end_message()
-
-    async def _show_problem(self, problem: str) -> None:
-        await self._begin_block("problem", wrapped(self._look, "bad", f"Error: {problem}"))
-
-    async def _say(self, words: str, *, is_warning: bool = False) -> None:
-        """Show a remark from crow itself."""
-        await self._begin_block("remark", wrapped(self._look, "bold" if is_warning else "dim", words))
-
-    async def _begin_block(self, kind: str, text: str) -> None:
-        """Show a block. An empty line comes first if the previous block is of another kind."""
-        await self._end_message()
-        gap = "\n" if kind != self._block else ""
-        self._block = kind
-        await self._write(f"{gap}{text}")
-
     async def _write(self, text: str) -> None:
         if not text:
             return
@@ -638,7 +567,7 @@ class Chat:
             async with self._keyboard.set_aside():
                 await self._screen.print_rendered(text)
 
-    # Showing the last turns of a stored session.
+    # Keeping the last turns of a stored session.
 
     def _keep(self, update: Params) -> None:
         """Keep an update of a replayed history if it may belong to one of the last `_REPLAYED_TURNS` turns."""
@@ -649,32 +578,6 @@ class Chat:
                 self._replayed.append(deque(maxlen=_REPLAYED_UPDATES))
         if self._replayed:
             self._replayed[-1].append(update)
-
-    async def _show_turn(self, turn: Sequence[Params]) -> None:
-        """Show the prompt of a stored turn, and the end of the turn's last message."""
-        prompt, messages = "", dict[str, str]()
-        calls = 0
-        for update in turn:
-            match update:
-                case {"sessionUpdate": "user_message_chunk", "content": {"text": str(text)}}:
-                    prompt += text
-                case {"sessionUpdate": "agent_message_chunk", "messageId": str(name), "content": {"text": str(text)}}:
-                    messages[name] = messages.get(name, "") + text
-                case {"sessionUpdate": "tool_call"}:
-                    calls += 1
-        sign = "You:" if self._look.has_words else ">"
-        lines = prompt.strip().splitlines() or [""]
-        more = f" … (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
-        await self._begin_block("prompt", self._look.paint("dim", f"{sign} {on_one_line(lines[0])[:300]}{more}") + "\n")
-        if calls:
-            await self._say(f"({plural(calls, 'tool call')})")
-        if messages:
-            lines = messages.popitem()[1].strip().splitlines()
-            hidden = max(0, len(lines) - _REPLAYED_LINES)
-            if hidden:
-                await self._say(f"({hidden} lines before)")
-            await self._show_markdown("", "\n".join(lines[hidden:]))
-        self._block = "turn"
 
 
 def _how_to_return(row: SessionRow) -> str:

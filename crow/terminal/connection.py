@@ -22,9 +22,11 @@ from crow.agent.permissions.rules import MODES
 from crow.app import Wiring, recording
 from crow.domain.errors import ArgumentError, CrowError, UserError
 from crow.frontend import frames
-from crow.frontend.agent import AUTH_REQUIRED, PROTOCOL_VERSION, RESOURCE_NOT_FOUND, serve
+from crow.frontend.agent import serve
 from crow.frontend.client import Handler, RequestParams
+from crow.frontend.errors import AUTH_REQUIRED, RESOURCE_NOT_FOUND
 from crow.frontend.frames import INVALID_PARAMS, METHOD_NOT_FOUND, RequestError
+from crow.frontend.methods import PROTOCOL_VERSION
 from crow.frontend.transport import Observer
 from crow.settings import Loaded
 from crow.store import SessionRow, Store

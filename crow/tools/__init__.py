@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
-from crow.domain.entries import Announcement, Attachment, CallRef, PlanItem
+from crow.domain.entries import Announcement, Attachment, PlanItem
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
-from crow.domain.messages import AssistantMessage, Image, JsonObject, ToolCall, ToolSpec, Usage, UserMessage
+from crow.domain.messages import Image, JsonObject, ToolCall, ToolSpec, Usage
 from crow.tools.layers import Changes, Layer
 from crow.tools.layers.session import Layers
 from crow.tools.process import Process
+from crow.tools.sampling import Sampler
 from crow.tools.urls import NO_URL_RULES, UrlRules
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
@@ -57,7 +58,7 @@ SKILL_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
 """Folders of a workspace that may hold skills."""
 
 AGENT_FOLDERS = (".crow/agents", ".agents/agents", ".claude/agents")
-"""Folders of a workspace that may hold agent files. Each agent file describes a kind of sub-agent."""
+"""Folders of a workspace that may hold agent files. Each agent file describes a kind of subagent."""
 
 AGENT_MODES = ("plan", "ask", "accept-edits", "auto")
 """The permission modes that an agent file can name, the strictest first."""
@@ -82,59 +83,82 @@ NOTHING_EXCLUDED = ExcludedPaths()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedCall:
-    """The plan of a tool call: what the call would do if it ran. Links are resolved in the paths of the touched files,
-    except in `other_paths`."""
+class Touched:
+    """The file that a call touches. Links are resolved in its paths, except in `other_paths`."""
 
-    announcement: Announcement
-    access: Access
-    is_outside: bool = False
-    """At least one touched file is outside the workspace."""
-    argument: str | None = None
-    """What a permanent permission would cover in addition to the tool's name, such as the command line of `shell` or
-    the URL of `fetch`. None if it would cover only the name."""
     rule_paths: tuple[str, ...] = ()
-    """The paths by which permission rules may name the touched file: the absolute path and, inside cwd, also the
-    relative one."""
-    rule_tool: str | None = None
-    """The tool whose rules apply, if that is not the called tool."""
+    """The paths by which permission rules may name the file: the absolute path and, inside cwd, also the relative
+    one."""
     other_paths: tuple[str, ...] = ()
     """The path as it was given, and hard links to the file. Only deny rules use these paths."""
     has_hard_links: bool = False
-    """The touched file has several names."""
+    """The file has several names."""
     has_unknown_names: bool = False
     """At least one of these names was not found."""
+    is_outside: bool = False
+    """The file is outside the workspace."""
+    is_protected: bool = False
+    """The call writes to a path whose protection is `ask`, or reads a secret place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """What a permission for a call would cover, and which rules cover the call."""
+
+    argument: str | None = None
+    """What a permanent permission would cover in addition to the tool's name, such as the command line of `shell` or
+    the URL of `fetch`. None if it would cover only the name."""
+    wider_arguments: tuple[str, ...] = ()
+    """If the call asks once, an allow rule about one of these also covers it."""
+    narrower_arguments: tuple[str, ...] = ()
+    """A deny rule about one of these also covers the call."""
+    asks_once: bool = False
+    """The user must be asked, but only until they have allowed exactly this `argument` or one of `wider_arguments` in
+    this session."""
+    rule_tool: str | None = None
+    """The tool whose rules apply, if that is not the called tool."""
+    inner_arguments: str | None = None
+    """The arguments of `rule_tool`, if the call is one that calls this tool."""
+    like: tuple[str, ...] = ()
+    """Other tools that together do the same. A deny rule about one of them covers the call. Allow rules about all of
+    them cover it, too."""
+    is_read_only: bool = False
+    """The user's configuration declares this external tool read-only."""
+    fingerprint: str = ""
+    """A hash of the called MCP tool's title, description and schema. An answer "always" holds only for this
+    fingerprint."""
+    definition: str = ""
+    """The title, description and schema as text, perhaps cut."""
+
+
+_NOTHING_TOUCHED = Touched()
+_NAME_ALONE = Coverage()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCall:
+    """The plan of a tool call: what the call would do if it ran."""
+
+    announcement: Announcement
+    """What clients are shown of the call before it runs."""
+    review_text: str = ""
+    """The text that the user should read before they answer."""
+    access: Access
+    """What the call needs."""
+    command_access: CommandAccess | None = None
+    """What the kernel will let a command do. `full` if nothing confines commands, None for other calls."""
+    requested_access: CommandAccess | None = None
+    """The access that the model asked for."""
+    touched: Touched = _NOTHING_TOUCHED
+    coverage: Coverage = _NAME_ALONE
     excluded: ExcludedPaths = NOTHING_EXCLUDED
     """The files that a search or a confined command must leave out; the agent sets this value."""
     url_rules: UrlRules = NO_URL_RULES
     """The rules for the redirects of a fetch; the agent sets this value."""
     fault: str | None = None
     """The error message for the model. A call with a fault must not run."""
-    is_protected: bool = False
-    """The call writes to a path whose protection is `ask`, or reads a secret place."""
     is_barrier: bool = False
     """The call writes files, so no other call may run in parallel."""
-    is_read_only: bool = False
-    """The user's configuration declares this external tool read-only."""
-    asks_once: bool = False
-    """The user must be asked, but only until they have allowed exactly this `argument` or one of `wider_arguments` in
-    this session."""
-    wider_arguments: tuple[str, ...] = ()
-    narrower_arguments: tuple[str, ...] = ()
-    """A deny rule about one of these also covers the call."""
-    review_text: str = ""
-    """The text that the user should read before they answer."""
-    command_access: CommandAccess | None = None
-    """What the kernel will let a command do. `full` if nothing confines commands, None for other calls."""
-    requested_access: CommandAccess | None = None
-    """The access that the model asked for."""
-    fingerprint: str = ""
-    """A hash of the called MCP tool's title, description and schema. An answer "always" holds only for this
-    fingerprint."""
-    definition: str = ""
-    """The title, description and schema as text, perhaps cut."""
-    inner_arguments: str | None = None
-    """The arguments of `rule_tool`, if the call is one that calls this tool."""
     parts: tuple[PlannedCall, ...] = ()
     """One plan for each file, if the call touches several. What is said about one touched file, and what rules say
     about it, is then in the parts. The call may run only if each part may."""
@@ -143,9 +167,6 @@ class PlannedCall:
     changed: tuple[str, ...] = ()
     """The command has already run, in a layer. These are the absolute paths of the files that it changed there, and
     the call may keep them or not."""
-    like: tuple[str, ...] = ()
-    """Other tools that together do the same. A deny rule about one of them covers the call. Allow rules about all of
-    them cover it, too."""
 
     @property
     def each(self) -> tuple[PlannedCall, ...]:
@@ -155,7 +176,7 @@ class PlannedCall:
     @property
     def paths(self) -> tuple[str, ...]:
         """The absolute paths of the touched files, as far as they are known in advance."""
-        return tuple(dict.fromkeys(part.rule_paths[0] for part in self.each if part.rule_paths))
+        return tuple(dict.fromkeys(part.touched.rule_paths[0] for part in self.each if part.touched.rule_paths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +215,7 @@ class SkillInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentKind:
-    """A kind of sub-agent."""
+    """A kind of subagent."""
 
     name: str
     source: str
@@ -203,11 +224,11 @@ class AgentKind:
     is_from_workspace: bool = False
     """If set, using the kind needs the user's permission."""
     tools: tuple[str, ...] | None = None
-    """The names or globs of the tools that the sub-agent may use. None means all."""
+    """The names or globs of the tools that the subagent may use. None means all."""
     model: str = ""
-    """If empty, the sub-agent uses the session's model."""
+    """If empty, the subagent uses the session's model."""
     mode: str = ""
-    """If not empty, the sub-agent has at most the permissions of this mode."""
+    """If not empty, the subagent has at most the permissions of this mode."""
     problem: str = ""
     """Why the file cannot be used, as a clause without a full stop. Empty if the file can be used."""
 
@@ -252,7 +273,7 @@ class Toolbox(Protocol):
         """Return the skills on offer in a stable order."""
 
     def agents(self) -> tuple[AgentKind, ...]:
-        """Return the kinds of sub-agents in a stable order, including those that cannot be used."""
+        """Return the kinds of subagents in a stable order, including those that cannot be used."""
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
         """Restart the server with this name. Without a name, restart all servers that are not ready. Return the names
@@ -548,19 +569,19 @@ class Plan(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Work for a sub-agent."""
+    """Work for a subagent."""
 
     title: str
     prompt: str
     tools: tuple[str, ...] | None = None
-    """The names of the tools that the sub-agent may use. None allows all tools except those that sub-agents may never
+    """The names of the tools that the subagent may use. None allows all tools except those that subagents may never
     use."""
     resume: str | None = None
     """The id of an earlier task to continue."""
     background: bool = False
-    """If set, the call returns as soon as the sub-agent has started to work."""
+    """If set, the call returns as soon as the subagent has started to work."""
     kind: AgentKind | None = None
-    """None for a plain sub-agent."""
+    """None for a plain subagent."""
     instructions: str = ""
     """The prompt of the kind."""
 
@@ -572,17 +593,17 @@ class SubagentResult:
     id: str
     """Can be used to resume the task."""
     text: str
-    """The sub-agent's last answer, or the error."""
+    """The subagent's last answer, or the error."""
     is_error: bool = False
     steps: int = 0
     usage: Usage | None = None
     cost: float | None = None
     is_running: bool = False
-    """If set, the sub-agent still works in the background and has not given an answer yet."""
+    """If set, the subagent still works in the background and has not given an answer yet."""
 
 
 class SubagentRunner(Protocol):
-    """Runs sub-agents for the `task` tool."""
+    """Runs subagents for the `task` tool."""
 
     async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         """Run a task in its own conversation with the tools of `toolbox`, and report progress.
@@ -592,7 +613,7 @@ class SubagentRunner(Protocol):
 
 
 class AgentPolicy(Protocol):
-    """Decides which kinds of sub-agents the model gets."""
+    """Decides which kinds of subagents the model gets."""
 
     def may_offer(self, kind: AgentKind) -> bool:
         """Return whether the user's rules allow crow to read the kind's file. This call blocks the thread."""
@@ -646,67 +667,13 @@ class BackgroundWatcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingRequest:
-    """A request of an MCP server to the session's model. The server sends it while it works on a call from crow."""
-
-    server: str
-    prefix: str
-    """The server's name in permission rules: `sampling(prefix)`."""
-    call: CallRef
-    """The call that the server works on."""
-    name: str
-    """The tool's name in that call."""
-    arguments: str
-    """The arguments of that call."""
-    announcement: Announcement
-    """The announcement of that call."""
-    system: str
-    messages: tuple[UserMessage | AssistantMessage, ...]
-    """The roles of the messages alternate."""
-    max_tokens: int
-    stop_sequences: tuple[str, ...] = ()
-    """The answer ends before the first occurrence of one of these."""
-    is_read_only: bool = False
-    """If set, the user's settings allow the server to send requests to the model in plan mode."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingAnswer:
-    """The model's answer to a server."""
-
-    text: str
-    model: str
-    """The model's name."""
-    stop: Literal["end", "length", "stop_sequence"] = "end"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingRefusal:
-    """The reason why a server gets no answer from the model."""
-
-    words: str
-    is_users: bool = False
-    """If set, the user did not allow an answer."""
-
-
-class Sampler(Protocol):
-    """Lets the session's model answer MCP servers."""
-
-    async def sample(
-        self, request: SamplingRequest, on_progress: Callable[[int], Awaitable[None]]
-    ) -> SamplingAnswer | SamplingRefusal:
-        """Ask the user for permission, and then ask the model. `on_progress` is called with the length of the answer so
-        far, in characters."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
     """The parts of the session that tools may use."""
 
     log: Log
     plan: Plan
     reviewer: ChangeReviewer | None = None
-    """If None, commands do not run in layers."""
+    """If None, what commands change in layers is dropped."""
     subagents: SubagentRunner | None = None
     """If None, there is no `task` tool."""
     agents: AgentPolicy | None = None

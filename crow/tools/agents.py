@@ -1,4 +1,4 @@
-"""Finds and reads agent files: Markdown files that describe kinds of sub-agents.
+"""Finds and reads agent files: Markdown files that describe kinds of subagents.
 
 The user's folders are searched first, then the folders of the workspace. Files of the workspace are untrusted until the
 user allows them, as with skills. They are ignored if they are outside the workspace after links are resolved. Only the
@@ -20,15 +20,15 @@ from crow.tools.front_matter import front_matter
 from crow.tools.skills import HEAD_BYTES, NAME, clean_line
 from crow.tools.workspace import read_file
 
-SUFFIX = ".md"
+_SUFFIX = ".md"
 FILE_BYTES = 64 * 1024
-MAX_AGENTS = 50
-MAX_TOOLS = 100
-MODEL_CHARS = 200
-TOOL_NAME = re.compile(r"[A-Za-z0-9_*?-]{1,64}")
-KEYS = ("description", "tools", "model", "mode")
+_MAX_AGENTS = 50
+_MAX_TOOLS = 100
+_MODEL_CHARS = 200
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_*?-]{1,64}")
+_KEYS = ("description", "tools", "model", "mode")
 
-OTHER_NAMES: Mapping[str, str] = {
+_OTHER_NAMES: Mapping[str, str] = {
     "Read": "read_file",
     "Write": "write_file",
     "Edit": "edit_file",
@@ -52,46 +52,46 @@ def find_agents(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Pa
     found: dict[str, AgentKind] = {}
     places = [(folder, False) for folder in user_folders] + [(cwd / folder, True) for folder in AGENT_FOLDERS]
     for folder, is_from_workspace in places:
-        for kind in agents_in(folder, is_inside if is_from_workspace else None):
-            if len(found) < MAX_AGENTS:
+        for kind in _agents_in(folder, is_inside if is_from_workspace else None):
+            if len(found) < _MAX_AGENTS:
                 found.setdefault(kind.name, kind)
     return tuple(found[name] for name in sorted(found))
 
 
-def agents_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterator[AgentKind]:
+def _agents_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterator[AgentKind]:
     """The agent files in a folder; `is_inside` is None for a user's folder."""
     try:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry, _ in zip(entries, range(10 * MAX_AGENTS), strict=False))
+            names = sorted(entry.name for entry, _ in zip(entries, range(10 * _MAX_AGENTS), strict=False))
     except OSError:  # usually there is no such folder
         return
     for file_name in names:
         name, suffix = os.path.splitext(file_name)
         path = Path(os.path.realpath(folder / file_name))
-        if suffix != SUFFIX or not NAME.fullmatch(name) or (is_inside is not None and not is_inside(path)):
+        if suffix != _SUFFIX or not NAME.fullmatch(name) or (is_inside is not None and not is_inside(path)):
             continue
         is_from_workspace = is_inside is not None
         try:
-            yield agent_kind(name, read_file(path, 0, HEAD_BYTES), path, is_from_workspace=is_from_workspace)
+            yield _agent_kind(name, read_file(path, 0, HEAD_BYTES), path, is_from_workspace=is_from_workspace)
         except OSError as error:
             problem = f"it cannot be read: {error.strerror}"
             yield AgentKind(name=name, source=str(path), is_from_workspace=is_from_workspace, problem=problem)
 
 
-def agent_kind(name: str, head: bytes, path: Path, *, is_from_workspace: bool) -> AgentKind:
+def _agent_kind(name: str, head: bytes, path: Path, *, is_from_workspace: bool) -> AgentKind:
     """The kind that the beginning of a file describes."""
     text = head.decode("utf-8", "replace")
-    fields, end = front_matter(text, KEYS)
+    fields, end = front_matter(text, _KEYS)
     description = clean_line(fields.get("description", ""))
     model, mode = clean_line(fields.get("model", "")), fields.get("mode", "")
-    tools, problem = tools_in(fields["tools"]) if "tools" in fields else (None, "")
+    tools, problem = _tools_in(fields["tools"]) if "tools" in fields else (None, "")
     if not end:
         problem = "it does not begin with front matter between two lines `---`"
     elif not description:
         problem = "its front matter has no description"
     elif mode and mode not in AGENT_MODES:
         problem = f"its mode is {clean_line(mode)[:40]}; expected one of {', '.join(AGENT_MODES)}"
-    elif len(model) > MODEL_CHARS:
+    elif len(model) > _MODEL_CHARS:
         problem = "the name of its model is too long"
     elif len(head) < HEAD_BYTES and not text[end:].strip():
         problem = "it has no prompt below its front matter"
@@ -107,16 +107,16 @@ def agent_kind(name: str, head: bytes, path: Path, *, is_from_workspace: bool) -
     )
 
 
-def tools_in(text: str) -> tuple[tuple[str, ...], str]:
+def _tools_in(text: str) -> tuple[tuple[str, ...], str]:
     """Return the tool names and globs in a list, and a text that says what is wrong with the list. The text is empty if
     nothing is wrong. Commas, spaces or dashes separate the names."""
     words = [word.strip("\"'") for word in re.split(r"[\s,\[\]]+", text)]
-    names = [OTHER_NAMES.get(word, word) for word in words if word.strip("-")]
-    wrong = next((name for name in names if not TOOL_NAME.fullmatch(name)), None)
+    names = [_OTHER_NAMES.get(word, word) for word in words if word.strip("-")]
+    wrong = next((name for name in names if not _TOOL_NAME.fullmatch(name)), None)
     if wrong is not None:
         return (), f"its tools contain {clean_line(wrong)[:40]}, which is not the name of a tool"
-    if not names or len(names) > MAX_TOOLS:
-        return (), f"its tools contain {len(names)} names; expected 1 to {MAX_TOOLS}, or no line `tools`"
+    if not names or len(names) > _MAX_TOOLS:
+        return (), f"its tools contain {len(names)} names; expected 1 to {_MAX_TOOLS}, or no line `tools`"
     return tuple(dict.fromkeys(names)), ""
 
 
@@ -141,7 +141,7 @@ def prompt_of(kind: AgentKind, text: str) -> tuple[AgentKind, str]:
 
     :raises ~crow.domain.errors.ArgumentError: the file cannot be used any more.
     """
-    now = agent_kind(kind.name, text.encode(), Path(kind.source), is_from_workspace=kind.is_from_workspace)
+    now = _agent_kind(kind.name, text.encode(), Path(kind.source), is_from_workspace=kind.is_from_workspace)
     prompt = text[front_matter(text, ())[1] :].strip()
     if now.problem or not prompt:
         raise ArgumentError(f"{kind.source} cannot be used: {now.problem or 'it has no prompt'}")

@@ -14,7 +14,7 @@ from typing import Any
 MAX_CHARS = 16 * 1024
 """Front matter with more characters is ignored."""
 
-YAML_CHARS = 4_000
+_YAML_CHARS = 4_000
 """A longer value is taken as plain text. Parsing a value of at most this many characters takes at most 20 ms, whatever
 the value contains."""
 
@@ -50,7 +50,7 @@ def _value(block: str) -> str:
     """The value of one key, always as text: tags, numbers and dates are not interpreted."""
     import yaml  # importing it takes 15 ms, and most workspaces have no skills or commands
 
-    if len(block) <= YAML_CHARS:
+    if len(block) <= _YAML_CHARS:
         try:
             ((_, value),) = yaml.compose(block, Loader=_loader()).value
             if isinstance(value, yaml.ScalarNode):

@@ -18,42 +18,42 @@ from typing import TypeAlias
 
 from crow.domain.protected_names import SKIPPED
 
-FILE_BYTES = 1_000_000
-MAX_FILES = 64
-MAX_REPOSITORIES = 64
-MAX_SEARCHED = 300
-SEARCH_DEPTH = 4
-SETTLED_NS = 50_000_000
+_FILE_BYTES = 1_000_000
+_MAX_FILES = 64
+_MAX_REPOSITORIES = 64
+_MAX_SEARCHED = 300
+_SEARCH_DEPTH = 4
+_SETTLED_NS = 50_000_000
 """A folder that changed less than this long ago is read again, because some clocks advance in steps."""
 
-MAX_WORDS = 64
-MAX_LINKS = 40
-MAX_LINES = 500
+_MAX_WORDS = 64
+_MAX_LINKS = 40
+_MAX_LINES = 500
 
 Setting: TypeAlias = tuple[str, str, str]
 """A section, a name and a value of git's settings. Section and name are in lower case."""
 
-INCLUDES = frozenset({("include", "path"), ("includeif", "path")})
-FOLDERS = frozenset({("core", "hookspath"), ("init", "templatedir")})
+_INCLUDES = frozenset({("include", "path"), ("includeif", "path")})
+_FOLDERS = frozenset({("core", "hookspath"), ("init", "templatedir")})
 """The settings that name a folder with hooks."""
 
-COMMAND_SECTIONS = frozenset({"alias", "pager", "hook", "filter"})
+_COMMAND_SECTIONS = frozenset({"alias", "pager", "hook", "filter"})
 """The sections in which every setting may be a command line."""
 
-COMMAND = re.compile(
+_COMMAND = re.compile(
     r".*(?:command|cmd|program|editor|pager|driver|external|askpass|proxy|difffilter|hook|helper|receive|textconv)"
     r"|clean|smudge|process|path|fsmonitor|update|uploadpack|receivepack|smtpserver|vcs"
 )
 """Matches the names of settings whose values are command lines, in any section."""
 
-HOME_OF_REPOSITORY = re.compile(
+_HOME_OF_REPOSITORY = re.compile(
     r"\$\(git rev-parse [^)]*\)|`git rev-parse [^`]*`|\$\(pwd\)|\$\{?(?:PWD|GIT_[A-Z_]+)\}?"
 )
-HOME_OF_USER = re.compile(r"\$\{?HOME\}?(?![A-Za-z0-9_])")
-MODULE = re.compile(r"(?<!\S)-[A-Za-z]{0,8}?m[ '\"]*([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*){0,8})")
-FOLDER_CHANGE = re.compile(r"(?:\bcd|-C|--prefix|--directory)[ =]+['\"]?([^\s'\";|&]+)")
-WORD = re.compile(r"[^\s'\"`;|&<>(){}=,]+")
-HOOKS = (
+_HOME_OF_USER = re.compile(r"\$\{?HOME\}?(?![A-Za-z0-9_])")
+_MODULE = re.compile(r"(?<!\S)-[A-Za-z]{0,8}?m[ '\"]*([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*){0,8})")
+_FOLDER_CHANGE = re.compile(r"(?:\bcd|-C|--prefix|--directory)[ =]+['\"]?([^\s'\";|&]+)")
+_WORD = re.compile(r"[^\s'\"`;|&<>(){}=,]+")
+_HOOKS = (
     *("applypatch-msg", "pre-applypatch", "post-applypatch", "pre-commit", "pre-merge-commit", "prepare-commit-msg"),
     *("commit-msg", "post-commit", "pre-rebase", "post-checkout", "post-merge", "pre-push", "pre-receive", "update"),
     *("proc-receive", "post-receive", "post-update", "reference-transaction", "push-to-checkout", "pre-auto-gc"),
@@ -62,10 +62,10 @@ HOOKS = (
 )
 """The names of git's hooks."""
 
-SCRIPTS = (".sh", ".bash", ".zsh", ".py", ".pl", ".rb", ".js", ".cjs", ".mjs", ".ts")
-SETTING = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(=)?")
-SECTION = re.compile(r'\s*\[\s*([A-Za-z0-9.-]+)(?:\s+"((?:[^"\\]|\\.)*)")?\s*\]')
-ESCAPES = {"n": "\n", "t": "\t", "b": "\b"}
+_SCRIPTS = (".sh", ".bash", ".zsh", ".py", ".pl", ".rb", ".js", ".cjs", ".mjs", ".ts")
+_SETTING = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(=)?")
+_SECTION = re.compile(r'\s*\[\s*([A-Za-z0-9.-]+)(?:\s+"((?:[^"\\]|\\.)*)")?\s*\]')
+_ESCAPES = {"n": "\n", "t": "\t", "b": "\b"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +104,13 @@ class GitFiles:
     def named(self, repositories: Iterable[Repository]) -> frozenset[str]:
         """The files and folders that git would run, or would read as settings, in these repositories. The paths are
         absolute. They need not exist: git would also run a file that is created later."""
-        chosen = list(dict.fromkeys(repositories))[:MAX_REPOSITORIES]
+        chosen = list(dict.fromkeys(repositories))[:_MAX_REPOSITORIES]
         return frozenset(path for repository in chosen for path in self._named(repository))
 
     def _repositories_below(self, root: str) -> Iterator[Repository]:
         """The repositories in the folders of a root, up to four levels deep. Looks at a limited number of folders."""
-        level, left = [os.path.realpath(root)], MAX_SEARCHED
-        for _ in range(SEARCH_DEPTH + 1):
+        level, left = [os.path.realpath(root)], _MAX_SEARCHED
+        for _ in range(_SEARCH_DEPTH + 1):
             searched = level[:left]
             left -= len(searched)
             level = [below for folder in searched for below in self._folders_in(folder)]
@@ -123,7 +123,7 @@ class GitFiles:
         try:
             changed_ns = os.stat(folder).st_mtime_ns
             known = self._folders.get(folder)
-            if known is not None and known[0] == changed_ns and time.time_ns() - changed_ns > SETTLED_NS:
+            if known is not None and known[0] == changed_ns and time.time_ns() - changed_ns > _SETTLED_NS:
                 return known[1]
             with os.scandir(folder) as entries:
                 found = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
@@ -136,7 +136,7 @@ class GitFiles:
 
     def _named(self, repository: Repository) -> Iterator[str]:
         hooks = os.path.join(repository.common, "hooks")
-        yield from link_targets(hooks)
+        yield from _link_targets(hooks)
         yield from self._called_by(hooks, (repository.top, repository.directory))
         found = [*self._settings(repository)]
         for file in {file for file, _ in found}:
@@ -145,40 +145,40 @@ class GitFiles:
         top = os.path.realpath(os.path.join(repository.directory, trees[0])) if trees else repository.top
         bases = (top, repository.directory)
         for file, (section, name, value) in found:
-            if (section, name) in INCLUDES:
-                yield from places(value, (os.path.dirname(file),))
+            if (section, name) in _INCLUDES:
+                yield from _places(value, (os.path.dirname(file),))
             elif (section, name) == ("core", "attributesfile"):
-                yield from places(value, bases)
-            elif (section, name) in FOLDERS:
-                for place in places(value, bases):
-                    yield from hooks_in(place, top)
+                yield from _places(value, bases)
+            elif (section, name) in _FOLDERS:
+                for place in _places(value, bases):
+                    yield from _hooks_in(place, top)
                     yield from self._called_by(place, bases)
-            elif section in COMMAND_SECTIONS or COMMAND.fullmatch(name):
-                yield from named_by_command(section, value, bases)
+            elif section in _COMMAND_SECTIONS or _COMMAND.fullmatch(name):
+                yield from _named_by_command(section, value, bases)
 
     def _called_by(self, folder: str, bases: Sequence[str]) -> Iterator[str]:
         """The scripts and Python modules that the hooks in a folder call by their paths."""
-        for hook in HOOKS:
-            for _, _, value in self._read_file(os.path.join(folder, hook), parse_script):
-                line = command_line(value)
-                yield from modules_in(line, bases)
-                named = words_in(line, bases, is_alias=True)
-                yield from (path for path in named if path.endswith(SCRIPTS) or os.access(path, os.X_OK))
+        for hook in _HOOKS:
+            for _, _, value in self._read_file(os.path.join(folder, hook), _parse_script):
+                line = _command_line(value)
+                yield from _modules_in(line, bases)
+                named = _words_in(line, bases, is_alias=True)
+                yield from (path for path in named if path.endswith(_SCRIPTS) or os.access(path, os.X_OK))
 
     def _settings(self, repository: Repository) -> Iterator[tuple[str, Setting]]:
         """The settings of a repository, each with its file. Included files follow the file that includes them."""
         read: set[str] = set()
         waiting = [os.path.join(repository.common, "config"), os.path.join(repository.directory, "config.worktree")]
         waiting += self._outer_files()
-        while waiting and len(read) < MAX_FILES:
+        while waiting and len(read) < _MAX_FILES:
             file = waiting.pop(0)
             if file in read:
                 continue
             read.add(file)
             for setting in self._read_file(file, parse_settings):
                 yield file, setting
-                if setting[:2] in INCLUDES:
-                    waiting += places(setting[2], (os.path.dirname(file),))
+                if setting[:2] in _INCLUDES:
+                    waiting += _places(setting[2], (os.path.dirname(file),))
 
     def _outer_files(self) -> list[str]:
         home = os.path.expanduser("~")
@@ -196,7 +196,7 @@ class GitFiles:
             known = self._read.get(file)
             if known is None or known[0] != stamp:
                 with open(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as opened:
-                    text = os.fsdecode(opened.read(FILE_BYTES))
+                    text = os.fsdecode(opened.read(_FILE_BYTES))
                 known = self._read[file] = (stamp, tuple(parse(text)))
         except OSError:
             return ()
@@ -209,7 +209,7 @@ def repositories_above(folder: str) -> Iterator[Repository]:
     while True:
         found = find_repository(folder)
         if found is not None:
-            yield from (found, *inner_repositories(found))
+            yield from (found, *_inner_repositories(found))
         if os.path.dirname(folder) == folder:
             return
         folder = os.path.dirname(folder)
@@ -219,36 +219,36 @@ def find_repository(folder: str) -> Repository | None:
     """The repository of a worktree with this folder at its top, or of a bare repository in this folder."""
     place = os.path.join(folder, ".git")
     if os.path.isdir(place):
-        return repository_at(os.path.realpath(place), folder)
+        return _repository_at(os.path.realpath(place), folder)
     if os.path.isfile(place):
-        text = first_line(place)
+        text = _first_line(place)
         if text.startswith("gitdir:"):
             directory = os.path.realpath(os.path.join(folder, text.removeprefix("gitdir:").strip()))
-            return repository_at(directory, folder)
+            return _repository_at(directory, folder)
     if os.path.isfile(os.path.join(folder, "HEAD")) and os.path.isdir(os.path.join(folder, "objects")):
-        return repository_at(folder, folder)
+        return _repository_at(folder, folder)
     return None
 
 
-def repository_at(directory: str, top: str) -> Repository:
-    common = first_line(os.path.join(directory, "commondir"))
+def _repository_at(directory: str, top: str) -> Repository:
+    common = _first_line(os.path.join(directory, "commondir"))
     shared = os.path.realpath(os.path.join(directory, common)) if common else directory
     return Repository(top=top, directory=directory, common=shared)
 
 
-def inner_repositories(repository: Repository) -> Iterator[Repository]:
+def _inner_repositories(repository: Repository) -> Iterator[Repository]:
     """The repositories of the submodules that a repository keeps in its own folder, and those of linked worktrees with
     settings of their own."""
     for part in ("modules", "worktrees"):
         folder = os.path.join(repository.common, part)
         with suppress(OSError), os.scandir(folder) as entries:
-            for entry, _ in zip(entries, range(MAX_REPOSITORIES), strict=False):
+            for entry, _ in zip(entries, range(_MAX_REPOSITORIES), strict=False):
                 needed = "HEAD" if part == "modules" else "config.worktree"
                 if os.path.lexists(os.path.join(entry.path, needed)):
-                    yield repository_at(os.path.realpath(entry.path), repository.top)
+                    yield _repository_at(os.path.realpath(entry.path), repository.top)
 
 
-def first_line(file: str) -> str:
+def _first_line(file: str) -> str:
     """The first line of a small file that git wrote; empty if there is no such file."""
     try:
         if not modes.S_ISREG(os.stat(file).st_mode):
@@ -260,7 +260,7 @@ def first_line(file: str) -> str:
     return "" if "\0" in line else line
 
 
-def link_targets(path: str) -> Iterator[str]:
+def _link_targets(path: str) -> Iterator[str]:
     """Where a link leads, with all links on the way. For a folder, also where the links in it lead. Yields nothing for
     anything else."""
     if os.path.islink(path):
@@ -282,7 +282,7 @@ def steps(path: str) -> Iterator[str]:
             place = os.path.dirname(place)
             continue
         following = os.path.join(place, part)
-        target = link_target(following) if links < MAX_LINKS else ""
+        target = _link_target(following) if links < _MAX_LINKS else ""
         if not target:
             place = following
             continue
@@ -293,7 +293,7 @@ def steps(path: str) -> Iterator[str]:
     yield place
 
 
-def link_target(path: str) -> str:
+def _link_target(path: str) -> str:
     """What a link holds; empty if there is no link."""
     try:
         return os.readlink(path)
@@ -301,17 +301,17 @@ def link_target(path: str) -> str:
         return ""
 
 
-def hooks_in(place: str, top: str) -> Iterator[str]:
+def _hooks_in(place: str, top: str) -> Iterator[str]:
     """The files that git would run if `place` is its folder of hooks. This is the whole folder, because hooks call each
     other. But if the folder contains the worktree, these are only the hooks themselves."""
     if (top + os.sep).startswith(place.rstrip(os.sep) + os.sep):
-        yield from (os.path.join(place, hook) for hook in HOOKS)
+        yield from (os.path.join(place, hook) for hook in _HOOKS)
     else:
         yield place
-    yield from link_targets(place)
+    yield from _link_targets(place)
 
 
-def places(value: str, bases: Sequence[str]) -> Iterator[str]:
+def _places(value: str, bases: Sequence[str]) -> Iterator[str]:
     """The paths that a value may mean, relative to each of the folders `bases`. See `steps`."""
     value = os.path.expanduser(value)
     if value and "\0" not in value:
@@ -319,43 +319,43 @@ def places(value: str, bases: Sequence[str]) -> Iterator[str]:
             yield from steps(os.path.join(base, value))
 
 
-def named_by_command(section: str, value: str, bases: Sequence[str]) -> Iterator[str]:
+def _named_by_command(section: str, value: str, bases: Sequence[str]) -> Iterator[str]:
     """The files that a command line in git's settings names."""
     if section != "alias" or value.startswith("!"):
-        line = command_line(value)
-        yield from modules_in(line, bases)
-        yield from words_in(line, bases, is_alias=section == "alias")
+        line = _command_line(value)
+        yield from _modules_in(line, bases)
+        yield from _words_in(line, bases, is_alias=section == "alias")
 
 
-def command_line(value: str) -> str:
+def _command_line(value: str) -> str:
     """A command line in git's settings, with the folder where git starts it as `.`."""
-    line = HOME_OF_REPOSITORY.sub(".", value.removeprefix("!"))
-    return HOME_OF_USER.sub(lambda _: os.path.expanduser("~"), line)
+    line = _HOME_OF_REPOSITORY.sub(".", value.removeprefix("!"))
+    return _HOME_OF_USER.sub(lambda _: os.path.expanduser("~"), line)
 
 
-def modules_in(line: str, bases: Sequence[str]) -> Iterator[str]:
+def _modules_in(line: str, bases: Sequence[str]) -> Iterator[str]:
     """The files of the modules that `python -m` would run: it first looks in the folder where it starts."""
-    for module in MODULE.findall(line):
+    for module in _MODULE.findall(line):
         parts = module.split(".")
         for count in range(1, len(parts) + 1):
             path = os.sep.join(parts[:count])
             for name in (f"{path}.py", f"{path}/__init__.py", f"{path}/__main__.py"):
-                yield from places(name, bases)
+                yield from _places(name, bases)
 
 
-def words_in(line: str, bases: Sequence[str], *, is_alias: bool = False) -> Iterator[str]:
+def _words_in(line: str, bases: Sequence[str], *, is_alias: bool = False) -> Iterator[str]:
     """The files that the words of a command line name. A word without a slash counts if the file exists, or if it looks
     like the name of a file. A folder counts only if the line gives a path to it, and not in an alias, because any word
     may be the name of a folder by chance."""
-    folders = [place for folder in FOLDER_CHANGE.findall(line) for place in places(folder, bases)]
+    folders = [place for folder in _FOLDER_CHANGE.findall(line) for place in _places(folder, bases)]
     bases = [*bases, *filter(os.path.isdir, folders)]
-    words = dict.fromkeys(WORD.findall(line))
+    words = dict.fromkeys(_WORD.findall(line))
     with suppress(ValueError):
         words |= dict.fromkeys(shlex.split(line))
-    for word in [*words][:MAX_WORDS]:
+    for word in [*words][:_MAX_WORDS]:
         if word.startswith("-") or "://" in word:
             continue
-        for path in places(word, bases):
+        for path in _places(word, bases):
             is_path = "/" in word and not (is_alias and os.path.isdir(path))
             is_named = is_path or ("." in word and not os.path.lexists(path))
             if os.path.isfile(path) or (is_named and not contains_any(path, bases)):
@@ -373,21 +373,21 @@ def parse_settings(text: str) -> Iterator[Setting]:
     lines = iter(text.lstrip("\ufeff").replace("\r\n", "\n").split("\n"))
     for line in lines:
         start = 0
-        while found := SECTION.match(line, start):
+        while found := _SECTION.match(line, start):
             section, start = found[1].partition(".")[0].lower(), found.end()
-        setting = SETTING.match(line, start)
+        setting = _SETTING.match(line, start)
         if setting is None:
             continue
         rest = line[setting.end() :] if setting[2] else ""
-        value, continues = parse_value(rest, is_quoted=False)
+        value, continues = _parse_value(rest, is_quoted=False)
         pieces = [value]
         while continues is not None and (following := next(lines, None)) is not None:
-            value, continues = parse_value(following, is_quoted=continues)
+            value, continues = _parse_value(following, is_quoted=continues)
             pieces.append(value)
         yield section, setting[1].lower(), "".join(pieces).strip()
 
 
-def parse_value(text: str, *, is_quoted: bool) -> tuple[str, bool | None]:
+def _parse_value(text: str, *, is_quoted: bool) -> tuple[str, bool | None]:
     """The value in the rest of a line. If the value continues on the next line, also return whether it is inside
     quotes there; otherwise return None."""
     value: list[str] = []
@@ -397,7 +397,7 @@ def parse_value(text: str, *, is_quoted: bool) -> tuple[str, bool | None]:
             escaped = next(characters, None)
             if escaped is None:
                 return "".join(value), is_quoted
-            value.append(ESCAPES.get(escaped, escaped))
+            value.append(_ESCAPES.get(escaped, escaped))
         elif char == '"':
             is_quoted = not is_quoted
         elif char in "#;" and not is_quoted:
@@ -407,14 +407,14 @@ def parse_value(text: str, *, is_quoted: bool) -> tuple[str, bool | None]:
     return "".join(value), None
 
 
-def parse_script(text: str) -> Iterator[Setting]:
+def _parse_script(text: str) -> Iterator[Setting]:
     """The lines of a shell script that are no comments, in the form of settings."""
-    lines = text.split("\n")[:MAX_LINES] if text.startswith("#!") and "\0" not in text else []
+    lines = text.split("\n")[:_MAX_LINES] if text.startswith("#!") and "\0" not in text else []
     return (("", "", line) for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
-TODO_COMMAND = re.compile(rb"^[ \t]*(?:exec|x)(?=[ \t])", re.MULTILINE)
-USUAL_STRATEGIES = frozenset({b"ort", b"recursive", b"resolve", b"octopus", b"ours", b"subtree"})
+_TODO_COMMAND = re.compile(rb"^[ \t]*(?:exec|x)(?=[ \t])", re.MULTILINE)
+_USUAL_STRATEGIES = frozenset({b"ort", b"recursive", b"resolve", b"octopus", b"ours", b"subtree"})
 
 
 def commands_in(name: str, content: bytes | None) -> frozenset[bytes]:
@@ -427,11 +427,11 @@ def commands_in(name: str, content: bytes | None) -> frozenset[bytes]:
         return frozenset({b"?"})
     lines = content.replace(b"\r", b"\n").split(b"\n")
     if name == "git-rebase-todo":
-        return frozenset(line.strip() for line in lines if TODO_COMMAND.match(line))
+        return frozenset(line.strip() for line in lines if _TODO_COMMAND.match(line))
     if name == "strategy":
-        return frozenset(line.strip() for line in lines) - USUAL_STRATEGIES - {b""}
+        return frozenset(line.strip() for line in lines) - _USUAL_STRATEGIES - {b""}
     named = (line.partition(b"=")[2].strip() for line in lines if line.strip().lower().startswith(b"strategy"))
-    return frozenset(named) - USUAL_STRATEGIES
+    return frozenset(named) - _USUAL_STRATEGIES
 
 
 UNFINISHED = {"rebase-merge": ("git-rebase-todo", "strategy"), "sequencer": ("opts",)}

@@ -18,13 +18,13 @@ from encodings import normalize_encoding
 from encodings.aliases import aliases
 from html import unescape
 
-HTML = ("text/html", "application/xhtml+xml")
-META_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
-MAX_GROWTH = 16
+_HTML = ("text/html", "application/xhtml+xml")
+_META_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
+_MAX_GROWTH = 16
 """JSON is indented only if the result is at most this many times as large as the original. Deeply nested JSON would
 grow more, because each level indents everything inside it."""
 
-CPU_S = 30
+_CPU_S = 30
 CODECS = frozenset(
     (
         *("ascii", "utf_8", "utf_8_sig", "utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le"),
@@ -38,32 +38,32 @@ CODECS = frozenset(
 """A document may name only these codecs. All of them decode text in linear time. Other codecs can be much slower:
 punycode takes hours for a few megabytes."""
 
-MARKUP = re.compile(r"<(?=[A-Za-z/!?])")
-TAG = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
-ATTRIBUTE = re.compile(r"""[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>"'][^\s>]*+)))?+""")
+_MARKUP = re.compile(r"<(?=[A-Za-z/!?])")
+_TAG = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
+_ATTRIBUTE = re.compile(r"""[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>"'][^\s>]*+)))?+""")
 """Matching takes linear time. A search for a closing quote fails only if no quote of the same kind follows in the whole
 text. Therefore at most one search for a single quote and one search for a double quote can fail."""
 
-TAG_END = re.compile(r"([\s/]*+)>")
-COMMENT_END = re.compile("--!?>")
-RAW = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in ("script", "style")}
-ENDLESS_REFERENCE = re.compile(r"&#[0-9]{8,}+;?")
+_TAG_END = re.compile(r"([\s/]*+)>")
+_COMMENT_END = re.compile("--!?>")
+_RAW = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in ("script", "style")}
+_ENDLESS_REFERENCE = re.compile(r"&#[0-9]{8,}+;?")
 """A character reference with a number beyond Unicode. It is replaced before `unescape` runs, because Python refuses to
 read a number of more than 4,300 digits."""
 
-SKIPPED = frozenset({"head", "script", "style", "noscript", "template", "svg", "iframe", "object", "canvas", "select"})
-BLOCKS = frozenset(
+_SKIPPED = frozenset({"head", "script", "style", "noscript", "template", "svg", "iframe", "object", "canvas", "select"})
+_BLOCKS = frozenset(
     (
         *("address", "article", "aside", "blockquote", "dd", "details", "div", "dl", "dt", "fieldset", "figure"),
         *("footer", "form", "header", "hr", "main", "nav", "ol", "p", "section", "summary", "table", "tr", "ul"),
     )
 )
-HEADINGS = {f"h{level}": f"\n\n{'#' * level} " for level in range(1, 7)}
-BEFORE = dict.fromkeys(BLOCKS, "\n\n") | HEADINGS
-BEFORE |= {"tr": "\n", "br": "\n", "li": "\n- ", "pre": "\n\n```\n", "td": " | ", "th": " | "}
+_HEADINGS = {f"h{level}": f"\n\n{'#' * level} " for level in range(1, 7)}
+_BEFORE = dict.fromkeys(_BLOCKS, "\n\n") | _HEADINGS
+_BEFORE |= {"tr": "\n", "br": "\n", "li": "\n- ", "pre": "\n\n```\n", "td": " | ", "th": " | "}
 """The text to add where an element starts."""
 
-AFTER = dict.fromkeys((*(BLOCKS - {"tr"}), *HEADINGS), "\n\n")
+_AFTER = dict.fromkeys((*(_BLOCKS - {"tr"}), *_HEADINGS), "\n\n")
 """The text to add where an element ends."""
 
 
@@ -74,13 +74,13 @@ def document_text(data: bytes, media: str, charset: str) -> str:
     If the charset is unknown or not in `CODECS`, the text is decoded as UTF-8. Bytes that cannot be decoded become
     U+FFFD.
     """
-    declared = META_CHARSET.search(data[:2_048]) if media in HTML else None
+    declared = _META_CHARSET.search(data[:2_048]) if media in _HTML else None
     codec = codec_of(charset or (declared[1].decode("ascii") if declared else "utf-8"))
     text = data.decode(codec, "replace").removeprefix("\ufeff")
-    if media in HTML or (not media and text.lstrip()[:9].lower() == "<!doctype"):
+    if media in _HTML or (not media and text.lstrip()[:9].lower() == "<!doctype"):
         text = page_text(text)
     elif media == "application/json" and "\n" not in text.strip():
-        text = indent_json(text)
+        text = _indent_json(text)
     return text.encode("utf-8", "replace").decode("utf-8")  # JSON escapes may be half surrogate pairs
 
 
@@ -95,7 +95,7 @@ def codec_of(charset: str) -> str:
     return "utf_8"
 
 
-def indent_json(text: str) -> str:
+def _indent_json(text: str) -> str:
     """Indent JSON so that each value has its own line. Return the text unchanged if it is not JSON or would grow too
     much."""
     try:
@@ -103,7 +103,7 @@ def indent_json(text: str) -> str:
         for piece in json.JSONEncoder(ensure_ascii=False, indent=1).iterencode(json.loads(text)):
             pieces.append(piece)
             size += len(piece)
-            if size > MAX_GROWTH * len(text):
+            if size > _MAX_GROWTH * len(text):
                 return text
     except (ValueError, RecursionError):
         return text
@@ -112,7 +112,7 @@ def indent_json(text: str) -> str:
 
 def page_text(html: str) -> str:
     """The text of a page as a reader sees it: title, headings, lists and links, but no scripts."""
-    reader = Reader()
+    reader = _Reader()
     reader.read(html)
     lines = [line.rstrip(" \t") for line in "".join(reader.pieces).split("\n")]
     body = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
@@ -120,20 +120,20 @@ def page_text(html: str) -> str:
     return f"{title}\n\n{body}".strip() if title else body
 
 
-def end_of_declaration(html: str, start: int) -> int:
+def _end_of_declaration(html: str, start: int) -> int:
     """The end of the comment or declaration that begins at `start`; -1 if it never ends."""
     if html.startswith("<!--", start):
-        end = COMMENT_END.search(html, start + 2)  # `<!-->` is a whole comment
+        end = _COMMENT_END.search(html, start + 2)  # `<!-->` is a whole comment
         return -1 if end is None else end.end()
     return html.find(">", start) + 1 or -1
 
 
-def replace_references(text: str) -> str:
+def _replace_references(text: str) -> str:
     """The text with its character references replaced."""
-    return unescape(ENDLESS_REFERENCE.sub("\ufffd", text)) if "&" in text else text
+    return unescape(_ENDLESS_REFERENCE.sub("\ufffd", text)) if "&" in text else text
 
 
-class Reader:
+class _Reader:
     """Collects the text of a page in `pieces`, and the text of its title in `title`."""
 
     def __init__(self) -> None:
@@ -149,22 +149,22 @@ class Reader:
         """Read a page. If a tag or comment never ends, leave out its text and everything after it, as a browser
         does."""
         at = 0
-        while markup := MARKUP.search(html, at):
+        while markup := _MARKUP.search(html, at):
             if markup.start() > at:
-                self.add_text(replace_references(html[at : markup.start()]))
-            tag = TAG.match(html, markup.start())
+                self.add_text(_replace_references(html[at : markup.start()]))
+            tag = _TAG.match(html, markup.start())
             if tag is None:
-                at = end_of_declaration(html, markup.start())
+                at = _end_of_declaration(html, markup.start())
                 if at < 0:
                     return
                 continue
             name, link = tag[2].lower(), ""
             at = tag.end()
-            while attribute := ATTRIBUTE.match(html, at):
+            while attribute := _ATTRIBUTE.match(html, at):
                 if not link and name == "a" and attribute[1].lower() == "href":
-                    link = replace_references(attribute[2] or attribute[3] or attribute[4] or "")
+                    link = _replace_references(attribute[2] or attribute[3] or attribute[4] or "")
                 at = attribute.end()
-            end = TAG_END.match(html, at)
+            end = _TAG_END.match(html, at)
             if end is None:
                 return
             at = end.end()
@@ -172,13 +172,13 @@ class Reader:
                 self.start(name, link)
             if tag[1] or end[1].endswith("/"):
                 self.end(name)
-            elif name in RAW:
-                close = RAW[name].search(html, at)
+            elif name in _RAW:
+                close = _RAW[name].search(html, at)
                 if close is None:
                     return
                 at = close.start()
         if at < len(html):
-            self.add_text(replace_references(html[at:]))
+            self.add_text(_replace_references(html[at:]))
 
     def start(self, tag: str, link: str) -> None:
         """An element begins. If it is a link, `link` is its target."""
@@ -188,14 +188,14 @@ class Reader:
             self._skipped = ""
         if self._skipped:
             self._depth += tag == self._skipped
-        elif tag in SKIPPED:
+        elif tag in _SKIPPED:
             self._skipped, self._depth = tag, 1
         else:
             self._preformatted += tag == "pre"
             if tag == "a":
                 self._links.append(link)
-            elif tag in BEFORE:
-                self.pieces.append(BEFORE[tag])
+            elif tag in _BEFORE:
+                self.pieces.append(_BEFORE[tag])
 
     def end(self, tag: str) -> None:
         """An element ends."""
@@ -212,8 +212,8 @@ class Reader:
             link = self._links.pop()
             if link.startswith(("http://", "https://")):
                 self.pieces.append(f" ({link})")
-        elif tag in AFTER:
-            self.pieces.append(AFTER[tag])
+        elif tag in _AFTER:
+            self.pieces.append(_AFTER[tag])
 
     def add_text(self, text: str) -> None:
         """Characters between tags."""
@@ -233,7 +233,7 @@ def main() -> None:
     try:
         import resource  # not on Windows
 
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))  # in case the parent is killed
+        resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S + 1))  # in case the parent is killed
     except (ImportError, ValueError, OSError):  # no such limit on this system, or a stricter one is set
         pass
     media, charset = sys.argv[1:]

@@ -12,10 +12,10 @@ from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.sandbox import CHECK_S
 from crow.tools.truncate import OutputBuffer
 
-MAX_RUNNING = 16
-UNREAD_CHARS = 1_000_000
+_MAX_RUNNING = 16
+_UNREAD_CHARS = 1_000_000
 END_S = 2.0
-CLOSE_S = 0.3
+_CLOSE_S = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,11 +91,11 @@ class Jobs:
         :raises OSError: the command cannot be started.
         """
         running = self._starting + sum(job.is_running for job in self._jobs.values())
-        if running >= MAX_RUNNING:
+        if running >= _MAX_RUNNING:
             raise ArgumentError(f"{running} commands are already running in the background; end one first")
         self._started += 1
         self._starting += 1
-        job_id, unread = f"job{self._started}", OutputBuffer(UNREAD_CHARS)
+        job_id, unread = f"job{self._started}", OutputBuffer(_UNREAD_CHARS)
         try:
             command = await self._workspace.spawn(line, unread.feed, access=access, excluded=excluded)
         finally:
@@ -129,4 +129,4 @@ class Jobs:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 for job in self._jobs.values():
-                    tasks.start_soon(job.command.end, CLOSE_S)
+                    tasks.start_soon(job.command.end, _CLOSE_S)

@@ -33,20 +33,20 @@ from crow.runtime import adopt_orphans
 logger = logging.getLogger(__name__)
 
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only one way to end a process
-KILL_S = 0.3  # time for the event loop to notice that a killed child has ended; only an unkillable child takes longer
-POLL_S = 0.01
-EXEC_READS = 5
+_KILL_S = 0.3  # time for the event loop to notice that a killed child has ended; only an unkillable child takes longer
+_POLL_S = 0.01
+_EXEC_READS = 5
 """How many times in a row crow reads the environment of a process that is in the middle of an `exec`."""
 
-EXEC_POLLS = 50
+_EXEC_POLLS = 50
 """How many times crow checks an orphan that is in the middle of an `exec`. Until the `exec` is done, crow cannot tell
 which command the orphan belongs to."""
 
-DRAIN_S = 0.2
-KEY_CHARS = 8
+_DRAIN_S = 0.2
+_KEY_CHARS = 8
 """Crow does not search texts for keys with fewer characters, because any text may contain a short key by chance."""
 
-PLACEHOLDERS = frozenset(
+_PLACEHOLDERS = frozenset(
     (
         *("lm-studio", "not-needed", "not-required", "no-key-needed", "no-key-required", "sk-no-key-required"),
         *("anything", "dummy-key", "placeholder", "undefined", "localhost", "llama.cpp"),
@@ -55,7 +55,7 @@ PLACEHOLDERS = frozenset(
 """Texts that users enter as a key if the endpoint needs no key. They are no secrets, so crow does not search texts for
 them."""
 
-MARK = "CROW_STARTED"
+_MARK = "CROW_STARTED"
 """The environment variable by which crow recognises processes that it started. If one crow process
 starts another, the variable holds the marks of both, separated by a space."""
 
@@ -84,12 +84,12 @@ class HiddenKeys:
 
     def hides(self, name: str, value: str) -> bool:
         """Return whether a variable must not reach a child."""
-        return name in self.variables or any(is_searched(key) and key in value for key in self.values)
+        return name in self.variables or any(_is_searched(key) and key in value for key in self.values)
 
     @property
     def mask(self) -> SecretMask:
         """The mask that hides the keys and the other secrets in the results of tools."""
-        return result_mask((*self.values, *self.others))
+        return _result_mask((*self.values, *self.others))
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the variables to hide from commands that other programs, such as the editor, start for
@@ -102,12 +102,12 @@ class HiddenKeys:
 
 
 @lru_cache(maxsize=8)
-def result_mask(values: tuple[str, ...]) -> SecretMask:
-    return SecretMask(filter(is_searched, values), mask=RESULT_MASK, is_guessing=False)
+def _result_mask(values: tuple[str, ...]) -> SecretMask:
+    return SecretMask(filter(_is_searched, values), mask=RESULT_MASK, is_guessing=False)
 
 
-def is_searched(key: str) -> bool:
-    return len(key) >= KEY_CHARS and key.casefold() not in PLACEHOLDERS
+def _is_searched(key: str) -> bool:
+    return len(key) >= _KEY_CHARS and key.casefold() not in _PLACEHOLDERS
 
 
 KeySource: TypeAlias = Callable[[], HiddenKeys]
@@ -213,7 +213,7 @@ class Process(asyncio.SubprocessProtocol):
         If a process has left the process group and lost its parent, crow recognises it by the mark: see
         :class:`Orphans`.
         """
-        return {**env, MARK: f"{os.environ.get(MARK, '')} {self._mark}".strip()}
+        return {**env, _MARK: f"{os.environ.get(_MARK, '')} {self._mark}".strip()}
 
     @property
     def returncode(self) -> int | None:
@@ -248,7 +248,7 @@ class Process(asyncio.SubprocessProtocol):
     async def drain(self) -> None:
         """Wait a short time for the rest of the output. This method does not wait longer, because another process may
         hold the pipes open."""
-        with anyio.move_on_after(DRAIN_S):
+        with anyio.move_on_after(_DRAIN_S):
             await self.output_ended.wait()
             await self.errors_ended.wait()
 
@@ -283,11 +283,11 @@ class Process(asyncio.SubprocessProtocol):
         # Check the group before the strays: a process may leave the group meanwhile, but never comes back.
         if await self._has_group():
             return True
-        for _ in range(EXEC_POLLS):
+        for _ in range(_EXEC_POLLS):
             strays, is_complete = self._find_strays()
             if strays or is_complete:
                 return bool(strays)
-            await anyio.sleep(POLL_S)
+            await anyio.sleep(_POLL_S)
         return False
 
     async def _has_group(self) -> bool:
@@ -298,7 +298,7 @@ class Process(asyncio.SubprocessProtocol):
             return False
         except PermissionError:
             return True
-        return await anyio.to_thread.run_sync(has_running_member, self.pid)
+        return await anyio.to_thread.run_sync(_has_running_member, self.pid)
 
     def _find_strays(self) -> tuple[list[Relative], bool]:
         """Find the descendants of the child that have left its group. Return them, and whether the list is complete.
@@ -307,7 +307,7 @@ class Process(asyncio.SubprocessProtocol):
         orphans = {each: each.has_mark(self._mark) for each in adopted() if each.pid not in self.not_reaped}
         roots = [] if self.exited.is_set() else [Relative(pid=self.pid, parent=os.getpid())]
         roots += [each for each, is_marked in orphans.items() if is_marked]
-        strays = [each for each in families(roots) if each.is_running_outside(self.pid)]
+        strays = [each for each in _families(roots) if each.is_running_outside(self.pid)]
         return strays, None not in orphans.values()
 
     async def end(self, grace_s: float) -> None:
@@ -319,16 +319,16 @@ class Process(asyncio.SubprocessProtocol):
             with anyio.move_on_after(grace_s):
                 await self.exited.wait()
                 while await self.is_alive():  # noqa: ASYNC110 - the end of a grandchild raises no event
-                    await anyio.sleep(POLL_S)
+                    await anyio.sleep(_POLL_S)
                 is_gone = True
         finally:
             if not is_gone:
                 self.signal(KILL)
-                with anyio.move_on_after(KILL_S, shield=True):
+                with anyio.move_on_after(_KILL_S, shield=True):
                     await self.exited.wait()
                     while await self.is_alive():  # new processes may have been started since the signal was sent
                         self.signal(KILL)
-                        await anyio.sleep(POLL_S)
+                        await anyio.sleep(_POLL_S)
             self.close()
 
     def close(self) -> None:
@@ -409,7 +409,7 @@ class Relative:
         """Return whether the process was started with this mark in its environment. None means that the process is in
         the middle of an `exec`. During an `exec`, the system does not show the environment."""
         try:
-            for _ in range(EXEC_READS):
+            for _ in range(_EXEC_READS):
                 if environment := self._environment():
                     return mark.encode() in environment
                 found = ProcessState.of(self.pid)
@@ -444,20 +444,20 @@ def adopted() -> list[Relative]:
     """Return the children of the main thread. These are the orphans, because the system makes the main thread their
     parent, and most commands, because the main thread starts them."""
     pid = os.getpid()
-    return [Relative(pid=child, parent=pid) for child in children_of(pid, pid)]
+    return [Relative(pid=child, parent=pid) for child in _children_of(pid, pid)]
 
 
-def families(roots: Iterable[Relative]) -> Iterator[Relative]:
+def _families(roots: Iterable[Relative]) -> Iterator[Relative]:
     """Yield `roots` and all their descendants."""
     waiting = list(roots)
     while waiting:
         yield (found := waiting.pop())
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{found.pid}/task"):
-                waiting += [Relative(pid=child, parent=found.pid) for child in children_of(found.pid, thread)]
+                waiting += [Relative(pid=child, parent=found.pid) for child in _children_of(found.pid, thread)]
 
 
-def children_of(pid: int, thread: int | str) -> list[int]:
+def _children_of(pid: int, thread: int | str) -> list[int]:
     """Return the children of a thread; empty if the system does not show them."""
     try:
         with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
@@ -510,12 +510,12 @@ class Orphans:
         """Kill all processes that commands and servers have left behind, within 0.3 s. Call this after all commands and
         servers have ended."""
         left: list[Relative] = []
-        with anyio.move_on_after(KILL_S, shield=True):
-            while left := [each for each in families(self._certain_orphans()) if each.is_running_outside(0)]:
+        with anyio.move_on_after(_KILL_S, shield=True):
+            while left := [each for each in _families(self._certain_orphans()) if each.is_running_outside(0)]:
                 for each in left:
                     each.signal(KILL)
                 self.reap()
-                await anyio.sleep(POLL_S)
+                await anyio.sleep(_POLL_S)
         if left:
             logger.warning("These processes cannot be killed: %s", ", ".join(str(each.pid) for each in left))
 
@@ -533,7 +533,7 @@ class Orphans:
         return [child for child, state in states if state is not None and state.session != own]
 
 
-def has_running_member(group: int) -> bool:
+def _has_running_member(group: int) -> bool:
     """Return whether the group has a process that is not a zombie. True if the system cannot tell."""
     try:
         names = os.listdir("/proc")

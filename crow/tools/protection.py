@@ -25,7 +25,7 @@ SECRET_PLACES = (
 )
 """Files and folders with keys and passwords, wherever they are found. Most are in a home directory."""
 
-HOME_SECRET_PLACES = (
+_HOME_SECRET_PLACES = (
     *(".docker", ".terraform.d", ".npmrc", ".yarnrc", ".yarnrc.yml", ".config/doctl", ".m2/settings.xml"),
     *(".m2/settings-security.xml", ".gradle/gradle.properties", ".nuget/NuGet", ".config/NuGet", ".s3cfg", ".boto"),
     *(".local/share/kwalletd", ".claude.json", ".codex", ".gemini"),
@@ -35,7 +35,7 @@ HOME_SECRET_PLACES = (
 names are harmless."""
 
 FOLDED_SECRET_PLACES = tuple(place.casefold() for place in SECRET_PLACES)
-PROC_SECRETS = frozenset({"environ", "mem", "auxv"})
+_PROC_SECRETS = frozenset({"environ", "mem", "auxv"})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -66,10 +66,10 @@ class ProtectedPaths:
     def _linked(self) -> Iterator[str]:
         """Where the links with protected names lead that are in a root, or in the home directory."""
         for folder in dict.fromkeys((*self.roots, os.path.expanduser("~"))):
-            yield from linked_from(folder, self.names)
+            yield from _linked_from(folder, self.names)
 
 
-def linked_from(folder: str, names: ProtectedNames) -> Iterator[str]:
+def _linked_from(folder: str, names: ProtectedNames) -> Iterator[str]:
     """Where the links in a folder lead whose names are protected."""
     try:
         with os.scandir(folder) as entries:
@@ -107,19 +107,19 @@ def is_secret(path: Path) -> bool:
         return True
     if f"{str(path).casefold()}/".startswith(folded_home_secrets(os.path.expanduser("~"))):
         return True
-    return names[1:2] == ["proc"] and names[-1] in PROC_SECRETS
+    return names[1:2] == ["proc"] and names[-1] in _PROC_SECRETS
 
 
 def secret_places() -> list[str]:
     """Return the secret places of this machine and of its user. Not all of these places exist."""
     home = os.path.expanduser("~")
     tops = [os.sep, home] if os.path.isabs(home) else [os.sep]
-    more = [os.path.join(home, place) for place in HOME_SECRET_PLACES] if os.path.isabs(home) else []
+    more = [os.path.join(home, place) for place in _HOME_SECRET_PLACES] if os.path.isabs(home) else []
     return [*(os.path.join(top, place) for top in tops for place in SECRET_PLACES), *more]
 
 
 @lru_cache(maxsize=4)
 def folded_home_secrets(home: str) -> tuple[str, ...]:
-    """The places in `HOME_SECRET_PLACES` as path prefixes, case-folded for comparison."""
-    places = (os.path.join(os.path.realpath(home), place) for place in HOME_SECRET_PLACES)
+    """The places in `_HOME_SECRET_PLACES` as path prefixes, case-folded for comparison."""
+    places = (os.path.join(os.path.realpath(home), place) for place in _HOME_SECRET_PLACES)
     return tuple(f"{place.casefold()}/" for place in places) if os.path.isabs(home) else ()

@@ -18,12 +18,12 @@ from crow.tools import SKILL_FOLDERS, SkillInfo
 from crow.tools.front_matter import front_matter
 from crow.tools.workspace import read_file
 
-FILE = "SKILL.md"
-FILE_BYTES = 256 * 1024
+_FILE = "SKILL.md"
+_FILE_BYTES = 256 * 1024
 HEAD_BYTES = 16 * 1024
-MAX_SKILLS = 200
+_MAX_SKILLS = 200
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-DESCRIPTION_CHARS = 500
+_DESCRIPTION_CHARS = 500
 
 
 def find_skills(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Path], bool]) -> tuple[SkillInfo, ...]:
@@ -35,21 +35,21 @@ def find_skills(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Pa
     found: dict[str, SkillInfo] = {}
     places = [(folder, False) for folder in user_folders] + [(cwd / folder, True) for folder in SKILL_FOLDERS]
     for folder, is_from_workspace in places:
-        for each in skills_in(folder, is_inside if is_from_workspace else None):
-            if len(found) < MAX_SKILLS:
+        for each in _skills_in(folder, is_inside if is_from_workspace else None):
+            if len(found) < _MAX_SKILLS:
                 found.setdefault(each.name, each)
     return tuple(found[name] for name in sorted(found))
 
 
-def skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterator[SkillInfo]:
+def _skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterator[SkillInfo]:
     """The skills in a folder; `is_inside` is None for a user's folder."""
     try:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry, _ in zip(entries, range(10 * MAX_SKILLS), strict=False))
+            names = sorted(entry.name for entry, _ in zip(entries, range(10 * _MAX_SKILLS), strict=False))
     except OSError:  # usually there is no such folder
         return
     for folder_name in names:
-        path = Path(os.path.realpath(folder / folder_name / FILE))
+        path = Path(os.path.realpath(folder / folder_name / _FILE))
         if is_inside is not None and not is_inside(path):
             continue
         try:
@@ -66,7 +66,7 @@ def skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterato
 def clean_line(text: str) -> str:
     """The text, shortened to one line and escaped so that it cannot close a section of the prompt."""
     plain = " ".join("".join(char for char in text if char.isprintable() or char.isspace()).split())
-    return plain.replace("<", "‹").replace(">", "›")[:DESCRIPTION_CHARS]
+    return plain.replace("<", "‹").replace(">", "›")[:_DESCRIPTION_CHARS]
 
 
 def read_skill(skill: SkillInfo) -> tuple[str, str]:
@@ -74,6 +74,6 @@ def read_skill(skill: SkillInfo) -> tuple[str, str]:
 
     :raises OSError: the file cannot be read any more, or a link has been put into its path.
     """
-    data = read_file(Path(skill.source), 0, FILE_BYTES)
+    data = read_file(Path(skill.source), 0, _FILE_BYTES)
     text = data.decode("utf-8", "replace")
     return text[front_matter(text, ())[1] :].strip(), hashlib.sha256(data).hexdigest()

@@ -16,8 +16,9 @@ from unicodedata import normalize
 from urllib.parse import unquote, urljoin
 
 from crow.domain.errors import ArgumentError
+from crow.domain.text import shorten
 
-URL_CHARS = 8_192
+_URL_CHARS = 8_192
 PORTS = {"http": 80, "https": 443}
 
 _HOST_CHARS = 253
@@ -49,8 +50,8 @@ def normalize_url(text: str) -> str:
 
     :raises ~crow.domain.errors.ArgumentError: `text` is not an http or https URL, or contains credentials.
     """
-    if len(text) > URL_CHARS:
-        raise ArgumentError(f"url has {len(text):,} characters; expected at most {URL_CHARS:,}")
+    if len(text) > _URL_CHARS:
+        raise ArgumentError(f"url has {len(text):,} characters; expected at most {_URL_CHARS:,}")
     parts = _PARTS.fullmatch(_with_slashes(text.strip(_EDGES).translate(_LINE_BREAKS)))
     scheme = "" if parts is None else parts[1].lower()
     if parts is None or scheme not in PORTS:
@@ -126,7 +127,7 @@ def is_address(host: str) -> bool:
 
 
 def _shown(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…")
+    return repr(shorten(text, _SHOWN_CHARS))
 
 
 def _not_a_url(text: str, detail: str) -> ArgumentError:

@@ -21,11 +21,11 @@ from crow.domain.errors import ArgumentError
 from crow.tools.urls import NO_URL_RULES, PORTS, UrlRules, is_address, join_url, normalize_url
 
 MAX_BYTES = 5_000_000
-TIMEOUT_S = 30.0
-MAX_REDIRECTS = 5
-HEADERS = {"User-Agent": "crow", "Accept": "text/html, text/*, application/json;q=0.9, */*;q=0.5"}
-IPV4_IN_IPV6 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("::/96"))
-LOCAL = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("64:ff9b:1::/48"))
+_TIMEOUT_S = 30.0
+_MAX_REDIRECTS = 5
+_HEADERS = {"User-Agent": "crow", "Accept": "text/html, text/*, application/json;q=0.9, */*;q=0.5"}
+_IPV4_IN_IPV6 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("::/96"))
+_LOCAL = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("64:ff9b:1::/48"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,9 @@ async def get(url: str, *, allow_private: bool, rules: UrlRules = NO_URL_RULES) 
     """
     url = normalize_url(url)
     try:
-        with anyio.fail_after(TIMEOUT_S):
-            for _ in range(MAX_REDIRECTS + 1):
-                document = await get_once(url, allow_private=allow_private)
+        with anyio.fail_after(_TIMEOUT_S):
+            for _ in range(_MAX_REDIRECTS + 1):
+                document = await _get_once(url, allow_private=allow_private)
                 if document.moved_to is None:
                     return document
                 target = join_url(url, document.moved_to)
@@ -62,10 +62,10 @@ async def get(url: str, *, allow_private: bool, rules: UrlRules = NO_URL_RULES) 
                     return Document(url=url, status=document.status, moved_to=target)
                 url = target
     except TimeoutError:
-        raise ArgumentError(f"{url} did not answer within {TIMEOUT_S:g} s") from None
+        raise ArgumentError(f"{url} did not answer within {_TIMEOUT_S:g} s") from None
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise ArgumentError(f"{url}: {' '.join(str(error).split()) or type(error).__name__}") from None
-    raise ArgumentError(f"{url} was redirected more than {MAX_REDIRECTS} times")
+    raise ArgumentError(f"{url} was redirected more than {_MAX_REDIRECTS} times")
 
 
 def may_follow(url: str, target: str, rules: UrlRules) -> bool:
@@ -85,16 +85,16 @@ def may_follow(url: str, target: str, rules: UrlRules) -> bool:
     return judgement == "allow" or (judgement == "ask" and is_same)
 
 
-async def get_once(url: str, *, allow_private: bool) -> Document:
+async def _get_once(url: str, *, allow_private: bool) -> Document:
     """Send one request to a checked address."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
-    address = await checked_address(host, port, allow_private=allow_private)
+    address = await _checked_address(host, port, allow_private=allow_private)
     place = f"[{address}]" if ":" in address else address
     pinned = urlunsplit((parts.scheme, f"{place}:{port}", parts.path, parts.query, ""))
     # in a thread, because it reads the system's certificates
-    client = await anyio.to_thread.run_sync(lambda: httpx2.AsyncClient(trust_env=False, timeout=TIMEOUT_S))
-    headers, extensions = {**HEADERS, "Host": parts.netloc}, {} if is_address(host) else {"sni_hostname": host}
+    client = await anyio.to_thread.run_sync(lambda: httpx2.AsyncClient(trust_env=False, timeout=_TIMEOUT_S))
+    headers, extensions = {**_HEADERS, "Host": parts.netloc}, {} if is_address(host) else {"sni_hostname": host}
     async with (
         client,
         client.stream("GET", pinned, headers=headers, extensions=extensions, follow_redirects=False) as response,
@@ -118,7 +118,7 @@ async def get_once(url: str, *, allow_private: bool) -> Document:
     )
 
 
-async def checked_address(host: str, port: int, *, allow_private: bool) -> str:
+async def _checked_address(host: str, port: int, *, allow_private: bool) -> str:
     """Return an address of `host`. :raises ~crow.domain.errors.ArgumentError: the host has no address, or it has a
     private address although `allow_private` is not set."""
     try:
@@ -140,10 +140,10 @@ def is_public(text: str) -> bool:
     address = ipaddress.ip_address(text.partition("%")[0])
     addresses = [address]
     if isinstance(address, ipaddress.IPv6Address):
-        if any(address in network for network in LOCAL):
+        if any(address in network for network in _LOCAL):
             return False
         inner = (address.ipv4_mapped, address.sixtofour, *(address.teredo or ()))
         addresses += [each for each in inner if each is not None]
-        if any(address in network for network in IPV4_IN_IPV6):
+        if any(address in network for network in _IPV4_IN_IPV6):
             addresses.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
     return all(each.is_global and not each.is_multicast for each in addresses)

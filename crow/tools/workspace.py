@@ -46,30 +46,30 @@ from crow.tools.protection import ProtectedPaths, is_secret, secret_places
 from crow.tools.sandbox import CHECK_S, Confiner
 from crow.tools.truncate import OutputBuffer
 
-PATH_CHARS = 16_384
+_PATH_CHARS = 16_384
 """Longer paths are refused, because no system accepts them. The length is checked before the path is resolved, because
 resolving a path reads every directory on the way."""
 
 RETAINED_CHARS = 10_000_000
 SHOWN_CHARS = 65_536
-SHOWN_EVERY_S = 0.1
-MAX_NAMED = 3
+_SHOWN_EVERY_S = 0.1
+_MAX_NAMED = 3
 TERM_S = 2.0
-PROGRAM_TERM_S = 0.3
+_PROGRAM_TERM_S = 0.3
 """Seconds between SIGTERM and SIGKILL for a program that the user configured, if it took too long."""
 
-OFF = SandboxStatus(setting="off", problem='`sandbox.enabled` is "off".')
+_OFF = SandboxStatus(setting="off", problem='`sandbox.enabled` is "off".')
 LEFT_RUNNING = "\n[background processes that the command left running were ended]\n"
-QUIET = dict.fromkeys(("GIT_PAGER", "MANPAGER", "PAGER"), "cat")
-QUIET |= {"GIT_TERMINAL_PROMPT": "0", "PIP_NO_INPUT": "1", "DEBIAN_FRONTEND": "noninteractive"}
-QUIET |= {"NO_COLOR": "1", "TERM": "dumb"}
-MAX_LINK_ENTRIES = 100_000
-MAX_SECRET_ENTRIES = 2_000
-MAX_TRIES = 3
-NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-FILE = os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0)
-FOLDER = getattr(os, "O_DIRECTORY", 0) | NO_LINK | getattr(os, "O_PATH", os.O_RDONLY)
-OPENS_FOLDERS = hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
+_QUIET = dict.fromkeys(("GIT_PAGER", "MANPAGER", "PAGER"), "cat")
+_QUIET |= {"GIT_TERMINAL_PROMPT": "0", "PIP_NO_INPUT": "1", "DEBIAN_FRONTEND": "noninteractive"}
+_QUIET |= {"NO_COLOR": "1", "TERM": "dumb"}
+_MAX_LINK_ENTRIES = 100_000
+_MAX_SECRET_ENTRIES = 2_000
+_MAX_TRIES = 3
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+FILE = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0)
+_FOLDER = getattr(os, "O_DIRECTORY", 0) | _NO_LINK | getattr(os, "O_PATH", os.O_RDONLY)
+_OPENS_FOLDERS = hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
 """Whether this system can open a directory, and then work in it even if the directory's path changes."""
 
 
@@ -112,8 +112,8 @@ class DiskWorkspace:
         self._keeps_ignored = keeps_ignored
         self._keys = keys
         self._confiner = confiner
-        self._own = (*folded_places(own), *folded_places([*own_folders, *own_readable], is_folder=True))
-        self._own_readable = folded_places(own_readable, is_folder=True)
+        self._own = (*_folded_places(own), *_folded_places([*own_folders, *own_readable], is_folder=True))
+        self._own_readable = _folded_places(own_readable, is_folder=True)
         self._own_files = tuple(own)
         self._own_trees = own_trees(self._roots)
         self.find_program = programs.find
@@ -131,8 +131,8 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.resolve`."""
         if not path or "\0" in path:
             raise ArgumentError(f"path is {path!r}; expected the path of a file or directory")
-        if len(path) > PATH_CHARS:
-            raise ArgumentError(f"path has {len(path):,} characters; expected at most {PATH_CHARS:,}")
+        if len(path) > _PATH_CHARS:
+            raise ArgumentError(f"path has {len(path):,} characters; expected at most {_PATH_CHARS:,}")
         return Path(os.path.realpath(self.cwd / path))
 
     def contains(self, path: Path) -> bool:
@@ -156,9 +156,9 @@ class DiskWorkspace:
         inode = shared_inode(path)
         if inode is None:
             return "none"
-        if any(inode == file_id(Path(f"{file}{end}")) for file in self._own_files for end in ("", "-wal", "-shm")):
+        if any(inode == _file_id(Path(f"{file}{end}")) for file in self._own_files for end in ("", "-wal", "-shm")):
             return "never"
-        return "ask" if names_in(secret_places(), {inode: 1}, MAX_SECRET_ENTRIES)[inode] else "none"
+        return "ask" if _names_in(secret_places(), {inode: 1}, _MAX_SECRET_ENTRIES)[inode] else "none"
 
     def _look_rules(self, layer: Layer) -> LookRules:
         """Return which of the files that commands have changed in a layer are protected or ignored."""
@@ -173,11 +173,11 @@ class DiskWorkspace:
     ) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
         """See :meth:`crow.tools.Workspace.find_names`."""
         tops = [*map(str, self._roots), *places]
-        return await anyio.to_thread.run_sync(all_names, tops, paths)
+        return await anyio.to_thread.run_sync(_all_names, tops, paths)
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
         """See :meth:`crow.tools.Workspace.stat`."""
-        return await anyio.to_thread.run_sync(file_stat, path, head)
+        return await anyio.to_thread.run_sync(_file_stat, path, head)
 
     async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
         """See :meth:`crow.tools.Workspace.read_bytes`."""
@@ -213,7 +213,7 @@ class DiskWorkspace:
 
     async def sandbox_status(self) -> SandboxStatus:
         """See :meth:`crow.tools.Workspace.sandbox_status`."""
-        status = OFF if self._confiner is None else await self._confiner.status()
+        status = _OFF if self._confiner is None else await self._confiner.status()
         keys = self._keys()
         withheld = sorted(name for name in keys.withheld() if not keys.hides(name, os.environ[name]))
         return replace(status, withheld=tuple(withheld))
@@ -227,7 +227,7 @@ class DiskWorkspace:
         if not missed:
             return ""
         return (
-            f"[Commands do not get the environment variable {', '.join(missed[:MAX_NAMED])}, because it holds a "
+            f"[Commands do not get the environment variable {', '.join(missed[:_MAX_NAMED])}, because it holds a "
             "secret. If the command needs it, tell the user: `pass_env` in [sandbox] of config.toml passes it.]"
         )
 
@@ -258,7 +258,7 @@ class DiskWorkspace:
                 sentences.extend(await self._check(process))
 
             with anyio.move_on_after(timeout_s) as timeout:
-                await show_output(process, retained, on_output, check)
+                await _show_output(process, retained, on_output, check)
             if timeout.cancelled_caught:
                 await process.end(TERM_S)
             sentences += await self._finish(process)
@@ -292,7 +292,7 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.spawn`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         process = await self._start(command, access, lambda data: on_output(decoder.decode(data)), excluded)
-        return SpawnedCommand(process, self._check, self._finish, on_output)
+        return _SpawnedCommand(process, self._check, self._finish, on_output)
 
     async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
         """See :meth:`crow.tools.Workspace.run_program`."""
@@ -301,8 +301,10 @@ class DiskWorkspace:
             raise FileNotFoundError(
                 errno.ENOENT, f"program {argv[0]} is not on PATH (programs in the workspace do not count)"
             )
-        output, errors = LimitedBytes(max_bytes), LimitedBytes(max_bytes)
-        env = child_environment(self._keys(), more={**QUIET, "PWD": str(self.cwd), "PATH": trusted_path(self.contains)})
+        output, errors = _LimitedBytes(max_bytes), _LimitedBytes(max_bytes)
+        env = child_environment(
+            self._keys(), more={**_QUIET, "PWD": str(self.cwd), "PATH": trusted_path(self.contains)}
+        )
         process = await start(
             [path, *argv[1:]],
             cwd=self.cwd,
@@ -317,7 +319,7 @@ class DiskWorkspace:
             with anyio.move_on_after(timeout_s) as timeout:
                 await process.wait()
             if timeout.cancelled_caught:
-                await process.end(PROGRAM_TERM_S)
+                await process.end(_PROGRAM_TERM_S)
             is_left = await process.is_alive()
         except BaseException:
             self._leave(process)
@@ -369,12 +371,12 @@ class DiskWorkspace:
         excluded: ExcludedPaths,
         layer: Layer | None = None,
     ) -> Process:
-        env = command_environment(self._keys(), {**QUIET, "PWD": str(self.cwd)})
+        env = command_environment(self._keys(), {**_QUIET, "PWD": str(self.cwd)})
         argv = [*self._shell, command]
         if access == "full":
             return await start(argv, cwd=self.cwd, env=env, on_output=on_output)
         if self._confiner is None:
-            raise PermissionError(errno.EPERM, OFF.problem)
+            raise PermissionError(errno.EPERM, _OFF.problem)
         return await self._confiner.start(
             argv, access, cwd=self.cwd, env=env, on_output=on_output, excluded=excluded, layer=layer
         )
@@ -409,7 +411,7 @@ class DiskWorkspace:
             await self._confiner.close()
 
 
-class LimitedBytes:
+class _LimitedBytes:
     """Keeps the beginning of some output."""
 
     def __init__(self, limit: int) -> None:
@@ -428,7 +430,7 @@ class LimitedBytes:
         return mask(b"".join(self._pieces).decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
-class SpawnedCommand:
+class _SpawnedCommand:
     """The :class:`crow.tools.BackgroundCommand` of a process. `finish` is called after the end of the process, perhaps
     more than once. `check` is called while the process runs."""
 
@@ -471,7 +473,7 @@ class SpawnedCommand:
             self._on_output(f"\n[{sentence}]\n")
 
 
-async def show_output(
+async def _show_output(
     process: Process, retained: OutputBuffer, on_output: OnOutput, check: Callable[[], Awaitable[None]]
 ) -> None:
     """Show the output while it grows, at most ten times a second, and call `check` every `CHECK_S`. Return when the
@@ -479,7 +481,7 @@ async def show_output(
     `process`."""
     shown, checked_at = 0, anyio.current_time()
     while not process.exited.is_set():
-        with anyio.move_on_after(SHOWN_EVERY_S):
+        with anyio.move_on_after(_SHOWN_EVERY_S):
             await process.exited.wait()
         if retained.total_chars > shown and not process.exited.is_set():
             shown = retained.total_chars
@@ -490,14 +492,14 @@ async def show_output(
     await process.drain()
 
 
-def folded_places(paths: Sequence[Path], *, is_folder: bool = False) -> tuple[str, ...]:
+def _folded_places(paths: Sequence[Path], *, is_folder: bool = False) -> tuple[str, ...]:
     """Return the given paths, and the same paths with links resolved. All of them are case-folded path prefixes, ready
     for comparison."""
     end = "/" if is_folder else ""
     return tuple({place.casefold() + end for path in paths for place in (str(path), os.path.realpath(path))})
 
 
-def file_id(path: Path) -> tuple[int, int] | None:
+def _file_id(path: Path) -> tuple[int, int] | None:
     """The device and inode number of a file; None if there is no such file."""
     try:
         found = path.stat()
@@ -515,18 +517,18 @@ def shared_inode(path: Path) -> tuple[int, int] | None:
     return (found.st_dev, found.st_ino) if modes.S_ISREG(found.st_mode) and found.st_nlink > 1 else None
 
 
-def all_names(tops: Sequence[str], paths: Collection[Path]) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
+def _all_names(tops: Sequence[str], paths: Collection[Path]) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
     """Map each path with hard links to its names at or below `tops`, and to a flag that says whether these are all of
     its names."""
     inodes = {path: inode for path in paths if (inode := shared_inode(path)) is not None}
     if not inodes:
         return {}
-    found = names_in(tops, {inode: path.stat().st_nlink for path, inode in inodes.items()})
+    found = _names_in(tops, {inode: path.stat().st_nlink for path, inode in inodes.items()})
     return {path: (tuple(found[inode]), len(found[inode]) >= path.stat().st_nlink) for path, inode in inodes.items()}
 
 
-def names_in(
-    tops: Sequence[str], wanted: Mapping[tuple[int, int], int], limit: int = MAX_LINK_ENTRIES
+def _names_in(
+    tops: Sequence[str], wanted: Mapping[tuple[int, int], int], limit: int = _MAX_LINK_ENTRIES
 ) -> Mapping[tuple[int, int], list[str]]:
     """Return the names of certain files at or below `tops`. `wanted` maps the device and inode number of each file to
     the number of names to look for. Reads at most `limit` directory entries, in the order of `tops`."""
@@ -543,7 +545,7 @@ def names_in(
         found[inode].append(real)
         return 1
 
-    missing -= sum(note(top, file_id(Path(top))) for top in tops)
+    missing -= sum(note(top, _file_id(Path(top))) for top in tops)
     waiting = [*reversed(dict.fromkeys(tops))]
     while waiting and left > 0 and missing > 0:
         try:
@@ -562,7 +564,7 @@ def names_in(
     return found
 
 
-def file_stat(path: Path, head: int = 0) -> FileStat:
+def _file_stat(path: Path, head: int = 0) -> FileStat:
     """Return the state of `path`, which need not exist. The state of a file includes its first `head` bytes.
 
     :raises OSError: the path cannot be read.
@@ -599,7 +601,7 @@ def replace_file(path: Path, data: bytes) -> None:
         if folder is None:
             temporary, target = str(path.parent / temporary), str(path)
         try:
-            write_new_file(temporary, target, folder, data)
+            _write_new_file(temporary, target, folder, data)
             os.replace(temporary, target, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException as error:
             with suppress(FileNotFoundError):
@@ -609,7 +611,7 @@ def replace_file(path: Path, data: bytes) -> None:
             raise
 
 
-def write_new_file(name: str, model: str, folder: int | None, data: bytes) -> None:
+def _write_new_file(name: str, model: str, folder: int | None, data: bytes) -> None:
     """Write a new file and flush it to disk. If the file `model` exists, copy its mode and, if possible, its owner."""
     try:
         like = os.stat(model, dir_fd=folder, follow_symlinks=False)
@@ -631,8 +633,8 @@ def write_new_file(name: str, model: str, folder: int | None, data: bytes) -> No
 @contextmanager
 def open_folder(path: Path) -> Iterator[int | None]:
     """Open a directory; None if the system cannot open directories. :raises OSError: see `open_resolved`."""
-    if OPENS_FOLDERS:
-        with open_resolved(path, FOLDER) as handle:
+    if _OPENS_FOLDERS:
+        with open_resolved(path, _FOLDER) as handle:
             yield handle
     else:
         yield None
@@ -642,10 +644,10 @@ def open_folder(path: Path) -> Iterator[int | None]:
 def open_resolved(path: Path, flags: int) -> Iterator[int]:
     """Open the file or directory at a resolved path. :raises OSError: it cannot be opened, or a link has been put into
     the path."""
-    for _ in range(MAX_TRIES):  # try again: an editor may be replacing the file right now
+    for _ in range(_MAX_TRIES):  # try again: an editor may be replacing the file right now
         handle = os.open(path, flags)
         try:
-            if os.path.realpath(path) == str(path) and is_still_at(path, handle):
+            if os.path.realpath(path) == str(path) and _is_still_at(path, handle):
                 yield handle
                 return
         finally:
@@ -653,7 +655,7 @@ def open_resolved(path: Path, flags: int) -> Iterator[int]:
     raise OSError(errno.ELOOP, "The path now leads elsewhere", str(path))
 
 
-def is_still_at(path: Path, handle: int) -> bool:
+def _is_still_at(path: Path, handle: int) -> bool:
     try:
         return os.path.samestat(os.fstat(handle), os.lstat(path))
     except FileNotFoundError:

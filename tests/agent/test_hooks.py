@@ -20,7 +20,7 @@ from crow.domain.events import NoticeShown
 from crow.domain.messages import ToolCall
 from crow.domain.rendering import parts_text
 from crow.llm import Request
-from crow.tools import PlannedCall
+from crow.tools import Coverage, PlannedCall, Touched
 from tests.agent.harness import NoteTaker, Tool, opened, text
 from tests.agent.subagents.test_subagents import Casting, running, task
 from tests.support.hooks import python_hooks
@@ -73,7 +73,7 @@ def released() -> Iterator[threading.Event]:
         (plan("execute", command_access="full"), False, {"execute", "read", "write", "fetch"}),
         (plan("execute"), False, {"execute", "read", "write", "fetch"}),
         (plan("external"), False, {"external", "execute", "read", "write", "fetch"}),
-        (plan("external", is_read_only=True), False, {"external", "read", "fetch"}),
+        (plan("external", coverage=Coverage(is_read_only=True)), False, {"external", "read", "fetch"}),
     ],
 )
 def test_the_effects_of_a_call(planned: PlannedCall, network: bool, does: set[Effect]) -> None:
@@ -86,18 +86,38 @@ def test_the_effects_of_a_call(planned: PlannedCall, network: bool, does: set[Ef
         ({}, "x", plan("none"), True),
         ({"tools": ("write_*",)}, "write_file", plan("write"), True),
         ({"tools": ("write_*",)}, "edit_file", plan("write"), False),
-        ({"tools": ("git_*",)}, "call_tool", plan("external", rule_tool="git_push"), True),
+        ({"tools": ("git_*",)}, "call_tool", plan("external", coverage=Coverage(rule_tool="git_push")), True),
         ({"does": ("write",)}, "git_push", plan("external"), True),
-        ({"does": ("write",)}, "git_log", plan("external", is_read_only=True), False),
-        ({"paths": ("*.py",)}, "write_file", plan("write", rule_paths=("/w/src/A.PY", "src/A.PY")), True),
-        ({"paths": ("*.py",)}, "write_file", plan("write", rule_paths=("/w/a.md", "a.md")), False),
-        ({"paths": ("*.py",)}, "write_file", plan("write", rule_paths=("/w/b",), other_paths=("link.py",)), True),
-        ({"paths": ("*.py",)}, "write_file", plan("write", rule_paths=("/w/b",), has_hard_links=True), True),
-        ({"paths": ("*.py",)}, "grep", plan("read", rule_paths=("/w", "."), kind="search"), True),
+        ({"does": ("write",)}, "git_log", plan("external", coverage=Coverage(is_read_only=True)), False),
+        (
+            {"paths": ("*.py",)},
+            "write_file",
+            plan("write", touched=Touched(rule_paths=("/w/src/A.PY", "src/A.PY"))),
+            True,
+        ),
+        ({"paths": ("*.py",)}, "write_file", plan("write", touched=Touched(rule_paths=("/w/a.md", "a.md"))), False),
+        (
+            {"paths": ("*.py",)},
+            "write_file",
+            plan("write", touched=Touched(rule_paths=("/w/b",), other_paths=("link.py",))),
+            True,
+        ),
+        (
+            {"paths": ("*.py",)},
+            "write_file",
+            plan("write", touched=Touched(rule_paths=("/w/b",), has_hard_links=True)),
+            True,
+        ),
+        ({"paths": ("*.py",)}, "grep", plan("read", touched=Touched(rule_paths=("/w", ".")), kind="search"), True),
         ({"paths": ("*.py",)}, "shell", plan("execute"), True),
         ({"paths": ("*.py",)}, "git_push", plan("external"), True),
         ({"paths": ("*.py",)}, "fetch", plan("fetch"), False),
-        ({"does": ("write",), "paths": ("*.py",)}, "read_file", plan("read", rule_paths=("/w/a.py",)), False),
+        (
+            {"does": ("write",), "paths": ("*.py",)},
+            "read_file",
+            plan("read", touched=Touched(rule_paths=("/w/a.py",))),
+            False,
+        ),
     ],
 )
 def test_which_calls_a_hook_gets(limits: Any, called: str, planned: PlannedCall, matches: bool) -> None:

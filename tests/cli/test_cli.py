@@ -19,7 +19,7 @@ from crow import __version__
 from crow.agent.permissions.rules import MODES
 from crow.cli import main
 from crow.cli.arguments import whole_parser
-from crow.cli.reference import describe
+from crow.cli.reference import reference_of
 from crow.domain.messages import Text
 from crow.store import NewSession
 from crow.store.sqlite.store import SqliteStore
@@ -305,7 +305,7 @@ def test_every_command_and_option_is_in_each_completion_script_and_in_the_manual
     script = capsys.readouterr().out
     assert main(["man"]) == 0
     manual = capsys.readouterr().out.replace("\\-", "-")
-    commands = list(describe(whole_parser()).all())
+    commands = list(reference_of(whole_parser()).all())
     assert "crow sessions export" in {" ".join(command.path) for command in commands}
     for command in commands:
         assert command.path[-1] in script
@@ -316,7 +316,7 @@ def test_every_command_and_option_is_in_each_completion_script_and_in_the_manual
 
 
 def test_the_words_of_a_completion_are_those_that_crow_takes() -> None:
-    run = next(command for command in describe(whole_parser()).commands if command.path[-1] == "run")
+    run = next(command for command in reference_of(whole_parser()).commands if command.path[-1] == "run")
     assert next(option.words for option in run.options if "--mode" in option.flags) == MODES
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from acp_check.schema import SchemaChecker, validate
 from crow.agent import PermissionQuestion
+from crow.agent.feed import Feed
 from crow.domain.entries import Announcement, CallRef, Diff
 from crow.domain.events import (
     CallAnnounced,
@@ -19,7 +20,6 @@ from crow.domain.events import (
     UrlQuestion,
 )
 from crow.frontend.client import SessionClient
-from crow.frontend.feed import Feed
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import (
     Dialogs,
@@ -29,7 +29,7 @@ from crow.frontend.questions import (
     permission_params,
 )
 from crow.frontend.tool_calls import LINE_BYTES, diff_view, json_bytes
-from crow.tools import CommandAccess, PlannedCall
+from crow.tools import CommandAccess, Coverage, PlannedCall
 
 SCHEMA = {"properties": {"branch": {"type": "string", "title": "Branch"}}, "required": ["branch"]}
 
@@ -132,9 +132,9 @@ def command(line: str, access: CommandAccess = "full", requested: CommandAccess 
     return PlannedCall(
         announcement=COMMAND,
         access="execute",
-        argument=line,
         command_access=access,
         requested_access=requested,
+        coverage=Coverage(argument=line),
     )
 
 
@@ -233,7 +233,9 @@ def test_a_question_about_a_tool_of_a_server_shows_its_name_and_all_arguments() 
 
 def test_a_question_with_a_long_title_shows_the_whole_of_it() -> None:
     url = "https://example.com/" + "a" * 500
-    text, offered = asked(PlannedCall(announcement=Announcement(title=f"Fetch {url}"), access="fetch", argument=url))
+    text, offered = asked(
+        PlannedCall(announcement=Announcement(title=f"Fetch {url}"), access="fetch", coverage=Coverage(argument=url))
+    )
     assert text == f"```\nFetch {url}\n```"
     assert offered == EVERY
 
@@ -346,7 +348,9 @@ async def test_a_question_in_a_call_of_a_subagent_is_asked_in_its_session() -> N
     announcement = Announcement(title="docs__ask", kind="other")
     for place, ref in ((client, own), (client.open_subagent("task-1", Feed("task-1")), of_subagent)):
         await place.show(CallAnnounced(call=ref, name="docs__ask", arguments="{}", announcement=announcement))
-    plan = PlannedCall(announcement=announcement, access="external", rule_tool="sampling", argument="docs")
+    plan = PlannedCall(
+        announcement=announcement, access="external", coverage=Coverage(rule_tool="sampling", argument="docs")
+    )
     answers = [
         await client.ask(PermissionQuestion(call=ref, name="docs__ask", arguments="{}", plan=plan, always=""))
         for ref in (own, of_subagent, hidden)

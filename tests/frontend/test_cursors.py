@@ -11,15 +11,15 @@ from typing import Any
 import anyio
 import pytest
 
+from crow.agent.feed import Feed
 from crow.domain.entries import Announcement, Assistant, CallRef, Entry
 from crow.domain.events import CallProgressed, EntryStored, TextShown
 from crow.domain.messages import ToolCall
 from crow.frontend.cursors import Cursor, CursorGap
-from crow.frontend.feed import Feed
 from crow.frontend.frames import RequestError
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.requester import Requester
-from crow.frontend.v2 import NegotiatingAgent
+from crow.frontend.v2 import VersionTwo
 from crow.frontend.view import View
 from crow.store import Store
 from crow.store.principals import PrincipalStore
@@ -86,7 +86,7 @@ def script(chance: random.Random, holds: list[anyio.Event]) -> list[list[Say]]:
 
 
 V1: Params = {"capabilities": CURSORS}
-V2: Params = {"capabilities": CURSORS, "version": 2, "agent_type": NegotiatingAgent}
+V2: Params = {"capabilities": CURSORS, "version": 2, "negotiate": VersionTwo}
 
 
 @pytest.mark.parametrize(("seed", "version"), [(0, V1), (1, V1), (2, V1), (3, V1), (4, V2)])

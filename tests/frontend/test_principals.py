@@ -16,7 +16,7 @@ import pytest
 from crow.frontend import agent
 from crow.frontend.frames import RequestError
 from crow.frontend.requester import Requester
-from crow.frontend.v2 import NegotiatingAgent
+from crow.frontend.v2 import VersionTwo
 from crow.serve.policy import ServePolicy
 from crow.settings.values import ServeSettings
 from crow.store.principals import PrincipalStore
@@ -48,7 +48,7 @@ class Team:
             may_configure=False,
         )
         return await self.host.client(
-            requester=requester, version=version, agent_type=NegotiatingAgent if version == 2 else None
+            requester=requester, version=version, negotiate=VersionTwo if version == 2 else None
         )
 
     def place(self, name: str) -> Path:

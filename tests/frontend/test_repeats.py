@@ -15,7 +15,7 @@ from crow.domain.errors import NetworkError
 from crow.domain.messages import Text, Usage
 from crow.frontend.frames import RequestError
 from crow.frontend.params import prompt_name
-from crow.frontend.v2 import NegotiatingAgent
+from crow.frontend.v2 import VersionTwo
 from crow.store import Store
 from crow.store.postgres.store import PostgresStore
 from tests.frontend.test_cursors import reload, seen
@@ -47,7 +47,7 @@ async def named(client: Watcher, session: str, text: str, name: object = "p1", *
 
 
 async def both(host: Shared, version: int = 1) -> Watcher:
-    return await host.client(version=version, agent_type=NegotiatingAgent if version == 2 else None)
+    return await host.client(version=version, negotiate=VersionTwo if version == 2 else None)
 
 
 async def prompts_in(host: Shared, session: str) -> list[str]:

@@ -18,7 +18,7 @@ from crow.frontend import host as host_module
 from crow.frontend.frames import RequestError
 from crow.frontend.host import ServerDependencies
 from crow.frontend.requester import Requester
-from crow.frontend.v2 import NegotiatingAgent
+from crow.frontend.v2 import VersionTwo
 from crow.store import Access, Store
 from crow.store.principals import PrincipalStore
 from tests.support.scripted_model import Say, call
@@ -344,12 +344,12 @@ async def test_a_prompt_that_is_sent_again_after_a_broken_connection_runs_once(t
 @pytest.mark.parametrize("version", [1, 2])
 async def test_a_prompt_to_another_session_is_not_taken_for_the_original_prompt(tmp_path: Path, version: int) -> None:
     async with shared(tmp_path, Say(text=("First.",)), Say(text=("Other.",))) as host:
-        kind = NegotiatingAgent if version == 2 else None
-        ann = await host.client(requester=Requester(connection_id="c1"), version=version, agent_type=kind)
+        kind = VersionTwo if version == 2 else None
+        ann = await host.client(requester=Requester(connection_id="c1"), version=version, negotiate=kind)
         session, other = await ann.new(), await ann.new()
         await ann.prompt(session, "go")  # request 4
         await ann.drop()
-        again = await host.client(requester=Requester(connection_id="c1"), version=version, agent_type=kind)
+        again = await host.client(requester=Requester(connection_id="c1"), version=version, negotiate=kind)
         await again.open("session/resume", session)
         await again.open("session/resume", other)
         await again.prompt(other, "go")  # request 4
@@ -476,7 +476,7 @@ async def test_clients_of_both_versions_share_a_session(tmp_path: Path) -> None:
         turn = asyncio.create_task(old.prompt(session, "hi"))
         await say.reached.wait()
         await old.until_kind("agent_message_chunk", "you.")
-        new = await host.client(agent_type=NegotiatingAgent, version=2)
+        new = await host.client(negotiate=VersionTwo, version=2)
         await new.open("session/resume", session, replayFrom={"type": "start"})
         states = [each["state"] for each in new.kinds_and_texts() if each["sessionUpdate"] == "state_update"]
         assert states[-1] == "running"

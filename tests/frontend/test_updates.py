@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acp_check.schema import check_update
+from crow.agent.feed import Item, TurnBegan
 from crow.domain.entries import (
     Announcement,
     Assistant,
@@ -52,7 +53,6 @@ from crow.domain.events import (
     TitleChanged,
 )
 from crow.domain.messages import Image, Link, Resource, Text
-from crow.frontend.feed import Item, TurnBegan
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import LINE_BYTES, result_contents, text_content
 from crow.frontend.updates import ViewLimits, plan_updates

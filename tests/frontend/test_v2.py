@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.agent import PermissionQuestion
+from crow.agent.feed import Feed, TurnBegan, TurnEnded
 from crow.agent.sessions.session import Session
 from crow.domain.entries import (
     Announcement,
@@ -51,16 +52,15 @@ from crow.domain.events import (
     UrlQuestion,
 )
 from crow.domain.messages import Image, Link, Part, Resource, Text
-from crow.domain.rendering import safe
+from crow.domain.text import safe
 from crow.frontend.client import ClientConnection, SessionClient
-from crow.frontend.feed import Feed, TurnBegan, TurnEnded
 from crow.frontend.options import config_options
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import Dialogs
 from crow.frontend.tool_calls import LINE_BYTES, diff_contents
-from crow.frontend.v2 import SessionClientV2, capabilities_from
+from crow.frontend.v2 import Translation, capabilities_from
 from crow.frontend.v2_updates import call_content
-from crow.tools import PlannedCall
+from crow.tools import Coverage, PlannedCall
 from tests.support.acp_v2 import SchemaV2, SessionView
 from tests.support.paths import PathBuilder, damaged, histories
 
@@ -97,6 +97,7 @@ class OpenCalls:
     """The part of a session that its client needs: which calls can be cancelled."""
 
     def __init__(self, *call_ids: str) -> None:
+        self.id = "s"
         self.running_calls = dict.fromkeys(call_ids, anyio.CancelScope())
 
 
@@ -110,12 +111,10 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def client_for(sent: Sent, caps: ClientCapabilities, *cancellable: str) -> SessionClientV2:
+def client_for(sent: Sent, caps: ClientCapabilities, *cancellable: str) -> SessionClient:
     sent.schema = SchemaV2()
-    client = SessionClientV2(
-        "s", cast(ClientConnection, sent), caps, feed=Feed("s"), dialogs=Dialogs(answer_s=60.0), **OPTIONS
-    )
-    client.session = cast(Session, OpenCalls(*cancellable))
+    translation = Translation(sent, cast(Session, OpenCalls(*cancellable)))
+    client = SessionClient("s", translation, caps, feed=Feed("s"), dialogs=Dialogs(answer_s=60.0), **OPTIONS)
     client.open()
     return client
 
@@ -407,7 +406,9 @@ async def test_a_call_that_was_not_run_is_cancelled() -> None:
 
 def question(call: CallRef, name: str = "shell") -> PermissionQuestion:
     plan = PlannedCall(
-        announcement=Announcement(title="make test", kind="execute"), access="execute", argument="make test"
+        announcement=Announcement(title="make test", kind="execute"),
+        access="execute",
+        coverage=Coverage(argument="make test"),
     )
     return PermissionQuestion(call=call, name=name, arguments='{"command": "make test"}', plan=plan, always="")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
 from crow.domain.conversation import Projection
 from crow.domain.entries import Body, Entry, Prompt
 from crow.domain.messages import Message, ToolSpec
 from crow.llm import Request
-from crow.llm.chat.encode import Encoder
+from crow.llm.chat.encode import ChatEncoder as Encoder
 from crow.llm.dialect import Dialect
 from tests.guards.long import WORDS, turn
 
@@ -65,16 +65,23 @@ def test_a_request_encodes_only_new_messages() -> None:
     assert len(conversation.sent) > 2_000
 
 
-def test_the_tools_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crow.llm.chat import encode
+class Schema(dict[str, Any]):
+    """Counts how often it was encoded."""
 
-    encoded: list[ToolSpec] = []
-    tool = encode._tool
-    monkeypatch.setattr(encode, "_tool", lambda spec: encoded.append(spec) or tool(spec))  # type: ignore[func-returns-value]
+    encoded = 0
+
+    def items(self) -> Any:
+        self.encoded += 1
+        return super().items()
+
+
+def test_the_tools_are_encoded_once() -> None:
+    schema = Schema(type="object")
+    tools = (ToolSpec(name="look", description=WORDS, input_schema=schema),)
     conversation, messages = Conversation(), list[Message]()
     for _ in range(5):
         conversation.take_turn()
         messages = list(conversation.projection.context().messages)
-        request = Request(messages=tuple(messages), tools=TOOLS)
+        request = Request(messages=tuple(messages), tools=tools)
         conversation.encoder.body(request, model="m", endpoint=HERE, dialect=Dialect(), limit=None)
-    assert encoded == list(TOOLS)
+    assert schema.encoded == 1

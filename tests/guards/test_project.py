@@ -156,3 +156,18 @@ def _defined(tree: ast.AST, prefix: str = "") -> Iterator[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield prefix + node.name
             yield from _defined(node, f"{prefix}{node.name}.")
+
+
+def test_the_contract_of_the_importers_names_every_other_module_of_the_store() -> None:
+    linter = tomllib.loads(read("pyproject.toml"))["tool"]["importlinter"]
+    (contract,) = (one for one in linter["contracts"] if one.get("source_modules") == ["crow.store.importers"])
+    modules = {path.stem for path in (ROOT / "crow" / "store").iterdir() if not path.name.startswith("_")}
+    known = {f"crow.store.{name}" for name in modules - {"codec", "importers", "portable"}}
+    assert set(contract["forbidden_modules"]) == known
+
+
+def test_the_page_about_helpers_of_tests_names_each_of_them() -> None:
+    page = read("tests/support/README.md")
+    helpers = {path.name for path in (ROOT / "tests" / "support").glob("*.py")} - {"__init__.py"}
+    assert set(re.findall(r"`(\w+\.py)`", page)) - {"conftest.py"} == helpers
+    assert all((ROOT / name).exists() for name in re.findall(r"`(tests/[\w./]+)`", page))

@@ -114,7 +114,7 @@ async def test_twenty_thousand_tokens_in_a_burst_become_few_updates_and_saves() 
 async def test_slow_tokens_become_one_update_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(drafts, "PIECE_WAIT_S", 0.0)
+    monkeypatch.setattr(drafts, "_PIECE_WAIT_S", 0.0)
     shown = Shown()
     answer = await followed([*tokens(50), END], shown, gaps=True)
     assert shown.pieces == [f"t{number} " for number in range(50)]

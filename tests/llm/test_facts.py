@@ -17,7 +17,7 @@ from crow.domain.errors import BadRequest, ContextOverflow, StoreError
 from crow.domain.messages import Image, Text, UserMessage
 from crow.llm.client import EndpointClient
 from crow.llm.endpoint import Endpoint
-from crow.llm.facts import describe, learned_refusals, learned_usage, learned_window
+from crow.llm.facts import describe_facts, learned_refusals, learned_usage, learned_window
 from crow.llm.models import EndpointFacts
 from tests.llm.test_chat_completions import ASK, Memory, ask, asking, failure_of, refusals
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, body, chunk, failing, sse, text, usage
@@ -108,7 +108,7 @@ async def test_a_refused_part_is_tested_after_a_day_and_later_if_it_is_refused_a
             assert requests[1:] == [1, 1]
             tested += [day] if requests[0] == 2 else []
     assert tested == [0, 1, 3, 7, 15, 31, 63, 95]
-    (fact,) = describe(memory.facts, "s")[:1]
+    (fact,) = describe_facts(memory.facts, "s")[:1]
     assert fact.about == "usage while streaming (stream_options)"
     assert fact.words == (
         "Crow leaves this out of requests (since 2026-04-06), for every session (seen 8 times), because of a "
@@ -126,7 +126,7 @@ async def test_a_part_that_is_accepted_again_is_sent_and_known_when_it_is_refuse
         for _ in range(2):
             assert ["stream_options" in sent for sent in await sent_by(model, endpoint, "one")] == [True]
         assert refusals(memory) == {"stream_options": (1, False)}
-        assert describe(memory.facts, "one")[0].about == "usage"
+        assert describe_facts(memory.facts, "one")[0].about == "usage"
         endpoint.refuses = words
         assert [len(await sent_by(model, endpoint, session)) for session in ("one", "two")] == [2, 1]
     assert learned_refusals(memory.facts)["stream_options"].patience == 2
@@ -218,7 +218,7 @@ async def test_the_reported_counts_are_learned_and_their_absence_after_three_ans
             seen.append((shape.counts, shape.times))
     both = "input output cached"
     assert seen == [("input output", 1), (both, 1), (both, 2), (both, 2), (both, 2), ("", 1), ("", 2)]
-    words = describe(memory.facts)[0].words
+    words = describe_facts(memory.facts)[0].words
     assert words.startswith("The endpoint reports no token counts (after several answers, ")
 
 
@@ -238,7 +238,7 @@ REFUSAL = st.fixed_dictionaries(
     "listed": JSON,
 }))  # fmt: skip
 def test_any_stored_facts_are_read_without_an_error(facts: dict[str, object]) -> None:
-    assert all(fact.words for fact in describe(facts))
+    assert all(fact.words for fact in describe_facts(facts))
     known = EndpointFacts(Endpoint(base_url="http://localhost:1/v1", model="m"), None, facts)
     form = known.form("s")
     assert form.left_out() is not None

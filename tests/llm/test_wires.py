@@ -16,7 +16,7 @@ from crow.llm.client import EndpointClient
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint
 from crow.llm.errors import parse_error_response, refuses_wire
-from crow.llm.facts import describe
+from crow.llm.facts import describe_facts
 from tests.llm.test_chat_completions import ASK, Memory, Waits, failure_of, refusals
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, failing, sse, text
 
@@ -79,7 +79,7 @@ async def test_the_next_wire_answers_in_the_same_request_and_is_the_first_one_fr
             assert await wires_of(model, endpoint, replace(WITH_TOOLS, cache_key="another")) == ["responses"]
         async with asking(endpoint, memory=memory) as model:
             assert (model.info.wire, await wires_of(model, endpoint)) == ("responses", ["responses"])
-    (fact, *_) = describe(memory.facts)
+    (fact, *_) = describe_facts(memory.facts)
     assert (fact.about, fact.words.partition(" (")[0]) == (
         "API Chat Completions",
         "Crow uses another API of this endpoint",
@@ -176,3 +176,14 @@ def test_these_refusals_are_of_a_wire(status: int, body: bytes, wire: WireName) 
 )
 def test_these_are_not(status: int, body: bytes) -> None:
     assert not refuses_wire(parse_error_response(status, body), "chat")
+
+
+@pytest.mark.parametrize(
+    ("wire", "kind"), [("chat", "a chat completion"), ("responses", "a response"), ("messages", "a Messages stream")]
+)
+async def test_a_stream_without_end_is_named_in_the_words_of_its_wire(wire: WireName, kind: str) -> None:
+    async with FakeEndpoint(otherwise=Reply(steps=(b"x" * 9_000_000,))) as endpoint:
+        endpoint.wires = ALL
+        async with asking(endpoint, wires=(wire,)) as model:
+            error, _, _ = await failure_of(model)
+    assert f"as one event, which is not {kind}. Check the base URL" in str(error)

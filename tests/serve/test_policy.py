@@ -18,7 +18,7 @@ from crow.serve.policy import ServePolicy, check_server
 from crow.settings.values import ServeSettings
 from crow.store.principals import PrincipalStore
 from crow.store.sqlite.store import SqliteStore
-from crow.tools import PlannedCall, SandboxStatus
+from crow.tools import Coverage, PlannedCall, SandboxStatus, Touched
 from crow.tools.sandbox.policy import Policy, PrivateDirectories, SandboxOptions
 from crow.tools.servers import HttpServer, StdioServer
 from crow.tools.workspace import DiskWorkspace
@@ -167,9 +167,9 @@ def call(**more: Any) -> PlannedCall:
 
 def test_what_leaves_the_workspace_or_the_sandbox_is_refused_and_not_asked_about() -> None:
     """Who answers the question is the one whom the server must be protected from."""
-    outside = call(access="read", is_outside=True, rule_paths=("/etc/hosts",))
-    full = call(access="execute", command_access="full", argument="make install")
-    unknown = call(access="execute", argument="make install")
+    outside = call(access="read", touched=Touched(is_outside=True, rule_paths=("/etc/hosts",)))
+    full = call(access="execute", command_access="full", coverage=Coverage(argument="make install"))
+    unknown = call(access="execute", coverage=Coverage(argument="make install"))
     for mode in ("ask", "accept-edits", "auto", "plan"):
         for name, one in (("read_file", outside), ("shell", full), ("shell", unknown)):
             assert isinstance(decide(name, one, mode, (), is_bounded=True), Refuse)
@@ -180,7 +180,7 @@ def test_what_leaves_the_workspace_or_the_sandbox_is_refused_and_not_asked_about
     by_operator = user_rules(["shell(make *)", "read_file(/etc/**)"], ())
     for name, one in (("read_file", outside), ("shell", full)):
         assert not isinstance(decide(name, one, "ask", by_operator, is_bounded=True), Refuse)
-    confined = call(access="execute", command_access="write", argument="make")
+    confined = call(access="execute", command_access="write", coverage=Coverage(argument="make"))
     assert isinstance(decide("shell", confined, "ask", (), is_bounded=True), Ask)
 
 

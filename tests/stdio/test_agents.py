@@ -81,7 +81,7 @@ async def test_a_kind_of_the_user_sets_prompt_tools_model_and_mode_also_when_res
         session = await opened(agent, place, "auto")
         assert await agent.prompt(session, "review it") == {"stopReason": "end_turn"}
         first, child, second, last = (request.body for request in endpoint.asked)
-        offered = "The argument agent chooses a kind of sub-agent:\n- reviewer (model small): Reviews a change"
+        offered = "The argument agent chooses a kind of subagent:\n- reviewer (model small): Reviews a change"
         assert task_spec(first)["description"].endswith(offered)
         assert (child["model"], names_of_tools(child)) == ("small", ["read_file", "grep"])
         assert child["messages"][0]["content"].endswith("\n\nLook for twigs.")
@@ -175,7 +175,7 @@ async def test_a_denied_file_is_not_offered_and_a_missing_model_or_tool_is_repor
         endpoint.script(task(agent="hidden"), task(agent="tooled"), task(agent="open"), fake.text("x"), fake.text("y"))
         await agent.prompt(session, "do it")
         first, second, third, child, _ = (request.body for request in endpoint.asked)
-        assert task_spec(first)["description"].endswith("sub-agent:\n- open: open\n- tooled: tooled")
+        assert task_spec(first)["description"].endswith("subagent:\n- open: open\n- tooled: tooled")
         assert answers(second) == ['task: there is no agent "hidden"; agents: open, tooled']
         assert (
             answers(third)[-1] == "task: the agent tooled may only use db__*, but none of these tools is available now"

@@ -22,7 +22,8 @@ from typing import Any
 import anyio
 import pytest
 
-from crow.domain.rendering import RESULT_MASK, safe
+from crow.domain.rendering import RESULT_MASK
+from crow.domain.text import safe
 from tests.stdio.conftest import FRESH, ROOT, StartCrow
 from tests.stdio.test_tools import SERVERS, configured, ended, server, shown
 from tests.support import fake_endpoint as fake

@@ -28,7 +28,7 @@ from crow.domain.conversation import for_model
 from crow.domain.entries import Assistant, Body, CallRef, Checkpoint, File, Mask, NewEntry, Note, Pin, Restore, User
 from crow.domain.errors import ArgumentError, StoreUnavailable
 from crow.domain.messages import Image, Text, ToolCall, Usage
-from crow.frontend.sessions import session_info
+from crow.frontend.methods import session_info
 from crow.store import NewSession, Scope, SessionChanges
 from crow.store.admin import ImportDefaults, Imported
 from crow.store.portable import ExportFile

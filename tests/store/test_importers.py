@@ -37,8 +37,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import AssistantMessage, Image, Text, Usage
 from crow.store import SessionRow
 from crow.store.admin import ImportDefaults, Imported
-from crow.store.importers import Batch, SessionScan, files, importable
-from crow.store.importers.files import Problems
+from crow.store.importers import Batch, Problems, SessionScan, files, importable
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import history

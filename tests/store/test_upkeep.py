@@ -402,21 +402,18 @@ async def test_space_is_given_back_in_few_steps_and_with_a_small_log(
     log = Path(f"{path}-wal")
     await sqlite_store.tidy()
     before = path.stat().st_size
-    logs: list[int] = []
-    vacuum = sqlite_store.database._vacuum
+    steps, logs = list[str](), list[int]()
 
-    def counted(connection: sqlite3.Connection) -> bool:
-        try:
-            return vacuum(connection)
-        finally:
-            logs.append(log.stat().st_size)
+    def trace(statement: str) -> None:
+        steps.extend([statement] if "incremental_vacuum" in statement else ())
+        logs.extend([log.stat().st_size] if steps else ())
 
-    monkeypatch.setattr(sqlite_store.database, "_vacuum", counted)
+    await sqlite_store.database.write(lambda connection: connection.set_trace_callback(trace))
     await sqlite_store.delete_session("s1")
     await sqlite_store.tidy()
     assert before > 10_000_000
     assert path.stat().st_size + logs[-1] < before / 5
-    assert 1 < len(logs) <= before // (pages * 4_096) + 2
+    assert 1 < len(steps) <= before // (pages * 4_096) + 2
     assert max(logs) < limit + 2 * pages * 4_096
     assert await sqlite_store.entry(kept.id) == kept
 

@@ -13,7 +13,12 @@ import struct
 import sys
 from collections.abc import Mapping
 
-CALLS: Mapping[str, tuple[int, int, int]] = {"fcntl": (72, 25, 1), "flock": (73, 32, 1), "openat": (257, 56, 2)}
+CALLS: Mapping[str, tuple[int, int, int]] = {
+    "fcntl": (72, 25, 1),
+    "flock": (73, 32, 1),
+    "openat": (257, 56, 2),
+    "landlock_create_ruleset": (444, 444, 2),
+}
 """Maps calls to their numbers on x86_64 and on aarch64, and to the position of the argument that is compared."""
 
 LOAD, EQUAL, HAS_BITS, RETURN = 0x20, 0x15, 0x45, 0x06

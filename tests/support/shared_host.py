@@ -13,7 +13,7 @@ import anyio
 
 from crow.agent.turns.adapters import Adapters
 from crow.app import Wiring
-from crow.frontend.agent import AcpAgent, serve
+from crow.frontend.agent import Negotiate, serve
 from crow.frontend.host import ServerDependencies, SessionHost, share_host
 from crow.frontend.requester import Requester
 from crow.settings import load_settings
@@ -28,9 +28,7 @@ Params = dict[str, Any]
 
 
 class _Connection(TerminalConnection):
-    """Also passes on the requests that a terminal never gets, and lets version 2 through unchecked."""
-
-    checks_parameters = True
+    """Also passes on the requests that a terminal never gets."""
 
     @property
     def is_patient(self) -> bool:
@@ -45,7 +43,7 @@ class _Connection(TerminalConnection):
 class Watcher:
     """A client: notes what it is sent, and answers questions by `on_request`, by default with "allow once"."""
 
-    def __init__(self, shared: Shared, requester: Requester, agent_type: type[AcpAgent] | None) -> None:
+    def __init__(self, shared: Shared, requester: Requester, negotiate: Negotiate | None) -> None:
         self.updates: list[Params] = []
         self.requests: list[tuple[str, Params]] = []
         self.withdrawn = 0
@@ -57,7 +55,7 @@ class Watcher:
         self.connection = _Connection(self, lambda: None)  # type: ignore[arg-type,return-value]
         self._shared = shared
         self._serving = asyncio.create_task(
-            serve(self.connection, shared.dependencies, host=shared.host, requester=requester, agent_type=agent_type)
+            serve(self.connection, shared.dependencies, host=shared.host, requester=requester, negotiate=negotiate)
         )
         self._serving.add_done_callback(self.connection.close)
 
@@ -136,10 +134,10 @@ class Shared:
         *,
         capabilities: Params | None = None,
         requester: Requester | None = None,
-        agent_type: type[AcpAgent] | None = None,
+        negotiate: Negotiate | None = None,
         version: int = 1,
     ) -> Watcher:
-        client = Watcher(self, requester or Requester(), agent_type)
+        client = Watcher(self, requester or Requester(), negotiate)
         self.clients.append(client)
         await client.connection.started.wait()
         if version == 1:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from crow import programs
+from crow.programs import Programs
 from crow.terminal.browser import open_page
 
 URL = "https://example.test/a?b=c&d=%s"
@@ -24,8 +25,8 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             program.parent.mkdir(exist_ok=True)
             program.write_text(f'#!/bin/sh\necho "{folder}/{name} $* $LD_PRELOAD" >>{log}\n')
             program.chmod(0o755)
-    monkeypatch.setattr(programs, "SYSTEM_PLACES", (str(tmp_path / "system"),))
-    monkeypatch.setattr(programs, "system_owners", lambda: {0, os.geteuid()})
+    monkeypatch.setattr(programs, "SYSTEM_PLACES", ())
+    monkeypatch.setattr(programs, "_USER_PLACES", ((str(tmp_path / "system"), (str(tmp_path / "system"),)),))
     monkeypatch.setenv("PATH", f"{tmp_path / 'planted'}:{os.environ['PATH']}")
     monkeypatch.setenv("LD_PRELOAD", "")
     monkeypatch.delenv("BROWSER", raising=False)
@@ -33,15 +34,15 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_page_is_opened_by_a_program_of_the_system(opened: Path) -> None:
-    assert open_page(URL)
+    assert open_page(URL, Programs(opened.parent / "ledger"))
     assert opened.read_text().split() == ["system/xdg-open", URL]
 
 
 def test_a_page_is_opened_by_nothing_if_the_system_has_no_program(
     opened: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs, "SYSTEM_PLACES", ())
-    assert not open_page(URL)
+    monkeypatch.setattr(programs, "_USER_PLACES", ())
+    assert not open_page(URL, Programs(opened.parent / "ledger"))
     assert not opened.exists()
 
 
@@ -59,5 +60,5 @@ def test_the_browser_that_the_user_named_comes_first(
     opened: Path, monkeypatch: pytest.MonkeyPatch, browser: str, expected: list[str]
 ) -> None:
     monkeypatch.setenv("BROWSER", browser)
-    assert open_page(URL)
+    assert open_page(URL, Programs(opened.parent / "ledger"))
     assert opened.read_text().split() == expected

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from crow.domain.text import safe
-from tests.support.fake_endpoint import calls, failing, text
+from tests.support.fake_endpoint import Recorded, Reply, calls, failing, text
 from tests.support.terminal import Shell
 
 CONTROLS = "x\x1b]52;c;aGk=\x07\x1b[2J\x1b[1A\x9b31m\x90q\x9c\x08\x7f\u202e\u2066\u200b\U000e0041\u2028y"
@@ -124,4 +124,49 @@ def test_recordings_are_escaped(hostile: Shell) -> None:
     with hostile.in_terminal("trace", "show", "trace.jsonl", **CALM) as terminal:
         terminal.wait()
     assert "FAKE" in terminal.shown
+    check(terminal.shown)
+
+
+def test_a_chat_escapes_what_endpoints_and_servers_say(hostile: Shell) -> None:
+    """The endpoint answers, calls the tools of the servers and one that does not exist, and refuses the next prompt.
+    The user asks for everything that lists names and texts of others. Only answers and results of tools have lines
+    of their own."""
+    answer = EVIL.replace("FAKE", "SAID")
+
+    def call_all(request: Recorded) -> Reply:
+        offered = [tool["function"]["name"] for tool in request.body["tools"]]
+        theirs = [name for name in offered if name.startswith("lists__")]
+        return calls(*((name, {EVIL: EVIL}) for name in (*theirs, f"tool {EVIL}")), say=f"I call {answer}")
+
+    hostile.endpoint.script(call_all, text(f"Once {answer}"))
+    hostile.endpoint.answer_with(failing(400, EVIL))
+    typed = "".join(char for char in EVIL if char.isprintable())
+    asked = (
+        *(f"/title {typed}", "/title", "/context", "/mcp", "/mcp restart", "/history", "/tree", "/model"),
+        *("/permissions", "/show call_5_0", "/search Once", "/diff", "again"),
+    )
+    with hostile.in_terminal("chat", "--plain", "--session", "work", **CALM) as terminal:
+        terminal.wait_for("You: ")
+        terminal.type("hi\n")
+        for _ in range(2):
+            terminal.wait_for("Allow this?")
+            terminal.wait_for("Type y")
+            terminal.type("y\n")
+        terminal.wait_for("Once x")
+        for line in asked:
+            terminal.wait_for("You: ")
+            terminal.type(f"{line}\n")
+        terminal.wait_for("does not accept")
+        terminal.wait_for("You: ")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+    check(terminal.shown, is_fake_line_allowed=True)
+    before, results, after = re.split(r"(?s)(^Failed: .*?)^Once ", terminal.shown, maxsplit=1, flags=re.MULTILINE)
+    assert "FAKE: all is well" in results
+    check(before)
+    check(after)
+    with hostile.in_terminal("chat", "--plain", "--continue", **CALM) as terminal:
+        terminal.wait_for("You: ")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
     check(terminal.shown)

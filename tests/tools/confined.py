@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,7 @@ import pytest
 
 from crow.tools import CommandAccess
 from crow.tools.process import orphans_ended
-from crow.tools.sandbox import confiner
-from crow.tools.sandbox.confiner import KernelConfiner, choose_sandbox
+from crow.tools.sandbox.confiner import KernelConfiner, Sandboxes
 from crow.tools.sandbox.policy import SandboxOptions
 from crow.tools.workspace import DiskWorkspace
 
@@ -42,6 +41,7 @@ class Place:
     """A home directory with a workspace in it, a directory outside of both, and crow's own directory in the home."""
 
     base: Path
+    sandboxes: Sandboxes = field(default_factory=Sandboxes)
 
     @property
     def home(self) -> Path:
@@ -64,7 +64,9 @@ class Place:
         directories = [root or self.root, *more]
         settings = {"own": (self.own,), "caches": self.base / "caches", "readable": INTERPRETER, **options}
         return DiskWorkspace(
-            directories[0], directories[1:], confiner=KernelConfiner(directories, SandboxOptions(**settings))
+            directories[0],
+            directories[1:],
+            confiner=KernelConfiner(directories, SandboxOptions(**settings), self.sandboxes),
         )
 
 
@@ -113,7 +115,7 @@ def as_user(user: str, scenario: Callable[[Place], Awaitable[Any]], *, needs: st
 
 
 async def guarded(scenario: Callable[[Place], Awaitable[Any]], needs: str, place: Place) -> Any:
-    choice = choose_sandbox()
+    choice = place.sandboxes.choose()
     if choice.sandbox is None:
         return {"no sandbox": choice.problem}
     if not choice.sandbox.name.startswith(needs):
@@ -128,7 +130,7 @@ async def guarded(scenario: Callable[[Place], Awaitable[Any]], needs: str, place
 
 def in_child(scenario: Callable[[Place], Coroutine[Any, Any, Any]], place: Place) -> Any:
     """Run a scenario as the user `nobody` in a forked process."""
-    choose_sandbox()  # imports everything, since the user may be unable to read this Python's files
+    Sandboxes().choose()  # imports everything, since the user may be unable to read this Python's files
     asyncio.run(asyncio.sleep(0))
     reader, writer = os.pipe()
     with warnings.catch_warnings():
@@ -137,7 +139,6 @@ def in_child(scenario: Callable[[Place], Coroutine[Any, Any, Any]], place: Place
     if pid == 0:
         text = ""
         try:
-            confiner._probed.clear()
             os.environ |= {"HOME": str(place.home), "PATH": "/usr/local/bin:/usr/bin:/bin"}
             os.chdir("/")
             os.setgroups([])

@@ -11,7 +11,7 @@ import pytest
 
 from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
-from crow.tools import AgentKind, Outcome, PlannedCall, SubagentResult, Task, Toolbox
+from crow.tools import AgentKind, Coverage, Outcome, PlannedCall, SubagentResult, Task, Toolbox, Touched
 from crow.tools.agents import FILE_BYTES, find_agents, prompt_of, read_agent
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import OpenBox, call
@@ -164,7 +164,7 @@ async def test_the_task_tool_offers_kinds_and_asks_about_those_of_the_workspace(
         (tmp_path / "own/broken.md").unlink()
         await box.toolbox.wait_ready(60)
         (plain_spec,) = [spec for spec in box.toolbox.specs() if spec.name == "task"]
-    assert spec.description.endswith("a kind of sub-agent:\n- mine: My kind\n- theirs: Their kind")
+    assert spec.description.endswith("a kind of subagent:\n- mine: My kind\n- theirs: Their kind")
     assert "agent" in spec.input_schema["properties"]  # type: ignore[operator]
     assert "agent" not in plain_spec.input_schema["properties"]  # type: ignore[operator]
     assert plain_spec.description.endswith("run in parallel.")
@@ -175,10 +175,9 @@ async def test_the_task_tool_offers_kinds_and_asks_about_those_of_the_workspace(
             title="Task for theirs from this workspace: Look", kind="think", locations=(Location(path=str(theirs)),)
         ),
         access="none",
-        argument=f"{theirs} (sha256 {sha256(text.encode()).hexdigest()})",
-        rule_paths=(str(theirs), ".crow/agents/theirs.md"),
-        asks_once=True,
         review_text=text,
+        coverage=Coverage(argument=f"{theirs} (sha256 {sha256(text.encode()).hexdigest()})", asks_once=True),
+        touched=Touched(rule_paths=(str(theirs), ".crow/agents/theirs.md")),
     )
     assert unknown.fault == 'task: there is no agent "broken"; agents: mine, theirs'
     assert resumed.fault is not None

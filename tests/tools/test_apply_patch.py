@@ -223,10 +223,10 @@ async def test_one_file_outside_or_protected_makes_the_whole_patch_ask(
             "apply_patch", input=patch(*edit, f"*** Update File: {outside}", "@@", "-something", "+else")
         )
         near = await box.plan("apply_patch", input=patch(*edit, "*** Add File: .envrc", "+x"))
-    assert far.is_outside
+    assert far.touched.is_outside
     assert far.fault is None, "the message would tell what the file contains"
     assert judged(far, "auto") is Ask
     assert judged(far, "auto", allow=("apply_patch",)) is Ask
     assert judged(far, "auto", allow=(f"apply_patch({outside})",)) is Allow
-    assert near.is_protected
+    assert near.touched.is_protected
     assert judged(near, "auto", allow=("apply_patch", "apply_patch(.envrc)")) is Ask

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from crow import programs
 from crow.programs import SYSTEM_PROGRAMS
 from tests.tools.confined import USERS, Place, as_user, run
 
@@ -181,10 +182,7 @@ attempt(lambda: socket.socket(socket.AF_UNIX).connect("/tmp/own"))
 
 
 def test_sockets_of_the_settings_are_reported_where_they_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crow.tools.sandbox import confiner
-
-    monkeypatch.setattr(confiner, "probe_bubblewrap", lambda *_: "not for this test")
-    monkeypatch.setattr(confiner, "_probed", {})
+    monkeypatch.setattr(programs, "SYSTEM_PLACES", ())  # no bubblewrap
 
     async def scenario(place: Place) -> Any:
         workspace = place.open(sockets=("/nowhere", "/tmp"))

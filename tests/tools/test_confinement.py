@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -18,12 +20,12 @@ import anyio
 import pytest
 
 from crow import programs
-from crow.programs import Programs
+from crow.programs import SYSTEM_PROGRAMS, Programs
 from crow.tools import CommandAccess, Ports
 from crow.tools.mcp.client import open_toolbox
-from crow.tools.sandbox import confiner
+from crow.tools.sandbox import Sandbox, confiner
 from crow.tools.sandbox.bubblewrap import Bubblewrap
-from crow.tools.sandbox.confiner import KernelConfiner, choose_sandbox
+from crow.tools.sandbox.confiner import Choice, KernelConfiner, Sandboxes, choose_sandbox
 from crow.tools.sandbox.policy import MAX_READ_ONLY, SandboxOptions
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.confined import USERS, Place, as_user, available, run
@@ -123,8 +125,7 @@ def test_a_test_run_with_caches_needs_no_write() -> None:
 
 def test_tests_and_linters_need_no_write_even_without_a_throwaway_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Landlock has no layer, so caches that are usually in the workspace get a place of their own."""
-    monkeypatch.setattr(confiner, "probe_bubblewrap", lambda *_: "not for this test")
-    monkeypatch.setattr(confiner, "_probed", {})
+    monkeypatch.setattr(programs, "SYSTEM_PLACES", ())  # no bubblewrap
 
     async def scenario(place: Place) -> Any:
         (place.root / "pytest.ini").write_text("[pytest]\n")
@@ -487,9 +488,8 @@ async def ignore(_text: str) -> None: ...
 
 @pytest.fixture
 def no_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """bubblewrap does not work."""
-    monkeypatch.setattr(confiner, "probe_bubblewrap", lambda *_: "bwrap: no permissions to create namespaces")
-    monkeypatch.setattr(confiner, "_probed", {})
+    """Crow finds no bubblewrap."""
+    monkeypatch.setattr(programs, "SYSTEM_PLACES", ())
 
 
 def test_more_protected_files_than_can_be_mounted_are_put_back() -> None:
@@ -555,47 +555,68 @@ def test_landlock_confines_and_protected_files_are_put_back() -> None:
 ADVICE = 'Use the access "full"; the user will be asked.'
 
 
-async def test_nothing_runs_unconfined_if_no_sandbox_works(
-    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(confiner, "probe_landlock", lambda: "Landlock: this kernel does not have it")
-    monkeypatch.setattr(confiner, "_probed", {})
-    monkeypatch.setattr(programs, "SYSTEM_PLACES", ())
-    problem = "bubblewrap is not installed. Landlock: this kernel does not have it."
-    plans = {}
+PROJECT = Path(__file__).parents[2]
+WITHOUT_LANDLOCK = """
+import asyncio, errno, json, pathlib, sys
+from crow import programs
+from tests.support.failing_calls import fail
+from tests.tools.test_confinement import plans_in
+
+programs.SYSTEM_PLACES = ()
+fail("landlock_create_ruleset", 1, errno.ENOSYS)
+print(json.dumps(asyncio.run(plans_in(pathlib.Path(sys.argv[1])))))
+"""
+
+
+async def plans_in(root: Path) -> dict[str, tuple[object, ...]]:
+    """What becomes of commands with each setting of `sandbox.enabled`."""
+    plans: dict[str, tuple[object, ...]] = {}
     for enabled in ("off", "auto", "required"):
-        options = SandboxOptions(enabled=enabled, caches=tmp_path / "caches")
+        options = SandboxOptions(enabled=enabled, caches=root.parent / "caches")
         workspace = DiskWorkspace(root, confiner=KernelConfiner([root], options))
         async with open_toolbox(workspace, Ports(log=RecordingLog(), plan=FixedPlan()), ()) as toolbox:
             planned = await toolbox.plan(call("shell", command="touch x", access="write"))
             outcome = await toolbox.run(call("shell", command="echo x", access="write"), "c", ignore)
         status = await workspace.sandbox_status()
         plans[enabled] = (planned.command_access, outcome.is_error, outcome.text, status.name, status.problem)
-    assert plans == {
-        "off": ("full", False, "x", "", '`sandbox.enabled` is "off".'),
-        "auto": ("full", False, "x", "", problem),
-        "required": (
-            "write",
-            True,
-            (
-                'shell: The command was not run, because no sandbox can limit it to the access "write": '
-                f"{problem} {ADVICE}"
-            ),
-            "",
-            problem,
-        ),
+    return plans
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="on macOS, Seatbelt confines commands")
+def test_nothing_runs_unconfined_if_no_sandbox_works(root: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_LANDLOCK, str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, timeout=300)
+    assert done.returncode == 0, done.stderr
+    problem = json.loads(done.stdout)["auto"][-1]
+    assert problem.startswith("bubblewrap is not installed. Landlock: ")
+    refused = (
+        f'shell: The command was not run, because no sandbox can limit it to the access "write": {problem} {ADVICE}'
+    )
+    assert json.loads(done.stdout) == {
+        "off": ["full", False, "x", "", '`sandbox.enabled` is "off".'],
+        "auto": ["full", False, "x", "", problem],
+        "required": ["write", True, refused, "", problem],
     }
 
 
-async def test_a_sandbox_that_stops_working_fails_the_call_and_runs_nothing(
-    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+class Found(Sandboxes):
+    """What was found before the machine changed."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        super().__init__()
+        self._found = Choice(sandbox)
+
+    def choose(self, programs: Programs = SYSTEM_PROGRAMS) -> Choice:
+        return self._found
+
+
+async def test_a_sandbox_that_stops_working_fails_the_call_and_runs_nothing(root: Path, tmp_path: Path) -> None:
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
     broken.chmod(0o755)
     sandbox = Bubblewrap(program=str(broken), name="bubblewrap 0")
-    monkeypatch.setattr(confiner, "choose_sandbox", lambda _programs: confiner.Choice(sandbox))
-    workspace = DiskWorkspace(root, confiner=KernelConfiner([root], SandboxOptions(caches=tmp_path / "caches")))
+    options = SandboxOptions(caches=tmp_path / "caches")
+    workspace = DiskWorkspace(root, confiner=KernelConfiner([root], options, Found(sandbox)))
     async with open_toolbox(workspace, Ports(log=RecordingLog(), plan=FixedPlan()), ()) as toolbox:
         outcome = await toolbox.run(call("shell", command="touch x"), "c", ignore)
         job = await toolbox.run(call("shell", command="touch x", background=True), "c", ignore)
@@ -613,8 +634,7 @@ def test_a_bubblewrap_of_the_workspace_is_not_used(root: Path, monkeypatch: pyte
     before = sorted(os.listdir(root))
     monkeypatch.chdir(root)
     monkeypatch.setenv("PATH", f"{root}::.:{os.environ['PATH']}")
-    monkeypatch.setattr(confiner, "_probed", {})
-    choice = choose_sandbox()
+    choice = Sandboxes().choose()
     assert choice.sandbox is None or not any(map(str(root).__contains__, choice.sandbox.programs))
     assert sorted(os.listdir(root)) == before
 
@@ -632,9 +652,8 @@ async def test_a_program_of_the_user_is_given_up_when_commands_may_have_changed_
     shutil.copy(real, own)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(programs, "SYSTEM_PLACES", ())
-    monkeypatch.setattr(confiner, "_probed", {})
     options = SandboxOptions(caches=tmp_path / "caches", programs=ledger)
-    workspace = DiskWorkspace(root, confiner=KernelConfiner([root], options))
+    workspace = DiskWorkspace(root, confiner=KernelConfiner([root], options, Sandboxes()))
     status = await workspace.sandbox_status()
     if not status.name.startswith("bubblewrap"):
         pytest.skip(status.problem)

@@ -157,7 +157,8 @@ async def test_tools_beyond_the_budget_are_found_by_search_and_called_by_name(op
     assert nothing.text.startswith(
         'None of 100 tools matches "zebra". Try other words. Servers and tools:\nsrv (100): '
     )
-    assert plans[0] == replace(plans[1], rule_tool="srv__get_thing9", inner_arguments='{"id": 4}')
+    coverage = replace(plans[1].coverage, rule_tool="srv__get_thing9", inner_arguments='{"id": 4}')
+    assert plans[0] == replace(plans[1], coverage=coverage)
     assert plans[0].announcement.title == "srv: get_thing9"
     assert [outcome.text for outcome in called] == ['get_thing9 {"id": 4}', 'get_thing9 {"id": 5}']
     assert meant.name == "srv__get_thing9"
@@ -215,8 +216,10 @@ async def test_questions_progress_and_read_only_tools_are_the_same_through_call_
     assert isinstance(question, FormQuestion)
     assert question.message == "srv: Who are you?"
     assert question.call == CallRef(assistant=7, index=0)
-    assert [plan.is_read_only for plan in plans] == [False, True]
-    assert [replace(plan, rule_tool=None, inner_arguments=None) for plan in plans] == direct
+    assert [plan.coverage.is_read_only for plan in plans] == [False, True]
+    assert [
+        replace(plan, coverage=replace(plan.coverage, rule_tool=None, inner_arguments=None)) for plan in plans
+    ] == direct
 
 
 async def test_a_tool_that_its_server_changed_after_it_was_found_is_not_called(

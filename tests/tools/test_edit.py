@@ -237,3 +237,41 @@ def test_text_around_the_match_never_changes(before: str, old: str, after: str, 
     middle = replaced.text[len(before) : len(replaced.text) - len(after)]
     assert middle.replace("\r\n", "\n") == given_text.replace("\r\n", "\n")
     assert replaced.line == before.count("\n") + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "made"),
+    [
+        (
+            "a = b(1)\nc = 2\n",
+            "a\u00a0= b(\u200b1)\nc\u00a0= 2",
+            "a\u00a0= b(\u200b1)\nd\u00a0= 3",
+            "a = b(1)\nd = 3\n",
+        ),
+        ("if a:\n    b\n\n    c\nd\n", "\tb\n\n\tc", "\tb\n", "if a:\n    b\n\nd\n"),
+        ("if a:\n    if b:\n        c\n", "  if b:", "  if b:\n    x", "if a:\n    if b:\n        x\n        c\n"),
+    ],
+    ids=["look-alikes in both texts", "a blank line at the end", "levels of the file"],
+)
+def test_what_a_slip_leaves_open_follows_the_file(text: str, old: str, new: str, made: str) -> None:
+    assert replace_text(text, old, new, every=False, name="a.py").text == made
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "cause"),
+    [
+        (
+            "first_call(one)\nsecond_call(two)\nthird_call(three)\nfourth()\n",
+            "first_cal(one)\nsecond_call(two)\nthird_call(three)",
+            "second_call(two)\nthird_call(three)",
+            "line 1 has `first_call` where old_text has `first_cal`",
+        ),
+        ("one(a)\n\ntwo(b)\nthree(c)\nfour\n", "two(b)\nthree(c)\none(a)", "two(b)", "in another order"),
+    ],
+    ids=["a removal", "another order"],
+)
+def test_a_refusal_names_the_cause_and_no_edit_that_was_never_made(text: str, old: str, new: str, cause: str) -> None:
+    with pytest.raises(ArgumentError) as error:
+        replace_text(text, old, new, every=False, name="a.py")
+    assert cause in str(error.value)
+    assert "already made" not in str(error.value)

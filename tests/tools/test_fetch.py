@@ -19,7 +19,7 @@ import pytest
 from crow.agent.permissions.rules import typed_rule, url_rules, user_rules
 from crow.domain.entries import Announcement
 from crow.domain.messages import Image
-from crow.tools import Outcome, PlannedCall
+from crow.tools import Coverage, Outcome, PlannedCall
 from crow.tools.html import CODECS, codec_of, page_text
 from crow.tools.urls import UrlRules, normalize_url
 from crow.tools.web import MAX_BYTES, is_public, may_follow
@@ -134,7 +134,7 @@ async def test_documents_become_text_images_or_an_error_message(open_box: OpenBo
         "gone": ("[HTTP status 404]\nno such page", True),
         "picture": ("(an image)", False),
         "program": (
-            "fetch: URL/program is application/octet-stream (3 bytes); only text and images can be read",
+            "fetch: URL/program is application/octet-stream (3 bytes); only text, images and PDFs can be read",
             True,
         ),
         "near": ("URL/near redirects to URL/page. To follow it, fetch that URL.", False),
@@ -155,7 +155,7 @@ async def test_a_hostile_document_does_no_harm(open_box: OpenBox) -> None:
             }
     punycode, nested = said.pop("punycode").text, said.pop("nested").text
     assert {name: outcome.text.replace(url, "URL") for name, outcome in said.items()} == {
-        "no-picture": "fetch: URL/no-picture is image/png (6 bytes); only text and images can be read",
+        "no-picture": "fetch: URL/no-picture is image/png (6 bytes); only text, images and PDFs can be read",
         "charset": "xn--",
         "half": '{\n "a": "?"\n}',
         "meta": "“hi”",
@@ -336,7 +336,7 @@ async def test_a_planned_fetch_names_the_normalized_url_for_rules(open_box: Open
     assert offer == PlannedCall(
         announcement=Announcement(title="Fetch https://example.com/", kind="fetch"),
         access="fetch",
-        argument="https://example.com/",
+        coverage=Coverage(argument="https://example.com/"),
     )
     assert [fault is not None and fault.startswith("fetch: url is ") for fault in bad] == [True] * 6
 
@@ -425,9 +425,9 @@ async def test_what_is_sent_is_what_rules_and_titles_see(open_box: OpenBox, path
         async with open_box(fetches_private=True) as box:
             plan = await box.plan("fetch", url=url + path)
             sent = await box.run("fetch", url=url + path)
-    assert plan.argument is not None
-    assert sent.text == f"GET {plan.argument.removeprefix(url)} HTTP/1.1"
-    assert plan.argument in plan.announcement.title
+    assert plan.coverage.argument is not None
+    assert sent.text == f"GET {plan.coverage.argument.removeprefix(url)} HTTP/1.1"
+    assert plan.coverage.argument in plan.announcement.title
 
 
 def test_a_page_becomes_the_text_that_a_reader_sees() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.domain.entries import Announcement, Diff, Location
+from crow.domain.entries import Announcement, Attachment, Diff, Location
 from crow.domain.messages import Image
-from crow.tools import Outcome, PlannedCall, builtin
+from crow.tools import Outcome, PlannedCall, Touched, builtin
 from crow.tools.builtin.files import LineWindow
 from crow.tools.builtin.tool import ToolContext
 from crow.tools.jobs import Jobs
@@ -70,7 +70,7 @@ async def test_any_lines_of_a_huge_file_can_be_read_in_pieces(
     )
     assert last.text == "49\tline 49\n50\tline 50"
     assert beyond == Outcome(text="read_file: line is 51; huge.txt has only 50 lines", is_error=True)
-    assert binary.text == "read_file: zero.bin is binary (99 bytes); only text and images can be read"
+    assert binary.text == "read_file: zero.bin is binary (99 bytes); only text, images and PDFs can be read"
 
 
 @given(
@@ -138,8 +138,8 @@ async def test_unreadable_files_are_refused_with_a_reason(open_box: OpenBox, roo
         "other": "read_file: other does not exist; use list_files to see which files exist",
         "src": "read_file: src is a directory; expected a file; use list_files for directories",
         "pipe": "read_file: pipe is a device, pipe or socket; expected a file; use list_files for directories",
-        "data.bin": "read_file: data.bin is binary (6 bytes); only text and images can be read",
-        "packed": "read_file: packed is binary (128 bytes); only text and images can be read",
+        "data.bin": "read_file: data.bin is binary (6 bytes); only text, images and PDFs can be read",
+        "packed": "read_file: packed is binary (128 bytes); only text, images and PDFs can be read",
         "src/settings.py": "(src/settings.py is empty)",
         "latin.txt": "1\tdéjà vu, encore une fois\n[the file is latin-1; the tools keep this encoding]",
         "a\0b": "read_file: path is 'a\\x00b'; expected the path of a file or directory",
@@ -161,16 +161,16 @@ async def test_a_planned_read_names_file_lines_and_whether_it_is_outside(
             locations=(Location(path=str(root / "src" / "a.py"), line=10),),
         ),
         access="read",
-        rule_paths=(str(root / "src" / "a.py"), "src/a.py"),
+        touched=Touched(rule_paths=(str(root / "src" / "a.py"), "src/a.py")),
     )
     assert outside == PlannedCall(
         announcement=Announcement(
             title=f"Read {tmp_path / 'secret'}", kind="read", locations=(Location(path=str(tmp_path / "secret")),)
         ),
         access="read",
-        is_outside=True,
-        rule_paths=(str(tmp_path / "secret"),),
-        other_paths=(str(root / "link"), "link"),
+        touched=Touched(
+            is_outside=True, rule_paths=(str(tmp_path / "secret"),), other_paths=(str(root / "link"), "link")
+        ),
     )
 
 
@@ -191,7 +191,7 @@ async def test_a_write_shows_its_diff_first_logs_the_old_content_and_writes_exac
         replaced = await box.run("write_file", path="new/a.txt", content="")
         changes = box.log.changes
     assert offer == PlannedCall(
-        announcement=first, access="write", is_barrier=True, rule_paths=(str(path), "new/a.txt")
+        announcement=first, access="write", is_barrier=True, touched=Touched(rule_paths=(str(path), "new/a.txt"))
     )
     assert created == Outcome(text="Created new/a.txt: 2 lines, 8 bytes.", announcement=first)
     assert replaced.text == "Replaced new/a.txt: 0 lines, 0 bytes."
@@ -227,7 +227,7 @@ async def test_an_edit_makes_the_change_it_shows_and_keeps_bom_and_line_ends(ope
     edit = {"path": "a.py", "old_text": "b = 2", "new_text": "b = 3\nc = 4"}
     async with open_box() as box:
         assert await box.plan("edit_file", **edit) == PlannedCall(
-            announcement=change, access="write", is_barrier=True, rule_paths=(str(path), "a.py")
+            announcement=change, access="write", is_barrier=True, touched=Touched(rule_paths=(str(path), "a.py"))
         )
         outcome = await box.run("edit_file", **edit)
         changes = box.log.changes
@@ -277,7 +277,7 @@ async def test_a_planned_write_outside_tells_the_model_nothing_about_the_file(
     (tmp_path / "secret").write_text("password")
     async with open_box() as box:
         faults = [
-            (offer.is_outside, offer.fault)
+            (offer.touched.is_outside, offer.fault)
             for offer in (
                 await box.plan("edit_file", path="../secret", old_text="pass", new_text="x"),
                 await box.plan("edit_file", path="../secret", old_text="other", new_text="x"),
@@ -296,7 +296,7 @@ async def test_paths_stay_as_the_client_knows_them_if_cwd_is_a_link(tmp_path: Pa
         call("edit_file", path="a.py", old_text="a", new_text="b"),
         ToolContext(workspace=workspace, jobs=Jobs(workspace)),
     )
-    assert offer.is_outside is False
+    assert offer.touched.is_outside is False
     assert offer.announcement.locations[0].path == str(tmp_path / "link" / "a.py")
     assert offer.announcement.diffs[0].path == str(tmp_path / "link" / "a.py")
 
@@ -312,19 +312,30 @@ async def test_a_file_of_five_megabytes_can_be_edited(open_box: OpenBox, root: P
 async def test_images_are_returned_as_images_and_utf_16_as_text(open_box: OpenBox, root: Path) -> None:
     png = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
     (root / "a.png").write_bytes(png)
+    (root / "a.pdf").write_bytes(b"%PDF-1.7\n\0")
+    (root / "large.pdf").write_bytes(b"%PDF-1.7" + bytes(10_000_000))
     (root / "large.jpg").write_bytes(b"\xff\xd8\xff" + bytes(3_000_000))
     (root / "wide.txt").write_bytes("déjà\nvu".encode("utf-16"))
     (root / "wider.txt").write_bytes("déjà".encode("utf-32"))
     (root / "half.txt").write_bytes("x".encode("utf-16") + b"!")
     async with open_box() as box:
         picture = await box.run("read_file", path="a.png")
-        said = {name: (await box.run("read_file", path=name)).text for name in ("large.jpg", "wide.txt", "wider.txt")}
+        pdf = await box.run("read_file", path="a.pdf")
+        names = ("large.jpg", "wide.txt", "wider.txt", "large.pdf")
+        said = {name: (await box.run("read_file", path=name)).text for name in names}
         assert (await box.run("read_file", path="half.txt")).is_error
     assert picture == Outcome(
         text="a.png is an image (image/png, 16 bytes).",
         images=(Image(data=base64.b64encode(png).decode(), mime_type="image/png"),),
     )
+    data = base64.b64encode(b"%PDF-1.7\n\0").decode()
+    assert pdf == Outcome(
+        text="a.pdf is a PDF (10 bytes).",
+        attachments=(Attachment(name="a.pdf", mime_type="application/pdf", data=data, for_model=True),),
+    )
     assert said == {
+        "large.pdf": "read_file: large.pdf is a PDF of 10,000,008 bytes; at most 10,000,000 bytes can be read. A "
+        "program such as pdftotext may give its text",
         "large.jpg": "read_file: large.jpg is an image of 3,000,003 bytes; at most 3,000,000 bytes can be shown",
         "wide.txt": "1\tdéjà\n2\tvu\n[the file is utf-16-le; the tools keep this encoding]",
         "wider.txt": "1\tdéjà\n[the file is utf-32-le; the tools keep this encoding]",
@@ -368,8 +379,9 @@ async def test_a_file_changed_by_others_must_be_read_again_before_a_write(open_b
         await box.run("read_file", path="a.txt")
         path.write_text("one\ntwo\nthree\n")
         edit = {"path": "a.txt", "old_text": "two", "new_text": "2"}
-        assert (await box.plan("edit_file", **edit)).fault == f"edit_file: {CHANGED}"
-        assert (await box.run("edit_file", **edit)).text == f"edit_file: {CHANGED}"
+        refused = f"edit_file: {CHANGED}".replace("again first", "again first, or edit these lines as they are now")
+        assert (await box.plan("edit_file", **edit)).fault == refused
+        assert (await box.run("edit_file", **edit)).text == refused
         assert (await box.plan("write_file", path="a.txt", content="x")).fault == f"write_file: {CHANGED}"
         assert (await box.run("write_file", path="a.txt", content="x")).text == f"write_file: {CHANGED}"
         assert path.read_text() == "one\ntwo\nthree\n"
@@ -497,7 +509,7 @@ async def test_a_write_through_a_hard_link_to_a_protected_file_is_protected(open
             await box.plan("edit_file", path="notes.txt", old_text="core", new_text="x"),
             await box.plan("write_file", path="two.txt", content="y"),
         ]
-    assert [call.is_protected for call in planned] == [True, True, False]
+    assert [call.touched.is_protected for call in planned] == [True, True, False]
 
 
 async def test_the_plan_of_a_change_to_a_key_or_crows_own_file_tells_the_model_nothing(
@@ -507,4 +519,4 @@ async def test_the_plan_of_a_change_to_a_key_or_crows_own_file_tells_the_model_n
     (root / ".ssh" / "config").write_text("Host nest\n")
     async with open_box() as box:
         planned = await box.plan("edit_file", path=".ssh/config", old_text="no such text", new_text="x")
-    assert (planned.fault, planned.is_protected) == (None, True)
+    assert (planned.fault, planned.touched.is_protected) == (None, True)

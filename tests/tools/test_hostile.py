@@ -79,7 +79,7 @@ async def test_reading_searching_and_listing_end_and_stay_inside_the_workspace(
                 for name in ("pipe", "zero", "loop", "huge.txt", "two\nlines\x1b[31m.txt")
             }
             outside = [
-                (await box.plan("read_file", path=path)).is_outside
+                (await box.plan("read_file", path=path)).touched.is_outside
                 for path in ("out", "up/secret", "../secret", "zero")
             ]
     assert outside == [True] * 4
@@ -97,7 +97,7 @@ async def test_reading_searching_and_listing_end_and_stay_inside_the_workspace(
     assert reads["loop"][1].is_error
     assert (
         reads["huge.txt"][1].text
-        == "read_file: huge.txt is binary (1,000,000,000 bytes); only text and images can be read"
+        == "read_file: huge.txt is binary (1,000,000,000 bytes); only text, images and PDFs can be read"
     )
     assert "needle" in reads["two\nlines\x1b[31m.txt"][1].text
 
@@ -109,7 +109,7 @@ async def test_no_mode_allows_a_write_through_a_link_out_of_the_workspace(
     async with open_box() as box:
         for path in ("out", "up/secret", "up/new.txt", "../new.txt", f"{tmp_path}/proj/../new.txt", "d/../../new.txt"):
             offer = await box.plan("write_file", path=path, content="mine")
-            assert offer.is_outside, path
+            assert offer.touched.is_outside, path
             assert not isinstance(decide("write_file", offer, mode, ()), Allow), path
     assert (tmp_path / "secret").read_text() == "the key\n"
 

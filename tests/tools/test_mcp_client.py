@@ -16,7 +16,7 @@ import pytest
 
 from crow.domain.entries import Announcement, Attachment
 from crow.domain.messages import Image, ToolCall
-from crow.tools import Outcome, PlannedCall, Ports, ServerStatus, builtin
+from crow.tools import Coverage, Outcome, PlannedCall, Ports, ServerStatus, builtin
 from crow.tools.mcp.client import open_toolbox
 from crow.tools.process import HiddenKeys
 from crow.tools.servers import HttpServer, ServerOptions, StdioServer
@@ -153,10 +153,9 @@ async def test_an_external_call_is_announced_by_server_and_title(open_box: OpenB
         assert offer == PlannedCall(
             announcement=Announcement(title="srv: Give a table"),
             access="external",
-            fingerprint=offer.fingerprint,
-            definition=offer.definition,
+            coverage=Coverage(fingerprint=offer.coverage.fingerprint, definition=offer.coverage.definition),
         )
-        assert (len(offer.fingerprint), offer.definition.partition("\n")[0]) == (64, "Give a table")
+        assert (len(offer.coverage.fingerprint), offer.coverage.definition.partition("\n")[0]) == (64, "Give a table")
 
 
 async def test_cancelling_a_call_tells_the_server(open_box: OpenBox, tmp_path: Path) -> None:
@@ -437,7 +436,7 @@ async def test_built_in_tools_do_not_block_the_event_loop(open_box: OpenBox, roo
         with blockbuster_ctx("crow") as guard:
             for function in guard.functions.values():  # resolving and judging a path is synchronous by contract
                 function.can_block_in("crow/tools/workspace.py", {"resolve", "read_protection", "shared_inode"})
-                function.can_block_in("crow/tools/process.py", {"children_of", "families"})  # /proc is no disk
+                function.can_block_in("crow/tools/process.py", {"_children_of", "_families"})  # /proc is no disk
                 function.can_block_in("crow/tools/process.py", {"of", "has_mark"})
             assert (await box.run("read_file", path="a.txt")).text == "1\tone"
             assert (await box.run("edit_file", path="a.txt", old_text="one", new_text="two")).is_error is False
@@ -606,5 +605,5 @@ async def test_a_tool_that_changes_after_it_was_planned_is_not_called(open_box: 
         assert (await box.toolbox.run(call("srv__say"), "c", box.show, planned=again)).text == "say {}"
     text = "srv__say was not called: its server changed the tool after the call was planned. Call it again."
     assert late == Outcome(text=text, is_error=True)
-    assert planned.fingerprint != again.fingerprint
-    assert again.definition.startswith("say\nSends it away.\n")
+    assert planned.coverage.fingerprint != again.coverage.fingerprint
+    assert again.coverage.definition.startswith("say\nSends it away.\n")

@@ -383,8 +383,8 @@ async def test_the_user_says_which_tools_are_offered_which_only_read_and_how_lon
     async with open_box(stdio("various.py", "many", options=options, env=(("TOKEN", "t"),))) as box:
         await box.toolbox.wait_ready(120)
         assert names(box) == [f"srv__get_thing{number}" for number in (0, 1, 2, 4, 5, 6, 7, 8, 9)]
-        assert (await box.plan("srv__get_thing1")).is_read_only
-        assert not (await box.plan("srv__get_thing2")).is_read_only
+        assert (await box.plan("srv__get_thing1")).coverage.is_read_only
+        assert not (await box.plan("srv__get_thing2")).coverage.is_read_only
         assert (await box.plan("srv__get_invoice")).fault is not None
         assert (await box.run("srv__get_thing1")).text == "get_thing1 {} t"
 

@@ -14,7 +14,7 @@ import pytest
 
 from crow.domain.entries import Announcement, Attachment
 from crow.domain.messages import Image
-from crow.tools import Outcome, PlannedCall, ServerStatus
+from crow.tools import Coverage, Outcome, PlannedCall, ServerStatus
 from crow.tools.mcp import listing
 from crow.tools.process import HiddenKeys
 from crow.tools.servers import HttpServer, ServerOptions
@@ -51,6 +51,7 @@ async def test_resources_are_listed_and_read(open_box: OpenBox, era: str) -> Non
             uri: await box.run("read_resource", server="my_docs", uri=uri)
             for uri in (
                 *("docs:///a.md", "docs:///logo.png", "docs:///a.zip", "docs:///both", "docs:///nothing"),
+                *("docs:///a.pdf", "docs:///bad.pdf"),
                 *("issue://me/7", "docs:///missing"),
             )
         }
@@ -63,6 +64,26 @@ async def test_resources_are_listed_and_read(open_box: OpenBox, era: str) -> Non
             text="[docs:///a.zip, application/zip, 3 bytes: binary, models cannot read it]",
             attachments=(
                 Attachment(name="docs:///a.zip", uri="docs:///a.zip", mime_type="application/zip", data="AAAA"),
+            ),
+        ),
+        "docs:///a.pdf": Outcome(
+            text="[docs:///a.pdf: a PDF, 9 bytes]",
+            attachments=(
+                Attachment(
+                    name="docs:///a.pdf",
+                    uri="docs:///a.pdf",
+                    mime_type="application/pdf",
+                    data="JVBERi0xLjcK",
+                    for_model=True,
+                ),
+            ),
+        ),
+        "docs:///bad.pdf": Outcome(
+            text="[docs:///bad.pdf, application/pdf, 9 bytes: binary, models cannot read it]",
+            attachments=(
+                Attachment(
+                    name="docs:///bad.pdf", uri="docs:///bad.pdf", mime_type="application/pdf", data="JVBERi0xLjcK!"
+                ),
             ),
         ),
         "docs:///both": Outcome(text="docs:///1:\none\ndocs:///Read\\u202e\\x1b[2K me now:\ntwo"),
@@ -86,7 +107,7 @@ async def test_values_for_a_template_come_from_the_server(open_box: OpenBox, era
             text="MCP server bare suggests no values for templates; fill in the template without it", is_error=True
         )
         plan = await box.plan("list_resources", **asked)
-        assert (plan.access, plan.rule_tool) == ("external", "srv__read_resource")
+        assert (plan.access, plan.coverage.rule_tool) == ("external", "srv__read_resource")
 
 
 async def test_reading_counts_as_a_tool_of_the_server(open_box: OpenBox) -> None:
@@ -99,10 +120,9 @@ async def test_reading_counts_as_a_tool_of_the_server(open_box: OpenBox) -> None
         assert plan == PlannedCall(
             announcement=Announcement(title="srv: `docs:///[a](b)`", kind="read"),
             access="external",
-            rule_tool="srv__read_resource",
-            narrower_arguments=("docs:///[a](b)",),
+            coverage=Coverage(rule_tool="srv__read_resource", narrower_arguments=("docs:///[a](b)",)),
         )
-        assert (await box.plan("read_resource", server="ro", uri="docs:///a.md")).is_read_only
+        assert (await box.plan("read_resource", server="ro", uri="docs:///a.md")).coverage.is_read_only
         assert (await box.plan("list_resources")).access == "none"
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from crow.agent.permissions.rules import excluded_paths, user_rules
 from crow.domain.entries import Announcement, Location
-from crow.tools import Outcome, PlannedCall
+from crow.tools import Outcome, PlannedCall, Touched
 from crow.tools.builtin.scan import Folders, glob_expression, search, summarize, walk
 from tests.tools.conftest import OpenBox, call
 
@@ -335,10 +335,10 @@ async def test_planned_searches_name_pattern_and_directory(open_box: OpenBox, ro
                 title="Search `foo` in src", kind="search", locations=(Location(path=str(root / "src")),)
             ),
             access="read",
-            rule_paths=(str(root / "src"), "src"),
+            touched=Touched(rule_paths=(str(root / "src"), "src")),
         )
         titles = [
-            (offer.announcement.title, offer.is_outside)
+            (offer.announcement.title, offer.touched.is_outside)
             for offer in (
                 await box.plan("grep", pattern="foo"),
                 await box.plan("list_files"),

@@ -44,14 +44,14 @@ async def test_recall_of_other_sessions_asks_once_for_its_scope(open_box: OpenBo
         await box.run("recall", since="2026-11-01", until="2026-11-02", scope="all")
         await box.run("recall", since="2026-11-01T09:30:00+00:00", until="2026-11-01T09:31:00+00:00")
         bad = await box.plan("recall", since="yesterday")
-    assert (wide.access, wide.argument, wide.asks_once) == ("read", "all", True)
-    assert (wide.announcement.title, wide.narrower_arguments) == (
+    assert (wide.access, wide.coverage.argument, wide.coverage.asks_once) == ("read", "all", True)
+    assert (wide.announcement.title, wide.coverage.narrower_arguments) == (
         "Recall `colour` from all stored sessions",
         ("workspace",),
     )
     assert wide.review_text.startswith("The model may then read all stored sessions until this session ends.")
-    assert (near.announcement.title, near.argument) == ("Recall entry 7 from session s2", "workspace")
-    assert near.wider_arguments == ("all",)
+    assert (near.announcement.title, near.coverage.argument) == ("Recall entry 7 from session s2", "workspace")
+    assert near.coverage.wider_arguments == ("all",)
     assert here.fault == (
         'recall: the argument session needs scope "workspace" or "all"; leave session out to search this conversation'
     )

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from crow.domain.entries import Announcement
-from crow.tools import Outcome, PlannedCall
+from crow.tools import Coverage, Outcome, PlannedCall
 from tests.tools.conftest import OpenBox, call, skip_time, until_gone
 
 
@@ -50,9 +50,9 @@ async def test_a_planned_command_is_no_barrier_and_names_its_command_line(open_b
         assert await box.plan("shell", command="make  test\n  && ls", description="run the tests") == PlannedCall(
             announcement=Announcement(title="make  test … (+1 line)", kind="execute"),
             access="execute",
-            argument="make  test\n  && ls",
             command_access="full",
             requested_access="read",
+            coverage=Coverage(argument="make  test\n  && ls"),
         )
         with_nul = await box.plan("shell", command="a\0b")
         assert with_nul.fault == "shell: command contains a NUL character; expected a command line"
@@ -101,7 +101,7 @@ async def test_seven_megabytes_of_output_cross_the_toolbox_whole(open_box: OpenB
     async with open_box() as box:
         outcome = await box.run("shell", command="head -c 7000000 /dev/zero | tr '\\0' a")
     whole, _, note = outcome.text.rpartition("\n")
-    assert (whole, outcome.max_chars) == ("a" * 7_000_000, 12_000)
+    assert (whole, outcome.max_chars) == ("a" * 7_000_000, 8_000)
     assert note.startswith("[the whole output is in ")
 
 
@@ -114,7 +114,7 @@ async def test_a_long_output_can_be_read_and_searched_until_the_session_ends(ope
         found = await box.run("grep", path=path, pattern="^7777$")
         mode = (await anyio.Path(path).stat()).st_mode
         other = await box.plan("read_file", path=f"{path}/../../passwd")
-    assert (planned.is_outside, other.is_outside, mode & 0o777) == (False, True, 0o600)
+    assert (planned.touched.is_outside, other.touched.is_outside, mode & 0o777) == (False, True, 0o600)
     assert read.text.startswith("5000\t5000\n")
     assert "7777: 7777" in found.text
     assert not await anyio.Path(path).parent.exists()
@@ -199,7 +199,7 @@ async def test_background_commands_need_permission_but_reading_their_output_does
         missing = await box.plan("shell_output", job="job9")
         await box.run("shell", command="sleep 600", background=True)
         look = await box.plan("shell_output", job="job1")
-    assert (offer.access, offer.argument) == ("execute", "make watch")
+    assert (offer.access, offer.coverage.argument) == ("execute", "make watch")
     assert look == PlannedCall(announcement=Announcement(title="Output of job1: sleep 600", kind="read"), access="none")
     assert missing.fault == 'shell_output: there is no job "job9"; jobs: none'
 

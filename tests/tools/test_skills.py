@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from crow.domain.entries import Announcement, Location
-from crow.tools import Outcome, PlannedCall, SkillInfo
+from crow.tools import Coverage, Outcome, PlannedCall, SkillInfo, Touched
 from crow.tools.skills import find_skills, read_skill
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import OpenBox, call
@@ -106,12 +106,11 @@ async def test_a_skill_is_loaded_apart_from_the_result_and_one_of_the_workspace_
             title="Load the skill theirs from this workspace", kind="read", locations=(Location(path=str(theirs)),)
         ),
         access="read",
-        argument=f"{theirs} (sha256 {sha256(before).hexdigest()})",
-        rule_paths=(str(theirs), ".crow/skills/theirs/SKILL.md"),
-        asks_once=True,
         review_text="Their way.",
+        coverage=Coverage(argument=f"{theirs} (sha256 {sha256(before).hexdigest()})", asks_once=True),
+        touched=Touched(rule_paths=(str(theirs), ".crow/skills/theirs/SKILL.md")),
     )
-    assert changed.argument != other.argument
+    assert changed.coverage.argument != other.coverage.argument
     assert swapped == Outcome(
         text=f"skill: {theirs} has changed since this call was allowed; repeat the call", is_error=True
     )

@@ -126,7 +126,7 @@ async def test_places_as_programs_print_them_can_be_read(open_box: OpenBox, root
         "app.py": "read_file: app.py does not exist; similar: src/app.py",
         "lib/app.py": "read_file: lib/app.py does not exist; neither does the directory lib; there is src/app.py",
     }
-    assert (planned.announcement.title, planned.rule_paths[-1]) == ("Read src/app.py lines 2-2", "src/app.py")
+    assert (planned.announcement.title, planned.touched.rule_paths[-1]) == ("Read src/app.py lines 2-2", "src/app.py")
 
 
 PATCH = "*** Begin Patch\n*** Delete File: a\n*** End Patch"

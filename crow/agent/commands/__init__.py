@@ -17,13 +17,14 @@ OPTIONS_HINT = "files | keep, summary"
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """A command as clients list it. `hint` describes the argument, and is empty if the command takes none. If
-    `is_literal` is true, the text of the hint is the only argument that the command accepts."""
+    """A command as clients list it."""
 
     name: str
     description: str
     hint: str = ""
+    """Describes the argument. Empty if the command takes none."""
     is_literal: bool = False
+    """The text of the hint is the only argument that the command accepts."""
 
 
 COMMANDS = (
@@ -67,12 +68,12 @@ COMMANDS = (
     CommandSpec("export", "Write this session to a Markdown file", "a file in the workspace"),
     CommandSpec("help", "List the commands", "a command"),
 )
-NAMES = frozenset(spec.name for spec in COMMANDS)
+_NAMES = frozenset(spec.name for spec in COMMANDS)
 
 
 def parse(text: str) -> ParsedCommand | None:
     """Return the command in `text`, or None for an ordinary prompt."""
     name, *rest = text[1:].split(maxsplit=1) or [""]
-    if name not in NAMES or not text.startswith(f"/{name}"):
+    if name not in _NAMES or not text.startswith(f"/{name}"):
         return None
     return ParsedCommand(name=name, argument=rest[0].strip() if rest else "")

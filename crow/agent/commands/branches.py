@@ -28,25 +28,25 @@ from crow.domain.messages import Text
 from crow.domain.text import plural, quote
 from crow.store import BranchPoint, BranchTip, Move, NewSession, Outline, SessionChanges
 
-MOVES = ("undo", "rewind", "retry", "new", "clear")
-UNSEEN = "The model no longer sees it, although it is still shown above."
-LABEL_CHARS = 60
-MAX_LISTED = 50
+_MOVES = ("undo", "rewind", "retry", "new", "clear")
+_UNSEEN = "The model no longer sees it, although it is still shown above."
+_LABEL_CHARS = 60
+_MAX_LISTED = 50
 
-SUMMARY_DEADLINE_S = 120.0
-SUMMARY_TOKENS = 1_500
-SUMMARISED = ("user", "assistant", "tool", "reminder", "custom", "checkpoint")
-INSTRUCTION = (
+_SUMMARY_DEADLINE_S = 120.0
+_SUMMARY_TOKENS = 1_500
+_SUMMARISED = ("user", "assistant", "tool", "reminder", "custom", "checkpoint")
+_INSTRUCTION = (
     "The user has abandoned this line of work and gone back to an earlier point. In at most 400 words, say what was "
     "tried here, what came of it, what was learned, and whether it is worth trying again. Plain text, no preamble."
 )
-LEFT_BEHIND = (
+_LEFT_BEHIND = (
     "<reminder>\nThe user went back to this point after another line of work, which you no longer see. This is what "
     "came of it:\n{summary}\n</reminder>"
 )
-SHOWN_SUMMARY = "Summary of the work that you left, as the model sees it:\n\n{summary}"
-SHOWN_NOTES = "The model did not summarise the work that you left, so crow took notes. The model sees:\n\n{summary}"
-STILL_CHANGED = (
+_SHOWN_SUMMARY = "Summary of the work that you left, as the model sees it:\n\n{summary}"
+_SHOWN_NOTES = "The model did not summarise the work that you left, so crow took notes. The model sees:\n\n{summary}"
+_STILL_CHANGED = (
     "<reminder>\nThe user went back to this point of the conversation. These files still contain later "
     "changes: {names}. Read them again before you rely on their contents.\n</reminder>"
 )
@@ -54,36 +54,38 @@ STILL_CHANGED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A place to which the session can move. If `entry` is None, the place is before all entries. `words` describes the
-    place to the user."""
+    """A place to which the session can move."""
 
     entry: int | None
+    """None means before all entries."""
     words: str
+    """Describes the place to the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreOptions:
-    """The user's choices about the part of the conversation that a move abandons: whether to restore the files that
-    were changed in that part, and whether to summarise the part for the model. `place` is what the user typed before
-    the options."""
+class _RestoreOptions:
+    """The user's choices about the part of the conversation that a move abandons."""
 
     place: str = ""
+    """What the user typed before the options."""
     files: Literal["ask", "restore", "keep"] = "ask"
+    """Whether to restore the files that were changed in that part."""
     summary: bool = False
+    """Whether to summarise the part for the model."""
 
 
 async def undo(context: CommandContext, argument: str) -> str:
-    options = parse_options("undo", argument)
-    prompt = await newest_prompt(context)
+    options = _parse_options("undo", argument)
+    prompt = await _newest_prompt(context)
     if prompt is None:
         raise ArgumentError("There is nothing to undo: this branch has no prompts. `/tree` shows the other branches.")
-    told = await move_to(context, prompt.parent, "undo", options)
-    return f"Took back the last turn, {quoted_prompt(prompt)}. {UNSEEN} `/redo` brings it back. {told}".rstrip()
+    told = await _move_to(context, prompt.parent, "undo", options)
+    return f"Took back the last turn, {_quoted_prompt(prompt)}. {_UNSEEN} `/redo` brings it back. {told}".rstrip()
 
 
 async def redo(context: CommandContext, argument: str) -> str:
-    options = parse_options("redo", argument)
-    move = move_to_redo(await context.store.moves(context.branch.row.id))
+    options = _parse_options("redo", argument)
+    move = _move_to_redo(await context.store.moves(context.branch.row.id))
     if move is None:
         raise ArgumentError("There is nothing to redo. `/tree` shows all branches.")
     if await context.store.left_behind(context.branch.leaf, move.to_leaf, ("user",)):
@@ -91,40 +93,40 @@ async def redo(context: CommandContext, argument: str) -> str:
             "There is nothing to redo: you have sent other prompts since you went back. `/tree` shows the branch "
             "that you left, and `/rewind #ENTRY` goes there."
         )
-    told = await move_to(context, move.from_leaf, "redo", options)
-    prompt = await newest_prompt(context)
-    position = f"after {quoted_prompt(prompt)}" if prompt else "at the beginning"
+    told = await _move_to(context, move.from_leaf, "redo", options)
+    prompt = await _newest_prompt(context)
+    position = f"after {_quoted_prompt(prompt)}" if prompt else "at the beginning"
     return f"Back where you were before `/{move.reason}`, {position}. The model sees that part again. {told}".rstrip()
 
 
 async def rewind(context: CommandContext, argument: str) -> str:
-    options = parse_options("rewind", argument, takes_place=True)
+    options = _parse_options("rewind", argument, takes_place=True)
     if not options.place:
         raise ArgumentError(f"`/rewind` needs a place: {PLACE_HINT}. `/history` lists the prompts with their numbers.")
     place = await find_place(context, options.place)
     if place.entry == context.branch.leaf:
         raise ArgumentError(f"The session is {place.words} already.")
-    told = await move_to(context, place.entry, "rewind", options)
+    told = await _move_to(context, place.entry, "rewind", options)
     return (
         f"Now {place.words}. The model sees nothing that came after it. `/redo` goes back to where you were. {told}"
     ).rstrip()
 
 
 async def retry(context: CommandContext, argument: str) -> str:
-    options = parse_options("retry", argument)
-    prompt = await newest_prompt(context)
+    options = _parse_options("retry", argument)
+    prompt = await _newest_prompt(context)
     if prompt is None or not isinstance(prompt.body, User):
         raise ArgumentError("There is nothing to retry: this branch has no prompts.")
     again = replace(prompt.body, message_id=new_message_id())
-    await move_to(context, prompt.parent, "retry", options, then=again)
-    return f"Trying again: {quoted_prompt(prompt)}. The model does not see its first answer; `/tree` still lists it."
+    await _move_to(context, prompt.parent, "retry", options, then=again)
+    return f"Trying again: {_quoted_prompt(prompt)}. The model does not see its first answer; `/tree` still lists it."
 
 
 async def new(context: CommandContext, _: str) -> str:
     """If the session has an alias, create a new session and give it the alias. Otherwise do the same as `/clear`."""
     row = context.branch.row
     if row.alias is None:
-        return await start_over(context, "new")
+        return await _start_over(context, "new")
     roots, config = row.additional_directories, row.config
     fresh = NewSession(
         id=new_session_id(), cwd=row.cwd, additional_directories=roots, model=row.model, mode=row.mode, config=config
@@ -140,13 +142,13 @@ async def new(context: CommandContext, _: str) -> str:
 
 
 async def clear(context: CommandContext, _: str) -> str:
-    return await start_over(context, "clear")
+    return await _start_over(context, "clear")
 
 
-async def start_over(context: CommandContext, command: str) -> str:
+async def _start_over(context: CommandContext, command: str) -> str:
     """Start the session again without any messages. The session keeps its id, and the conversation so far stays as
     another branch."""
-    if await newest_prompt(context) is None:
+    if await _newest_prompt(context) is None:
         raise ArgumentError("This branch is empty already. Just send a prompt.")
     await context.move(None, command)
     if not context.branch.row.title_by_user:
@@ -161,7 +163,7 @@ async def start_over(context: CommandContext, command: str) -> str:
 async def history(context: CommandContext, argument: str) -> str:
     outline = await context.store.outline(context.branch.row.id)
     lines, number = [], 0
-    for point in points_of(outline, outline.tips[0]):
+    for point in _points_of(outline, outline.tips[0]):
         match point.kind:
             case "prompt":
                 number += 1
@@ -172,15 +174,15 @@ async def history(context: CommandContext, argument: str) -> str:
                 lines.append(f"- compacted here `#{point.entry}`")
     if not lines:
         return "This branch has no prompts yet. `/tree` shows the other branches."
-    if not argument and len(lines) > MAX_LISTED:
-        lines = [f"- … {len(lines) - MAX_LISTED} earlier; `/history all` shows them", *lines[-MAX_LISTED:]]
+    if not argument and len(lines) > _MAX_LISTED:
+        lines = [f"- … {len(lines) - _MAX_LISTED} earlier; `/history all` shows them", *lines[-_MAX_LISTED:]]
     return "\n".join([*lines, "\n`/rewind NUMBER` goes back to before a prompt; `/fork NUMBER` forks there."])
 
 
 async def tree(context: CommandContext, argument: str) -> str:
     outline = await context.store.outline(context.branch.row.id)
-    tips = outline.tips if argument else outline.tips[:MAX_LISTED]
-    lines = [describe_tip(outline, tip) for tip in tips]
+    tips = outline.tips if argument else outline.tips[:_MAX_LISTED]
+    lines = [_describe_tip(outline, tip) for tip in tips]
     if len(tips) < len(outline.tips):
         lines.append(f"- … {len(outline.tips) - len(tips)} older ones; `/tree all` shows them")
     end = "`/rewind #ENTRY` goes to the end of another branch. Nothing is lost."
@@ -195,9 +197,9 @@ async def label(context: CommandContext, argument: str) -> str:
         outline = await context.store.outline(context.branch.row.id)
         labels = [f"- {quote(point.text)} `#{point.entry}`" for point in outline.points if point.kind == "label"]
         return "\n".join(labels) or "There are no labels. `/label NAME` names this place."
-    if len(name) > LABEL_CHARS or name.startswith("#") or name.isdecimal():
+    if len(name) > _LABEL_CHARS or name.startswith("#") or name.isdecimal():
         raise ArgumentError(
-            f"{quote(name)} cannot be a label. A label has at most {LABEL_CHARS} characters, is not a number, and "
+            f"{quote(name)} cannot be a label. A label has at most {_LABEL_CHARS} characters, is not a number, and "
             "does not begin with #."
         )
     (entry,) = await context.branch.record([NewEntry(body=Note(about="label", value=name))])
@@ -219,7 +221,7 @@ async def find_place(context: CommandContext, name: str) -> Place:
         return Place(entry=entry.id, words=f"at entry {name}")
     outline = await context.store.outline(row.id)
     if name.isdecimal() and name.isascii():
-        prompts = current_prompts(outline)
+        prompts = _current_prompts(outline)
         if not 1 <= int(name) <= len(prompts):
             raise ArgumentError(f"There is no prompt {name}; this branch has {len(prompts)}. `/history` lists them.")
         point = prompts[int(name) - 1]
@@ -230,7 +232,7 @@ async def find_place(context: CommandContext, name: str) -> Place:
     return Place(entry=found.entry, words=f"at the label {quote(name)}")
 
 
-def points_of(outline: Outline, tip: BranchTip) -> list[BranchPoint]:
+def _points_of(outline: Outline, tip: BranchTip) -> list[BranchPoint]:
     """Return the prompts, labels and checkpoints of a branch, oldest first."""
     by_entry = {point.entry: point for point in outline.points}
     points: list[BranchPoint] = []
@@ -241,12 +243,12 @@ def points_of(outline: Outline, tip: BranchTip) -> list[BranchPoint]:
     return points[::-1]
 
 
-def current_prompts(outline: Outline) -> list[BranchPoint]:
-    return [point for point in points_of(outline, outline.tips[0]) if point.kind == "prompt"]
+def _current_prompts(outline: Outline) -> list[BranchPoint]:
+    return [point for point in _points_of(outline, outline.tips[0]) if point.kind == "prompt"]
 
 
-def describe_tip(outline: Outline, tip: BranchTip) -> str:
-    points = points_of(outline, tip)
+def _describe_tip(outline: Outline, tip: BranchTip) -> str:
+    points = _points_of(outline, tip)
     prompts = [point for point in points if point.kind == "prompt"]
     labels = [quote(point.text) for point in points if point.kind == "label"]
     count = plural(len(prompts), "prompt")
@@ -256,33 +258,33 @@ def describe_tip(outline: Outline, tip: BranchTip) -> str:
     return f"- {'**you are here** ' if tip.is_current else ''}{place}: {content}{named}"
 
 
-async def newest_prompt(context: CommandContext) -> Entry | None:
+async def _newest_prompt(context: CommandContext) -> Entry | None:
     """Return the newest prompt on the path, even if a compaction has hidden it from the model."""
     if (entry := context.branch.newest_user()) is not None:
         return entry
-    prompts = current_prompts(await context.store.outline(context.branch.row.id))
+    prompts = _current_prompts(await context.store.outline(context.branch.row.id))
     return await context.store.entry(prompts[-1].entry) if prompts else None
 
 
-def quoted_prompt(entry: Entry) -> str:
+def _quoted_prompt(entry: Entry) -> str:
     parts = entry.body.parts if isinstance(entry.body, User) else ()
     return quote("\n".join(part.text for part in parts if isinstance(part, Text)))
 
 
-def move_to_redo(moves: Sequence[Move]) -> Move | None:
+def _move_to_redo(moves: Sequence[Move]) -> Move | None:
     """Return the newest move that no redo has reversed. `moves` are sorted newest first."""
     reversed_moves = 0
     for move in moves:
         if move.reason == "redo":
             reversed_moves += 1
-        elif move.reason in MOVES:
+        elif move.reason in _MOVES:
             if not reversed_moves:
                 return move
             reversed_moves -= 1
     return None
 
 
-def parse_options(command: str, argument: str, *, takes_place: bool = False) -> RestoreOptions:
+def _parse_options(command: str, argument: str, *, takes_place: bool = False) -> _RestoreOptions:
     """Parse the options at the end of `argument`.
 
     :raises ArgumentError: the options contradict each other, or `argument` names a place but the command takes none.
@@ -298,15 +300,15 @@ def parse_options(command: str, argument: str, *, takes_place: bool = False) -> 
         raise ArgumentError(
             f"`/{command} {place}`: expected no argument, or {OPTIONS_HINT}. `/rewind` goes to any place."
         )
-    return RestoreOptions(
+    return _RestoreOptions(
         place=place,
         files="restore" if "files" in options else "keep" if "keep" in options else "ask",
         summary="summary" in options,
     )
 
 
-async def move_to(
-    context: CommandContext, to: int | None, reason: str, options: RestoreOptions, *, then: User | None = None
+async def _move_to(
+    context: CommandContext, to: int | None, reason: str, options: _RestoreOptions, *, then: User | None = None
 ) -> str:
     """Move to the entry `to`, and set a follow-up that runs after the command has been stored. The follow-up restores
     files and writes a summary as `options` say. If `then` is given, the follow-up sends that prompt at the end."""
@@ -314,15 +316,15 @@ async def move_to(
     told = await context.move(to, reason)
 
     async def follow_up(command: Entry) -> StopReason:
-        stop = await restore_and_summarise(context, command, leaf, to, options)
+        stop = await _restore_and_summarise(context, command, leaf, to, options)
         return stop if then is None or stop == "cancelled" else await context.run_prompt(then)
 
     context.follow_up = follow_up
     return told
 
 
-async def restore_and_summarise(
-    context: CommandContext, command: Entry, leaf: int | None, to: int | None, options: RestoreOptions
+async def _restore_and_summarise(
+    context: CommandContext, command: Entry, leaf: int | None, to: int | None, options: _RestoreOptions
 ) -> StopReason:
     """Restore files and store a summary, as `options` say. Both concern the abandoned entries: those on the path to the
     entry `leaf` that are not on the path to the entry `to`."""
@@ -340,34 +342,34 @@ async def restore_and_summarise(
     else:
         result = RestoreResult(left=tuple(file.name for file in files))
     if result.left:
-        text = STILL_CHANGED.format(names=", ".join(result.left))
+        text = _STILL_CHANGED.format(names=", ".join(result.left))
         await context.branch.record([NewEntry(body=Reminder(text=text))])
     if result.cancelled:
         return "cancelled"
     if options.summary:
-        await summarise_left(context, leaf, to)
+        await _summarise_left(context, leaf, to)
     return "end_turn"
 
 
-async def summarise_left(context: CommandContext, leaf: int | None, to: int | None) -> None:
+async def _summarise_left(context: CommandContext, leaf: int | None, to: int | None) -> None:
     """Store a summary of the abandoned part, for the model and for the user."""
-    messages = for_model(await context.store.left_behind(leaf, to, SUMMARISED)).messages
+    messages = for_model(await context.store.left_behind(leaf, to, _SUMMARISED)).messages
     compactor = await context.compactor()
     gauge, info = compactor.gauge, compactor.model.info
     scale = gauge.measured().scale
     job = SummaryJob(
         messages=messages,
-        limits=replace(gauge.limits(), summary=round(SUMMARY_TOKENS * scale)),
+        limits=replace(gauge.limits(), summary=round(_SUMMARY_TOKENS * scale)),
         scale=scale,
-        deadline_s=SUMMARY_DEADLINE_S,
+        deadline_s=_SUMMARY_DEADLINE_S,
         stream=partial(summary_stream, context.branch),
-        instruction=INSTRUCTION,
+        instruction=_INSTRUCTION,
         cache_key=context.branch.row.id,
         keeps_prefix=False,
     )
     summary = await summarise(job, compactor.model)
-    shown = SHOWN_NOTES if summary.method == "fallback" else SHOWN_SUMMARY
-    reminder = Reminder(text=LEFT_BEHIND.format(summary=summary.text))
+    shown = _SHOWN_NOTES if summary.method == "fallback" else _SHOWN_SUMMARY
+    reminder = Reminder(text=_LEFT_BEHIND.format(summary=summary.text))
     remark = Remark(text=shown.format(summary=summary.text), message_id=new_message_id())
     await context.branch.record(
         [

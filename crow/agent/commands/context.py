@@ -23,32 +23,36 @@ ended."""
 
 @dataclass(slots=True, kw_only=True)
 class CommandContext:
-    """The parts of a session that a command may use. `models` are the names of the available models, and `rules` are
-    the permission rules in config.toml.
-
-    `compactor` prepares everything that a turn needs, as the start of a turn does, and returns the compactor. It can
-    raise the same errors as the start of a turn. `toolbox` opens the session's tools. `set_mode` and `set_model` change
-    the session and tell the client. `move` moves the session to another entry (None: before all entries) and returns a
-    sentence about restored options, or an empty string. `run_prompt` stores a prompt and answers it. `instructions`
-    returns the instruction files that `compactor` has read, and `user_instructions` is the path of the user's own file.
-    A handler may set `follow_up`.
-    """
+    """The parts of a session that a command may use."""
 
     branch: Branch
     store: Store
     client: Client
     workspace: Workspace
     models: Sequence[str]
+    """The names of the available models."""
     rules: Sequence[PermissionRule]
+    """The permission rules in config.toml."""
     compactor: Callable[[], Awaitable[Compactor]]
+    """Prepares everything that a turn needs, as the start of a turn does, and returns the compactor. It can raise the
+    same errors as the start of a turn."""
     set_mode: Callable[[str], Awaitable[None]]
+    """Changes the mode of the session and tells the client."""
     set_model: Callable[[str], Awaitable[None]]
+    """Changes the model of the session and tells the client."""
     move: Callable[[int | None, str], Awaitable[str]]
+    """Moves the session to another entry (None: before all entries) and returns a sentence about restored options, or
+    an empty string."""
     run_prompt: Callable[[User], Awaitable[StopReason]]
+    """Stores a prompt and answers it."""
     toolbox: Callable[[], Awaitable[Toolbox]]
+    """Opens the session's tools."""
     instructions: Callable[[], Sequence[InstructionSource]]
+    """Returns the instruction files that `compactor` has read."""
     user_instructions: Path | None
+    """The path of the user's own instruction file."""
     follow_up: FollowUp | None = None
+    """A handler may set this."""
 
 
 Handler: TypeAlias = Callable[[CommandContext, str], Awaitable[str]]

@@ -9,12 +9,12 @@ from crow.agent.commands.context import CommandContext, Handler
 from crow.agent.templates import ParsedCommand
 from crow.domain.errors import ArgumentError
 
-SPECS: Mapping[str, CommandSpec] = {spec.name: spec for spec in COMMANDS}
+_SPECS: Mapping[str, CommandSpec] = {spec.name: spec for spec in COMMANDS}
 
 
 async def answer(context: CommandContext, typed: ParsedCommand) -> str:
     """Run the command and return the answer for the user."""
-    spec, argument = SPECS[typed.name], typed.argument
+    spec, argument = _SPECS[typed.name], typed.argument
     if spec.is_literal and argument not in ("", spec.hint):
         return f"`/{spec.name} {argument}`: expected no argument, or `{spec.hint}`."
     if argument and not spec.hint:
@@ -31,7 +31,7 @@ async def show_help(_: CommandContext, argument: str) -> str:
     )
     if not argument:
         return all_commands
-    spec = SPECS.get(argument.removeprefix("/"))
+    spec = _SPECS.get(argument.removeprefix("/"))
     if spec is None:
         raise ArgumentError(f"There is no command /{argument.removeprefix('/')}. The commands are:\n{all_commands}")
     return f"`/{spec.name}{f' {spec.hint}' if spec.hint else ''}`: {spec.description}"

@@ -44,23 +44,23 @@ from crow.store.transcript import Transcript, fenced
 from crow.tools import AgentKind, ServerStatus, Workspace
 
 Kind: TypeAlias = Literal["system", "tools", "summary", "user", "assistant", "tool output"]
-KINDS: tuple[Kind, ...] = ("system", "tools", "summary", "user", "assistant", "tool output")
-KIND_OF: Mapping[type[Message], Kind] = {
+_KINDS: tuple[Kind, ...] = ("system", "tools", "summary", "user", "assistant", "tool output")
+_KIND_OF: Mapping[type[Message], Kind] = {
     SystemMessage: "system",
     UserMessage: "user",
     AssistantMessage: "assistant",
     ToolMessage: "tool output",
 }
 
-CELLS = 30
-FULL, HALF, EMPTY, MARK = "█", "▌", "░", "│"
-MAX_HITS = 20
-SHOWN_CHARS = 400_000
+_CELLS = 30
+_FULL, _HALF, _EMPTY, _MARK = "█", "▌", "░", "│"
+_MAX_HITS = 20
+_SHOWN_CHARS = 400_000
 """`/show` shows at most this many characters of an output or a diff."""
 
-DIFF_LINES = 1_500
-FILE_DIFF_LINES = 500
-DIFF_LINE_CHARS = 500
+_DIFF_LINES = 1_500
+_FILE_DIFF_LINES = 500
+_DIFF_LINE_CHARS = 500
 
 
 async def compact(context: CommandContext, argument: str) -> str:
@@ -83,7 +83,7 @@ async def show_context(context: CommandContext, argument: str) -> str:
         moves = await context.store.moves(context.branch.row.id)
         done = picture(gauge.info.name, breakdown(context.branch.projection, used), used, gauge.limits()) + "\n"
         done += f"\n{describe_sources(context.instructions())}\n"
-        if kinds := describe_agents((await context.toolbox()).agents(), context.models):
+        if kinds := _describe_agents((await context.toolbox()).agents(), context.models):
             done += f"\n{kinds}\n"
         done += f"\n{last_break(context.branch.entries, moves)}\n"
     await gauge.tell()
@@ -93,7 +93,7 @@ async def show_context(context: CommandContext, argument: str) -> str:
     return f"{done}{api}\n{gauge.context_window.describe(gauge.info)}{head}"
 
 
-def describe_agents(kinds: Sequence[AgentKind], models: Iterable[str]) -> str:
+def _describe_agents(kinds: Sequence[AgentKind], models: Iterable[str]) -> str:
     """Return the paragraph of `/context` about kinds of subagents, as Markdown. Return an empty string if there are no
     kinds."""
     lines = []
@@ -112,10 +112,10 @@ def describe_agents(kinds: Sequence[AgentKind], models: Iterable[str]) -> str:
 def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
     """Explain the last cache break: say when and why a request did not begin with the whole previous request. `moves`
     are sorted newest first."""
-    newest = next((entry for entry in reversed(entries) if is_break(entry.body)), None)
+    newest = next((entry for entry in reversed(entries) if _is_break(entry.body)), None)
     move = moves[0] if moves else None
     if newest is not None and (move is None or move.to_leaf is None or newest.id > move.to_leaf):
-        reason, where, created_ms = reason_of_break(newest.body), f"entry {newest.id}, ", newest.created_ms
+        reason, where, created_ms = _reason_of_break(newest.body), f"entry {newest.id}, ", newest.created_ms
     elif move is not None:
         reason, where, created_ms = f"the session moved to another entry ({move.reason})", "", move.created_ms
     else:
@@ -127,11 +127,11 @@ def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
     )
 
 
-def is_break(body: Body) -> bool:
+def _is_break(body: Body) -> bool:
     return isinstance(body, BREAKS) or (isinstance(body, Note) and body.about in ("dialect", "thought_level"))
 
 
-def reason_of_break(body: Body) -> str:
+def _reason_of_break(body: Body) -> str:
     match body:
         case Note(about="thought_level", value=value):
             return f"the thought level changed to {value or 'the default of the endpoint'}"
@@ -152,14 +152,14 @@ def reason_of_break(body: Body) -> str:
 
 
 def breakdown(projection: Projection, used: int) -> Mapping[Kind, int]:
-    """Return the tokens that each kind of content takes. The tokens are estimates, scaled so that their sum is `used`,
+    """Return the tokens that each kind of content takes. The tokens are estimates, scaled so that their sum is `_used`,
     the measured size."""
     context = projection.context()
     summary = 0 if projection.checkpoint is None else projection.checkpoint.id
-    estimates: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+    estimates: dict[Kind, int] = dict.fromkeys(_KINDS, 0)
     estimates["tools"] = context.tools_estimate
     for message, origin, estimate in zip(context.messages, context.origins, context.estimates, strict=True):
-        estimates["summary" if summary and origin == summary else KIND_OF[type(message)]] += estimate
+        estimates["summary" if summary and origin == summary else _KIND_OF[type(message)]] += estimate
     whole = max(1, sum(estimates.values()))
     return {kind: round(estimate * used / whole) for kind, estimate in estimates.items()}
 
@@ -169,21 +169,21 @@ def picture(model: str, tokens: Mapping[Kind, int], used: int, limits: Limits) -
     starts."""
     window = max(1, limits.window)
     free = max(0, limits.threshold - used)
-    rows = [(bar(used, window, limits.threshold), used, "all of it")]
-    rows += [(bar(tokens[kind], window), tokens[kind], kind) for kind in KINDS]
-    rows += [(" " * CELLS, free, f"free until compaction (at {MARK})")]
+    rows = [(_bar(used, window, limits.threshold), used, "all of it")]
+    rows += [(_bar(tokens[kind], window), tokens[kind], kind) for kind in _KINDS]
+    rows += [(" " * _CELLS, free, f"free until compaction (at {_MARK})")]
     lines = [f"{cells}  {count:>9,}  {round(100 * count / window):>3} %  {name}" for cells, count, name in rows]
     head = f"Context of {model}: about {used:,} of {limits.window:,} tokens."
     return "\n".join([head, "", "```text", *lines, "```"])
 
 
-def bar(tokens: int, window: int, mark: int | None = None) -> str:
-    """Draw the window as `CELLS` characters, of which `tokens` fill a proportional part. If `mark` is given, a sign
+def _bar(tokens: int, window: int, mark: int | None = None) -> str:
+    """Draw the window as `_CELLS` characters, of which `tokens` fill a proportional part. If `mark` is given, a sign
     shows how far `mark` tokens would fill the window."""
-    halves = min(2 * CELLS, -(-2 * CELLS * tokens // window)) if tokens > 0 else 0
-    cells = list((FULL * (halves // 2) + HALF * (halves % 2)).ljust(CELLS, EMPTY))
+    halves = min(2 * _CELLS, -(-2 * _CELLS * tokens // window)) if tokens > 0 else 0
+    cells = list((_FULL * (halves // 2) + _HALF * (halves % 2)).ljust(_CELLS, _EMPTY))
     if mark is not None:
-        cells[min(CELLS - 1, CELLS * mark // window)] = MARK
+        cells[min(_CELLS - 1, _CELLS * mark // window)] = _MARK
     return "".join(cells)
 
 
@@ -202,10 +202,10 @@ async def mcp(context: CommandContext, argument: str) -> str:
         done = f"Restarted: {', '.join(started)}.\n\n" if started else "All MCP servers are ready already.\n\n"
     elif argument:
         raise ArgumentError(f"`/mcp {argument}`: expected no argument, `restart`, or `restart NAME`.")
-    return done + "\n".join(f"- **{server.name}**: {state_of(server)}" for server in toolbox.servers())
+    return done + "\n".join(f"- **{server.name}**: {_state_of(server)}" for server in toolbox.servers())
 
 
-def state_of(server: ServerStatus) -> str:
+def _state_of(server: ServerStatus) -> str:
     if server.state == "ready":
         counts = [plural(server.tools, "tool")]
         if server.resources:
@@ -220,7 +220,7 @@ async def search(context: CommandContext, argument: str) -> str:
     if not argument:
         raise ArgumentError("`/search` needs words, such as `/search broken pipe`. It searches all sessions.")
     sections = []
-    for session_id, hits in hits_by_session(await context.store.search(argument, limit=MAX_HITS)).items():
+    for session_id, hits in hits_by_session(await context.store.search(argument, limit=_MAX_HITS)).items():
         title = (await context.store.session(session_id)).title
         named = f"**{quote(safe(title))}** (`{session_id}`)" if title else f"`{session_id}`"
         lines = ["This session:" if session_id == context.branch.row.id else f"{named}:"]
@@ -245,12 +245,12 @@ async def show(context: CommandContext, argument: str) -> str:
     texts = [("diff", diff_text(one.old_text or "", one.new_text)) for one in result.announcement.diffs]
     texts.append(("", result.text))
     sections = [f"{result.announcement.title or code(result.name)} ({call.call_id}, entry {found.id})"]
-    sections += [fenced(text[:SHOWN_CHARS], language).rstrip() for language, text in texts if text.strip()]
+    sections += [fenced(text[:_SHOWN_CHARS], language).rstrip() for language, text in texts if text.strip()]
     if len(sections) == 1:
         sections.append("It has no output.")
     if others := len(result.images) + len(result.attachments):
         sections.append(f"It also has {others} images or files.")
-    if any(len(text) > SHOWN_CHARS for _, text in texts):
+    if any(len(text) > _SHOWN_CHARS for _, text in texts):
         command = f"crow sessions show {context.branch.row.id} --call {call.call_id}"
         sections.append(f"This is only the beginning. `{command}` prints all of the output.")
     return "\n\n".join(sections)
@@ -260,16 +260,16 @@ async def usage(context: CommandContext, _: str) -> str:
     session_id = context.branch.row.id
     messages = (await context.store.count_messages((session_id,)))[session_id]
     totals = await context.store.usage_by_model(session_id)
-    lines = [f"This session used {used(sum_of(totals))}; {plural(messages, 'message')}."]
+    lines = [f"This session used {_used(_sum_of(totals))}; {plural(messages, 'message')}."]
     if len(totals) > 1:
-        lines += ["", *(f"- {total.model or 'unknown model'}: {used(total)}" for total in totals)]
+        lines += ["", *(f"- {total.model or 'unknown model'}: {_used(total)}" for total in totals)]
     if estimated := sum(total.estimated for total in totals):
         which = plural(estimated, "request")
         lines += ["", f"The tokens of {which} are estimated, because the endpoint did not report them."]
     return "\n".join(lines)
 
 
-def sum_of(totals: Sequence[UsageTotal]) -> UsageTotal:
+def _sum_of(totals: Sequence[UsageTotal]) -> UsageTotal:
     """Add up the totals of several models."""
     costs = [total.cost for total in totals if total.cost is not None]
     return UsageTotal(
@@ -284,7 +284,7 @@ def sum_of(totals: Sequence[UsageTotal]) -> UsageTotal:
     )
 
 
-def used(total: UsageTotal) -> str:
+def _used(total: UsageTotal) -> str:
     """Return the tokens and the cost of a total in words."""
     cached = [f"{total.tokens_cached:,} from the provider's cache"] if total.tokens_cached else []
     cached += [f"{total.tokens_cache_written:,} written to it"] if total.tokens_cache_written else []
@@ -320,14 +320,14 @@ async def diff(context: CommandContext, argument: str) -> str:
     by_path, results = group_by_path(await context.store.file_changes(context.branch.leaf, None))
     wanted = str(context.workspace.resolve(argument)) if argument else None
     if wanted is not None and wanted not in by_path:
-        names = ", ".join(code(name_in(context.workspace, Path(path))) for path in list(by_path)[:MAX_HITS])
+        names = ", ".join(code(name_in(context.workspace, Path(path))) for path in list(by_path)[:_MAX_HITS])
         raise ArgumentError(f"This session did not change {code(argument)}. It changed {names or 'no file'}.")
     chosen = {path: files for path, files in by_path.items() if wanted in (None, path)}
-    found = [await changed_file(context.workspace, path, files, results) for path, files in chosen.items()]
-    room, most, sections = DIFF_LINES, DIFF_LINES if argument else FILE_DIFF_LINES, []
+    found = [await _changed_file(context.workspace, path, files, results) for path, files in chosen.items()]
+    room, most, sections = _DIFF_LINES, _DIFF_LINES if argument else _FILE_DIFF_LINES, []
     for file in found:
         lines = [] if file.is_binary else diff_lines(file.before, file.after)
-        sections.append(describe_change(file, lines, min(room, most)))
+        sections.append(_describe_change(file, lines, min(room, most)))
         room -= min(room, len(lines))
     if not sections:
         return "This session changed no files with its own tools. Changes by commands are not recorded."
@@ -336,20 +336,22 @@ async def diff(context: CommandContext, argument: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChangedFile:
-    """A file that the session changed: its content before the first change and after the last change. `notes` say what
-    the diff cannot show."""
+class _ChangedFile:
+    """A file that the session changed."""
 
     name: str
     before: str
+    """Its content before the first change."""
     after: str
+    """Its content after the last change."""
     notes: tuple[str, ...]
+    """What the diff cannot show."""
     is_binary: bool = False
 
 
-async def changed_file(
+async def _changed_file(
     workspace: Workspace, path: str, changes: Sequence[File], results: Mapping[CallRef, ToolResult]
-) -> ChangedFile:
+) -> _ChangedFile:
     last, notes = changes[-1], []
     before = changes[0].before
     shown = results[last.call].announcement.diffs if last.call in results else ()
@@ -380,22 +382,22 @@ async def changed_file(
         notes.insert(0, "deleted")
     name = name_in(workspace, Path(path))
     try:
-        return ChangedFile(
+        return _ChangedFile(
             name=name, before=(before or b"").decode(), after=(after or b"").decode(), notes=tuple(notes)
         )
     except UnicodeDecodeError:
         sizes = f"{len(before or b''):,} → {len(after or b''):,} bytes"
-        return ChangedFile(name=name, before="", after="", notes=(*notes, f"not text, {sizes}"), is_binary=True)
+        return _ChangedFile(name=name, before="", after="", notes=(*notes, f"not text, {sizes}"), is_binary=True)
 
 
-def describe_change(file: ChangedFile, lines: Sequence[DiffLine], room: int) -> str:
+def _describe_change(file: _ChangedFile, lines: Sequence[DiffLine], room: int) -> str:
     """Return a heading and the diff. The diff has at most `room` lines."""
     added, removed = (sum(line.mark == mark for line in lines) for mark in "+-")
     notes = list(file.notes) if lines or file.is_binary else [*file.notes, "the same as before"]
     remark = f" ({'; '.join(notes)})" if notes else ""
     head = f"**{code(safe(file.name))}** +{added:,} −{removed:,}{remark}"
     shown = lines[:room]
-    text = "\n".join((line.text if line.mark == "@" else line.mark + line.text)[:DIFF_LINE_CHARS] for line in shown)
+    text = "\n".join((line.text if line.mark == "@" else line.mark + line.text)[:_DIFF_LINE_CHARS] for line in shown)
     more = len(lines) - len(shown)
     rest = f"\n\n{more:,} more lines are not shown; `/diff FILE` shows more of one file." if more else ""
     return f"{head}\n\n{fenced(safe(text), 'diff').rstrip()}{rest}" if shown else f"{head}{rest}"

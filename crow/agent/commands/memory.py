@@ -52,30 +52,30 @@ from crow.domain.rendering import code, parts_text
 from crow.domain.text import on_one_line, quote, shorten_middle
 from crow.domain.tokens import estimate_text
 from crow.store import SessionRow
-from crow.tools import PlannedCall
+from crow.tools import PlannedCall, Touched
 
 BROUGHT_TOKENS = 3_000
-BROUGHT_MESSAGE_CHARS = 800
-SUMMARY_DEADLINE_S = 120.0
-NEWEST_SESSIONS = 500
-CANCEL_S = 2.0
-NOTE_CHARS = 2_000
-REMEMBER = "remember"
-TOO_LARGE = (
+_BROUGHT_MESSAGE_CHARS = 800
+_SUMMARY_DEADLINE_S = 120.0
+_NEWEST_SESSIONS = 500
+_CANCEL_S = 2.0
+_NOTE_CHARS = 2_000
+_REMEMBER = "remember"
+_TOO_LARGE = (
     f"{{name}} would be larger than {FILE_BYTES // 1024} KiB, the most that the model sees. Shorten the file first."
 )
-REFUSALS: Mapping[PermissionAnswer, str] = {"cannot_ask": "crow could not ask you", "unanswered": "you did not answer"}
-INSTRUCTION = (
+_REFUSALS: Mapping[PermissionAnswer, str] = {"cannot_ask": "crow could not ask you", "unanswered": "you did not answer"}
+_INSTRUCTION = (
     "Summarise this conversation for another session of the same user, in at most {words} words: what the user wanted, "
     "what was done and how it was checked, what was decided and why, what is open, and names, paths, commands and "
     "numbers that will be needed again, copied exactly. Plain text or lists, no preamble."
 )
-BROUGHT = (
+_BROUGHT = (
     "<reminder>\nThe user brought a summary of another session into this one. What it says about files may be out of "
     'date. To read that session itself, call recall with session "{id}" and a wider scope.\n{summary}\n</reminder>'
 )
-SHOWN = "Summary of {title} (`{id}`), as the model sees it{how}:\n\n{summary}"
-HOW = {
+_SHOWN = "Summary of {title} (`{id}`), as the model sees it{how}:\n\n{summary}"
+_HOW = {
     "checkpoint": ", made from its last compaction and the messages after it",
     "fallback": ", made of crow's own notes because the model did not summarise",
 }
@@ -85,21 +85,21 @@ LEFT_OUT = "[Earlier messages are left out.]"
 
 async def bring(context: CommandContext, argument: str) -> str:
     """Put a summary of another session into this one. The command is stored before the summary is made."""
-    row = await find_session(context, argument)
+    row = await _find_session(context, argument)
     entries = (await context.store.tail(row.id)).entries
     projection = Projection(entries)
-    if projection.checkpoint is None and not any(map(said_in, entries)):
+    if projection.checkpoint is None and not any(map(_said_in, entries)):
         raise ArgumentError(f"The session {code(on_one_line(row.id))} has no messages.")
 
     async def follow_up(_: Entry) -> StopReason:
-        await store_summary(context, row, projection)
+        await _store_summary(context, row, projection)
         return "end_turn"
 
     context.follow_up = follow_up
-    return f"Bringing a summary of {title_of(row)} into this session."
+    return f"Bringing a summary of {_title_of(row)} into this session."
 
 
-async def find_session(context: CommandContext, name: str) -> SessionRow:
+async def _find_session(context: CommandContext, name: str) -> SessionRow:
     """Find another session by its id or alias. If this fails, look among the newest sessions for the title `name`, or
     for an id that begins with `name`.
 
@@ -111,7 +111,7 @@ async def find_session(context: CommandContext, name: str) -> SessionRow:
     try:
         row = await context.store.session(name)
     except NoSuchSession:
-        page = await context.store.sessions(limit=NEWEST_SESSIONS)
+        page = await context.store.sessions(limit=_NEWEST_SESSIONS)
         titled = [each for each in page.rows if (each.title or "").casefold() == name.casefold()]
         found = titled or [each for each in page.rows if each.id.startswith(name)]
         aliased = await context.store.session_by_alias(name)
@@ -125,25 +125,25 @@ async def find_session(context: CommandContext, name: str) -> SessionRow:
     return row
 
 
-async def store_summary(context: CommandContext, row: SessionRow, projection: Projection) -> None:
+async def _store_summary(context: CommandContext, row: SessionRow, projection: Projection) -> None:
     """Store a summary of the session `row`, for the model and for the user."""
     compactor = await context.compactor()
     info = compactor.model.info
     checkpoint = projection.checkpoint_body
     if checkpoint is not None and checkpoint.method != "unread":
         how = "checkpoint"
-        text = with_newest(checkpoint.summary, projection.entries, budget_of(compactor))
+        text = with_newest(checkpoint.summary, projection.entries, _budget_of(compactor))
         summary = Summary(text=text, method="fallback")
     else:
         summary = await summarise(
-            summary_job(context, projection.context().messages, compactor, row.id), compactor.model
+            _summary_job(context, projection.context().messages, compactor, row.id), compactor.model
         )
         how = summary.method
-    text, title = without_tags(summary.text), title_of(row)
-    reminder = BROUGHT.format(
+    text, title = without_tags(summary.text), _title_of(row)
+    reminder = _BROUGHT.format(
         id=without_tags(on_one_line(row.id)), summary=as_data(f"{without_tags(describe_session(row))}\n{text}")
     )
-    shown = SHOWN.format(title=title, id=on_one_line(row.id), how=HOW.get(how, ""), summary=text)
+    shown = _SHOWN.format(title=title, id=on_one_line(row.id), how=_HOW.get(how, ""), summary=text)
     await context.branch.record(
         [
             NewEntry(body=Reminder(text=reminder), model=info.name),
@@ -152,23 +152,23 @@ async def store_summary(context: CommandContext, row: SessionRow, projection: Pr
     )
 
 
-def budget_of(compactor: Compactor) -> int:
+def _budget_of(compactor: Compactor) -> int:
     """Return the size limit of a summary of another session, in estimated tokens."""
     scale = compactor.gauge.measured().scale
     return min(BROUGHT_TOKENS, int(compactor.gauge.limits().summary / scale))
 
 
-def summary_job(
+def _summary_job(
     context: CommandContext, messages: tuple[Message, ...], compactor: Compactor, session_id: str
 ) -> SummaryJob:
     scale = compactor.gauge.measured().scale
     return SummaryJob(
         messages=messages,
-        limits=replace(compactor.gauge.limits(), summary=round(budget_of(compactor) * scale)),
+        limits=replace(compactor.gauge.limits(), summary=round(_budget_of(compactor) * scale)),
         scale=scale,
-        deadline_s=SUMMARY_DEADLINE_S,
+        deadline_s=_SUMMARY_DEADLINE_S,
         stream=partial(summary_stream, context.branch),
-        instruction=INSTRUCTION,
+        instruction=_INSTRUCTION,
         cache_key=session_id,
         keeps_prefix=False,
     )
@@ -180,7 +180,7 @@ def with_newest(summary: str, entries: Sequence[Entry], budget: int) -> str:
     text = shorten_to_tokens(summary.strip(), budget * 2 // 3)
     left = budget - estimate_text(text) - estimate_text(SINCE) - estimate_text(LEFT_OUT)
     newest: list[str] = []
-    for said in filter(None, map(said_in, reversed(entries))):
+    for said in filter(None, map(_said_in, reversed(entries))):
         left -= estimate_text(said) + 2
         if left < 0:
             newest.append(LEFT_OUT)
@@ -189,28 +189,29 @@ def with_newest(summary: str, entries: Sequence[Entry], budget: int) -> str:
     return "\n\n".join([text, SINCE, *reversed(newest)]) if newest else text
 
 
-def said_in(entry: Entry) -> str:
+def _said_in(entry: Entry) -> str:
     """Return the text of a prompt or an answer. Leave out the middle of a long text. Return "" for any other entry."""
     match entry.body:
         case User(parts=parts):
-            return f"[user]\n{shorten_middle(parts_text(parts), BROUGHT_MESSAGE_CHARS)}"
+            return f"[user]\n{shorten_middle(parts_text(parts), _BROUGHT_MESSAGE_CHARS)}"
         case Assistant(text=text) if text.strip():
-            return f"[assistant]\n{shorten_middle(text.strip(), BROUGHT_MESSAGE_CHARS)}"
+            return f"[assistant]\n{shorten_middle(text.strip(), _BROUGHT_MESSAGE_CHARS)}"
         case _:
             return ""
 
 
-def title_of(row: SessionRow) -> str:
+def _title_of(row: SessionRow) -> str:
     return quote(on_one_line(row.title)) if row.title else "an untitled session"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Addition:
-    """A note to append to an instruction file. `before` is the content of the file, or None if there is no file."""
+class _Addition:
+    """A note to append to an instruction file."""
 
     path: Path
     name: str
     before: bytes | None
+    """The content of the file, or None if there is no file."""
     added: bytes
     is_users: bool
 
@@ -229,9 +230,9 @@ async def remember(context: CommandContext, argument: str) -> str:
     word, _, rest = argument.partition(" ")
     is_users = word == "--user"
     note = (rest if is_users else argument).strip()
-    if not note or len(note) > NOTE_CHARS:
+    if not note or len(note) > _NOTE_CHARS:
         raise ArgumentError(
-            f"`/remember` needs a text of at most {NOTE_CHARS:,} characters, such as `/remember Run make check before "
+            f"`/remember` needs a text of at most {_NOTE_CHARS:,} characters, such as `/remember Run make check before "
             "each commit.` The text is added to AGENTS.md in this directory. `/remember --user TEXT` adds it to "
             "your own AGENTS.md, for all workspaces."
         )
@@ -241,7 +242,7 @@ async def remember(context: CommandContext, argument: str) -> str:
             "users. `/remember TEXT` adds a note to this workspace."
         )
     try:
-        addition = await (addition_to_users if is_users else addition_to_workspace)(context, note)
+        addition = await (_addition_to_users if is_users else _addition_to_workspace)(context, note)
     except OSError as error:
         raise ArgumentError(
             f"{error.filename or INSTRUCTION_FILE} cannot be read: {error.strerror or error}"
@@ -250,19 +251,19 @@ async def remember(context: CommandContext, argument: str) -> str:
         raise ArgumentError(f"{INSTRUCTION_FILE} is not UTF-8 text, so crow does not change it.") from None
 
     async def follow_up(command: Entry) -> StopReason:
-        return await ask_and_append(context, addition, command)
+        return await _ask_and_append(context, addition, command)
 
     context.follow_up = follow_up
     return f"To remember this, crow adds it to {code(addition.name)}."
 
 
-async def addition_to_workspace(context: CommandContext, note: str) -> Addition:
+async def _addition_to_workspace(context: CommandContext, note: str) -> _Addition:
     """Prepare the addition to the directory's AGENTS.md. :raises ArgumentError: the mode or a rule forbids the change,
     the file is a link out of its directory, or the file is too large."""
     workspace, row = context.workspace, context.branch.row
     if row.mode == "plan":
         raise ArgumentError("Plan mode changes no files. Choose another mode first, such as `/mode ask`.")
-    file, stays, size = await anyio.to_thread.run_sync(find_file, workspace.cwd)
+    file, stays, size = await anyio.to_thread.run_sync(_find_file, workspace.cwd)
     path = workspace.resolve(str(file))
     name = name_in(workspace, path)
     if not stays:
@@ -270,22 +271,22 @@ async def addition_to_workspace(context: CommandContext, note: str) -> Addition:
             f"{code(str(file))} is a link to {code(str(path))}, outside its directory. "
             "Crow does not write to such a file."
         )
-    plan, rules = plan_of(Announcement(title=""), (str(path), name)), current_rules(context.rules, row)
+    plan, rules = _plan_of(Announcement(title=""), (str(path), name)), current_rules(context.rules, row)
     if any(isinstance(decide(tool, plan, row.mode, rules), Refuse) for tool in ("write_file", "edit_file")):
         raise ArgumentError(f"A deny rule forbids changes to {code(name)}. `/permissions` lists the rules.")
     if size > FILE_BYTES:
-        raise ArgumentError(TOO_LARGE.format(name=code(name)))
-    return addition_to(path, name, await content_of(workspace, path), note, is_users=False)
+        raise ArgumentError(_TOO_LARGE.format(name=code(name)))
+    return _addition_to(path, name, await content_of(workspace, path), note, is_users=False)
 
 
-def find_file(cwd: Path) -> tuple[Path, bool, int]:
+def _find_file(cwd: Path) -> tuple[Path, bool, int]:
     """Find a directory's instruction file, which need not exist. Return three facts: the file's path, whether the file
     is inside the directory after links are resolved, and its size in bytes. This call blocks."""
     file = instruction_file(cwd) or cwd / INSTRUCTION_FILE
     return file, stays_in_folder(file), file_size(file)
 
 
-async def addition_to_users(context: CommandContext, note: str) -> Addition:
+async def _addition_to_users(context: CommandContext, note: str) -> _Addition:
     file = context.user_instructions
     if file is None:
         raise ArgumentError("There is no directory for your settings, so you have no AGENTS.md of your own.")
@@ -293,27 +294,27 @@ async def addition_to_users(context: CommandContext, note: str) -> Addition:
     def content() -> bytes | None:
         return file.read_bytes() if file.exists() else None
 
-    return addition_to(file, str(file), await anyio.to_thread.run_sync(content), note, is_users=True)
+    return _addition_to(file, str(file), await anyio.to_thread.run_sync(content), note, is_users=True)
 
 
-def addition_to(path: Path, name: str, before: bytes | None, note: str, *, is_users: bool) -> Addition:
+def _addition_to(path: Path, name: str, before: bytes | None, note: str, *, is_users: bool) -> _Addition:
     """Return the addition of `note` to a file. :raises ArgumentError: the file would become too large. :raises
     UnicodeDecodeError: the file is not text."""
     text = (before or b"").decode()
     end = "\r\n" if "\r\n" in text else "\n"
     item = "- " + f"{end}  ".join(line.rstrip() for line in note.splitlines()) + end
     start = end if text and not text.endswith("\n") else ""
-    addition = Addition(path=path, name=name, before=before, added=f"{start}{item}".encode(), is_users=is_users)
+    addition = _Addition(path=path, name=name, before=before, added=f"{start}{item}".encode(), is_users=is_users)
     if len(addition.after) > FILE_BYTES:
-        raise ArgumentError(TOO_LARGE.format(name=code(name)))
+        raise ArgumentError(_TOO_LARGE.format(name=code(name)))
     return addition
 
 
-def plan_of(announcement: Announcement, names: tuple[str, ...]) -> PlannedCall:
-    return PlannedCall(announcement=announcement, access="write", is_protected=True, rule_paths=names)
+def _plan_of(announcement: Announcement, names: tuple[str, ...]) -> PlannedCall:
+    return PlannedCall(announcement=announcement, access="write", touched=Touched(is_protected=True, rule_paths=names))
 
 
-async def ask_and_append(context: CommandContext, addition: Addition, command: Entry) -> StopReason:
+async def _ask_and_append(context: CommandContext, addition: _Addition, command: Entry) -> StopReason:
     """Announce the change as a tool call that belongs to the entry `command`, ask the user, and write the file."""
     branch, call = context.branch, CallRef(assistant=command.id, index=0)
     announcement = Announcement(
@@ -323,33 +324,33 @@ async def ask_and_append(context: CommandContext, addition: Addition, command: E
         diffs=(addition.diff(),),
     )
     arguments = json.dumps({"path": str(addition.path), "text": addition.added.decode()}, ensure_ascii=False)
-    plan = plan_of(announcement, (str(addition.path),))
+    plan = _plan_of(announcement, (str(addition.path),))
     is_open = True
     try:
-        await branch.publish(CallAnnounced(call=call, name=REMEMBER, arguments=arguments, announcement=announcement))
+        await branch.publish(CallAnnounced(call=call, name=_REMEMBER, arguments=arguments, announcement=announcement))
         answer = await context.client.ask(
-            PermissionQuestion(call=call, name=REMEMBER, arguments=arguments, plan=plan, always="")
+            PermissionQuestion(call=call, name=_REMEMBER, arguments=arguments, plan=plan, always="")
         )
         if answer == "cancelled":
             return "cancelled"
         if answer == "allow_once":
-            fault = await append(context, addition, call, announcement)
+            fault = await _append(context, addition, call, announcement)
         else:
-            fault = REFUSALS.get(answer, "you did not allow it")
+            fault = _REFUSALS.get(answer, "you did not allow it")
         if fault:
             announcement = replace(announcement, title=f"Not written: {addition.name}", diffs=())
         text = f"Not written to {addition.name}: {fault}." if fault else f"Added to {addition.name}."
-        result = ToolResult(call=call, name=REMEMBER, text=text, is_error=bool(fault), announcement=announcement)
+        result = ToolResult(call=call, name=_REMEMBER, text=text, is_error=bool(fault), announcement=announcement)
         await branch.record([NewEntry(body=result)])
         is_open = False
         return "end_turn"
     finally:
         if is_open:
-            with anyio.move_on_after(CANCEL_S, shield=True):
+            with anyio.move_on_after(_CANCEL_S, shield=True):
                 await branch.publish(CallEnded(call=call, text="Nothing was written."))
 
 
-async def append(context: CommandContext, addition: Addition, call: CallRef, announcement: Announcement) -> str:
+async def _append(context: CommandContext, addition: _Addition, call: CallRef, announcement: Announcement) -> str:
     """Write the file if its content has not changed since the diff was shown. Return what went wrong, or "" if nothing
     did."""
     await context.branch.record([NewEntry(body=Started(call=call, why="the user agreed", announcement=announcement))])

@@ -11,7 +11,7 @@ import anyio.to_thread
 from crow.agent import new_session_id
 from crow.agent.commands.branches import Place, find_place
 from crow.agent.commands.context import CommandContext
-from crow.agent.history.branch import option_changes, options_at, usable_options
+from crow.agent.history.options import option_changes, options_at, usable_options
 from crow.agent.permissions.rules import (
     MODES,
     PermissionRule,
@@ -30,9 +30,9 @@ from crow.domain.text import plural, quote, safe
 from crow.store import SessionChanges
 from crow.store.codec import new_tag, tag_name, tags_of, tags_patch
 
-TITLE_CHARS = 200
-MAX_CHOICES = 40
-USAGE = (
+_TITLE_CHARS = 200
+_MAX_CHOICES = 40
+_USAGE = (
     "`/permissions` shows the rules; `/permissions allow RULE`, `/permissions deny RULE` and "
     "`/permissions forget NUMBER` change them. Examples of rules: `write_file`, `shell(git status)`, "
     "`shell(make *)`, `edit_file(docs/**)`."
@@ -59,8 +59,8 @@ async def title(context: CommandContext, argument: str) -> str:
     if not wanted:
         current = context.branch.row.title
         return f"The title is {quote(current)}. `/title WORDS` changes it." if current else "There is no title yet."
-    if len(wanted) > TITLE_CHARS:
-        raise ArgumentError(f"That title has {len(wanted)} characters; expected at most {TITLE_CHARS}.")
+    if len(wanted) > _TITLE_CHARS:
+        raise ArgumentError(f"That title has {len(wanted)} characters; expected at most {_TITLE_CHARS}.")
     await context.branch.change(SessionChanges(title=wanted, title_by_user=True))
     await context.branch.publish(TitleChanged(title=wanted))
     return f"The title is now {quote(wanted)}."
@@ -76,17 +76,17 @@ async def tag(context: CommandContext, argument: str) -> str:
     if verb == "remove":
         unknown = [name for name in names if name not in tags_of(metadata)]
         if unknown:
-            raise ArgumentError(f"This session has no tag {code(unknown[0])}. {describe_tags(tags_of(metadata))}")
+            raise ArgumentError(f"This session has no tag {code(unknown[0])}. {_describe_tags(tags_of(metadata))}")
         await branch.merge_metadata(tags_patch(metadata, remove=names))
     elif names:
         await branch.merge_metadata(tags_patch(metadata, add=names))
     else:
         usage = "`/tag NAME` adds one, `/tag remove NAME` removes one."
-        return f"{describe_tags(tags_of(metadata))} {usage}"
-    return describe_tags(tags_of(branch.row.metadata))
+        return f"{_describe_tags(tags_of(metadata))} {usage}"
+    return _describe_tags(tags_of(branch.row.metadata))
 
 
-def describe_tags(tags: Sequence[str]) -> str:
+def _describe_tags(tags: Sequence[str]) -> str:
     return f"Tags: {', '.join(code(safe(tag)) for tag in tags)}." if tags else "This session has no tags."
 
 
@@ -104,38 +104,38 @@ async def model(context: CommandContext, argument: str) -> str:
     current = context.branch.row.model
     offered = tuple(dict.fromkeys(name for name in (*context.models, current) if name))
     if not argument:
-        return f"The model is `{current or 'not set'}`. {choices(offered)}"
+        return f"The model is `{current or 'not set'}`. {_choices(offered)}"
     # the endpoint will say whether it has this model
-    name = choose("model", argument, offered) if offered else argument
+    name = _choose("model", argument, offered) if offered else argument
     await context.set_model(name)
     return f"The model is `{name}` from the next prompt on."
 
 
 async def mode(context: CommandContext, argument: str) -> str:
     if not argument:
-        return f"The mode is `{context.branch.row.mode}`. {choices(MODES)}"
-    name = choose("mode", argument, MODES)
+        return f"The mode is `{context.branch.row.mode}`. {_choices(MODES)}"
+    name = _choose("mode", argument, MODES)
     if name == "auto" and context.workspace.is_bounded and not (await context.workspace.sandbox_status()).name:
         raise ArgumentError("Mode auto is not available: nothing confines commands on this server.")
     await context.set_mode(name)
     return f"The mode is `{name}`."
 
 
-def choose(kind: str, argument: str, offered: Sequence[str]) -> str:
+def _choose(kind: str, argument: str, offered: Sequence[str]) -> str:
     """Return the offered name that the user typed, or the only offered name that begins with the typed text."""
     if argument in offered:
         return argument
     matches = [name for name in offered if name.lower().startswith(argument.lower())]
     if len(matches) == 1:
         return matches[0]
-    raise ArgumentError(f"No {kind} `{argument}`. {choices(matches or offered)}")
+    raise ArgumentError(f"No {kind} `{argument}`. {_choices(matches or offered)}")
 
 
-def choices(names: Sequence[str]) -> str:
+def _choices(names: Sequence[str]) -> str:
     if not names:
         return "No model is configured; set CROW_MODEL, or run `crow login`."
-    more = f", and {len(names) - MAX_CHOICES} more" if len(names) > MAX_CHOICES else ""
-    return f"Choose one of {', '.join(f'`{name}`' for name in names[:MAX_CHOICES])}{more}."
+    more = f", and {len(names) - _MAX_CHOICES} more" if len(names) > _MAX_CHOICES else ""
+    return f"Choose one of {', '.join(code(name) for name in names[:_MAX_CHOICES])}{more}."
 
 
 async def permissions(context: CommandContext, argument: str) -> str:
@@ -147,19 +147,19 @@ async def permissions(context: CommandContext, argument: str) -> str:
     if not argument:
         lines = [f"The mode is `{context.branch.row.mode}`. Deny rules win over everything else."]
         if context.rules:
-            lines += ["", "Rules in config.toml:", *(f"- {describe_rule(rule, cwd)}" for rule in context.rules)]
+            lines += ["", "Rules in config.toml:", *(f"- {_describe_rule(rule, cwd)}" for rule in context.rules)]
         if rules:
             lines += ["", "Rules of this session:"]
-            lines += [f"{number}. {describe_rule(rule, cwd)}" for number, rule in enumerate(rules, 1)]
-        return "\n".join([*lines, *await describe_surroundings(context), "", USAGE])
+            lines += [f"{number}. {_describe_rule(rule, cwd)}" for number, rule in enumerate(rules, 1)]
+        return "\n".join([*lines, *await _describe_surroundings(context), "", _USAGE])
     if verb in ("allow", "deny") and rest:
-        return await add_rule(context, rules, typed_rule(rest, allow=verb == "allow", cwd=cwd))
+        return await _add_rule(context, rules, typed_rule(rest, allow=verb == "allow", cwd=cwd))
     if verb == "forget" and rest:
-        return await forget_rules(context, rules, rest)
-    raise ArgumentError(USAGE)
+        return await _forget_rules(context, rules, rest)
+    raise ArgumentError(_USAGE)
 
 
-async def describe_surroundings(context: CommandContext) -> list[str]:
+async def _describe_surroundings(context: CommandContext) -> list[str]:
     """Describe what confines commands, and what the workspace contains for agents."""
     cwd = str(context.workspace.cwd)
     rules = current_rules(context.rules, context.branch.row)
@@ -176,9 +176,9 @@ async def describe_surroundings(context: CommandContext) -> list[str]:
     ]
 
 
-async def add_rule(context: CommandContext, rules: Sequence[PermissionRule], rule: PermissionRule) -> str:
+async def _add_rule(context: CommandContext, rules: Sequence[PermissionRule], rule: PermissionRule) -> str:
     if rule in rules:
-        return f"This rule exists already: {rules.index(rule) + 1}. {verb_and_text(rule)}"
+        return f"This rule exists already: {rules.index(rule) + 1}. {_verb_and_text(rule)}"
     toolbox = await context.toolbox()
     names = [spec.name for spec in toolbox.specs()]
     deferred = [spec.name for spec in toolbox.deferred()]
@@ -188,39 +188,39 @@ async def add_rule(context: CommandContext, rules: Sequence[PermissionRule], rul
         if not any(sign in rule.tool for sign in ("__", "*", "?")) and rule.tool != "skill":
             raise ArgumentError(f"There is no tool `{rule.tool}`; the tools are {', '.join(f'`{n}`' for n in names)}.")
         note = " No tool has such a name at present."
-    await store_rules(context, (*rules, rule))
+    await _store_rules(context, (*rules, rule))
     if rule.allow and rule.argument is None:
         note += (
             " Paths outside the workspace and protected ones, such as `.git` and AGENTS.md, still need your permission."
         )
     return (
-        f"From now on in this session: {verb_and_text(rule)}.{note} `/permissions forget {len(rules) + 1}` removes it."
+        f"From now on in this session: {_verb_and_text(rule)}.{note} `/permissions forget {len(rules) + 1}` removes it."
     )
 
 
-async def forget_rules(context: CommandContext, rules: Sequence[PermissionRule], number: str) -> str:
+async def _forget_rules(context: CommandContext, rules: Sequence[PermissionRule], number: str) -> str:
     if number == "all" and rules:
-        await store_rules(context, ())
+        await _store_rules(context, ())
         return f"Removed: {plural(len(rules), 'rule')} of this session."
     if not number.isdecimal() or not 1 <= int(number) <= len(rules):
         expected = f"expected a number from 1 to {len(rules)}, or all" if rules else "it has no rules"
         raise ArgumentError(f"This session has no rule `{number}`; {expected}.")
     rule = rules[int(number) - 1]
-    await store_rules(context, [other for other in rules if other is not rule])
-    return f"Removed: {verb_and_text(rule)}."
+    await _store_rules(context, [other for other in rules if other is not rule])
+    return f"Removed: {_verb_and_text(rule)}."
 
 
-async def store_rules(context: CommandContext, rules: Sequence[PermissionRule]) -> None:
+async def _store_rules(context: CommandContext, rules: Sequence[PermissionRule]) -> None:
     await context.branch.change(SessionChanges(permissions=tuple(rule.as_json() for rule in rules)))
 
 
-def describe_rule(rule: PermissionRule, cwd: str) -> str:
+def _describe_rule(rule: PermissionRule, cwd: str) -> str:
     """Return the rule in words, with its limits in parentheses."""
     scope = scope_text(rule, cwd)
-    return f"{verb_and_text(rule)}{f' ({scope})' if scope else ''}"
+    return f"{_verb_and_text(rule)}{f' ({scope})' if scope else ''}"
 
 
-def verb_and_text(rule: PermissionRule) -> str:
+def _verb_and_text(rule: PermissionRule) -> str:
     return f"{'allow' if rule.allow else 'deny'} {rule_text(rule)}"
 
 

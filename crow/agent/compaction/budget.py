@@ -23,32 +23,32 @@ from crow.domain.tokens import estimate_text
 from crow.llm import ModelInfo
 from crow.store import SessionChanges
 
-ASSUMED_FIXED = 6_000
+_ASSUMED_FIXED = 6_000
 """While there is no prompt entry, crow assumes that the system message and the tools take this many tokens, or a sixth
 of the window if that is less."""
 
-SAMPLE_CHARS = 100_000
+_SAMPLE_CHARS = 100_000
 """A text with more characters than this is estimated from its head and tail, because the model will see only these
 parts."""
 
-CALIBRATION = (0.5, 4.0)
-BELIEVED = (0.25, 4.0)
+_CALIBRATION = (0.5, 4.0)
+_BELIEVED = (0.25, 4.0)
 """Crow believes the provider's token count if the count divided by the calibrated estimate lies between these two
 numbers."""
 
 BREAKS = (Checkpoint, Mask, Restore, Prompt)
-ANSWERS_COMPARED = 16
-ANSWERS_SEARCHED = 64
+_ANSWERS_COMPARED = 16
+_ANSWERS_SEARCHED = 64
 """Crow looks for the provider's token counts in at most this many answers. If these answers have no counts, older
 answers have none either, because a server reports counts with every answer or never."""
 
-SHRUNK = 1.1
+_SHRUNK = 1.1
 """A request that extends an earlier request cannot have fewer tokens than the earlier one. If the provider's earlier
 count is more than this many times the later one, one of the two counts is wrong."""
 
-GREW = 1.2
-PLATEAU = (0.75, 1.005)
-BLOCK = 1_500
+_GREW = 1.2
+_PLATEAU = (0.75, 1.005)
+_BLOCK = 1_500
 """Some providers count only the input that was not read from their cache. Because these caches work in blocks, such a
 count may be larger than the new messages by this many tokens."""
 
@@ -241,7 +241,7 @@ class Gauge:
         """Return how many characters of a user prompt the model may see, or None for all. This also works for the first
         entry, before there is a prompt entry."""
         measured = self.measured()
-        fixed = measured.fixed if self.branch.prompt is not None else min(ASSUMED_FIXED, self.window() // 6)
+        fixed = measured.fixed if self.branch.prompt is not None else min(_ASSUMED_FIXED, self.window() // 6)
         return cut_for(text, self._cautious_limits(fixed), measured.scale)
 
     def reading(self) -> ContextMeasured:
@@ -258,8 +258,8 @@ class Gauge:
         the next compaction should assume."""
         calibration = self.branch.row.calibration
         counted = (error.size or error.limit or 0) / max(1, self.estimate())
-        if calibration < counted <= clamped(calibration) * BELIEVED[1]:
-            await self.branch.change(SessionChanges(calibration=clamped(counted)))
+        if calibration < counted <= _clamped(calibration) * _BELIEVED[1]:
+            await self.branch.change(SessionChanges(calibration=_clamped(counted)))
         measured = self.measured()
         return await self.context_window.on_refusal(self.info, error, used=measured.used, fixed=measured.fixed)
 
@@ -270,9 +270,9 @@ class Gauge:
         newest = next((entry for entry in reversed(entries) if isinstance(entry.body, Assistant)), None)
         if newest is None or newest.estimate is None:
             return
-        report = report_of(newest, info.endpoint)
+        report = _report_of(newest, info.endpoint)
         counted = report.tokens if report is not None and report.is_believed(calibration) else None
-        sent = round(newest.estimate * clamped(calibration))
+        sent = round(newest.estimate * _clamped(calibration))
         usage = newest.usage
         if counted is None and usage is not None and usage.input_tokens and not usage.is_input_estimated:
             sent = 0  # if the count is not believable, the estimate may be wrong too
@@ -326,7 +326,7 @@ def cut_for(text: str, limits: Limits, scale: float, *, beside: int = 1) -> int 
     of the room."""
     room = max(limits.room, MIN_ROOM)  # a cut is permanent, and the window may be wrong
     tokens = min(room // 4, room // 2 // max(1, beside)) / scale
-    sample = text if len(text) <= SAMPLE_CHARS else text[: SAMPLE_CHARS // 2] + text[-SAMPLE_CHARS // 2 :]
+    sample = text if len(text) <= _SAMPLE_CHARS else text[: _SAMPLE_CHARS // 2] + text[-_SAMPLE_CHARS // 2 :]
     whole = estimate_text(sample) * len(text) / max(1, len(sample))
     return None if whole <= tokens else int(len(text) * tokens / whole)
 
@@ -337,10 +337,10 @@ def measure(context: Context, entries: Sequence[Entry], endpoint: str, calibrati
     reports = reports_since_break(entries, endpoint)
     anchor = scaling = None
     if silent_cut(reports, calibration) is None:
-        anchor = trusted(reports, calibration)
-        scaling = anchor or newest_believed(entries, endpoint, calibration)
-    scale = clamped(scaling.tokens / scaling.estimate if scaling else calibration)
-    used = None if anchor is None else anchored(context, anchor, scale)
+        anchor = _trusted(reports, calibration)
+        scaling = anchor or _newest_believed(entries, endpoint, calibration)
+    scale = _clamped(scaling.tokens / scaling.estimate if scaling else calibration)
+    used = None if anchor is None else _anchored(context, anchor, scale)
     return Measure(
         used=round(context.estimate * scale) if used is None else used,
         fixed=round(context.fixed_estimate * scale),
@@ -354,9 +354,9 @@ def recalibrated(calibration: float, measured: Measure) -> float:
     return (calibration + measured.scale) / 2 if measured.is_reported else calibration
 
 
-def clamped(calibration: float) -> float:
-    """Limit a calibration to the range `CALIBRATION`."""
-    low, high = CALIBRATION
+def _clamped(calibration: float) -> float:
+    """Limit a calibration to the range `_CALIBRATION`."""
+    low, high = _CALIBRATION
     return min(high, max(low, calibration))
 
 
@@ -372,18 +372,18 @@ class RequestSize:
 
     def ratio(self, calibration: float) -> float:
         """Return the count as a multiple of the calibrated estimate."""
-        return self.tokens / max(1.0, self.estimate * clamped(calibration))
+        return self.tokens / max(1.0, self.estimate * _clamped(calibration))
 
     def doubt(self, calibration: float) -> float:
         """Return how far the count is from the calibrated estimate. The result is 0 if both are equal."""
         return abs(math.log(self.ratio(calibration)))
 
     def is_believed(self, calibration: float) -> bool:
-        low, high = BELIEVED
+        low, high = _BELIEVED
         return low <= self.ratio(calibration) <= high
 
 
-def report_of(entry: Entry, endpoint: str) -> RequestSize | None:
+def _report_of(entry: Entry, endpoint: str) -> RequestSize | None:
     """Return the token count that the provider reported with an answer from `endpoint`, or None if there is no such
     count. A count of zero means that the provider did not count. Counts that crow estimated are ignored."""
     usage = entry.usage
@@ -402,26 +402,26 @@ def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[Reques
     """Return the reports since the last break, newest first. A break is where a request does not just extend the
     previous request."""
     extending = takewhile(lambda entry: not isinstance(entry.body, BREAKS), reversed(entries))
-    answers = islice((entry for entry in extending if isinstance(entry.body, Assistant)), ANSWERS_COMPARED)
-    return tuple(report for answer in answers if (report := report_of(answer, endpoint)) is not None)
+    answers = islice((entry for entry in extending if isinstance(entry.body, Assistant)), _ANSWERS_COMPARED)
+    return tuple(report for answer in answers if (report := _report_of(answer, endpoint)) is not None)
 
 
-def newest_believed(entries: Sequence[Entry], endpoint: str, calibration: float) -> RequestSize | None:
+def _newest_believed(entries: Sequence[Entry], endpoint: str, calibration: float) -> RequestSize | None:
     """Return the newest believable report, from which the scale is computed. The report may be older than the last
     break, because a break does not change the scale."""
     answers = (entry for entry in reversed(entries) if isinstance(entry.body, Assistant))
-    reports = (report_of(entry, endpoint) for entry in islice(answers, ANSWERS_SEARCHED))
+    reports = (_report_of(entry, endpoint) for entry in islice(answers, _ANSWERS_SEARCHED))
     return next((report for report in reports if report is not None and report.is_believed(calibration)), None)
 
 
-def trusted(reports: Sequence[RequestSize], calibration: float) -> RequestSize | None:
+def _trusted(reports: Sequence[RequestSize], calibration: float) -> RequestSize | None:
     """Return the newest believable report. `reports` are sorted newest first. If two reports contradict each other,
     return the likelier one."""
     best: RequestSize | None = None
     for report in reports:
         if report.is_believed(calibration) and (
             best is None
-            or (report.tokens > best.tokens * SHRUNK and report.doubt(calibration) < best.doubt(calibration))
+            or (report.tokens > best.tokens * _SHRUNK and report.doubt(calibration) < best.doubt(calibration))
         ):
             best = report
     return best
@@ -438,21 +438,21 @@ def silent_cut(reports: Sequence[RequestSize], calibration: float) -> int | None
     if len(reports) < 3:
         return None
     newest, *earlier = reports
-    added = max(0, newest.estimate - earlier[0].estimate) * clamped(calibration)
-    if newest.tokens <= 1.5 * added + BLOCK:
+    added = max(0, newest.estimate - earlier[0].estimate) * _clamped(calibration)
+    if newest.tokens <= 1.5 * added + _BLOCK:
         return None
     most = least = newest.tokens
     for count, report in enumerate(earlier):
         most, least = max(most, report.tokens), min(least, report.tokens)
-        if least < PLATEAU[0] * most:
+        if least < _PLATEAU[0] * most:
             return None
-        is_flat = count > 0 and most <= PLATEAU[1] * report.tokens
-        if is_flat and newest.estimate >= GREW * report.estimate and report.is_believed(calibration):
+        is_flat = count > 0 and most <= _PLATEAU[1] * report.tokens
+        if is_flat and newest.estimate >= _GREW * report.estimate and report.is_believed(calibration):
             return most
     return None
 
 
-def anchored(context: Context, anchor: RequestSize, scale: float) -> int | None:
+def _anchored(context: Context, anchor: RequestSize, scale: float) -> int | None:
     """Return the tokens of the next request. This is the sum of the provider's count for the `anchor` request, the
     tokens of the answer to it, and an estimate of all later messages. Return None if that answer is not in the
     context."""

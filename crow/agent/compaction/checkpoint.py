@@ -17,24 +17,24 @@ from crow.domain.rendering import parts_text, user_parts
 from crow.domain.tokens import estimate_text, fit
 
 READ_TOOL = "read_file"
-WRITE_TOOLS = frozenset({"write_file", "edit_file", "apply_patch"})
-REWRITE_TOOL = "write_file"
+_WRITE_TOOLS = frozenset({"write_file", "edit_file", "apply_patch"})
+_REWRITE_TOOL = "write_file"
 """The tool whose arguments contain the whole new file."""
 
 FRAME_TOKENS = 14
 """The lines that enclose a pinned message or a skill take this many tokens."""
 
-MIN_EXCERPT = 64
+_MIN_EXCERPT = 64
 """An excerpt with fewer tokens than this is useless."""
 
-PATH_WORD = re.compile(r"[^\s\"'`()<>\[\]{}|,;:=]+")
+_PATH_WORD = re.compile(r"[^\s\"'`()<>\[\]{}|,;:=]+")
 """Matches a path in a text, without spaces."""
 
-MAX_NAME_PARTS = 8
+_MAX_NAME_PARTS = 8
 """The shorter names of a file are made from at most this many parts at the end of its path."""
 
-SKILL_TOOL = "skill"
-MAX_SKILLS = 12
+_SKILL_TOOL = "skill"
+_MAX_SKILLS = 12
 """A checkpoint keeps at most this many skills. Only the summary can mention older skills."""
 
 
@@ -55,19 +55,19 @@ def select_pins(previous: Checkpoint | None, covered: Iterable[Entry], budget: i
         return ()
     half = budget // 2 - FRAME_TOKENS
     chosen = {pin.entry: _shorten_pin(pin, half) for pin in (pins[0], pins[-1])}
-    left = budget - sum(map(size, chosen.values()))
+    left = budget - sum(map(_size, chosen.values()))
     for pin in reversed(pins[1:-1]):
         kept = _shorten_pin(pin, half)
-        if size(kept) > left:
-            kept = _shorten_pin(pin, max(MIN_EXCERPT, left // 2 - FRAME_TOKENS))
-        if size(kept) > left:
+        if _size(kept) > left:
+            kept = _shorten_pin(pin, max(_MIN_EXCERPT, left // 2 - FRAME_TOKENS))
+        if _size(kept) > left:
             break
         chosen[pin.entry] = kept
-        left -= size(kept)
+        left -= _size(kept)
     return tuple(chosen[entry] for entry in sorted(chosen))
 
 
-def size(pin: Pin) -> int:
+def _size(pin: Pin) -> int:
     return FRAME_TOKENS + estimate_text(pin.text)
 
 
@@ -86,7 +86,7 @@ def select_skills(previous: Checkpoint | None, covered: Iterable[Entry], budget:
         match entry.body:
             case Skill(name=name, text=text):
                 skill = KeptSkill(entry=entry.id, name=name, text=text)
-            case ToolResult(name=tool, text=text, is_error=False, announcement=announcement) if tool == SKILL_TOOL:
+            case ToolResult(name=tool, text=text, is_error=False, announcement=announcement) if tool == _SKILL_TOOL:
                 skill = KeptSkill(entry=entry.id, name=announcement.title, text=text)
             case _:
                 continue
@@ -94,9 +94,9 @@ def select_skills(previous: Checkpoint | None, covered: Iterable[Entry], budget:
         known[skill.name] = skill
     kept: list[KeptSkill] = []
     left = budget
-    for skill in reversed(list(known.values())[-MAX_SKILLS:]):
+    for skill in reversed(list(known.values())[-_MAX_SKILLS:]):
         room = left - FRAME_TOKENS
-        text = fit(skill.text, room, skill.entry) if skill.text and room >= MIN_EXCERPT else ""
+        text = fit(skill.text, room, skill.entry) if skill.text and room >= _MIN_EXCERPT else ""
         kept.append(replace(skill, text=text))
         left -= FRAME_TOKENS + estimate_text(text)
     return tuple(reversed(kept))
@@ -111,10 +111,10 @@ def files_touched(previous: Checkpoint | None, entries: Sequence[Entry]) -> tupl
     for entry in entries:
         body = entry.body
         if isinstance(body, File):
-            move_to_end(modified, (body.path,))
+            _move_to_end(modified, (body.path,))
         elif isinstance(body, ToolResult):
-            move_to_end(modified, files_changed(body, arguments.get(body.call, "{}")))
-            move_to_end(read, files_read(body, arguments.get(body.call, "{}")))
+            _move_to_end(modified, files_changed(body, arguments.get(body.call, "{}")))
+            _move_to_end(read, _files_read(body, arguments.get(body.call, "{}")))
     return tuple(path for path in read if path not in modified), tuple(modified)
 
 
@@ -143,38 +143,38 @@ def files_in_use(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple
         for file in (previous.files_shown if previous else ())
     }
     names: dict[str, str] = {}
-    add_names(names, seen)
+    _add_names(names, seen)
     arguments_of = call_arguments(entries)
     for entry in entries:
         if isinstance(entry.body, Assistant):
             for text in (entry.body.text, *(call.arguments for call in entry.body.calls)):
-                move_to_end(touched, files_named(text, names))
+                _move_to_end(touched, _files_named(text, names))
         elif isinstance(entry.body, ToolResult):
             arguments = arguments_of.get(entry.body.call, "{}")
-            read = files_read(entry.body, arguments)
-            move_to_end(touched, (*read, *files_changed(entry.body, arguments)))
-            if reads_whole_file(arguments):
+            read = _files_read(entry.body, arguments)
+            _move_to_end(touched, (*read, *files_changed(entry.body, arguments)))
+            if _reads_whole_file(arguments):
                 tokens = estimate_text(entry.body.text)
-                add_names(names, read)
+                _add_names(names, read)
                 seen |= {path: FileInUse(path=path, tokens=tokens, entry=entry.id) for path in read}
     return tuple(seen[path] for path in reversed(touched) if path in seen)
 
 
-def add_names(names: dict[str, str], paths: Iterable[str]) -> None:
+def _add_names(names: dict[str, str], paths: Iterable[str]) -> None:
     """Add to `names` every name by which a text may refer to one of the files at `paths`, with the path of that file.
     The names of a file are its path and each suffix of the path that begins after a slash. A suffix must contain a
     slash or a dot, so that no ordinary word counts as a name. A name that several files share gets an empty path."""
     for path in paths:
-        parts = path.replace("\\", "/").split("/")[-MAX_NAME_PARTS:]
+        parts = path.replace("\\", "/").split("/")[-_MAX_NAME_PARTS:]
         ends = ("/".join(parts[at:]) for at in range(1, len(parts)))
         for name in (path, *(end for end in ends if "/" in end or "." in end.strip("."))):
             if names.setdefault(name, path) != path:
                 names[name] = ""
 
 
-def files_named(text: str, names: Mapping[str, str]) -> tuple[str, ...]:
+def _files_named(text: str, names: Mapping[str, str]) -> tuple[str, ...]:
     """Return the paths of the files that a text names, in order."""
-    words = (word.replace("\\", "/").strip(".") for word in PATH_WORD.findall(text)) if names else ()
+    words = (word.replace("\\", "/").strip(".") for word in _PATH_WORD.findall(text)) if names else ()
     return tuple(path for word in words if (path := names.get(word) or names.get(word.lstrip("/"))))
 
 
@@ -191,7 +191,7 @@ def reads_in_use(previous: Checkpoint | None, entries: Sequence[Entry], budget: 
     return frozenset(kept)
 
 
-def move_to_end(files: dict[str, None], paths: Iterable[str]) -> None:
+def _move_to_end(files: dict[str, None], paths: Iterable[str]) -> None:
     for path in paths:
         files.pop(path, None)
         files[path] = None
@@ -215,7 +215,7 @@ def masking_order(entries: Sequence[Entry]) -> tuple[int, ...]:
         if not isinstance(result, ToolResult):
             continue
         arguments = arguments_of.get(result.call, "{}")
-        read, changed = files_read(result, arguments), files_changed(result, arguments)
+        read, changed = _files_read(result, arguments), files_changed(result, arguments)
         for path in (*read, *changed):
             touched.setdefault(path, entry.id)
         same = {(result.name, "call", arguments), (result.name, "output", result.text)}
@@ -227,9 +227,9 @@ def masking_order(entries: Sequence[Entry]) -> tuple[int, ...]:
             ranked.append((1, entry.id, entry.id))
         if result.name != READ_TOOL or read:  # a failed read supersedes nothing
             later |= same
-        if read and reads_whole_file(arguments):
+        if read and _reads_whole_file(arguments):
             whole.update(read)
-        elif result.name == REWRITE_TOOL:
+        elif result.name == _REWRITE_TOOL:
             whole.update(changed)
     return tuple(entry for _, _, entry in sorted(ranked))
 
@@ -249,32 +249,32 @@ def files_changed(result: ToolResult, arguments: str) -> tuple[str, ...]:
     diffs = tuple(diff.path for diff in result.announcement.diffs)
     if diffs or result.is_error:
         return diffs
-    if result.name in WRITE_TOOLS:
-        return locations(result) or path_argument(arguments)
-    return locations(result) if result.announcement.kind in ("edit", "delete", "move") else ()
+    if result.name in _WRITE_TOOLS:
+        return _locations(result) or _path_argument(arguments)
+    return _locations(result) if result.announcement.kind in ("edit", "delete", "move") else ()
 
 
-def files_read(result: ToolResult, arguments: str) -> tuple[str, ...]:
+def _files_read(result: ToolResult, arguments: str) -> tuple[str, ...]:
     if result.is_error or result.name != READ_TOOL:
         return ()
-    return locations(result) or path_argument(arguments)
+    return _locations(result) or _path_argument(arguments)
 
 
-def reads_whole_file(arguments: str) -> bool:
-    fields = parsed(arguments)
+def _reads_whole_file(arguments: str) -> bool:
+    fields = _parsed(arguments)
     return fields is not None and fields.get("line") in (None, 1) and fields.get("limit") is None
 
 
-def locations(result: ToolResult) -> tuple[str, ...]:
+def _locations(result: ToolResult) -> tuple[str, ...]:
     return tuple(location.path for location in result.announcement.locations)
 
 
-def path_argument(arguments: str) -> tuple[str, ...]:
-    path = (parsed(arguments) or {}).get("path")
+def _path_argument(arguments: str) -> tuple[str, ...]:
+    path = (_parsed(arguments) or {}).get("path")
     return (path,) if isinstance(path, str) and path else ()
 
 
-def parsed(arguments: str) -> dict[str, object] | None:
+def _parsed(arguments: str) -> dict[str, object] | None:
     """Return a call's arguments, or None if they are not a JSON object."""
     try:
         value = json.loads(arguments)

@@ -37,20 +37,20 @@ from crow.store import SessionChanges
 
 logger = logging.getLogger(__name__)
 
-DEADLINE_S = 120.0
-PUBLISH_S = 2.0
-MIN_ANSWERS = 4
+_DEADLINE_S = 120.0
+_PUBLISH_S = 2.0
+_MIN_ANSWERS = 4
 """Crow does not make another pass if fewer answers than this came after the first of the last two passes."""
-MAX_RETRIES = 2
+_MAX_RETRIES = 2
 """If a request is still refused after this many passes without an answer in between, crow gives up."""
 
-READ_S = 3.0
+_READ_S = 3.0
 """Reading the files in use may take this many seconds."""
-MAX_FILES = 50
-MIN_FILE = 50
+_MAX_FILES = 50
+_MIN_FILE = 50
 """If a checkpoint has room for fewer tokens than this, crow does not read another file for it."""
 
-Status = Literal["in_progress", "completed", "failed", "cancelled"]
+_Status = Literal["in_progress", "completed", "failed", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Helpers:
     read_file: Callable[[str], Awaitable[str | None]] | None = None
     """Returns the text that the tool `read_file` would show to the model. Returns None if the file may not be read or
     cannot be read."""
-    deadline_s: float = DEADLINE_S
+    deadline_s: float = _DEADLINE_S
     """Limits the time of each request, in seconds."""
 
 
@@ -81,7 +81,7 @@ class CompactionResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class _Pass:
     """A pass in progress."""
 
     reason: Reason
@@ -150,9 +150,9 @@ class Compactor:
             return
         limits = self.gauge.limits()
         answers = self._answers_since(2)
-        if answers is not None and answers < MIN_ANSWERS:
+        if answers is not None and answers < _MIN_ANSWERS:
             if limits.is_configured:
-                raise TurnError(fills_too_fast(self.model.info.name, limits, answers))
+                raise TurnError(_fills_too_fast(self.model.info.name, limits, answers))
             return
         result = await self.compact("model" if self.gauge.is_switched() else "threshold")
         if result.entry is not None:
@@ -186,7 +186,7 @@ class Compactor:
             return False
         if any(isinstance(entry.body, (Prompt, Checkpoint, Mask, Restore)) for entry in newer):
             return False
-        compaction_id = new_compaction_id()
+        compaction_id = _new_compaction_id()
         going = self._early_pass()
         fitting = await self._fit(compaction_id, prepared, going)
         if fitting is None:
@@ -198,9 +198,9 @@ class Compactor:
         await self.gauge.context_window.on_compaction(self.model.info)
         return True
 
-    def _early_pass(self) -> Pass:
+    def _early_pass(self) -> _Pass:
         measured = self.gauge.measured()
-        return Pass(reason="early", focus="", measured=measured, limits=self.gauge.limits(measured.fixed))
+        return _Pass(reason="early", focus="", measured=measured, limits=self.gauge.limits(measured.fixed))
 
     async def overflowed(self, error: ContextOverflow) -> None:
         """Learn from a request that was refused as too long, and shorten the request.
@@ -211,12 +211,12 @@ class Compactor:
         window = await self.gauge.on_refusal(error)
         measured = self.gauge.measured()
         if not self._settings.auto:
-            raise with_advice(error, measured, "off") from error
+            raise _with_advice(error, measured, "off") from error
         if self._is_refused_too_often():
-            raise with_advice(error, measured, "often") from error
+            raise _with_advice(error, measured, "often") from error
         result = await self.compact("overflow", window=window)
         if result.entry is None:
-            raise with_advice(error, measured, "nothing") from error
+            raise _with_advice(error, measured, "nothing") from error
 
     async def refused_unclearly(self, error: BadRequest) -> bool:
         """Shorten a request that was refused without a clear reason, if it may have been too long. Return whether to
@@ -245,12 +245,12 @@ class Compactor:
         """
         measured = self.gauge.measured()
         limits = self.gauge.limits(measured.fixed, window=window)
-        going = Pass(reason=reason, focus=focus, measured=measured, limits=limits)
+        going = _Pass(reason=reason, focus=focus, measured=measured, limits=limits)
         decision = plan(self._branch.projection, limits, measured, reason)
         if isinstance(decision, Noop):
             return CompactionResult(outcome="noop", words=decision.why)
         if not decision:
-            return too_small(self.model.info.name, limits, measured)
+            return _too_small(self.model.info.name, limits, measured)
         advice = await self._call_before_hooks(going, "mask" if isinstance(decision, Mask) else "summary")
         if advice.deny:
             return CompactionResult(outcome="noop", words=advice.deny)
@@ -267,7 +267,7 @@ class Compactor:
         await self.gauge.tell()
         await self._call_after_hooks(entry, reason)
 
-    async def _call_before_hooks(self, going: Pass, kind: Literal["mask", "summary"]) -> CompactionAdvice:
+    async def _call_before_hooks(self, going: _Pass, kind: Literal["mask", "summary"]) -> CompactionAdvice:
         if self._helpers.hooks is None:
             return CompactionAdvice()
         return await self._helpers.hooks.before_compact(
@@ -301,12 +301,12 @@ class Compactor:
 
     async def _mask(self, body: Mask, measured: Measure) -> CompactionResult:
         (entry,) = await self._store([NewEntry(body=body)], measured)
-        words = f"Hid old tool outputs from the model: {tokens_saved(body)}. The model can recall them."
+        words = f"Hid old tool outputs from the model: {_tokens_saved(body)}. The model can recall them."
         return CompactionResult(outcome="masked", words=words, entry=entry)
 
-    async def _summarise(self, drafts: Sequence[CheckpointDraft], going: Pass) -> CompactionResult:
+    async def _summarise(self, drafts: Sequence[CheckpointDraft], going: _Pass) -> CompactionResult:
         """Write and store a checkpoint, and tell the client about it."""
-        compaction_id = new_compaction_id()
+        compaction_id = _new_compaction_id()
         work = partial(self._write_checkpoint, compaction_id, drafts, going)
         return await self._announce(compaction_id, going.reason, work)
 
@@ -317,7 +317,7 @@ class Compactor:
         fails or is cancelled."""
         event = CompactionChanged(compaction_id=compaction_id, status="in_progress", is_command=reason == "command")
         await self._branch.publish(event)
-        status: Status = "cancelled"
+        status: _Status = "cancelled"
         detail = ""
         try:
             result = await work()
@@ -332,11 +332,11 @@ class Compactor:
             if newest is not None and newest.compaction_id == compaction_id:
                 # the checkpoint was stored, even if the pass was cancelled right after
                 status, detail = "completed", newest.summary
-            with anyio.move_on_after(PUBLISH_S, shield=True):
+            with anyio.move_on_after(_PUBLISH_S, shield=True):
                 await self._branch.publish(replace(event, status=status, detail=detail))
 
     async def _write_checkpoint(
-        self, compaction_id: str, drafts: Sequence[CheckpointDraft], going: Pass
+        self, compaction_id: str, drafts: Sequence[CheckpointDraft], going: _Pass
     ) -> CompactionResult:
         """Write a summary and store a checkpoint with it, if that makes the request small enough."""
 
@@ -351,10 +351,10 @@ class Compactor:
             words = "The conversation is already so short that a summary would be longer."
             return CompactionResult(outcome="noop", words=words)
         self._passes.append(self._branch.entries[-1].id)
-        return too_small(self.model.info.name, going.limits, going.measured)
+        return _too_small(self.model.info.name, going.limits, going.measured)
 
     async def _write_summary(
-        self, drafts: Sequence[CheckpointDraft], going: Pass, *, show: Callable[[str], Awaitable[None]]
+        self, drafts: Sequence[CheckpointDraft], going: _Pass, *, show: Callable[[str], Awaitable[None]]
     ) -> PreparedCheckpoint:
         projection, context, leaf = self._branch.projection, self._branch.context(), self._branch.entries[-1].id
         return PreparedCheckpoint(
@@ -367,7 +367,7 @@ class Compactor:
         )
 
     async def _fit(
-        self, compaction_id: str, prepared: PreparedCheckpoint, going: Pass
+        self, compaction_id: str, prepared: PreparedCheckpoint, going: _Pass
     ) -> tuple[Checkpoint, Prompt | None] | None:
         """Find the first draft that makes the next request small enough, and smaller than it would be without a
         compaction. Return the checkpoint made from this draft, and its prompt entry. Return None if no draft is good
@@ -407,13 +407,13 @@ class Compactor:
         read_file, entries = self._helpers.read_file, self._branch.entries
         most = min(body.tokens_after + limits.files, limits.files_ceiling, measured.used - 1)
         left = most - body.tokens_after
-        if read_file is None or limits.is_tiny or left < MIN_FILE:
+        if read_file is None or limits.is_tiny or left < _MIN_FILE:
             return body
         others: tuple[Body, ...] = () if prompt is None else (prompt,)
         outputs = [each.text for each in with_bodies(entries, *others, body).messages if isinstance(each, ToolMessage)]
         shown: list[ShownFile] = []
-        with anyio.move_on_after(READ_S):
-            for used in files_in_use(self._branch.projection.checkpoint_body, entries)[:MAX_FILES]:
+        with anyio.move_on_after(_READ_S):
+            for used in files_in_use(self._branch.projection.checkpoint_body, entries)[:_MAX_FILES]:
                 text = await read_file(used.path)
                 if text is None or any(text in output for output in outputs):
                     continue
@@ -422,7 +422,7 @@ class Compactor:
                 if cost <= left:
                     shown.append(file)
                     left -= cost
-                if left < MIN_FILE:
+                if left < _MIN_FILE:
                     break
         while shown:  # the parts' estimates may not add up exactly to the estimate of the whole
             longer = replace(body, files_shown=tuple(shown))
@@ -439,11 +439,11 @@ class Compactor:
         entries.append(NewEntry(body=body, model=summary.model))
         stored = await self._store(entries, measured)
         how = "notes taken without the model" if body.method == "fallback" else "a summary"
-        words = f"Compacted to {how}: {tokens_saved(body)}. Nothing is deleted; the model can recall everything."
+        words = f"Compacted to {how}: {_tokens_saved(body)}. Nothing is deleted; the model can recall everything."
         return CompactionResult(outcome="compacted", words=words, entry=stored[-1])
 
     async def _summary(
-        self, context: Context, draft: CheckpointDraft, going: Pass, show: Callable[[str], Awaitable[None]]
+        self, context: Context, draft: CheckpointDraft, going: _Pass, show: Callable[[str], Awaitable[None]]
     ) -> Summary:
         """Return a hook's summary if it fits. Otherwise ask the model for one."""
         job = SummaryJob(
@@ -503,10 +503,10 @@ class Compactor:
 
     def _is_refused_too_often(self) -> bool:
         """Return whether compaction has failed to help. This is true if there was no answer since the first of the last
-        `MAX_RETRIES` passes. It is also true if there were fewer than `MIN_ANSWERS` answers since the first of the last
-        `2 * MAX_RETRIES` passes."""
-        newest, all_of_them = self._answers_since(MAX_RETRIES), self._answers_since(2 * MAX_RETRIES)
-        return newest == 0 or (all_of_them is not None and all_of_them < MIN_ANSWERS)
+        `_MAX_RETRIES` passes. It is also true if there were fewer than `_MIN_ANSWERS` answers since the first of the
+        last `2 * _MAX_RETRIES` passes."""
+        newest, all_of_them = self._answers_since(_MAX_RETRIES), self._answers_since(2 * _MAX_RETRIES)
+        return newest == 0 or (all_of_them is not None and all_of_them < _MIN_ANSWERS)
 
     def _answers_since(self, passes: int) -> int | None:
         """Return how many answers came after the oldest of the last `passes` passes, or None if this turn has had fewer
@@ -517,12 +517,12 @@ class Compactor:
         return sum(1 for entry in self._branch.entries if entry.id > since and isinstance(entry.body, Assistant))
 
 
-def new_compaction_id() -> str:
+def _new_compaction_id() -> str:
     """Return a random id for a compaction."""
     return f"compaction_{secrets.token_hex(8)}"
 
 
-def too_small(model: str, limits: Limits, measured: Measure) -> CompactionResult:
+def _too_small(model: str, limits: Limits, measured: Measure) -> CompactionResult:
     """Return the result for a request that is too large even after compaction. The result ends a turn only if the user
     configured the window."""
     words = (
@@ -534,7 +534,7 @@ def too_small(model: str, limits: Limits, measured: Measure) -> CompactionResult
     return CompactionResult(outcome="too_small", words=words)
 
 
-def fills_too_fast(model: str, limits: Limits, answers: int) -> str:
+def _fills_too_fast(model: str, limits: Limits, answers: int) -> str:
     return (
         f"The context fills up faster than compaction can empty it: there were only {answers} answers since the "
         f"earlier of the last 2 compactions. {model} has a window of {limits.window:,} tokens, and system prompt and "
@@ -542,7 +542,7 @@ def fills_too_fast(model: str, limits: Limits, answers: int) -> str:
     )
 
 
-def with_advice(error: ContextOverflow, measured: Measure, why: Literal["off", "often", "nothing"]) -> ContextOverflow:
+def _with_advice(error: ContextOverflow, measured: Measure, why: Literal["off", "often", "nothing"]) -> ContextOverflow:
     """Return the endpoint's error with advice for the user. `why` is the reason why compaction did not help: it is
     turned off (`off`), there were too many compactions (`often`), or nothing is left to compact (`nothing`)."""
     sent = f"The request had about {measured.used:,} tokens, {measured.fixed:,} of them system prompt and tools"
@@ -560,5 +560,5 @@ def with_advice(error: ContextOverflow, measured: Measure, why: Literal["off", "
     return ContextOverflow(f"{error} {advice[why]}", limit=error.limit, size=error.size)
 
 
-def tokens_saved(body: Mask | Checkpoint) -> str:
+def _tokens_saved(body: Mask | Checkpoint) -> str:
     return f"{body.tokens_before:,} → {body.tokens_after:,} tokens"

@@ -28,13 +28,13 @@ from crow.domain.messages import AssistantMessage, ToolMessage, UserMessage
 from crow.domain.rendering import elided_message, is_maskable
 from crow.domain.tokens import estimate_message
 
-MIN_HEAD = 400
+_MIN_HEAD = 400
 """`/compact` writes a summary only if it would replace at least this many estimated tokens."""
 
-MIN_SUMMARY = 120
-MIN_PINS = 240
-"""If there is hardly any room, the summary may have up to `MIN_SUMMARY` tokens, and the pinned user messages up to
-`MIN_PINS` tokens even if their normal limit is lower."""
+_MIN_SUMMARY = 120
+_MIN_PINS = 240
+"""If there is hardly any room, the summary may have up to `_MIN_SUMMARY` tokens, and the pinned user messages up to
+`_MIN_PINS` tokens even if their normal limit is lower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def plan(projection: Projection, limits: Limits, measured: Measure, reason: Reas
     threshold, do nothing."""
     if reason in ("threshold", "model") and measured.used < limits.threshold:
         return Noop(why="There is enough room.")
-    cuts = Cuts(projection, limits, measured, reason)
+    cuts = _Cuts(projection, limits, measured, reason)
     if reason == "command" and not cuts.has_news():
         return Noop(why="Nothing is new since the last compaction.")
     if limits.is_configured and limits.is_tiny:
@@ -99,7 +99,7 @@ def fits(tokens: int, draft: CheckpointDraft, limits: Limits, count: int) -> boo
     return tokens <= (limits.target if draft.start < count else limits.ceiling)
 
 
-class Cuts:
+class _Cuts:
     """Finds where a projection can be cut. Messages are identified by index."""
 
     def __init__(self, projection: Projection, limits: Limits, measured: Measure, reason: Reason) -> None:
@@ -131,12 +131,15 @@ class Cuts:
 
     def find_boundaries(self) -> list[int]:
         """Return the indexes at which the kept messages may start. The message at each index is the first one of an
-        entry and not a tool result. Before each index, there is at least one message that a checkpoint can cover."""
+        entry, and neither a tool result nor the rest of a paused answer. Before each index, there is at least one
+        message that a checkpoint can cover."""
         boundaries: list[int] = []
         newest = 0
         for index in range(self.first, self.count):
             origin = self.context.origins[index]
-            if origin > newest and index > self.first and not isinstance(self.context.messages[index], ToolMessage):
+            message, before = self.context.messages[index], self.context.messages[index - 1]
+            goes_on = isinstance(message, AssistantMessage) and isinstance(before, AssistantMessage)
+            if origin > newest and index > self.first and not isinstance(message, ToolMessage) and not goes_on:
                 boundaries.append(index)
             newest = max(newest, origin)
         return boundaries
@@ -190,12 +193,12 @@ class Cuts:
         candidates, pins, max_tokens = self.candidates(), self.limits.pins, None
         # a tiny window was not configured by anybody and may be wrong, so any shorter request is worth a try
         if self.limits.is_tiny:
-            candidates = [(start, MIN_SUMMARY) for start in (self.unanswered(), self.count)]
-            pins, max_tokens = max(pins, MIN_PINS), self.measured.used * 9 // 10
+            candidates = [(start, _MIN_SUMMARY) for start in (self.unanswered(), self.count)]
+            pins, max_tokens = max(pins, _MIN_PINS), self.measured.used * 9 // 10
         drafts: list[CheckpointDraft] = []
         gain = self.limits.room // 10 if self.reason == "early" else 0  # a smaller gain is not worth a request
         for start, summary_tokens in candidates:
-            if self.reason == "command" and self.suffix[self.first] - self.suffix[start] < MIN_HEAD:
+            if self.reason == "command" and self.suffix[self.first] - self.suffix[start] < _MIN_HEAD:
                 continue
             body = self.body(start, pins)
             draft = CheckpointDraft(start=start, summary_tokens=summary_tokens, body=body, max_tokens=max_tokens)

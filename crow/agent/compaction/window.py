@@ -20,11 +20,11 @@ from crow.llm.facts import (
     WINDOW,
     LearnedFact,
     LearnedWindow,
-    describe,
+    describe_facts,
     describe_window,
     learned_window,
-    quoted,
     utc_today,
+    without_controls,
 )
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_WINDOW = 128_000
 """Tokens assumed for a model whose window is unknown."""
 
-MIN_SUSPECT = 8_000
+_MIN_SUSPECT = 8_000
 """If a request with fewer tokens than this is refused without a clear reason, crow does not suspect that it was too
 long."""
 
@@ -41,7 +41,7 @@ MIN_ROOM = 2_000
 
 
 @dataclass(slots=True)
-class EndpointWindow:
+class _EndpointWindow:
     """A session's knowledge about the context window of one endpoint. Windows are in tokens."""
 
     loaded: bool = False
@@ -73,7 +73,7 @@ class ContextWindow:
         self._memory = memory
         self._session = session
         self._today = today
-        self._endpoints: dict[str, EndpointWindow] = {}
+        self._endpoints: dict[str, _EndpointWindow] = {}
 
     def tokens(self, info: ModelInfo) -> int:
         """Return the window that currently applies, in tokens."""
@@ -96,9 +96,9 @@ class ContextWindow:
 
     def is_larger_than_accepted(self, info: ModelInfo, used: int) -> bool:
         """Return whether a request of `used` tokens may be too long for the endpoint. This is the case if it has at
-        least `MIN_SUSPECT` tokens and is larger than every request that the endpoint has accepted in this session since
-        its last refusal."""
-        return used >= MIN_SUSPECT and used > self._of(info).worked
+        least `_MIN_SUSPECT` tokens and is larger than every request that the endpoint has accepted in this session
+        since its last refusal."""
+        return used >= _MIN_SUSPECT and used > self._of(info).worked
 
     def describe(self, info: ModelInfo) -> str:
         """Explain to the user, in full sentences, where the window size comes from."""
@@ -118,27 +118,27 @@ class ContextWindow:
         included."""
         if self._memory is None:
             return ()
-        learned = await self._memory.learned(*endpoint_and_model(info))
-        return describe({key: fact for key, fact in learned.items() if key != WINDOW}, self._session)
+        learned = await self._memory.learned(*_endpoint_and_model(info))
+        return describe_facts({key: fact for key, fact in learned.items() if key != WINDOW}, self._session)
 
     def is_loaded_for(self, info: ModelInfo) -> bool:
         """Return whether `look_up` was called for this model with its present configured window."""
-        return self._of(info).loaded and self._of(info).configured == configured_window(info)
+        return self._of(info).loaded and self._of(info).configured == _configured_window(info)
 
     async def look_up(self, info: ModelInfo) -> None:
         """Load what was learned about the model's window. If the user configured a window, discard the learned one."""
         state = self._of(info)
         state.loaded = True
-        if state.configured != configured_window(info):
-            state.learned, state.probing, state.configured = None, False, configured_window(info)
+        if state.configured != _configured_window(info):
+            state.learned, state.probing, state.configured = None, False, _configured_window(info)
         if self._memory is None:
             return
-        facts = await self._memory.learned(*endpoint_and_model(info))
+        facts = await self._memory.learned(*_endpoint_and_model(info))
         if info.is_window_configured:
             if facts.get(WINDOW) is not None:
                 await self._store(info, None)
             return
-        state.listed = listed_window(facts)
+        state.listed = _listed_window(facts)
         old, state.learned = state.learned, learned_window(facts)
         # another session may have finished the test
         state.probing = state.probing and state.learned is not None and state.learned == old
@@ -167,7 +167,11 @@ class ContextWindow:
                 tokens = None  # one refused request is not enough to shrink the window this far
         state.was_refused = True
         if tokens is not None and tokens < declared:
-            await self._learn(info, tokens, f'a refused request of about {used:,} tokens: "{quoted(str(error))}"')
+            await self._learn(
+                info,
+                tokens,
+                f'a refused request of about {used:,} tokens: "{without_controls(str(error))}"',
+            )
         elif state.probing and old is not None:
             await self._confirm(info, old)
         return min(declared, used * 9 // 10, tokens or declared)
@@ -227,13 +231,13 @@ class ContextWindow:
         if learned is not None:
             await self._replace(info, None)
         if self._memory is not None:
-            facts = await self._memory.learned(*endpoint_and_model(info))
+            facts = await self._memory.learned(*_endpoint_and_model(info))
             if dropped := {key: None for key in LEARNED_KEYS if facts.get(key)}:
-                await self._memory.learn(*endpoint_and_model(info), dropped)
+                await self._memory.learn(*_endpoint_and_model(info), dropped)
         return learned if learned is not None and learned.times else None
 
-    def _of(self, info: ModelInfo) -> EndpointWindow:
-        return self._endpoints.setdefault(info.endpoint, EndpointWindow())
+    def _of(self, info: ModelInfo) -> _EndpointWindow:
+        return self._endpoints.setdefault(info.endpoint, _EndpointWindow())
 
     async def _learn(self, info: ModelInfo, tokens: int, source: str, *, is_silent: bool = False) -> None:
         state = self._of(info)
@@ -270,24 +274,24 @@ class ContextWindow:
         if self._memory is None:
             return
         try:
-            await self._memory.learn(*endpoint_and_model(info), {WINDOW: fact})
+            await self._memory.learn(*_endpoint_and_model(info), {WINDOW: fact})
         except StoreError as error:
             # a turn should not fail because of this; crow will learn the window again
             logger.warning("Could not store the learned context window of %s: %s", info.endpoint, error)
 
 
-def configured_window(info: ModelInfo) -> int | None:
+def _configured_window(info: ModelInfo) -> int | None:
     return info.context_window if info.is_window_configured else None
 
 
-def listed_window(facts: Mapping[str, object]) -> int | None:
+def _listed_window(facts: Mapping[str, object]) -> int | None:
     """Return the window that the endpoint's list of models states, or None."""
     listed = facts.get("listed")
     tokens = listed.get("context_window") if isinstance(listed, Mapping) else None
     return tokens if type(tokens) is int and tokens > 0 else None
 
 
-def endpoint_and_model(info: ModelInfo) -> tuple[str, str]:
+def _endpoint_and_model(info: ModelInfo) -> tuple[str, str]:
     """Return the two halves of `ModelInfo.endpoint`: base URL and model."""
     base_url, _, model = info.endpoint.partition(" ")
     return base_url, model

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
-from typing import Literal, TypeAlias
 
 import anyio
 
@@ -29,21 +28,15 @@ from crow.domain.entries import (
     User,
 )
 from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
-from crow.domain.events import ContextMeasured, EntryStored, Event, ModeChanged, OptionsChanged, TitleChanged
-from crow.domain.messages import JsonObject, Part, Text, Usage, WireName
-from crow.domain.text import first_line, shorten
+from crow.domain.events import ContextMeasured, EntryStored, Event
+from crow.domain.messages import JsonObject, Part, Usage, WireName
 from crow.llm import THOUGHT_LEVELS, WIRE_TITLES, ModelInfo, ThoughtLevel
 from crow.store import SessionChanges, SessionRow, Store, Tail
 from crow.store.watching import News
 
 logger = logging.getLogger(__name__)
 
-END_S = 5.0
-TITLE_CHARS = 80
-
-Options: TypeAlias = Mapping[Literal["model", "thought_level"], str]
-"""Maps options to their values. These are the options that are restored when the user goes back in the conversation.
-Each change of one of them is stored as an entry."""
+_END_S = 5.0
 
 
 class Branch:
@@ -297,7 +290,7 @@ class Branch:
 
     async def follow(self, news: News) -> tuple[Entry, ...]:
         """Take over what other processes have changed. The caller passes every `News` of
-        :class:`crow.store.watching.Watcher`, in order. Returns the entries in `news` that other processes stored.
+        :class:`crow.store.watching.Watcher`, in order. Return the entries in `news` that other processes stored.
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """
@@ -357,7 +350,7 @@ class Branch:
         """
         self.store_at_end([NewEntry(body=end)])
         self._refusal = None
-        with anyio.move_on_after(END_S, shield=True):
+        with anyio.move_on_after(_END_S, shield=True):
             await self.settle()
         if self._refusal is not None:
             raise self._refusal
@@ -444,71 +437,6 @@ class Branch:
         row = await self._store.merge_metadata(self.row.id, patch)
         self.row = replace(self.row, metadata=row.metadata)
 
-    async def set_mode(self, mode: str) -> None:
-        """Change the permission mode, starting with the next call."""
-        if mode != self.row.mode:
-            await self.change(SessionChanges(mode=mode))
-        await self.publish(ModeChanged(mode=mode))
-
-    async def set_model(self, name: str) -> None:
-        """Change the model, starting with the next turn."""
-        if name != self.row.model:
-            note = Note(about="model", value=name, previous=self.row.model)
-            await self._change_option(note, SessionChanges(model=name))
-        await self.publish(OptionsChanged())
-
-    async def set_option(self, name: str, value: str | bool) -> None:
-        """Change an option in the session's configuration. The change applies from the next turn on."""
-        if self.row.config.get(name) != value:
-            changes = SessionChanges(config={name: value})
-            if name == "thought_level":
-                previous = _option(self.row, "thought_level")
-                await self._change_option(Note(about="thought_level", value=str(value), previous=previous), changes)
-            else:
-                await self.change(changes)
-        await self.publish(OptionsChanged())
-
-    async def _change_option(self, note: Note, changes: SessionChanges) -> None:
-        """Change the session's row and store `note`, in one transaction.
-
-        If another process has added entries or is running a turn, change the row without storing `note`. Do the same if
-        the session has no entries, because then the user cannot go back in it.
-        """
-        if self.leaf is not None:
-            try:
-                await self.record([NewEntry(body=note)], changes=changes)
-            except (LeafMoved, SessionBusy):
-                logger.info("Session %s: the %s was changed without an entry", self.row.id, note.about)
-            else:
-                return
-        await self.change(changes)
-
-    async def adopt_options(self, options: Options, offered: Collection[str], *, keep: bool) -> Options:
-        """After a move, set the `options` that applied at the new place. Skip options with unusable values, such as a
-        model that is not in `offered`. If `keep` is true, skip all options. For each skipped option, store a `Note`
-        with the value that the session keeps. Return the options that were set."""
-        adopted = {} if keep else usable_options(options, offered)
-        if adopted:
-            await self.change(option_changes(adopted))
-            await self.publish(OptionsChanged())
-        kept = [
-            NewEntry(body=Note(about=about, value=_option(self.row, about), previous=value))
-            for about, value in options.items()
-            if about not in adopted
-        ]
-        if kept:
-            await self.record(kept)
-        return adopted
-
-    async def set_default_title(self) -> None:
-        """Use the first line of the newest prompt as the title, unless the session already has a title."""
-        entry = self.newest_user()
-        if self.row.title is not None or entry is None or not isinstance(entry.body, User):
-            return
-        if title := default_title(entry.body):
-            await self.change(SessionChanges(title=title))
-            await self.publish(TitleChanged(title=self.row.title))
-
     async def move(self, to: int | None, reason: str) -> None:
         """Move the leaf to the entry `to` of the conversation, or before the first entry if `to` is None. `reason` is
         recorded."""
@@ -524,48 +452,6 @@ class Branch:
         )
 
 
-def default_title(prompt: User) -> str:
-    """Return the first line of a prompt, shortened. Return an empty string if the prompt has no text."""
-    text = "\n".join(part.text for part in prompt.parts if isinstance(part, Text))
-    return shorten(first_line(text), TITLE_CHARS)
-
-
-async def options_at(store: Store, row: SessionRow, leaf: int | None, to: int | None) -> Options:
-    """For each option whose value at the entry `to` differs from the session's value at `leaf`, return the value at
-    `to`."""
-    found: dict[Literal["model", "thought_level"], str] = {}
-    for entry in await store.left_behind(leaf, to, ("note",)):
-        match entry.body:
-            case Note(about="model" | "thought_level" as about, previous=previous):
-                found.setdefault(about, previous)
-    for entry in await store.left_behind(to, leaf, ("note",)):
-        match entry.body:
-            case Note(about="model" | "thought_level" as about, value=value):
-                found[about] = value
-    return {about: value for about, value in found.items() if value != _option(row, about)}
-
-
-def usable_options(options: Options, offered: Collection[str]) -> Options:
-    """Return those of `options` that can be set now: the model if it is offered, and the thought level if it exists.
-    Both are checked because the options may come from an imported file, and the user's settings may have changed."""
-    valid = {"model": offered, "thought_level": ("", *THOUGHT_LEVELS)}
-    return {about: value for about, value in options.items() if value in valid[about]}
-
-
-def option_changes(options: Options) -> SessionChanges:
-    """Return the changes to the session's row that set these options."""
-    changes = SessionChanges()
-    if "model" in options:
-        changes["model"] = options["model"]
-    if "thought_level" in options:
-        changes["config"] = {"thought_level": options["thought_level"]}
-    return changes
-
-
 def _settings_of(row: SessionRow) -> tuple[object, ...]:
     """Return the parts of a session's row that users set."""
     return row.title, row.mode, row.model, row.config, row.metadata, row.permissions, row.alias, row.archived
-
-
-def _option(row: SessionRow, about: Literal["model", "thought_level"]) -> str:
-    return row.model if about == "model" else str(row.config.get("thought_level") or "")

@@ -26,39 +26,39 @@ from crow.tools import PlannedCall, Workspace
 
 TOOL_NAME = "put_back_files"
 ABSENT = ""
-CANCEL_S = 2.0
+_CANCEL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorableFile:
-    """A changed file. `now` is the content that the file has, and `then` is the content that a restore gives it. None
-    means that the file does not exist.
-
-    `fault` says why the file cannot be restored, as the rest of a sentence that begins with the file's name. If the
-    file can be restored, `fault` is empty.
-    """
+    """A changed file."""
 
     path: Path
     name: str
     now: bytes | None = None
+    """The content that the file has. None means that it does not exist."""
     then: bytes | None = None
+    """The content that a restore gives it. None means that a restore removes it."""
     fault: str = ""
+    """Why the file cannot be restored, as the rest of a sentence that begins with the file's name. Empty if it can be
+    restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreResult:
-    """The result of a restore. `left` are the files that were not restored. `cancelled` means that the user cancelled
-    the turn."""
+    """The result of a restore."""
 
     left: tuple[str, ...] = ()
+    """The files that were not restored."""
     cancelled: bool = False
+    """The user cancelled the turn."""
 
 
 async def find_restorable_files(workspace: Workspace, changes: Sequence[Entry]) -> tuple[RestorableFile, ...]:
     """Find the files whose content differs from the content that they had before `changes`. The changes are file
     entries and results, oldest first."""
     by_path, results = group_by_path(changes)
-    found = [await inspect_file(workspace, path, files, results) for path, files in by_path.items()]
+    found = [await _inspect_file(workspace, path, files, results) for path, files in by_path.items()]
     return tuple(file for file in found if file.fault or file.now != file.then)
 
 
@@ -77,7 +77,7 @@ def group_by_path(changes: Sequence[Entry]) -> tuple[Mapping[str, Sequence[File]
     return by_path, results
 
 
-async def inspect_file(
+async def _inspect_file(
     workspace: Workspace, name: str, changes: Sequence[File], results: Mapping[CallRef, ToolResult]
 ) -> RestorableFile:
     path = Path(name)
@@ -128,7 +128,7 @@ async def restore_files(
     ready = [file for file in files if not file.fault]
     faulty = [file for file in files if file.fault]
     if not ready:
-        await branch.record([new_remark(outcomes(faulty))])
+        await branch.record([new_remark(_outcomes(faulty))])
         return RestoreResult(left=tuple(file.name for file in faulty))
     call = CallRef(assistant=command.id, index=0)
     names = ", ".join(file.name for file in ready[:3]) + (", …" if len(ready) > 3 else "")
@@ -136,7 +136,7 @@ async def restore_files(
         title=f"Restore {names}",
         kind="edit",
         locations=tuple(Location(path=str(file.path)) for file in ready),
-        diffs=tuple(diffs(ready)),
+        diffs=tuple(_diffs(ready)),
     )
     arguments = json.dumps({"paths": [str(file.path) for file in ready]}, ensure_ascii=False)
     is_open = True
@@ -154,7 +154,7 @@ async def restore_files(
             why = "the user agreed" if asks else "the user asked for it"
             await branch.record([NewEntry(body=Started(call=call, why=why, announcement=announcement))])
             written = [await write_file(branch, workspace, file, call) for file in ready]
-            await branch.record(result_of(call, announcement, [*written, *faulty]))
+            await branch.record(_result_of(call, announcement, [*written, *faulty]))
             left = [file.name for file in (*faulty, *written) if file.fault]
         else:
             shown = replace(announcement, title=f"Kept as is: {names}", diffs=())
@@ -166,12 +166,12 @@ async def restore_files(
         return RestoreResult(left=tuple(left))
     finally:
         if is_open:
-            with anyio.move_on_after(CANCEL_S, shield=True):
+            with anyio.move_on_after(_CANCEL_S, shield=True):
                 await branch.publish(CallEnded(call=call, text="No more files were restored."))
 
 
 async def write_file(branch: Branch, workspace: Workspace, file: RestorableFile, call: CallRef) -> RestorableFile:
-    """Store the file's current content, then restore the file. Returns the file, with `fault` set if it could not be
+    """Store the file's current content, then restore the file. Return the file, with `fault` set if it could not be
     restored.
 
     Before anything is stored, the file is checked again, because the user may have edited it before answering crow's
@@ -189,26 +189,26 @@ async def write_file(branch: Branch, workspace: Workspace, file: RestorableFile,
     return file
 
 
-def result_of(call: CallRef, announcement: Announcement, files: Sequence[RestorableFile]) -> list[NewEntry]:
+def _result_of(call: CallRef, announcement: Announcement, files: Sequence[RestorableFile]) -> list[NewEntry]:
     """Return the result with the diffs of the restored files, and a remark about the files without a diff.
 
     A client that shows diffs does not show the result's text. Without the remark, the user would not learn about the
     files without a diff.
     """
     files = sorted(files, key=lambda file: bool(file.fault))
-    shown = tuple(diffs([file for file in files if not file.fault]))
+    shown = tuple(_diffs([file for file in files if not file.fault]))
     result = ToolResult(
         call=call,
         name=TOOL_NAME,
-        text=outcomes(files),
+        text=_outcomes(files),
         is_error=all(file.fault for file in files),
         announcement=replace(announcement, diffs=shown),
     )
     without_diff = [file for file in files if str(file.path) not in {diff.path for diff in shown}]
-    return [NewEntry(body=result), *([new_remark(outcomes(without_diff))] if shown and without_diff else [])]
+    return [NewEntry(body=result), *([new_remark(_outcomes(without_diff))] if shown and without_diff else [])]
 
 
-def outcomes(files: Sequence[RestorableFile]) -> str:
+def _outcomes(files: Sequence[RestorableFile]) -> str:
     return "\n".join(map(outcome, files))
 
 
@@ -249,7 +249,7 @@ def digest(content: bytes | str | None) -> str:
     return hashlib.sha256(content.encode(errors="replace") if isinstance(content, str) else content).hexdigest()
 
 
-def diffs(files: Sequence[RestorableFile]) -> Iterator[Diff]:
+def _diffs(files: Sequence[RestorableFile]) -> Iterator[Diff]:
     """Yield a diff for each text file."""
     for file in files:
         try:

@@ -14,7 +14,7 @@ from crow.domain.tokens import estimate_text
 from crow.llm import Attempt, Model, ModelInfo, Request, Stream, cost_of
 
 
-def complete_usage(usage: Usage | None, *, sent: int, made: int) -> Usage:
+def _complete_usage(usage: Usage | None, *, sent: int, made: int) -> Usage:
     """Fill in the token counts that the endpoint did not report. `sent` is the estimate for the input, and `made` is
     the estimate for the output."""
     usage = usage or Usage()
@@ -32,14 +32,14 @@ def complete_usage(usage: Usage | None, *, sent: int, made: int) -> Usage:
 def usage_of_answer(answer: Answer, *, sent: int) -> Usage:
     """Return the usage of the request that gave `answer`. `sent` is the estimated size of that request in tokens."""
     if answer.usage is not None and answer.usage.output_tokens is not None:
-        return complete_usage(answer.usage, sent=sent, made=0)
+        return _complete_usage(answer.usage, sent=sent, made=0)
     texts = (answer.text, answer.thought, *(text for call in answer.calls for text in (call.name, call.arguments)))
-    return complete_usage(answer.usage, sent=sent, made=sum(map(estimate_text, texts)))
+    return _complete_usage(answer.usage, sent=sent, made=sum(map(estimate_text, texts)))
 
 
 def usage_of_attempt(attempt: Attempt, *, sent: int) -> Usage:
     """Return the usage of a request that got no answer."""
-    return complete_usage(attempt.usage, sent=sent, made=attempt.output_tokens)
+    return _complete_usage(attempt.usage, sent=sent, made=attempt.output_tokens)
 
 
 def request_entry(

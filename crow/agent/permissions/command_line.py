@@ -14,20 +14,20 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 Words: TypeAlias = tuple[str, ...]
-"""The words of a command, with quotes removed. `ONE` stands for unknown text in a word, `MANY` for unknown text that
+"""The words of a command, with quotes removed. `_ONE` stands for unknown text in a word, `_MANY` for unknown text that
 may also be several words."""
 
-ONE, MANY = "\0", "\1"
-MAX_DEPTH = 12
-MAX_COMMANDS = 1_000
+_ONE, _MANY = "\0", "\1"
+_MAX_DEPTH = 12
+_MAX_COMMANDS = 1_000
 MAX_CHARS = 32_000
 """Crow does not read lines with more characters than this. The commands in such a line are unknown."""
-MAX_WORDS = 256
+_MAX_WORDS = 256
 """If a wrapper such as `env` runs a command, at most this many words of that command are examined."""
 
-BARE = r"[^\s;&|<>()$`\0*?\[\]{}!#~^\\'\"]"
+_BARE = r"[^\s;&|<>()$`\0*?\[\]{}!#~^\\'\"]"
 """Matches a character that has no special meaning for the shell outside of quotes."""
-PIECE = re.compile(rf"""(?P<blank>[ \t]+)|'(?P<single>[^'\n\0]*)'|"(?P<double>[^"\n\0$`\\!]*)"|(?P<bare>{BARE}+)""")
+_PIECE = re.compile(rf"""(?P<blank>[ \t]+)|'(?P<single>[^'\n\0]*)'|"(?P<double>[^"\n\0$`\\!]*)"|(?P<bare>{_BARE}+)""")
 
 
 def simple_words(line: str) -> Words | None:
@@ -37,7 +37,7 @@ def simple_words(line: str) -> Words | None:
     pieces: list[str] = []
     at = 0
     while at < len(line):
-        found = PIECE.match(line, at)
+        found = _PIECE.match(line, at)
         if found is None or (found["bare"] is not None and not found["bare"].isprintable()):
             return None
         at = found.end()
@@ -67,24 +67,24 @@ def read_commands(line: str) -> CommandList:
     if len(line) > MAX_CHARS:
         found.is_clear = False
     else:
-        LineReader(line, found, 0).read()
+        _LineReader(line, found, 0).read()
     return found
 
 
-SPACE = " \t"
+_SPACE = " \t"
 ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[[^\]]*\])?\+?=.*", re.DOTALL)
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]")
-BACKQUOTED = re.compile(r"`((?:[^`\\]|\\.)*)`?", re.DOTALL)
-ANSI_QUOTED = re.compile(r"\$'(?:[^'\\]|\\.)*'?", re.DOTALL)
-QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
-REDIRECTION = re.compile(r"&>>?|<<<|<<-?|<>|<&|>&|>>|>\||<\(|>\(|<|>")
-HERE_MARK = re.compile(r"""[ \t]*((?:'[^'\n]*'|"[^"\n]*"|\\.|[^\s;&|<>()'"\\])+)""")
-KEYWORDS = frozenset(
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]")
+_BACKQUOTED = re.compile(r"`((?:[^`\\]|\\.)*)`?", re.DOTALL)
+_ANSI_QUOTED = re.compile(r"\$'(?:[^'\\]|\\.)*'?", re.DOTALL)
+_QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_REDIRECTION = re.compile(r"&>>?|<<<|<<-?|<>|<&|>&|>>|>\||<\(|>\(|<|>")
+_HERE_MARK = re.compile(r"""[ \t]*((?:'[^'\n]*'|"[^"\n]*"|\\.|[^\s;&|<>()'"\\])+)""")
+_KEYWORDS = frozenset(
     ("if", "then", "else", "elif", "while", "until", "do", "!", "{", "time", "coproc", "fi", "done", "esac", "}")
 )
 
 
-class LineReader:
+class _LineReader:
     """Splits one text into commands and adds them to `found`. Each substitution gets a reader of its own."""
 
     def __init__(self, text: str, found: CommandList, depth: int) -> None:
@@ -101,7 +101,7 @@ class LineReader:
 
     def read(self) -> None:
         """Read the whole text."""
-        if self._depth > MAX_DEPTH or len(self._found.commands) > MAX_COMMANDS:
+        if self._depth > _MAX_DEPTH or len(self._found.commands) > _MAX_COMMANDS:
             self._found.is_clear = False
             return
         while self._at < len(self._text):
@@ -110,7 +110,7 @@ class LineReader:
 
     def _read_next(self, char: str) -> None:
         rest_at = self._at + 1
-        if char in SPACE:
+        if char in _SPACE:
             self._end_word()
             self._at = rest_at
         elif char == "\\":
@@ -124,7 +124,7 @@ class LineReader:
             self._at = rest_at
             self._read_double('"')
         elif char in "$`":
-            self._read_expansion(MANY)
+            self._read_expansion(_MANY)
         elif char == "#" and self._pieces is None:
             end = self._text.find("\n", self._at)
             self._at = len(self._text) if end < 0 else end
@@ -136,7 +136,7 @@ class LineReader:
             if char == "\n":
                 self._skip_here_documents()
         elif char in "*?" or (char == "[" and (self._pieces is not None or self._peek(rest_at) not in " [\t\n")):
-            self._add(MANY)
+            self._add(_MANY)
             self._at = rest_at
         else:
             self._has_brace = self._has_brace or char == "{"
@@ -168,7 +168,7 @@ class LineReader:
                 self._at += 1
                 return
             if char in "$`":
-                self._read_expansion(ONE)
+                self._read_expansion(_ONE)
                 continue
             if char == "\\" and self._peek(self._at + 1) in '$`"\\\n':
                 self._add("" if self._peek(self._at + 1) == "\n" else self._peek(self._at + 1))
@@ -181,7 +181,7 @@ class LineReader:
 
     def read_substitutions(self) -> None:
         """Read the commands in substitutions and treat everything else as plain text."""
-        if self._depth > MAX_DEPTH:
+        if self._depth > _MAX_DEPTH:
             self._found.is_clear = False
             return
         self._read_double("")
@@ -190,7 +190,7 @@ class LineReader:
         """Read what begins with a dollar sign or a backquote."""
         text, start = self._text, self._at
         if text[start] == "`":
-            inner = BACKQUOTED.match(text, start)
+            inner = _BACKQUOTED.match(text, start)
             assert inner is not None
             self._at = inner.end()
             self._nest(re.sub(r"\\([`\\$])", r"\1", inner[1]))
@@ -203,19 +203,19 @@ class LineReader:
             self._add(unknown)
         elif after == "{":
             self._at = start + 2
-            LineReader(self._balanced("{", "}"), self._found, self._depth + 1).read_substitutions()
-            self._add(MANY if "@" in text[start : self._at] else unknown)
-        elif after == "'" and unknown == MANY:
-            inner = ANSI_QUOTED.match(text, start)
+            _LineReader(self._balanced("{", "}"), self._found, self._depth + 1).read_substitutions()
+            self._add(_MANY if "@" in text[start : self._at] else unknown)
+        elif after == "'" and unknown == _MANY:
+            inner = _ANSI_QUOTED.match(text, start)
             assert inner is not None
             self._at = inner.end()
-            self._add(ONE)
-        elif name := NAME.match(text, start + 1):
+            self._add(_ONE)
+        elif name := _NAME.match(text, start + 1):
             self._at = name.end()
-            self._add(MANY if name[0] == "@" else unknown)
+            self._add(_MANY if name[0] == "@" else unknown)
         else:
             self._at = start + 1
-            if after != '"' or unknown == ONE:
+            if after != '"' or unknown == _ONE:
                 self._add("$")
 
     def _balanced(self, opening: str, closing: str) -> str:
@@ -229,7 +229,7 @@ class LineReader:
                 self._at += 2
                 continue
             if char == "'" or char == '"':
-                quoted = QUOTED.match(text, self._at)
+                quoted = _QUOTED.match(text, self._at)
                 if quoted is not None:
                     self._at = quoted.end()
                     continue
@@ -241,24 +241,24 @@ class LineReader:
         return text[start:]
 
     def _nest(self, text: str) -> None:
-        LineReader(text, self._found, self._depth + 1).read()
+        _LineReader(text, self._found, self._depth + 1).read()
 
     def _read_redirection(self) -> None:
         text = self._text
         if self._pieces is not None and "".join(self._pieces).isdecimal():
             self._pieces = None  # this word is a file descriptor, as in `2>file`
         self._end_word()
-        operator = REDIRECTION.match(text, self._at)
+        operator = _REDIRECTION.match(text, self._at)
         assert operator is not None
         self._at = operator.end()
         match operator[0]:
             case "<(" | ">(":
                 self._nest(self._balanced("(", ")"))
-                self._add(ONE)
+                self._add(_ONE)
                 return
             case "<<" | "<<-":
                 self._takes_input = True
-                word = HERE_MARK.match(text, self._at)
+                word = _HERE_MARK.match(text, self._at)
                 if word is None:
                     self._found.is_clear = False
                     return
@@ -284,7 +284,7 @@ class LineReader:
                     break
                 body.append(line)
             if is_expanded:
-                LineReader("\n".join(body), self._found, self._depth + 1).read_substitutions()
+                _LineReader("\n".join(body), self._found, self._depth + 1).read_substitutions()
 
     def _end_word(self) -> None:
         if self._pieces is None:
@@ -293,7 +293,7 @@ class LineReader:
         if self._has_brace:  # bash may expand it to several words, as in {a,b}
             self._has_brace = False
             inner = word[word.find("{") : word.rfind("}") + 1]
-            word = MANY if "," in inner or ".." in inner else word
+            word = _MANY if "," in inner or ".." in inner else word
         if self._drops_word:
             self._drops_word = False
             self._found.files.append(word)
@@ -306,7 +306,7 @@ class LineReader:
         words, takes_input = tuple(self._words), self._takes_input
         self._words, self._takes_input = [], is_piped
         if words:
-            add_command(words, self._found, self._depth, takes_input=takes_input)
+            _add_command(words, self._found, self._depth, takes_input=takes_input)
 
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "rbash", "csh", "tcsh"))
@@ -361,7 +361,7 @@ RUNNERS = frozenset(
     )
 )
 """More programs that run another program. Their command lines vary too much for `WRAPPERS`."""
-FIND_RUNS = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
+_FIND_RUNS = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
 
 
 def program_of(word: str) -> str:
@@ -369,59 +369,59 @@ def program_of(word: str) -> str:
     return word.rpartition("/")[2]
 
 
-def without_assignments(words: Words) -> Words:
+def _without_assignments(words: Words) -> Words:
     """Return the words of a command, without the keywords and assignments in front of them."""
     at = 0
-    while at < len(words) and (words[at] in KEYWORDS or ASSIGNMENT.fullmatch(words[at])):
+    while at < len(words) and (words[at] in _KEYWORDS or ASSIGNMENT.fullmatch(words[at])):
         at += 1
     return words[at:]
 
 
-def add_command(words: Words, found: CommandList, depth: int, *, takes_input: bool = False) -> None:
+def _add_command(words: Words, found: CommandList, depth: int, *, takes_input: bool = False) -> None:
     """Add a command and the commands that it runs. `takes_input` means that the command's input is redirected or comes
     from another command."""
-    if len(found.commands) > MAX_COMMANDS or depth > MAX_DEPTH:
+    if len(found.commands) > _MAX_COMMANDS or depth > _MAX_DEPTH:
         found.is_clear = False
         return
-    words = without_assignments(words)
+    words = _without_assignments(words)
     if not words:
         return
     found.commands.append(words)
     program = program_of(words[0])
     if program in SHELLS:
-        add_shell(words, found, depth, takes_input=takes_input)
+        _add_shell(words, found, depth, takes_input=takes_input)
     elif program == "eval":
-        add_text(" ".join(words[1:]), found, depth)
+        _add_text(" ".join(words[1:]), found, depth)
     elif program in WRAPPERS or program in RUNNERS or (words[1:2] and words[1] in ("run", "exec", "dlx")):
-        more = (MANY,) if program in ("xargs", "parallel") else ()
+        more = (_MANY,) if program in ("xargs", "parallel") else ()
         for at in range(1, len(words)):
-            if len(found.commands) > MAX_COMMANDS:
+            if len(found.commands) > _MAX_COMMANDS:
                 found.is_clear = False
                 return
             if any(char in words[at] for char in " \t\n;|&"):
-                add_text(words[at].partition("=")[2] if words[at].startswith("-") else words[at], found, depth)
+                _add_text(words[at].partition("=")[2] if words[at].startswith("-") else words[at], found, depth)
             elif not words[at].startswith("-"):
-                inner = (*without_assignments(words[at : at + MAX_WORDS]), *more) or words
+                inner = (*_without_assignments(words[at : at + _MAX_WORDS]), *more) or words
                 found.commands.append(inner)
                 if program_of(inner[0]) in ("eval", "find", *SHELLS):
-                    add_command(inner, found, depth + 1, takes_input=takes_input or bool(more))
+                    _add_command(inner, found, depth + 1, takes_input=takes_input or bool(more))
     elif program == "find":
         for at, word in enumerate(words[:-1]):
-            if len(found.commands) > MAX_COMMANDS:
+            if len(found.commands) > _MAX_COMMANDS:
                 found.is_clear = False
                 return
-            if word in FIND_RUNS:
-                add_command((*words[at + 1 : at + MAX_WORDS], MANY), found, depth + 1)
+            if word in _FIND_RUNS:
+                _add_command((*words[at + 1 : at + _MAX_WORDS], _MANY), found, depth + 1)
 
 
-def add_shell(words: Words, found: CommandList, depth: int, *, takes_input: bool) -> None:
+def _add_shell(words: Words, found: CommandList, depth: int, *, takes_input: bool) -> None:
     """Add what a shell runs. With `-c`, the shell runs the text after that option. Without `-c`, it runs a script if
     one is named. Without `-c` and without a script, it runs its input, which is unknown."""
     runs_text = next((at for at, word in enumerate(words) if re.fullmatch(r"[-+][A-Za-z]*c[A-Za-z]*", word)), 0)
     operands = [at for at in range(1, len(words)) if not words[at].startswith(("-", "+"))]
     if runs_text:
         for word in words[runs_text + 1 :]:
-            add_text(word, found, depth)
+            _add_text(word, found, depth)
     elif operands and not words[1].startswith(("-", "+")):
         found.commands.append(words[operands[0] :])
     elif operands:
@@ -430,11 +430,11 @@ def add_shell(words: Words, found: CommandList, depth: int, *, takes_input: bool
         found.is_clear = False
 
 
-def add_text(text: str, found: CommandList, depth: int) -> None:
+def _add_text(text: str, found: CommandList, depth: int) -> None:
     """Add the commands in a text that a program runs as a command line."""
-    if ONE in text or MANY in text:
+    if _ONE in text or _MANY in text:
         found.is_clear = False
-    LineReader(text.replace(ONE, "$_").replace(MANY, "$_"), found, depth + 1).read()
+    _LineReader(text.replace(_ONE, "$_").replace(_MANY, "$_"), found, depth + 1).read()
 
 
 def named_files(line: str) -> Iterator[str]:
@@ -483,22 +483,22 @@ def runs(line: str, pattern: str) -> Certainty:
     first operand must be the command's first operand. Returns "maybe" if the answer depends on something that the line
     computes.
     """
-    wanted = pattern_words(pattern)
+    wanted = _pattern_words(pattern)
     if wanted is None:
         return "yes" if pattern in line else "no"
     if not wanted:
         return "yes"
     found = read_commands(line)
-    answers = {matches(command, wanted) for command in found.commands}
+    answers = {_matches(command, wanted) for command in found.commands}
     if "yes" in answers:
         return "yes"
     return "no" if answers <= {"no"} and found.is_clear else "maybe"
 
 
-def pattern_words(pattern: str) -> Words | None:
+def _pattern_words(pattern: str) -> Words | None:
     """Return the words of a rule's pattern, without a `*` at its end. The words may be globs.
 
-    Returns None if the pattern is not a plain command.
+    Return None if the pattern is not a plain command.
     """
     plain = pattern[:-2] if pattern.endswith((" *", ":*")) else pattern
     words = simple_words(plain)
@@ -507,31 +507,31 @@ def pattern_words(pattern: str) -> Words | None:
     return words
 
 
-def matches(command: Words, wanted: Words) -> Certainty:
+def _matches(command: Words, wanted: Words) -> Certainty:
     """Whether a pattern that consists of the words `wanted` covers a command; see `runs`."""
     program = command[0]
-    if ONE in program or MANY in program:
+    if _ONE in program or _MANY in program:
         return "maybe"
     first, *rest = wanted
-    if not is_same(program.removeprefix("./"), first.removeprefix("./")) and not is_same(program_of(program), first):
+    if not _is_same(program.removeprefix("./"), first.removeprefix("./")) and not _is_same(program_of(program), first):
         return "no"
     options = [word for word in rest if word.startswith("-") and word != "-"]
     operands = [word for word in rest if word not in options]
-    certainties = (match_options(command, options), match_operands(command, operands))
+    certainties = (_match_options(command, options), _match_operands(command, operands))
     if "no" in certainties:
         return "no"
     return "maybe" if "maybe" in certainties else "yes"
 
 
-def is_same(word: str, wanted: str) -> bool:
+def _is_same(word: str, wanted: str) -> bool:
     return fnmatchcase(word.casefold(), wanted.casefold())
 
 
-def match_options(command: Words, wanted: Sequence[str]) -> Certainty:
+def _match_options(command: Words, wanted: Sequence[str]) -> Certainty:
     """Whether a command has all wanted options."""
     given = [word for word in command[1:] if word.startswith("-")]
     letters = {char for word in given if not word.startswith("--") for char in word[1:]}
-    is_unknown = any(ONE in word or MANY in word for word in command[1:])
+    is_unknown = any(_ONE in word or _MANY in word for word in command[1:])
     for option in wanted:
         name = option.partition("=")[0]
         has = option in given or (
@@ -545,7 +545,7 @@ def match_options(command: Words, wanted: Sequence[str]) -> Certainty:
     return "yes"
 
 
-def match_operands(command: Words, wanted: Sequence[str]) -> Certainty:
+def _match_operands(command: Words, wanted: Sequence[str]) -> Certainty:
     """Whether a command has all the operands in `wanted`, in this order."""
     if not wanted:
         return "yes"
@@ -556,20 +556,20 @@ def match_operands(command: Words, wanted: Sequence[str]) -> Certainty:
     while at < len(command) and left:
         word = command[at]
         at += 1
-        if MANY in word:
+        if _MANY in word:
             is_unknown = True
             if values is not None and is_first:
                 return "maybe"
-        elif word.startswith("-") and len(word) > 1 and ONE not in word[:2]:
+        elif word.startswith("-") and len(word) > 1 and _ONE not in word[:2]:
             if values is not None and is_first and word in values:
                 if word in ("-c", "--config-env") and command[at : at + 1] and re.match(r"alias\.|[\0\1]", command[at]):
                     return "maybe"  # git: an alias can have any meaning
-                is_unknown = is_unknown or (at < len(command) and MANY in command[at])
+                is_unknown = is_unknown or (at < len(command) and _MANY in command[at])
                 at += 1
-        elif is_same(word, left[0]):
+        elif _is_same(word, left[0]):
             left.pop(0)
             is_first = False
-        elif ONE in word:
+        elif _ONE in word:
             is_unknown = True
             is_first = False
         elif values is not None and is_first:

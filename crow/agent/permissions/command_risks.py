@@ -15,34 +15,34 @@ from typing import NamedTuple
 from crow.agent.permissions.command_line import ASSIGNMENT, RUNNERS, SHELLS, SUBCOMMANDS, WRAPPERS, Words, program_of
 
 
-class Risks(NamedTuple):
-    """Words that make a program run another program or write to another place.
-
-    `long` are long options, which may be shortened. `letters` are short options, which may be combined into one word.
-    `words` are other words, such as subcommands. A word that matches `pattern` is risky too.
-    """
+class _Risks(NamedTuple):
+    """Words that make a program run another program or write to another place."""
 
     long: str = ""
+    """Long options, which may be shortened."""
     letters: str = ""
+    """Short options, which may be combined into one word."""
     words: str = ""
+    """Other words, such as subcommands."""
     pattern: str = ""
+    """A word that matches this pattern is risky too."""
     harmless: str = ""
 
 
-ALWAYS = Risks(pattern=r"")
+_ALWAYS = _Risks(pattern=r"")
 """The risks of a program for which every word is risky."""
 
-OUTWARD = r"(?:^|=|^-[A-Za-z]+)[/~]|(?:^|[/=])\.[^/.]|(?:^|[/=])\.\.|(?i:agents|claude|gemini)\.md|(?:^|/)HEAD$|\$"
+_OUTWARD = r"(?:^|=|^-[A-Za-z]+)[/~]|(?:^|[/=])\.[^/.]|(?:^|[/=])\.\.|(?i:agents|claude|gemini)\.md|(?:^|/)HEAD$|\$"
 """Matches a path that may lead out of the working directory or to a protected place."""
-WRITER = Risks(pattern=OUTWARD)
-SED = re.compile(
+_WRITER = _Risks(pattern=_OUTWARD)
+_SED = re.compile(
     r"(?:(?:\d+|\$|/[^/\\\n]*/)(?:,(?:\d+|\$|/[^/\\\n]*/))?!?)?"
     r"(?:[pdq=]|s([/|#,])(?:(?!\1)[^\\\n]|\\[^\n])*\1(?:(?!\1)[^\\\n]|\\[^\n])*\1[gpiI0-9]*)?"
 )
 """Matches a sed command that can only print: p, d, q or = with an optional address, or a substitution without the flags
 e and w."""
-RISKS: Mapping[str, Risks] = {
-    "git": Risks(
+_RISKS: Mapping[str, _Risks] = {
+    "git": _Risks(
         long="output ext-diff textconv filters upload-pack receive-pack exec template separate-git-dir in-place "
         "open-files-in-pager output-directory no-index extcmd tool remote-submodules unsafe-paths directory config "
         "smtp-server sendmail-cmd to-cmd cc-cmd reference recurse-submodules global system git-completion-helper",
@@ -52,125 +52,125 @@ RISKS: Mapping[str, Risks] = {
         pattern=r"^ext::|^--?[A-Za-z-]*=ext::",
         harmless="--text --cc --oneline --filter",
     ),
-    "find": Risks(words="-exec -execdir -ok -okdir -delete -fprint -fprint0 -fprintf -fls -files0-from"),
-    "fd": Risks(long="exec exec-batch", letters="xX"),
-    "fdfind": Risks(long="exec exec-batch", letters="xX"),
-    "sort": Risks(long="output compress-program temporary-directory files0-from", letters="oT"),
-    "uniq": Risks(pattern=r"^[^-]"),
-    "split": Risks(long="filter", pattern=OUTWARD),
-    "tar": Risks(
+    "find": _Risks(words="-exec -execdir -ok -okdir -delete -fprint -fprint0 -fprintf -fls -files0-from"),
+    "fd": _Risks(long="exec exec-batch", letters="xX"),
+    "fdfind": _Risks(long="exec exec-batch", letters="xX"),
+    "sort": _Risks(long="output compress-program temporary-directory files0-from", letters="oT"),
+    "uniq": _Risks(pattern=r"^[^-]"),
+    "split": _Risks(long="filter", pattern=_OUTWARD),
+    "tar": _Risks(
         long="checkpoint-action to-command use-compress-program rsh-command rmt-command info-script new-volume-script "
         "directory absolute-names index-file files-from remove-files one-top-level",
         letters="IFCP",
-        pattern=rf"{OUTWARD}|^[A-Za-z]*[IFCP][A-Za-z]*$",
+        pattern=rf"{_OUTWARD}|^[A-Za-z]*[IFCP][A-Za-z]*$",
         harmless="--file",
     ),
-    "rg": Risks(long="pre search-zip hostname-bin", letters="z", harmless="--pretty"),
-    "ag": Risks(long="pager"),
-    "bat": Risks(long="pager"),
-    "tree": Risks(letters="o"),
-    "less": Risks(letters="kooO", long="lesskey-file log-file LOG-FILE", pattern=r"^\+"),
-    "man": Risks(long="pager html preprocessor", letters="PHpC"),
-    "xxd": Risks(letters="r"),
-    "file": Risks(letters="C"),
-    "date": Risks(letters="s", long="set"),
-    "awk": Risks(
+    "rg": _Risks(long="pre search-zip hostname-bin", letters="z", harmless="--pretty"),
+    "ag": _Risks(long="pager"),
+    "bat": _Risks(long="pager"),
+    "tree": _Risks(letters="o"),
+    "less": _Risks(letters="kooO", long="lesskey-file log-file LOG-FILE", pattern=r"^\+"),
+    "man": _Risks(long="pager html preprocessor", letters="PHpC"),
+    "xxd": _Risks(letters="r"),
+    "file": _Risks(letters="C"),
+    "date": _Risks(letters="s", long="set"),
+    "awk": _Risks(
         long="file include load exec source dump-variables profile pretty-print debug",
         letters="fiElodpDe",
         pattern=r"system|\||>|getline|@",
     ),
-    "sed": Risks(long="in-place file follow-symlinks", letters="if"),
-    "curl": Risks(
+    "sed": _Risks(long="in-place file follow-symlinks", letters="if"),
+    "curl": _Risks(
         long="output remote-name remote-name-all config dump-header cookie-jar trace trace-ascii stderr libcurl "
         "etag-save hsts output-dir upload-file data data-binary data-raw data-urlencode form json alt-svc engine "
         "unix-socket netrc-file",
         letters="oOKDcTdFJ",
         harmless="--compressed",
     ),
-    "wget": ALWAYS,
-    "rsync": Risks(long="rsh rsync-path log-file write-batch", letters="e", pattern=OUTWARD),
-    "scp": Risks(letters="SoF", pattern=OUTWARD),
-    "sftp": ALWAYS,
-    "ssh": Risks(letters="oFES"),
-    "make": Risks(long="file makefile directory eval include-dir environment-overrides", letters="fCIe", pattern=r"="),
-    "pip": Risks(
+    "wget": _ALWAYS,
+    "rsync": _Risks(long="rsh rsync-path log-file write-batch", letters="e", pattern=_OUTWARD),
+    "scp": _Risks(letters="SoF", pattern=_OUTWARD),
+    "sftp": _ALWAYS,
+    "ssh": _Risks(letters="oFES"),
+    "make": _Risks(long="file makefile directory eval include-dir environment-overrides", letters="fCIe", pattern=r"="),
+    "pip": _Risks(
         long="target prefix root src log report cache-dir index-url extra-index-url find-links python config-settings "
         "global-option build-option proxy trusted-host cert",
         letters="tif",
         words="config download",
     ),
-    "uv": Risks(
+    "uv": _Risks(
         long="target prefix index-url extra-index-url index default-index find-links cache-dir directory project "
         "python config-file",
         words="run tool pip publish",
     ),
-    "npm": Risks(
+    "npm": _Risks(
         long="prefix global script-shell node-options registry userconfig globalconfig cache location call",
         letters="gCc",
         words="exec x config c set edit explore init create publish",
     ),
-    "yarn": Risks(long="cwd registry global-folder", words="exec dlx create config global publish node"),
-    "pnpm": Risks(
+    "yarn": _Risks(long="cwd registry global-folder", words="exec dlx create config global publish node"),
+    "pnpm": _Risks(
         long="dir registry global script-shell store-dir", letters="Cg", words="exec dlx create config env publish"
     ),
-    "cargo": Risks(
+    "cargo": _Risks(
         long="config manifest-path target-dir root out-dir artifact-dir path registry index",
         letters="CZ",
         words="install",
     ),
-    "go": Risks(
+    "go": _Risks(
         words="generate tool install env",
         pattern=r"^--?(?:exec|toolexec|o|C|overlay|modfile|vettool|ldflags|gcflags|gccgoflags|asmflags|compiler|"
         r"outputdir|\w*profile|trace|pkgdir)(?:=|$)",
     ),
-    "pytest": Risks(
+    "pytest": _Risks(
         long="rootdir confcutdir override-ini junit-xml junitxml log-file basetemp cov-report cov-config debug pdbcls "
         "pastebin config-file report-log",
         letters="cop",
         harmless="--co --collect-only --cov --color --pdb",
     ),
-    "mypy": Risks(
+    "mypy": _Risks(
         long="python-executable config-file cache-dir junit-xml shadow-file custom-typing-module custom-typeshed-dir "
         "install-types html-report xml-report any-exprs-report linecount-report cobertura-xml-report txt-report "
         "xslt-html-report xslt-txt-report linecoverage-report lineprecision-report"
     ),
-    "ruff": Risks(long="output-file config cache-dir", letters="o"),
-    "eslint": Risks(
+    "ruff": _Risks(long="output-file config cache-dir", letters="o"),
+    "eslint": _Risks(
         long="output-file config rulesdir resolve-plugins-relative-to plugin parser format cache-file cache-location",
         letters="ocf",
         harmless="--fix",
     ),
-    "prettier": Risks(long="config plugin plugin-search-dir cache-location"),
-    "tsc": Risks(pattern=r"(?i)^--?(?:outDir|outFile|p|project|build|b|declarationDir|tsBuildInfoFile|generate)"),
-    "docker": Risks(
+    "prettier": _Risks(long="config plugin plugin-search-dir cache-location"),
+    "tsc": _Risks(pattern=r"(?i)^--?(?:outDir|outFile|p|project|build|b|declarationDir|tsBuildInfoFile|generate)"),
+    "docker": _Risks(
         long="config host context",
         letters="Hc",
         words="run exec build buildx compose cp create import load plugin save swarm export commit",
     ),
-    "kubectl": Risks(
+    "kubectl": _Risks(
         long="kubeconfig context server user",
         letters="s",
         words="exec cp apply create delete edit debug run plugin config",
     ),
-    "gh": Risks(words="alias extension config codespace api auth clone", long="editor output dir clobber"),
-    "openssl": Risks(words="-out -engine -provider-path -writerand -CAserial -keyout -config"),
-    "gpg": Risks(long="output homedir options exec-path photo-viewer keyserver", letters="o"),
-    "iconv": Risks(long="output", letters="o"),
-    "patch": Risks(long="output directory reject-file prefix", letters="odrB", pattern=OUTWARD),
-    "sqlite3": Risks(pattern=r"^\.|^-cmd|^-init|(?i:writefile|load_extension|attach|edit\()|\|"),
-    "psql": Risks(long="output log-file file", letters="oLf", pattern=r"\\|(?i:copy)"),
-    "mysql": Risks(long="pager tee", pattern=r"\\|(?i:system|outfile|dumpfile)"),
+    "gh": _Risks(words="alias extension config codespace api auth clone", long="editor output dir clobber"),
+    "openssl": _Risks(words="-out -engine -provider-path -writerand -CAserial -keyout -config"),
+    "gpg": _Risks(long="output homedir options exec-path photo-viewer keyserver", letters="o"),
+    "iconv": _Risks(long="output", letters="o"),
+    "patch": _Risks(long="output directory reject-file prefix", letters="odrB", pattern=_OUTWARD),
+    "sqlite3": _Risks(pattern=r"^\.|^-cmd|^-init|(?i:writefile|load_extension|attach|edit\()|\|"),
+    "psql": _Risks(long="output log-file file", letters="oLf", pattern=r"\\|(?i:copy)"),
+    "mysql": _Risks(long="pager tee", pattern=r"\\|(?i:system|outfile|dumpfile)"),
     **dict.fromkeys(
         ("cp", "mv", "ln", "install", "touch", "mkdir", "rm", "rmdir", "chmod", "chown", "chgrp", "truncate", "tee"),
-        WRITER,
+        _WRITER,
     ),
     **dict.fromkeys(
-        ("dd", "csplit", "unzip", "zip", "gzip", "gunzip", "bzip2", "xz", "zstd", "shred", "mktemp"), WRITER
+        ("dd", "csplit", "unzip", "zip", "gzip", "gunzip", "bzip2", "xz", "zstd", "shred", "mktemp"), _WRITER
     ),
-    **dict.fromkeys(("mkfifo", "unlink", "rename", "sponge", "7z", "ar", "cpio"), WRITER),
+    **dict.fromkeys(("mkfifo", "unlink", "rename", "sponge", "7z", "ar", "cpio"), _WRITER),
     **dict.fromkeys(
         ("gcc", "g++", "cc", "c++", "clang", "clang++", "ld"),
-        Risks(
+        _Risks(
             long="specs plugin config",
             letters="",
             pattern=r"^-(?:o|B|wrapper|fplugin|specs|dumpdir|save-temps|Xclang|load)|^@",
@@ -178,27 +178,27 @@ RISKS: Mapping[str, Risks] = {
     ),
     **dict.fromkeys(
         ("vi", "vim", "nvim", "view", "ex", "ed", "emacs", "nano", "crontab", "at", "batch", "expect", "gdb", "lldb"),
-        ALWAYS,
+        _ALWAYS,
     ),
     **dict.fromkeys(
-        ("source", ".", "eval", "trap", "alias", "socat", "nc", "ncat", "telnet", "tclsh", "osascript"), ALWAYS
+        ("source", ".", "eval", "trap", "alias", "socat", "nc", "ncat", "telnet", "tclsh", "osascript"), _ALWAYS
     ),
 }
-CODE = Risks(
+_CODE = _Risks(
     long="eval print require import loader experimental-loader inspect inspect-brk init-file rcfile env-file",
     letters="ceErpiI",
 )
-GIT_SAFE = frozenset(("--no-pager", "--no-optional-locks", "--literal-pathspecs", "--version", "--help", "-h", "-v"))
+_GIT_SAFE = frozenset(("--no-pager", "--no-optional-locks", "--literal-pathspecs", "--version", "--help", "-h", "-v"))
 """Harmless options that may come between `git` and its subcommand."""
-RUN = frozenset(("run", "exec", "dlx", "x", "eval", "repl"))
+_RUN = frozenset(("run", "exec", "dlx", "x", "eval", "repl"))
 """Subcommands with which package managers run another program."""
-MANAGERS = frozenset(
+_MANAGERS = frozenset(
     ("poetry", "pipenv", "pdm", "rye", "hatch", "conda", "mamba", "bundle", "uv", "pnpm", "npm", "yarn", "bun", "deno")
 )
-INTERPRETERS = re.compile(
+_INTERPRETERS = re.compile(
     r"(?:python|pypy)[\d.]*|node|deno|bun|perl[\d.]*|ruby[\d.]*|php[\d.]*|lua[\d.]*|Rscript|julia"
 )
-VERSIONED = {
+_VERSIONED = {
     "gawk": "awk",
     "mawk": "awk",
     "nawk": "awk",
@@ -207,7 +207,14 @@ VERSIONED = {
     "bsdtar": "tar",
     "gmake": "make",
 }
-VERSIONED |= {"pip3": "pip", "py.test": "pytest", "podman": "docker", "gfind": "find", "gsort": "sort", "egrep": "grep"}
+_VERSIONED |= {
+    "pip3": "pip",
+    "py.test": "pytest",
+    "podman": "docker",
+    "gfind": "find",
+    "gsort": "sort",
+    "egrep": "grep",
+}
 
 
 def find_risk(words: Words, fixed: int) -> str | None:
@@ -222,40 +229,40 @@ def find_risk(words: Words, fixed: int) -> str | None:
     if program in SHELLS or program in RUNNERS or program == "eval":
         return more[0] if more else None
     if program in WRAPPERS:
-        start = wrapped_start(words)
+        start = _wrapped_start(words)
         if start is None or start >= fixed:
             return next(iter(more), None)
         return find_risk(words[start:], fixed - start)
-    if program in MANAGERS and fixed < 3 and words[1:2] and words[1] in RUN:
+    if program in _MANAGERS and fixed < 3 and words[1:2] and words[1] in _RUN:
         runs_script = words[1] == "run" and program in ("npm", "pnpm", "yarn", "bun", "deno")
         if not runs_script:  # `npm run` and the like run only scripts that the project defines
             return next(iter(more), None)
-    if program == "git" and (option := next(git_options(words, fixed), None)):
+    if program == "git" and (option := next(_git_options(words, fixed), None)):
         return option
-    if INTERPRETERS.fullmatch(program):
+    if _INTERPRETERS.fullmatch(program):
         # words after the script are the script's own arguments
         options = takewhile(lambda word: word.startswith("-"), more if fixed == 1 else ())
-        return next((word for word in options if is_risky(word, CODE)), None)
-    program = VERSIONED.get(program, program)
-    if program == "sed" and (script := next((word for word in sed_scripts(words) if word in more), None)):
+        return next((word for word in options if _is_risky(word, _CODE)), None)
+    program = _VERSIONED.get(program, program)
+    if program == "sed" and (script := next((word for word in _sed_scripts(words) if word in more), None)):
         return script
-    risks = RISKS.get(program)
+    risks = _RISKS.get(program)
     if program == "git" and "format-patch" in words and (word := next((w for w in more if w.startswith("-o")), None)):
         return word
-    return None if risks is None else next((word for word in more if is_risky(word, risks)), None)
+    return None if risks is None else next((word for word in more if _is_risky(word, risks)), None)
 
 
-def git_options(words: Words, fixed: int) -> Iterator[str]:
+def _git_options(words: Words, fixed: int) -> Iterator[str]:
     """Yield the options between `git` and its subcommand, because they can name programs to run. Harmless options, and
     options among the first `fixed` words, are left out."""
     at = 1
     while at < len(words) and words[at].startswith("-"):
-        if at >= fixed and words[at] not in GIT_SAFE:
+        if at >= fixed and words[at] not in _GIT_SAFE:
             yield words[at]
         at += 2 if words[at] in SUBCOMMANDS["git"] else 1
 
 
-def sed_scripts(words: Words) -> Iterator[str]:
+def _sed_scripts(words: Words) -> Iterator[str]:
     """Yield the scripts of a sed command that may do more than print."""
     has_script = False
     for at, word in enumerate(words[1:], 1):
@@ -264,13 +271,13 @@ def sed_scripts(words: Words) -> Iterator[str]:
         script = word.partition("=")[2] if word.startswith("--expr") else word
         if is_value or word.startswith("--expr") or not (is_option or has_script):
             has_script = True
-            if not all(SED.fullmatch(part.strip()) for part in script.split(";")):
+            if not all(_SED.fullmatch(part.strip()) for part in script.split(";")):
                 yield word
         elif is_option and not word.startswith("--") and "e" in word and not word.endswith("e"):
             yield word  # this word is both the option and its script
 
 
-def is_risky(word: str, risks: Risks) -> bool:
+def _is_risky(word: str, risks: _Risks) -> bool:
     name = word.partition("=")[0]
     if name in risks.harmless.split():
         return False
@@ -281,10 +288,10 @@ def is_risky(word: str, risks: Risks) -> bool:
             return True
     elif word.startswith("-") and any(letter in name[1:] for letter in risks.letters):
         return True
-    return (risks is ALWAYS) or (bool(risks.pattern) and re.search(risks.pattern, word, re.DOTALL) is not None)
+    return (risks is _ALWAYS) or (bool(risks.pattern) and re.search(risks.pattern, word, re.DOTALL) is not None)
 
 
-def wrapped_start(words: Words) -> int | None:
+def _wrapped_start(words: Words) -> int | None:
     """Find the program that a wrapper runs. Return the index of its word in `words`, or None if the index is
     unknown."""
     letters, operands = WRAPPERS[program_of(words[0])]

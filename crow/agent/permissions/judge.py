@@ -38,11 +38,12 @@ from crow.agent.permissions.rules import (
 from crow.domain.entries import CallRef, Diff
 from crow.domain.messages import ToolCall
 from crow.store import SessionChanges
-from crow.tools import PlannedCall, SamplingRequest, Workspace
+from crow.tools import Coverage, PlannedCall, Workspace
 from crow.tools.layers import Changes
 from crow.tools.layers.describe import summary_of
+from crow.tools.sampling import SamplingRequest
 
-REJECTED = (
+_REJECTED = (
     "The user did not allow this call. Do not try it again unasked; ask the user what they want instead. If they "
     "change their mind, they can allow the call when you ask again, or with /permissions."
 )
@@ -55,7 +56,7 @@ CANNOT_ASK = (
 )
 
 
-UNANSWERED = (
+_UNANSWERED = (
     "The user was asked whether this call may run, and did not answer in time. So the call did not run. Do not try it "
     "again unasked; say what it was for, so that the user can come back to it."
 )
@@ -74,7 +75,7 @@ def about_changes(plan: PlannedCall, changes: Changes, diffs: Sequence[Diff]) ->
         announcement=replace(plan.announcement, diffs=tuple(diffs)),
         command_access="write",
         changed=tuple(change.path for change in changes.shown),
-        is_protected=bool(changes.protected),
+        touched=replace(plan.touched, is_protected=bool(changes.protected)),
         review_text=summary_of(changes),
     )
 
@@ -133,19 +134,21 @@ class Permissions:
     async def complete(self, call: ToolCall, plan: PlannedCall) -> PlannedCall:
         """Add to the plan all names of a file with hard links, because a rule may name any of them. Also add the paths
         that the rules hide from a search or a confined command, and the rules for redirects."""
-        name = plan.rule_tool or call.name
+        name = plan.coverage.rule_tool or call.name
         rules = current_rules(self._whole.rules, self._branch.row)
         if plan.parts:
             parts = tuple([await self.complete(call, part) for part in plan.parts])
             return replace(plan, parts=parts, excluded=excluded_paths(name, rules))
-        if plan.has_hard_links and any(is_path_rule(rule, name, *plan.like, "read_file") for rule in rules):
-            path = Path(plan.rule_paths[0])
+        if plan.touched.has_hard_links and any(
+            is_path_rule(rule, name, *plan.coverage.like, "read_file") for rule in rules
+        ):
+            path = Path(plan.touched.rule_paths[0])
             places = [place for place in named_places(rules) if os.path.isabs(place)]
             names, is_complete = (await self._workspace.find_names([path], places))[path]
             root = self._workspace.resolve(".")
             inside = [str(Path(name).relative_to(root)) for name in names if Path(name).is_relative_to(root)]
-            others = (*plan.other_paths, *names, *inside)
-            plan = replace(plan, other_paths=others, has_unknown_names=not is_complete)
+            others = (*plan.touched.other_paths, *names, *inside)
+            plan = replace(plan, touched=replace(plan.touched, other_paths=others, has_unknown_names=not is_complete))
         return replace(plan, excluded=excluded_paths(name, rules), url_rules=url_rules(name, self._mode, rules))
 
     async def review(self, call_id: str, changes: Changes) -> str:
@@ -175,8 +178,10 @@ class Permissions:
         """Return the refusal if the user's rules forbid to read one of the files that a call touches, else None."""
         rules = current_rules(self._whole.rules, self._branch.row)
         for part in plan.each:
-            if part.rule_paths:
-                reading = replace(part, access="read", rule_tool=None, like=(), parts=())
+            if part.touched.rule_paths:
+                reading = replace(
+                    part, access="read", parts=(), coverage=replace(part.coverage, rule_tool=None, like=())
+                )
                 decision = decide("read_file", reading, self._mode, rules, is_bounded=self._workspace.is_bounded)
                 if isinstance(decision, Refuse):
                     return decision
@@ -187,15 +192,13 @@ class Permissions:
         plan = PlannedCall(
             announcement=request.announcement,
             access="external",
-            rule_tool="sampling",
-            argument=request.prefix,
-            is_read_only=request.is_read_only,
             review_text=text,
+            coverage=Coverage(rule_tool="sampling", argument=request.prefix, is_read_only=request.is_read_only),
         )
         return await self.judge(request.call, ToolCall(id="", name=request.name, arguments=request.arguments), plan)
 
     async def _ask(self, ref: CallRef, call: ToolCall, plan: PlannedCall, ask: Ask) -> Allow | Refuse | None:
-        can_last = not plan.is_protected and not plan.asks_once and ask.doubtful is None
+        can_last = not plan.touched.is_protected and not plan.coverage.asks_once and ask.doubtful is None
         below = common_folder(plan.changed, self._branch.row.cwd) if can_last else ""
         cwd = self._branch.row.cwd
         asked = replace(plan, parts=ask.parts) if ask.parts else plan
@@ -207,12 +210,12 @@ class Permissions:
         if outdated is not None and not reason:
             reason, changes = change_of_tool(outdated, plan)
         offers_writes = can_last and plan.access == "execute" and plan.command_access == "write"
-        is_inner = plan.inner_arguments is not None
+        is_inner = plan.coverage.inner_arguments is not None
         answer = await self._client.ask(
             PermissionQuestion(
                 call=ref,
-                name=(plan.rule_tool if is_inner else None) or call.name,
-                arguments=call.arguments if plan.inner_arguments is None else plan.inner_arguments,
+                name=(plan.coverage.rule_tool if is_inner else None) or call.name,
+                arguments=call.arguments if plan.coverage.inner_arguments is None else plan.coverage.inner_arguments,
                 plan=plan,
                 always=always if can_last else "",
                 never=never if can_last else "",
@@ -231,7 +234,7 @@ class Permissions:
             rules = (rule_for_writes(cwd),)
         elif below and answer == "allow_below":
             rules = (rule_for_changes(below, cwd),)
-        elif (can_last and answer in ("allow_always", "reject_always")) or (allows and plan.asks_once):
+        elif (can_last and answer in ("allow_always", "reject_always")) or (allows and plan.coverage.asks_once):
             rules = rules_for(call.name, asked, allow=allows, cwd=cwd)
         known = self._branch.row.permissions
         # A rule with a fingerprint replaces the answer about the tool as it was before.
@@ -243,4 +246,4 @@ class Permissions:
             return Allow(why=f"{answer.replace('_', ' ')} by the user")
         if plan.changed and answer.startswith("reject"):
             return Refuse(words=CHANGES_REJECTED)
-        return Refuse(words={"cannot_ask": CANNOT_ASK, "unanswered": UNANSWERED}.get(answer, REJECTED))
+        return Refuse(words={"cannot_ask": CANNOT_ASK, "unanswered": _UNANSWERED}.get(answer, _REJECTED))

@@ -30,21 +30,21 @@ from crow.tools.urls import NO_URL_RULES, UrlRules, covers_url, url_expression
 
 Mode: TypeAlias = Literal["ask", "accept-edits", "plan", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-ACCESSES: tuple[CommandAccess, ...] = get_args(CommandAccess)
+_ACCESSES: tuple[CommandAccess, ...] = get_args(CommandAccess)
 
-RULE = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
-TYPED = re.compile(r"([A-Za-z0-9_*?-]{1,64})(?:\((\s*+\S.*)\))?", re.DOTALL)
-PLAIN_NAME = re.compile(r"[^*?]+")
-WITH_ARGUMENT = (
+_RULE = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
+_TYPED = re.compile(r"([A-Za-z0-9_*?-]{1,64})(?:\((\s*+\S.*)\))?", re.DOTALL)
+_PLAIN_NAME = re.compile(r"[^*?]+")
+_WITH_ARGUMENT = (
     *("shell", "read_file", "write_file", "edit_file", "apply_patch", "list_files", "grep", "fetch", "recall"),
     "sampling",
     "shell_changes",
 )
-SEARCHES = ("grep", "list_files")
-CHANGES = ("edit_file", "write_file", "apply_patch")
-KEPT_CHANGES = "shell_changes"
+_SEARCHES = ("grep", "list_files")
+_CHANGES = ("edit_file", "write_file", "apply_patch")
+_KEPT_CHANGES = "shell_changes"
 """The name in rules for what commands change in their layers."""
-ASKED_BY_CONTENT = ("skill", "task")
+_ASKED_BY_CONTENT = ("skill", "task")
 """Tools that load a file of the workspace, such as a skill, only if the user allows it. If the file's content changes,
 crow asks the user again."""
 
@@ -56,30 +56,28 @@ def narrower_mode(first: str, second: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PermissionRule:
-    """A permission rule of the user. `tool` is the name of a tool or a glob of names.
-
-    Without an `argument` the rule covers every call of the tool inside the workspace. Otherwise `argument` is the exact
-    argument of the call or, if `is_pattern` is true, a command line, a glob of paths, or a glob of other arguments; see
-    `allows` and `forbids`. `is_users` means that the rule comes from the user's file and not from the session.
-
-    `access` limits what an allowed command may do; None means no limit. `cwd` is the only directory in which an allow
-    rule of a session applies. `cwd` is None in rules of the user's file, and in rules that an older version of crow
-    stored.
-
-    A rule that comes from an answer about an MCP tool has the tool's `fingerprint` and `definition`: it covers the tool
-    only as it was then. `is_typed`: the user typed the rule, so it covers tools by their names alone.
-    """
+    """A permission rule of the user."""
 
     tool: str
+    """The name of a tool, or a glob of names."""
     argument: str | None
+    """The exact argument of the call or, if `is_pattern` is true, a command line, a glob of paths, or a glob of other
+    arguments; see `allows` and `_forbids`. With None, the rule covers every call of the tool inside the workspace."""
     allow: bool
     is_pattern: bool = False
     is_users: bool = False
+    """The rule comes from the user's file and not from the session."""
     access: CommandAccess | None = None
+    """Limits what an allowed command may do. None means no limit."""
     cwd: str | None = None
+    """The only directory in which an allow rule of a session applies. None in rules of the user's file, and in rules
+    that an older version of crow stored."""
     fingerprint: str = ""
+    """Set if the rule comes from an answer about an MCP tool: the rule covers the tool only as it was then."""
     definition: str = ""
+    """The title, description and schema of that tool."""
     is_typed: bool = False
+    """The user typed the rule, so it covers tools by their names alone."""
 
     def as_json(self) -> JsonObject:
         """The rule as it is stored in the session's row."""
@@ -96,32 +94,35 @@ class PermissionRule:
         absolute. A command pattern covers a command that consists of exactly the pattern's words. If the pattern ends
         with `*`, the command may have more words after those of the pattern.
         """
-        if not self.allow or not fnmatchcase(name, self.tool) or call.is_protected or self.is_outdated(call):
+        touched, coverage = call.touched, call.coverage
+        if not self.allow or not fnmatchcase(name, self.tool) or touched.is_protected or self.is_outdated(call):
             return False
-        if call.asks_once:
-            if self.is_pattern and name in ASKED_BY_CONTENT:  # a pattern could match files that the user has not seen
+        if coverage.asks_once:
+            if self.is_pattern and name in _ASKED_BY_CONTENT:  # a pattern could match files that the user has not seen
                 return False
-            return self.argument is not None and self.argument in (call.argument, *call.wider_arguments)
+            return self.argument is not None and self.argument in (coverage.argument, *coverage.wider_arguments)
         asked = call.command_access or "full"
-        if self.access is not None and ACCESSES.index(asked) > ACCESSES.index(self.access):
+        if self.access is not None and _ACCESSES.index(asked) > _ACCESSES.index(self.access):
             return False
         if self.argument is None:
-            return not call.is_outside
-        if call.access == "execute" and self.is_pattern and call.argument is not None:
-            return allows_command(self.argument, call.argument, asked)
+            return not touched.is_outside
+        if call.access == "execute" and self.is_pattern and coverage.argument is not None:
+            return _allows_command(self.argument, coverage.argument, asked)
         if not self.is_pattern:
-            return self.argument in (call.argument, *call.rule_paths)
-        if call.rule_paths:
-            return (not call.is_outside or is_absolute(self.argument)) and names_path(self.argument, call.rule_paths)
-        if call.access == "fetch" and call.argument is not None:
-            return covers_url(self.argument, call.argument)
-        return call.argument is not None and fnmatchcase(call.argument, self.argument)
+            return self.argument in (coverage.argument, *touched.rule_paths)
+        if touched.rule_paths:
+            return (not touched.is_outside or _is_absolute(self.argument)) and names_path(
+                self.argument, touched.rule_paths
+            )
+        if call.access == "fetch" and coverage.argument is not None:
+            return covers_url(self.argument, coverage.argument)
+        return coverage.argument is not None and fnmatchcase(coverage.argument, self.argument)
 
     def is_outdated(self, call: PlannedCall) -> bool:
         """Whether the called MCP tool is not the one that the user's answer was about. An older version of crow stored
         no fingerprints, so what its rules were about is unknown."""
-        is_by_name = self.is_users or self.is_typed or PLAIN_NAME.fullmatch(self.tool) is None
-        return not is_by_name and self.fingerprint != call.fingerprint
+        is_by_name = self.is_users or self.is_typed or _PLAIN_NAME.fullmatch(self.tool) is None
+        return not is_by_name and self.fingerprint != call.coverage.fingerprint
 
     def forbids(self, name: str, call: PlannedCall) -> Certainty:
         """Whether this is a deny rule that covers the call.
@@ -133,12 +134,13 @@ class PermissionRule:
             return "no"
         if self.argument is None:
             return "yes"
-        paths = (*call.rule_paths, *call.other_paths)
-        arguments = (*(() if call.argument is None else (call.argument,)), *call.narrower_arguments)
+        paths = (*call.touched.rule_paths, *call.touched.other_paths)
+        own, narrower = call.coverage.argument, call.coverage.narrower_arguments
+        arguments = narrower if own is None else (own, *narrower)
         if not self.is_pattern:
             return "yes" if self.argument in (*arguments, *paths) else "no"
-        if call.access == "execute" and call.argument is not None:
-            return runs(call.argument, self.argument)
+        if call.access == "execute" and call.coverage.argument is not None:
+            return runs(call.coverage.argument, self.argument)
         if paths:
             return "yes" if names_path(self.argument, paths, ignore_case=True) else "no"
         if call.access == "fetch":
@@ -148,26 +150,28 @@ class PermissionRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allow:
-    """The decision that the call may run. `why` is stored with the call."""
+    """The decision that the call may run."""
 
     why: str
+    """Stored with the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """The decision to ask the user. If it is unclear whether a deny rule covers the call, `doubtful` is that rule, and
-    the user's answer is not stored as a rule."""
+    """The decision to ask the user."""
 
     doubtful: PermissionRule | None = None
+    """A deny rule that may cover the call. If there is one, the user's answer is not stored as a rule."""
     parts: tuple[PlannedCall, ...] = ()
     """The parts of the call that nothing allows, if the call has parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
-    """The decision that the call may not run. `words` tells the model why."""
+    """The decision that the call may not run."""
 
     words: str
+    """Tells the model why."""
 
 
 Decision: TypeAlias = Allow | Ask | Refuse
@@ -182,7 +186,7 @@ def decide(
     leaves the workspace or the sandbox is refused if no rule in config.toml allows it. A call with parts is refused if
     one of them is, and allowed if all are.
     """
-    name = call.rule_tool or name
+    name = call.coverage.rule_tool or name
     if call.parts:
         decisions = [decide(name, part, mode, rules, is_bounded=is_bounded) for part in call.parts]
         return _together(call.parts, decisions)
@@ -190,25 +194,25 @@ def decide(
         return decide_about_changes(name, call, mode, rules)
     doubtful = None
     for rule in rules:
-        for tool in (name, *call.like):
-            match forbids(rule, tool, call):
+        for tool in (name, *call.coverage.like):
+            match _forbids(rule, tool, call):
                 case "yes":
-                    return Refuse(words=denial(rule, name))
+                    return Refuse(words=_denial(rule, name))
                 case "maybe":
                     doubtful = doubtful or rule
-    covering = are_covering(name, call, rules)
-    users = are_covering(name, call, [rule for rule in rules if rule.is_users])
+    covering = _are_covering(name, call, rules)
+    users = _are_covering(name, call, [rule for rule in rules if rule.is_users])
     is_read_command = call.access == "execute" and call.command_access == "read"
     if is_bounded and not users:
-        if call.is_outside:
+        if call.touched.is_outside:
             return Refuse(words=f"{name}: on this server, calls cannot leave the workspace, and nobody can allow this.")
         if call.access == "execute" and call.command_access not in ("read", "write"):
-            return Refuse(words=NOT_CONFINED)
-    if mode == "plan" and (reason := refusal_in_plan(name, call, is_allowed=users)):
+            return Refuse(words=_NOT_CONFINED)
+    if mode == "plan" and (reason := _refusal_in_plan(name, call, is_allowed=users)):
         return Refuse(words=reason)
-    if call.access == "none" and not call.asks_once:
+    if call.access == "none" and not call.coverage.asks_once:
         return Allow(why="touches only the session")
-    is_special = call.is_outside or call.is_protected or call.asks_once
+    is_special = call.touched.is_outside or call.touched.is_protected or call.coverage.asks_once
     if doubtful is not None:
         return Ask(doubtful=doubtful)
     if call.access == "read" and not is_special:
@@ -228,27 +232,27 @@ def decide(
 def decide_about_changes(name: str, call: PlannedCall, mode: str, rules: Sequence[PermissionRule]) -> Decision:
     """Decide whether what a command has changed in its layer is kept. The command itself was allowed to run."""
     for rule in rules:
-        if not rule.allow and fnmatchcase(KEPT_CHANGES, rule.tool):
+        if not rule.allow and fnmatchcase(_KEPT_CHANGES, rule.tool):
             argument = rule.argument
             if argument is None or any(names_path(argument, [path], ignore_case=True) for path in call.changed):
                 return Refuse(words=f"The user's rule {rule_text(rule)} forbids these changes, so they were dropped.")
     if mode == "plan":
         return Refuse(words="In plan mode, commands cannot change files, so all changes were dropped.")
-    if call.is_protected:
+    if call.touched.is_protected:
         return Ask()
     if mode in ("accept-edits", "auto"):
         return Allow(why=f"mode {mode}")
     users = [rule for rule in rules if rule.is_users]
-    if are_covering(name, call, users) or covers_changes(call, users):
+    if _are_covering(name, call, users) or covers_changes(call, users):
         return Allow(why="allowed by the user's rules")
-    if are_covering(name, call, rules) or covers_changes(call, rules):
+    if _are_covering(name, call, rules) or covers_changes(call, rules):
         return Allow(why="always allowed by the user in this session")
     return Ask()
 
 
 def covers_changes(call: PlannedCall, rules: Sequence[PermissionRule]) -> bool:
     """Whether allow rules for changes cover all files that a command has changed."""
-    allowing = [rule for rule in rules if rule.allow and fnmatchcase(KEPT_CHANGES, rule.tool)]
+    allowing = [rule for rule in rules if rule.allow and fnmatchcase(_KEPT_CHANGES, rule.tool)]
     return all(
         any(rule.argument is None or names_path(rule.argument, [path]) for rule in allowing) for path in call.changed
     )
@@ -276,35 +280,35 @@ def _together(parts: Sequence[PlannedCall], decisions: Sequence[Decision]) -> De
     return Ask(doubtful=doubtful, parts=tuple(asked)) if asked else Allow(why="; ".join(dict.fromkeys(reasons)))
 
 
-def are_covering(name: str, call: PlannedCall, rules: Sequence[PermissionRule]) -> bool:
+def _are_covering(name: str, call: PlannedCall, rules: Sequence[PermissionRule]) -> bool:
     """Whether the allow rules among these cover a call without parts."""
 
     def is_allowed(tool: str) -> bool:
         return any(rule.allows(tool, call) for rule in rules)
 
-    return is_allowed(name) or (bool(call.like) and all(map(is_allowed, call.like)))
+    return is_allowed(name) or (bool(call.coverage.like) and all(map(is_allowed, call.coverage.like)))
 
 
-NOT_CONFINED = (
+_NOT_CONFINED = (
     "On this server, commands run only if the sandbox confines them, and nobody can allow other commands. Ask for "
     "read or write access, or do it without this command."
 )
 
 
-def forbids(rule: PermissionRule, name: str, call: PlannedCall) -> Certainty:
+def _forbids(rule: PermissionRule, name: str, call: PlannedCall) -> Certainty:
     """Whether a deny rule covers the call.
 
     A rule that denies a file to `read_file` also denies it to searches, skills and subagents. If a command names a
     file that is denied to `read_file`, the result is "maybe".
     """
     certainty = rule.forbids(name, call)
-    reads_too = name in ASKED_BY_CONTENT or (name in SEARCHES and rule.argument is not None)
-    if certainty == "no" and reads_too and call.rule_paths:
+    reads_too = name in _ASKED_BY_CONTENT or (name in _SEARCHES and rule.argument is not None)
+    if certainty == "no" and reads_too and call.touched.rule_paths:
         certainty = rule.forbids("read_file", call)
-    if certainty == "no" and call.access == "execute" and call.argument and is_path_rule(rule, "read_file"):
-        words = (os.path.expanduser(word).removeprefix("./") for word in named_files(call.argument))
+    if certainty == "no" and call.access == "execute" and call.coverage.argument and is_path_rule(rule, "read_file"):
+        words = (os.path.expanduser(word).removeprefix("./") for word in named_files(call.coverage.argument))
         certainty = "maybe" if names_path(rule.argument or "", words, ignore_case=True) else "no"
-    if certainty == "no" and call.has_unknown_names and is_path_rule(rule, name, *["read_file"] * reads_too):
+    if certainty == "no" and call.touched.has_unknown_names and is_path_rule(rule, name, *["read_file"] * reads_too):
         certainty = "maybe"
     return certainty
 
@@ -329,21 +333,21 @@ def doubt(rule: PermissionRule) -> str:
 
 def outdated_rule(name: str, call: PlannedCall, rules: Iterable[PermissionRule]) -> PermissionRule | None:
     """The rule that allowed this MCP tool before its server changed it, or before crow stored fingerprints."""
-    name = call.rule_tool or name
+    name = call.coverage.rule_tool or name
     outdated = (rule for rule in rules if rule.allow and rule.tool == name and rule.is_outdated(call))
     return max(outdated, key=lambda rule: bool(rule.fingerprint), default=None)
 
 
 def change_of_tool(rule: PermissionRule, call: PlannedCall) -> tuple[str, str]:
     """Explain to the user why crow asks again about an MCP tool. Also return what its server changed, as a diff."""
-    if not rule.fingerprint or not call.fingerprint:
+    if not rule.fingerprint or not call.coverage.fingerprint:
         return "You allowed this tool before crow noted what it is. From now on, crow asks again if it changes.", ""
-    lines = unified_diff(rule.definition.split("\n"), call.definition.split("\n"), lineterm="", n=2)
+    lines = unified_diff(rule.definition.split("\n"), call.coverage.definition.split("\n"), lineterm="", n=2)
     changes = "\n".join([*lines][2:]) or "The difference is in the part that is not shown."
     return "You allowed this tool always, but its server has changed it since. The changes:", changes
 
 
-def denial(rule: PermissionRule, name: str) -> str:
+def _denial(rule: PermissionRule, name: str) -> str:
     place = "in config.toml under [permissions]" if rule.is_users else "of this session; see /permissions"
     return (
         f"The user has forbidden this call of {name}. Deny rule: {rule_text(rule)} {place}. Do it another way, "
@@ -351,12 +355,12 @@ def denial(rule: PermissionRule, name: str) -> str:
     )
 
 
-def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | None:
+def _refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | None:
     """Return why plan mode refuses the call, or None if plan mode allows it. `is_allowed` means that a rule of the
     user's file allows the call."""
     plan = "Read files, search, and write the plan; the user leaves plan mode when they agree with the plan."
     start = f"{name} is not available in plan mode"
-    if call.is_protected:
+    if call.touched.is_protected:
         return f"{start} for protected paths, such as keys and settings. {plan}"
     match call.access:
         case "none" | "read":
@@ -368,7 +372,7 @@ def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | 
                 f"{start} with {call.command_access or 'full'} access: nothing may be changed. A command with "
                 f"read access may run if crow can confine it. {plan}"
             )
-        case "external" if call.is_read_only:
+        case "external" if call.coverage.is_read_only:
             return None
         case "external":
             return f"{start}, unless its server's table in config.toml lists the tool in read_only. {plan}"
@@ -382,11 +386,11 @@ def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | 
 def excluded_paths(name: str, rules: Sequence[PermissionRule]) -> ExcludedPaths:
     """Return the files that a search must leave out, or that a confined command must not read. A change of a file runs
     the user's checks, which are such commands."""
-    if name not in (*SEARCHES, *CHANGES, "shell"):
+    if name not in (*_SEARCHES, *_CHANGES, "shell"):
         return NOTHING_EXCLUDED
-    tools = ("read_file", name) if name in SEARCHES else ("read_file",)
+    tools = ("read_file", name) if name in _SEARCHES else ("read_file",)
     denials = [rule for rule in rules if is_path_rule(rule, *tools)]
-    patterns = (path_matcher(rule.argument or "", ignore_case=True).pattern for rule in denials)
+    patterns = (_path_matcher(rule.argument or "", ignore_case=True).pattern for rule in denials)
     return ExcludedPaths(patterns=tuple(patterns), places=named_places(denials))
 
 
@@ -419,12 +423,12 @@ def may_attach(path: Path, workspace: Workspace, rules: Sequence[PermissionRule]
     root = workspace.resolve(".")
     names = (str(path), str(path.relative_to(root))) if path.is_relative_to(root) else (str(path),)
     try:
-        return may_read(names, rules, has_other_names=path.stat().st_nlink > 1 and path.is_file())
+        return _may_read(names, rules, has_other_names=path.stat().st_nlink > 1 and path.is_file())
     except OSError:
         return False
 
 
-def may_read(paths: Sequence[str], rules: Sequence[PermissionRule], *, has_other_names: bool = False) -> bool:
+def _may_read(paths: Sequence[str], rules: Sequence[PermissionRule], *, has_other_names: bool = False) -> bool:
     """Whether crow may read a file (such as AGENTS.md) on its own, without a tool call. `paths` are the file's names,
     as in `rule_paths`.
 
@@ -435,52 +439,52 @@ def may_read(paths: Sequence[str], rules: Sequence[PermissionRule], *, has_other
     return not any(has_other_names or names_path(rule.argument or "", paths, ignore_case=True) for rule in denials)
 
 
-def allows_command(pattern: str, line: str, access: CommandAccess) -> bool:
+def _allows_command(pattern: str, line: str, access: CommandAccess) -> bool:
     """Whether an allow rule covers a command line. Only a single plain command is ever covered.
 
     If the pattern does not end with `*`, the command must consist of exactly the pattern's words. If the pattern ends
     with `*`, the command may have more words after those of the pattern. If such a command can change something, it is
     covered only if `find_risk` finds no risk among the additional words.
     """
-    wanted, words = first_words(pattern), simple_words(line)
+    wanted, words = _first_words(pattern), simple_words(line)
     if not wanted or words is None:
         return False
-    if not has_star(pattern):
+    if not _has_star(pattern):
         return words == wanted
     if words[: len(wanted)] != wanted:
         return False
     return access == "read" or find_risk(words, len(wanted)) is None
 
 
-def has_star(pattern: str) -> bool:
+def _has_star(pattern: str) -> bool:
     """Whether a command pattern ends with a `*`, which stands for any further words."""
     return pattern.rstrip().endswith((" *", ":*"))
 
 
-def first_words(pattern: str) -> tuple[str, ...] | None:
+def _first_words(pattern: str) -> tuple[str, ...] | None:
     """Return the words of a command pattern, without a `*` at its end. Every command line that the pattern covers
     begins with these words. Return None if the pattern is not a plain command."""
     pattern = pattern.rstrip()
-    return simple_words(pattern[:-2] if has_star(pattern) else pattern)
+    return simple_words(pattern[:-2] if _has_star(pattern) else pattern)
 
 
-def is_absolute(pattern: str) -> bool:
+def _is_absolute(pattern: str) -> bool:
     """Whether a glob of paths can name paths outside the workspace."""
     return os.path.isabs(os.path.expanduser(pattern))
 
 
 def names_path(pattern: str, paths: Iterable[str], *, ignore_case: bool = False) -> bool:
     """Whether a glob matches one of the names of a file."""
-    matcher = path_matcher(pattern, ignore_case=ignore_case)
+    matcher = _path_matcher(pattern, ignore_case=ignore_case)
     return any(matcher.fullmatch(normalize("NFC", path)) for path in paths)
 
 
-GLOB = re.compile(r"\*\*/|\*\*|\*|\?|[^*?]+")
-GLOB_MEANINGS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+_GLOB = re.compile(r"\*\*/|\*\*|\*|\?|[^*?]+")
+_GLOB_MEANINGS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
 @lru_cache(maxsize=256)
-def path_matcher(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
+def _path_matcher(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
     """Convert a glob of paths to a regular expression.
 
     A pattern without a slash matches names in any directory. `**` matches across directories. A pattern that ends with
@@ -490,7 +494,7 @@ def path_matcher(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
     pattern = normalize("NFC", os.path.expanduser(pattern))
     if pattern.endswith("/"):
         pattern += "**"
-    source = "".join(GLOB_MEANINGS.get(part) or re.escape(part) for part in GLOB.findall(pattern))
+    source = "".join(_GLOB_MEANINGS.get(part) or re.escape(part) for part in _GLOB.findall(pattern))
     anywhere = "" if "/" in pattern else "(?:.*/)?"
     return re.compile(anywhere + source, re.DOTALL | (re.IGNORECASE if ignore_case else 0))
 
@@ -501,7 +505,7 @@ def user_rules(allow: Sequence[str], deny: Sequence[str]) -> tuple[PermissionRul
         PermissionRule(tool=found[1], argument=found[2], allow=allows, is_pattern=found[2] is not None, is_users=True)
         for texts, allows in ((deny, False), (allow, True))
         for text in texts
-        if (found := RULE.fullmatch(text.strip())) is not None
+        if (found := _RULE.fullmatch(text.strip())) is not None
     )
 
 
@@ -512,17 +516,17 @@ def typed_rule(text: str, *, allow: bool, cwd: str) -> PermissionRule:
     """
     if allow and text.split() == ["shell", "--access", "write"]:
         return rule_for_writes(cwd)
-    found = TYPED.fullmatch(text.strip())
+    found = _TYPED.fullmatch(text.strip())
     if found is None:
         raise ArgumentError(
             f"`{text}` is not a rule. A rule is a tool, such as `write_file`, or a tool with an argument, such as "
             "`shell(git status)`, `edit_file(docs/**)` or `fetch(https://example.com/*)`."
         )
     tool, argument = found.groups()
-    if argument is not None and PLAIN_NAME.fullmatch(tool) and tool not in WITH_ARGUMENT:
+    if argument is not None and _PLAIN_NAME.fullmatch(tool) and tool not in _WITH_ARGUMENT:
         raise ArgumentError(
             f"A rule about `{tool}` takes no argument; write `{tool}` alone. Tools with an argument: "
-            f"{', '.join(f'`{name}`' for name in WITH_ARGUMENT)}."
+            f"{', '.join(f'`{name}`' for name in _WITH_ARGUMENT)}."
         )
     if allow and tool == "skill":
         raise ArgumentError(
@@ -534,12 +538,12 @@ def typed_rule(text: str, *, allow: bool, cwd: str) -> PermissionRule:
             f"`{text}` would allow nothing: write `recall(workspace)` for the sessions of this directory, or "
             "`recall(all)` for all sessions. Searching the current session needs no permission."
         )
-    if allow and tool == "shell" and argument is not None and not first_words(argument):
+    if allow and tool == "shell" and argument is not None and not _first_words(argument):
         raise ArgumentError(
             f"`{text}` would allow nothing: give the words of a command without operators and variables, such as "
             "`shell(git status)`, or `shell(make *)` for any words after `make`."
         )
-    scope = normal_cwd(cwd) if allow else None
+    scope = _normal_cwd(cwd) if allow else None
     is_pattern, is_typed = argument is not None, allow and "__" in tool
     return PermissionRule(
         tool=tool, argument=argument, allow=allow, is_pattern=is_pattern, cwd=scope, is_typed=is_typed
@@ -562,18 +566,18 @@ def scope_text(rule: PermissionRule, cwd: str) -> str:
     limits = []
     if rule.argument is not None and fnmatchcase("shell", rule.tool):
         if rule.is_pattern:
-            limits.append("these words and more" if has_star(rule.argument) else "exactly these words")
+            limits.append("these words and more" if _has_star(rule.argument) else "exactly these words")
         limits.append("any access" if rule.access in (None, "full") else f"access {rule.access}")
     if rule.cwd is not None:
         if rule.fingerprint:
             limits.append("until its server changes it")
-        limits.append(f"in {rule.cwd}" if rule.cwd == normal_cwd(cwd) else f"only in {rule.cwd}, so not here")
+        limits.append(f"in {rule.cwd}" if rule.cwd == _normal_cwd(cwd) else f"only in {rule.cwd}, so not here")
     return ", ".join(limits)
 
 
 def rules_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> tuple[PermissionRule, ...]:
     """Return the rules to store when the user answers "always" for this call: one for each kind of part."""
-    name = call.rule_tool or name
+    name = call.coverage.rule_tool or name
     return tuple(dict.fromkeys(rule_for(name, part, allow=allow, cwd=cwd) for part in call.each))
 
 
@@ -585,19 +589,19 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Permissi
     kind of command. An allow rule applies only in `cwd`.
     """
     rule = PermissionRule(
-        tool=call.rule_tool or name,
-        argument=call.argument,
+        tool=call.coverage.rule_tool or name,
+        argument=call.coverage.argument,
         allow=allow,
         access=call.command_access if allow else None,
-        cwd=normal_cwd(cwd) if allow else None,
-        fingerprint=call.fingerprint if allow else "",
-        definition=call.definition if allow else "",
+        cwd=_normal_cwd(cwd) if allow else None,
+        fingerprint=call.coverage.fingerprint if allow else "",
+        definition=call.coverage.definition if allow else "",
     )
-    if allow and call.changed and (pattern := kind_of_command(call.argument or "")):
+    if allow and call.changed and (pattern := kind_of_command(call.coverage.argument or "")):
         return replace(rule, argument=pattern, is_pattern=True)
-    if not call.is_outside or not call.rule_paths:
+    if not call.touched.is_outside or not call.touched.rule_paths:
         return rule
-    path = call.rule_paths[0]
+    path = call.touched.rule_paths[0]
     return replace(rule, argument=path, is_pattern="*" not in path and "?" not in path)
 
 
@@ -609,33 +613,33 @@ def kind_of_command(line: str) -> str:
         return ""
     count = 2 if len(words) > 1 and re.fullmatch(r"[a-z][a-z0-9:_-]*", words[1]) else 1
     pattern = f"{' '.join(words[:count])} *"
-    return pattern if allows_command(pattern, line, "write") else ""
+    return pattern if _allows_command(pattern, line, "write") else ""
 
 
 def rule_for_changes(folder: str, cwd: str) -> PermissionRule:
     """Return the rule to store when the user allows what commands change below a folder. It applies only in `cwd`."""
     argument = f"{folder}/**"
-    return PermissionRule(tool=KEPT_CHANGES, argument=argument, allow=True, is_pattern=True, cwd=normal_cwd(cwd))
+    return PermissionRule(tool=_KEPT_CHANGES, argument=argument, allow=True, is_pattern=True, cwd=_normal_cwd(cwd))
 
 
 def rule_for_writes(cwd: str) -> PermissionRule:
     """Return the rule to store when the user allows all commands that are confined to `write` access. The rule applies
     only in `cwd`."""
-    return PermissionRule(tool="shell", argument=None, allow=True, access="write", cwd=normal_cwd(cwd))
+    return PermissionRule(tool="shell", argument=None, allow=True, access="write", cwd=_normal_cwd(cwd))
 
 
 def allowing_rule(name: str, call: PlannedCall) -> str:
     """Return the narrowest rule that would allow this call if the user's settings contained that rule. Return "" if no
     single rule would."""
-    name = call.rule_tool or name
-    arguments = (*reversed(call.each[0].rule_paths), call.argument)
+    name = call.coverage.rule_tool or name
+    arguments = (*reversed(call.each[0].touched.rule_paths), call.coverage.argument)
     for text in (*(f"{name}({argument})" for argument in arguments if argument), name):
         if all(any(rule.allows(name, part) for rule in user_rules([text], ())) for part in call.each):
             return text
     return ""
 
 
-def normal_cwd(cwd: str) -> str:
+def _normal_cwd(cwd: str) -> str:
     return os.path.normpath(cwd)
 
 
@@ -668,7 +672,7 @@ def rules_at(values: Iterable[JsonObject], cwd: str) -> tuple[PermissionRule, ..
     """Return the rules of a session's row that apply in `cwd`: all deny rules, and the allow rules for `cwd`. An allow
     rule without a directory applies too, because it can only have been stored for `cwd`: when a session moves to
     another directory, `bind_rules` first limits these rules to the directory that the session leaves."""
-    here = normal_cwd(cwd)
+    here = _normal_cwd(cwd)
     return tuple(rule for rule in rules_in(values) if not rule.allow or rule.cwd in (None, here))
 
 
@@ -676,7 +680,7 @@ def bind_rules(values: Sequence[JsonObject], cwd: str) -> tuple[JsonObject, ...]
     """Return the rules to store when a session moves from `cwd` to another directory. Older versions of crow stored
     rules that allow a call in any directory. After the move, such a rule applies only in `cwd`."""
     return tuple(
-        {**value, "cwd": normal_cwd(cwd)} if value.get("allow") is True and not value.get("cwd") else value
+        {**value, "cwd": _normal_cwd(cwd)} if value.get("allow") is True and not value.get("cwd") else value
         for value in values
     )
 
@@ -689,7 +693,7 @@ def rule_from(value: JsonObject) -> PermissionRule | None:
         isinstance(tool, str)
         and isinstance(allow, bool)
         and (argument is None or isinstance(argument, str))
-        and (access is None or access in ACCESSES)
+        and (access is None or access in _ACCESSES)
         and (cwd is None or isinstance(cwd, str))
     ):
         fingerprint, definition = value.get("fingerprint"), value.get("definition")

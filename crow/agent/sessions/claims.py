@@ -5,6 +5,8 @@ from __future__ import annotations
 import anyio
 
 from crow.agent import new_remark
+from crow.agent.history.options import set_model
+from crow.agent.history.titles import set_default_title
 from crow.agent.sessions.conversation import Conversation, SessionFollower
 from crow.agent.sessions.pending import PendingPrompt
 from crow.domain.errors import SessionBusy, StoreError
@@ -39,7 +41,7 @@ class Claims:
                 try:
                     await branch.settle()
                     if not branch.row.model and (name := self._conversation.adapters.default_model()):
-                        await branch.set_model(name)
+                        await set_model(branch, name)
                         row = branch.row
                     # A command is stored later, with its answer. If servers add to a prompt, it is stored after that.
                     if prompt.command is not None:
@@ -101,4 +103,4 @@ class Claims:
             await branch.record([new_remark(text) for text in remarks])
         if moved and self._conversation.follower is None:
             await branch.record([new_remark("Another process added messages to this session; they are included now.")])
-        await branch.set_default_title()
+        await set_default_title(branch)

@@ -14,7 +14,8 @@ import anyio.to_thread
 from crow.agent import Client, new_remark
 from crow.agent.compaction.budget import Gauge, gauge_on
 from crow.agent.compaction.window import ContextWindow
-from crow.agent.history.branch import Branch, options_at
+from crow.agent.history.branch import Branch
+from crow.agent.history.options import adopt_options, options_at
 from crow.agent.permissions.rules import PermissionRule, current_rules
 from crow.agent.turns.adapters import Adapters
 from crow.domain.entries import PlanItem
@@ -88,7 +89,7 @@ class Conversation:
         branch = self.branch
         plan, options = branch.plan, await options_at(self.adapters.store, branch.row, branch.leaf, to)
         await branch.move(to, reason)
-        restored = await branch.adopt_options(options, self.adapters.models, keep=reason not in _RESTORING_MOVES)
+        restored = await adopt_options(branch, options, self.adapters.models, keep=reason not in _RESTORING_MOVES)
         await self.publish_place(plan)
         words = []
         if "model" in restored:

@@ -17,7 +17,9 @@ from crow.agent.commands.handlers import answer
 from crow.agent.compaction.checkpoint import READ_TOOL
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.history.branch import Branch
+from crow.agent.history.options import set_mode, set_model
 from crow.agent.history.recall import BranchLog
+from crow.agent.history.titles import set_default_title
 from crow.agent.permissions.judge import Permissions
 from crow.agent.sessions.between import BetweenTurns
 from crow.agent.sessions.conversation import Conversation
@@ -91,7 +93,7 @@ class TurnRunner:
         client, branch = self._conversation.client, self._branch
         return Ports(
             log=log,
-            plan=CurrentPlan(branch),
+            plan=_CurrentPlan(branch),
             subagents=self.subagents,
             agents=OfferedAgents(adapters=self._adapters, permissions=self._permissions),
             reviewer=self._permissions,
@@ -158,7 +160,7 @@ class TurnRunner:
         """Store the prompt and answer it. `unread` has texts for the user about resources that could not be
         attached."""
         await self._branch.record([NewEntry(body=user, model=self._branch.row.model)])
-        await self._branch.set_default_title()
+        await set_default_title(self._branch)
         for words in unread:
             await self._conversation.report("A resource could not be attached", words)
         return await self._run_turn()
@@ -211,8 +213,8 @@ class TurnRunner:
             models=self._adapters.models,
             rules=self._adapters.settings().rules,
             compactor=compactor,
-            set_mode=self._branch.set_mode,
-            set_model=self._branch.set_model,
+            set_mode=partial(set_mode, self._branch),
+            set_model=partial(set_model, self._branch),
             move=self._conversation.move,
             run_prompt=self._run_user,
             toolbox=self.tools.toolbox,
@@ -264,17 +266,17 @@ class TurnRunner:
             if not await anyio.to_thread.run_sync(self._permissions.may_read(), resolved):
                 return None
             call = ToolCall(id="", name=READ_TOOL, arguments=json.dumps({"path": str(resolved)}))
-            outcome = await (await self.tools.toolbox()).run(call, "", ignore)
+            outcome = await (await self.tools.toolbox()).run(call, "", _ignore)
         except (CrowError, OSError, ValueError):
             return None
         return None if outcome.is_error or outcome.images else outcome.text
 
 
-async def ignore(_: str) -> None:
+async def _ignore(_: str) -> None:
     """Drop the output of a running call."""
 
 
-class CurrentPlan:
+class _CurrentPlan:
     """See :class:`crow.tools.Plan`."""
 
     def __init__(self, branch: Branch) -> None:

@@ -47,13 +47,13 @@ if TYPE_CHECKING:  # importing these takes 30 ms, and a session opens without th
 
 logger = logging.getLogger(__name__)
 
-CANCELLED = TurnEnd(stop="cancelled")
-HEAD_START_S = 0.0005
+_CANCELLED = TurnEnd(stop="cancelled")
+_HEAD_START_S = 0.0005
 """When the user cancels a turn, crow starts to store the turn's end, waits this many seconds, and then cancels the
 running work. The wait lets the store begin first."""
 RENEW_S = 20.0
 RETRY_S = 5.0
-TELL_S = 2.0
+_TELL_S = 2.0
 
 
 class Session:
@@ -120,7 +120,7 @@ class Session:
         return not self.branch.is_settled
 
     async def settle(self) -> bool:
-        """Try again to store what the store refused. Returns whether everything is stored."""
+        """Try again to store what the store refused. Return whether everything is stored."""
         if self.owes:
             await self.branch.try_to_settle()
         return not self.owes
@@ -233,7 +233,7 @@ class Session:
         return find_mentions(parts, [server.name for server in self.servers])
 
     async def steer(self, parts: Sequence[Part], message_id: str | None = None, name: PromptName | None = None) -> bool:
-        """Add a prompt to the running turn. The model sees the prompt at its next step. Returns False if no turn runs.
+        """Add a prompt to the running turn. The model sees the prompt at its next step. Return False if no turn runs.
 
         When this returns, the prompt is in the inbox. Even if the turn ends before that step, the prompt goes into the
         history. If the session already has a prompt with this `name`, nothing is added.
@@ -283,7 +283,7 @@ class Session:
             prompt.done.set()
 
     def revoke(self, prompt: PendingPrompt) -> bool:
-        """Take back a prompt that waits for an earlier turn. Returns False if the prompt's own turn is next or has
+        """Take back a prompt that waits for an earlier turn. Return False if the prompt's own turn is next or has
         begun.
 
         The prompt may already be in the store's inbox. In that case, the caller removes it from there when `answer` has
@@ -321,13 +321,13 @@ class Session:
         turn = self._turn if prompt is self._queue[0] and self._ending is None else None
         if turn is not None and turn.mute():
             # The turn is only waiting for the model, so its end can be stored while the connection is being closed.
-            self._ending = BackgroundTask(self._tasks, partial(self._end_turn, CANCELLED))
-            asyncio.get_running_loop().call_later(HEAD_START_S, prompt.scope.cancel)
+            self._ending = BackgroundTask(self._tasks, partial(self._end_turn, _CANCELLED))
+            asyncio.get_running_loop().call_later(_HEAD_START_S, prompt.scope.cancel)
         else:
             prompt.scope.cancel()
 
     def cancel_subagent(self, task_id: str) -> bool:
-        """Cancel the work of one of the session's subagents. Returns False if that subagent does not run in this
+        """Cancel the work of one of the session's subagents. Return False if that subagent does not run in this
         process."""
         return self._runner is not None and self._runner.subagents.cancel(task_id)
 
@@ -445,7 +445,7 @@ class Session:
             self._ending = None
             prompt.usage = self.branch.turn_usage
             if self.listener is not None and not prompt.is_repeat:
-                with anyio.move_on_after(TELL_S, shield=True):
+                with anyio.move_on_after(_TELL_S, shield=True):
                     await self.listener.turn_ended(prompt)
             self._queue.remove(prompt)
             prompt.done.set()
@@ -487,7 +487,7 @@ class Session:
             prompt.stop = "cancelled"
             if self._ending is None:
                 self._keep_command(prompt)
-                await self._end_turn(CANCELLED)
+                await self._end_turn(_CANCELLED)
             raise
         except Exception as error:
             self._keep_command(prompt)

@@ -14,7 +14,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject, ToolSpec
 from crow.tools import AGENT_MODES, AgentKind, Task
 
-CONFIG_KEY = "agent"
+_CONFIG_KEY = "agent"
 """The key of the subagent's kind in the subagent's configuration."""
 
 SUBAGENT_ROLE = (
@@ -64,7 +64,7 @@ class Speciality:
     def stored(cls, config: JsonObject) -> Speciality:
         """Read the speciality from a subagent's configuration. A damaged value is ignored, with one exception: a
         damaged list of tools allows no tool."""
-        match config.get(CONFIG_KEY):
+        match config.get(_CONFIG_KEY):
             case {"name": str(name), "instructions": str(instructions), **rest}:
                 tools, model, mode = rest.get("tools"), rest.get("model"), rest.get("mode")
                 return cls(
@@ -84,7 +84,7 @@ class Speciality:
         stored = {"name": self.name, "instructions": self.instructions, "model": self.model, "mode": self.mode}
         prompt = f"{config.get('system_prompt_append') or ''}\n\n{self.instructions}".strip()
         kind = {**stored, "tools": None if self.tools is None else list(self.tools)}
-        return {**config, "system_prompt_append": prompt, CONFIG_KEY: kind}
+        return {**config, "system_prompt_append": prompt, _CONFIG_KEY: kind}
 
     def mode_in(self, mode: str) -> str:
         """Return the subagent's mode while its session is in `mode`."""

@@ -51,36 +51,38 @@ from crow.tools.limits import FairLimiter
 
 logger = logging.getLogger(__name__)
 
-ONLY_FOR_THE_SESSION = frozenset({"task", "update_plan", "recall"})
-CALL_TOOL = "call_tool"
-FINDING = frozenset({"find_tools", CALL_TOOL})
+_ONLY_FOR_THE_SESSION = frozenset({"task", "update_plan", "recall"})
+_CALL_TOOL = "call_tool"
+_FINDING = frozenset({"find_tools", _CALL_TOOL})
 """The tools that find and call deferred tools."""
 
-NO_TOOLS = "There are no tools in this conversation. Answer without them."
-NAMES_TOLD = 50
-TASKS_PER_TURN = 50
-SLOTS = FairLimiter(32, each=8)
+_NO_TOOLS = "There are no tools in this conversation. Answer without them."
+_NAMES_TOLD = 50
+_TASKS_PER_TURN = 50
+_SLOTS = FairLimiter(32, each=8)
 """Limits how many subagents run at the same time: one limit is for the whole process, the other for each session. A
 session is identified by its branch."""
 
-MAX_BACKGROUND = 8
+_MAX_BACKGROUND = 8
 """At most this many subagents of a session work in the background at the same time."""
 
-RENEW_S = 20.0
-PROGRESS_EVERY_S = 0.1
-PROGRESS_CHARS = 2_000
-END_S = 5.0
+_RENEW_S = 20.0
+_PROGRESS_EVERY_S = 0.1
+_PROGRESS_CHARS = 2_000
+_END_S = 5.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RunningTask:
-    """A subagent at work. Cancelling `scope` ends the subagent's work, but not the turn that ordered it."""
+    """A subagent at work."""
 
     branch: Branch
     kind: Speciality
     is_background: bool = False
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    """Cancelling it ends the subagent's work, but not the turn that ordered it."""
     ended: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the work has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,39 +90,41 @@ class Subagents:
     """Runs the tasks of one session. Implements :class:`crow.tools.SubagentRunner`.
 
     A task's conversation is stored as a session whose `parent_id` is the id of this session. The permissions of this
-    session apply to the subagent's calls. An editor that shows subagents shows each as a session of its own. For
-    other editors, the calls are announced under the session's id. A background task runs in the session's task group,
-    and `inbox` gets its answer.
-
-    `running` maps ids to the tasks that run now. `started` counts the tasks of each turn.
+    session apply to the subagent's calls. An editor that shows subagents shows each as a session of its own. For other
+    editors, the calls are announced under the session's id.
     """
 
     adapters: Adapters
     parent: Branch
+    """The branch of the session."""
     client: Client
     log: BranchLog
     permissions: Permissions
     turns: TurnFactory
     inbox: Inbox
+    """Gets the answers of the tasks that run in the background."""
     tasks: anyio.abc.TaskGroup
+    """The task group of the session, in which background tasks run."""
     running: dict[str, RunningTask] = field(default_factory=dict)
+    """Maps ids to the tasks that run now."""
     started: Counter[int] = field(default_factory=Counter)
+    """Counts the tasks of each turn."""
 
     async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         """See :class:`crow.tools.SubagentRunner`."""
         turn = self.parent.turn
-        if self.started[turn] >= TASKS_PER_TURN:
+        if self.started[turn] >= _TASKS_PER_TURN:
             raise ArgumentError(
-                f"task: this turn has started {TASKS_PER_TURN} tasks, and no turn may start more; do the rest yourself"
+                f"task: this turn has started {_TASKS_PER_TURN} tasks, and no turn may start more; do the rest yourself"
             )
         self.started[turn] += 1
         if task.background:
             return await self._start(call_id, task, toolbox)
-        async with SLOTS.slot(self.parent):
+        async with _SLOTS.slot(self.parent):
             return await self._delegate(call_id, task, toolbox, on_output)
 
     def cancel(self, task_id: str) -> bool:
-        """Cancel the work of one subagent. Returns False if the subagent is not running."""
+        """Cancel the work of one subagent. Return False if the subagent is not running."""
         running = self.running.get(task_id)
         if running is not None:
             running.scope.cancel()
@@ -140,11 +144,11 @@ class Subagents:
     async def _delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         kind = await self._kind(task)
         tools = self._tools(task, kind, toolbox)
-        client: SubagentClient
+        client: _SubagentClient
         if self.client.shows_subagents:
-            client = ShownSubagentClient(self.client, self.log, call_id)
+            client = _ShownSubagentClient(self.client, self.log, call_id)
         else:
-            client = SubagentClient(self.client, self.log, on_output)
+            client = _SubagentClient(self.client, self.log, on_output)
         client.branch = branch = await self._open(task, client, kind)
         running = self.running[branch.row.id] = RunningTask(branch=branch, kind=kind)
         cost = branch.row.cost
@@ -159,15 +163,15 @@ class Subagents:
 
     async def _start(self, call_id: str, task: Task, toolbox: Toolbox) -> SubagentResult:
         """Start a task in the background."""
-        if sum(running.is_background for running in self.running.values()) >= MAX_BACKGROUND:
-            raise ArgumentError(f"task: {MAX_BACKGROUND} tasks already work in the background; wait until one ends")
+        if sum(running.is_background for running in self.running.values()) >= _MAX_BACKGROUND:
+            raise ArgumentError(f"task: {_MAX_BACKGROUND} tasks already work in the background; wait until one ends")
         kind = await self._kind(task)
         tools = self._tools(task, kind, toolbox)
-        client: SubagentClient
+        client: _SubagentClient
         if self.client.shows_subagents:
-            client = ShownSubagentClient(self.client, self.log, call_id, is_background=True)
+            client = _ShownSubagentClient(self.client, self.log, call_id, is_background=True)
         else:
-            client = HiddenSubagentClient(self.client, self.log, None)
+            client = _HiddenSubagentClient(self.client, self.log, None)
         client.branch = branch = await self._open(task, client, kind)
         task_id = branch.row.id
         running = self.running[task_id] = RunningTask(branch=branch, kind=kind, is_background=True)
@@ -188,13 +192,13 @@ class Subagents:
         return SubagentResult(id=task_id, text="", is_running=True)
 
     async def _work_in_background(
-        self, call_id: str, words: str, running: RunningTask, tools: ToolSubset, client: SubagentClient
+        self, call_id: str, words: str, running: RunningTask, tools: ToolSubset, client: _SubagentClient
     ) -> None:
         branch, client.end = running.branch, TurnEnd(stop="cancelled")
         try:
-            async with after_delay(RENEW_S, partial(self._renew_lease, branch.row.id), again=True):
+            async with after_delay(_RENEW_S, partial(self._renew_lease, branch.row.id), again=True):
                 with running.scope:
-                    async with SLOTS.slot(self.parent):
+                    async with _SLOTS.slot(self.parent):
                         await self._work(running, tools, client)
                 # the task was cancelled while it waited for a slot
                 if running.scope.cancelled_caught and not client.has_ended:
@@ -214,7 +218,7 @@ class Subagents:
         with suppress(StoreError):
             await self.adapters.store.renew_lease(task_id)
 
-    async def _forget(self, running: RunningTask, client: SubagentClient) -> None:
+    async def _forget(self, running: RunningTask, client: _SubagentClient) -> None:
         client.close()
         self.log.forget(client.answers)
         await self._count(running.branch)
@@ -245,8 +249,8 @@ class Subagents:
         too."""
         own = Speciality.stored(self.parent.row.config)
         deferred = toolbox.deferred()
-        allowed = allowed_specs(kind.specs(own.specs((*toolbox.specs(), *deferred))), task.tools)
-        if CALL_TOOL in (*(kind.tools or ()), *(task.tools or ())):  # it stands for all tools that it can call
+        allowed = _allowed_specs(kind.specs(own.specs((*toolbox.specs(), *deferred))), task.tools)
+        if _CALL_TOOL in (*(kind.tools or ()), *(task.tools or ())):  # it stands for all tools that it can call
             allowed = (*allowed, *own.specs(deferred)) if deferred else allowed
         return ToolSubset(toolbox, allowed)
 
@@ -287,7 +291,7 @@ class Subagents:
         await branch.change(SessionChanges(mode=mode, model=model, config=replaced))
         return branch
 
-    async def _begin(self, branch: Branch, task: Task, client: SubagentClient) -> None:
+    async def _begin(self, branch: Branch, task: Task, client: _SubagentClient) -> None:
         """Claim the turn, store the task's prompt, and show that the subagent starts."""
         try:
             with anyio.CancelScope(shield=True):
@@ -300,7 +304,7 @@ class Subagents:
             await self._end(branch, None, client, TurnEnd(stop="cancelled"))
             raise
 
-    async def _work(self, running: RunningTask, tools: ToolSubset, client: SubagentClient) -> None:
+    async def _work(self, running: RunningTask, tools: ToolSubset, client: _SubagentClient) -> None:
         """Run the turn that has begun, and end it even if it is cancelled or fails."""
         branch, turn = running.branch, None
         end = TurnEnd(stop="error", detail="Internal error")
@@ -321,7 +325,7 @@ class Subagents:
         finally:
             await self._end(branch, turn, client, end)
 
-    async def _end(self, branch: Branch, turn: Turn | None, client: SubagentClient, end: TurnEnd) -> None:
+    async def _end(self, branch: Branch, turn: Turn | None, client: _SubagentClient, end: TurnEnd) -> None:
         client.end, client.has_ended = end, True
         try:
             await (branch.end_turn(end) if turn is None else turn.end(end))
@@ -338,7 +342,7 @@ class ToolSubset:
     def __init__(self, toolbox: Toolbox, specs: Sequence[ToolSpec]) -> None:
         allowed = {spec.name for spec in specs}
         self._toolbox = toolbox = toolbox.narrowed(allowed)
-        self._specs = tuple(spec for spec in toolbox.specs() if spec.name in allowed or spec.name in FINDING)
+        self._specs = tuple(spec for spec in toolbox.specs() if spec.name in allowed or spec.name in _FINDING)
         self._names = frozenset(allowed | {spec.name for spec in self._specs})
         self.deferred = toolbox.deferred
         self.narrowed = toolbox.narrowed
@@ -363,11 +367,11 @@ class ToolSubset:
         if call.name in self._names:
             return plan
         names = ", ".join(spec.name for spec in self._specs)
-        fault = f'This task has no tool "{call.name}". It has: {names}.' if names else NO_TOOLS
+        fault = f'This task has no tool "{call.name}". It has: {names}.' if names else _NO_TOOLS
         return PlannedCall(announcement=plan.announcement, access="none", fault=fault)
 
 
-class SubagentClient:
+class _SubagentClient:
     """The client of a subagent. It passes the subagent's calls on to the editor, and shows the subagent's text as
     progress of the call that started the task."""
 
@@ -447,7 +451,7 @@ class SubagentClient:
                 self._add(entry)
             case TextShown(text=text):
                 self._text += text
-                if time.monotonic() - self._shown_at >= PROGRESS_EVERY_S:
+                if time.monotonic() - self._shown_at >= _PROGRESS_EVERY_S:
                     await self._show()
             case _:
                 pass
@@ -464,7 +468,7 @@ class SubagentClient:
             return
         self._shown_at = time.monotonic()
         text = "\n".join([*self._lines[-50:], self._text.strip()]).strip()
-        await self._on_output(text[-PROGRESS_CHARS:])
+        await self._on_output(text[-_PROGRESS_CHARS:])
 
     def result(self, task_id: str, usage: Usage | None, cost: float | None) -> SubagentResult:
         """Return the result of the task, for the agent that delegated the task. `usage` and `cost` (USD) are for this
@@ -497,7 +501,7 @@ class SubagentClient:
         return f"{remark}{more}{resume_hint(task_id)}", remark.replace(", which you started in the background,", "")
 
 
-class HiddenSubagentClient(SubagentClient):
+class _HiddenSubagentClient(_SubagentClient):
     """The client of a subagent that works in the background and that the editor cannot show. It never asks the user,
     because a question needs a running turn."""
 
@@ -520,11 +524,11 @@ class HiddenSubagentClient(SubagentClient):
         return ElicitationAnswer(action="cancel")
 
     def permissions(self, shared: Permissions) -> Permissions:
-        """See :class:`SubagentClient`."""
+        """See :class:`_SubagentClient`."""
         return shared.asking(self)
 
 
-class ShownSubagentClient(SubagentClient):
+class _ShownSubagentClient(_SubagentClient):
     """The client of a subagent that the editor shows as a session of its own."""
 
     def __init__(self, client: Client, log: BranchLog, call_id: str, *, is_background: bool = False) -> None:
@@ -541,11 +545,11 @@ class ShownSubagentClient(SubagentClient):
         return self._client.takes_notices
 
     def permissions(self, shared: Permissions) -> Permissions:
-        """See :class:`SubagentClient`. The user is asked in the subagent's session."""
+        """See :class:`_SubagentClient`. The user is asked in the subagent's session."""
         return shared.asking(self)
 
     async def begin(self, branch: Branch, prompt: str) -> None:
-        """See :class:`SubagentClient`. Announces the subagent before anything else names it."""
+        """See :class:`_SubagentClient`. Announces the subagent before anything else names it."""
         session_id, parent_id = branch.row.id, branch.row.parent_id or ""
         await self._client.publish(SubagentChanged(session_id=session_id, title=branch.row.title or ""))
         self._session = self._client.open_subagent(session_id)
@@ -579,7 +583,7 @@ class ShownSubagentClient(SubagentClient):
         return answer
 
     async def finish(self, branch: Branch) -> None:
-        """See :class:`SubagentClient`."""
+        """See :class:`_SubagentClient`."""
         if self._session is None:  # the subagent was cancelled before it was announced
             return
         session_id, parent_id = branch.row.id, branch.row.parent_id or ""
@@ -587,11 +591,11 @@ class ShownSubagentClient(SubagentClient):
             answer = SessionMessage(
                 message_id=answer_id(self._call_id), sender=session_id, recipient=parent_id, text=self._answer
             )
-            with anyio.move_on_after(END_S, shield=True):
+            with anyio.move_on_after(_END_S, shield=True):
                 await self._session.publish(answer)
                 if self._is_background:  # otherwise, the result of the call shows the answer
                     await self._client.publish(answer)
-        with anyio.move_on_after(END_S, shield=True):
+        with anyio.move_on_after(_END_S, shield=True):
             await self._client.publish(
                 SubagentChanged(
                     session_id=session_id,
@@ -603,19 +607,19 @@ class ShownSubagentClient(SubagentClient):
             )
 
     def close(self) -> None:
-        """See :class:`SubagentClient`."""
+        """See :class:`_SubagentClient`."""
         if self.branch is not None:
             self._client.close_subagent(self.branch.row.id)
 
 
-def allowed_specs(specs: Sequence[ToolSpec], names: Sequence[str] | None) -> tuple[ToolSpec, ...]:
+def _allowed_specs(specs: Sequence[ToolSpec], names: Sequence[str] | None) -> tuple[ToolSpec, ...]:
     """Return the tools that a task may use. :raises ~crow.domain.errors.ArgumentError: `names` contains a tool that
     tasks cannot use."""
-    allowed = {spec.name: spec for spec in specs if spec.name not in ONLY_FOR_THE_SESSION}
+    allowed = {spec.name: spec for spec in specs if spec.name not in _ONLY_FOR_THE_SESSION}
     if names is None:
         return tuple(allowed.values())
     for name in names:
         if name not in allowed:
-            known = ", ".join(islice(allowed, NAMES_TOLD)) + (", ..." if len(allowed) > NAMES_TOLD else "")
+            known = ", ".join(islice(allowed, _NAMES_TOLD)) + (", ..." if len(allowed) > _NAMES_TOLD else "")
             raise ArgumentError(f'task: tools contains "{name}"; a task can only use {known}')
     return tuple(spec for name, spec in allowed.items() if name in names)

@@ -64,8 +64,7 @@ class SessionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
-    """Everything that a session needs from outside. `settings`, `default_model` and `models` are read again for each
-    turn because the user may change them."""
+    """Everything that a session needs from outside."""
 
     store: Store
     load: Callable[[], Awaitable[None]]
@@ -76,8 +75,10 @@ class Adapters:
     """Describes a model without loading anything."""
     open_toolbox: OpenToolbox
     settings: Callable[[], SessionSettings]
+    """Called again for each turn, because the user may change the settings."""
     default_model: Callable[[], str] = str
-    """Returns an empty string if the user has set no default."""
+    """Returns the model for new sessions, or an empty string if the user has set no default. Called again for each
+    turn."""
     fallback: Callable[[str], str] = lambda _: ""
     """Takes the name of a model and returns the name of its fallback model, which answers while the first model's
     endpoint is down. The result is empty if there is no fallback model."""
@@ -85,7 +86,7 @@ class Adapters:
     """Takes the name of a model and returns the name of the tool with which it edits files: `edit_file` or
     `apply_patch`."""
     models: Sequence[str] = ()
-    """The names to choose from."""
+    """The names to choose from, as they are now."""
     templates: Callable[[], Sequence[Template]] = tuple
     user_instructions: Path | None = None
     """The path of the user's own AGENTS.md, which need not exist."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -21,7 +20,7 @@ from crow.agent.permissions.rules import (
     Allow,
     Refuse,
 )
-from crow.domain.entries import Assistant, CallRef, NewEntry, Skill, Started, ToolResult
+from crow.domain.entries import Announcement, Assistant, CallRef, NewEntry, Skill, Started, ToolResult
 from crow.domain.errors import StoreError
 from crow.domain.events import CallAnnounced, CallEnded, CallProgressed
 from crow.domain.messages import ToolCall
@@ -29,58 +28,56 @@ from crow.tools import Outcome, PlannedCall, Toolbox
 from crow.tools.layers import Changes
 from crow.tools.layers.describe import diffs_of
 
-CUT_CHARS = 48_000
+_CUT_CHARS = 48_000
 """The model sees at most this many characters of a result."""
-SOON_S = 0.05
+_SOON_S = 0.05
 """If a call only reads, its `started` entry is stored together with the result. But if the call still runs after this
 many seconds, the entry is stored at once."""
-DROPPED_IN_PLAN = "In plan mode, commands cannot change files, so all changes were dropped."
-CANCELLED_BY_USER = (
+_DROPPED_IN_PLAN = "In plan mode, commands cannot change files, so all changes were dropped."
+_CANCELLED_BY_USER = (
     "The user cancelled this call while it ran. It may have had effects. Do not run it again unasked; go on without it."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenCall:
-    """An announced call that has no result yet. `is_changed` means that a hook has changed the announced arguments."""
+class _OpenCall:
+    """An announced call that has no result yet."""
 
     ref: CallRef
     call: ToolCall
+    """The call as the model or a hook wants it."""
     plan: PlannedCall
+    announcement: Announcement
+    """What clients are shown of the call until it has a result."""
     is_changed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PermittedCall:
-    """A call that may run with this plan. `why` is the reason for the permission, such as `mode auto`."""
-
-    opened: OpenCall
-    why: str
-    plan: PlannedCall
+    """A hook has changed the announced arguments."""
+    why: str = ""
+    """Why the call may run, such as `mode auto`. Empty while it is not permitted."""
 
 
 class Calls:
     """Runs the calls of one turn, step by step.
 
     A call that writes files is a barrier: it runs alone, after all calls that precede it in the answer and before all
-    that follow. The calls between two barriers run in parallel. `ran` means that at least one call of the turn was
-    started. `dismissed` means that the user cancelled the turn when asked for permission. `running` maps the id of each
-    running call to the scope that cancels it.
+    that follow. The calls between two barriers run in parallel.
     """
 
     def __init__(
         self, branch: Branch, permissions: Permissions, toolbox: Toolbox, gauge: Gauge, hooks: BranchHooks
     ) -> None:
         self.ran = False
+        """At least one call of the turn was started."""
         self.dismissed = False
+        """The user cancelled the turn when asked for permission."""
         self.running: dict[str, anyio.CancelScope] = {}
+        """Maps the id of each running call to the scope that cancels it."""
         self._branch = branch
         self._hooks = hooks
         self._permissions = permissions
         self.toolbox = toolbox
         self._gauge = gauge
         self._calls_in_step = 1
-        self._open: dict[CallRef, OpenCall] = {}
+        self._open: dict[CallRef, _OpenCall] = {}
         self._results: dict[CallRef, ToolResult] = {}
         self._failure: StoreError | None = None
         self._reviewing = anyio.Lock()
@@ -100,13 +97,13 @@ class Calls:
     async def run(
         self, entry: int, answer: Assistant, plans: Sequence[PlannedCall]
     ) -> tuple[tuple[ToolCall, ToolResult], ...]:
-        """Run all calls of `answer`, which is stored as `entry`. Returns the calls with their results, in order.
+        """Run all calls of `answer`, which is stored as `entry`. Return the calls with their results, in order.
 
         :raises ~crow.domain.errors.StoreError: a result could not be stored.
         """
         self._calls_in_step = len(answer.calls)
         has_changes = False
-        groups = grouped(await self._announce(entry, answer, plans), lambda call: call.plan.is_barrier)
+        groups = _grouped(await self._announce(entry, answer, plans))
         changing = [
             number for number, group in enumerate(groups) if group[0].plan.is_barrier and not group[0].plan.fault
         ]
@@ -119,7 +116,7 @@ class Calls:
                     return ()
                 if permitted is not None:
                     allowed.append(replace(permitted, plan=replace(permitted.plan, is_followed=is_followed)))
-            for batch in grouped(allowed, lambda each: each.plan.is_barrier):  # hooks may have added barriers
+            for batch in _grouped(allowed):  # hooks may have added barriers
                 async with anyio.create_task_group() as tasks:
                     for each in batch:
                         tasks.start_soon(self._run_one, each)
@@ -140,18 +137,18 @@ class Calls:
             await self._branch.publish(CallEnded(call=ref, text="Cancelled."))
         self._open = {}
 
-    async def _announce(self, entry: int, answer: Assistant, plans: Sequence[PlannedCall]) -> list[OpenCall]:
+    async def _announce(self, entry: int, answer: Assistant, plans: Sequence[PlannedCall]) -> list[_OpenCall]:
         calls = []
         for index, (call, plan) in enumerate(zip(answer.calls, plans, strict=True)):
             ref = CallRef(assistant=entry, index=index)
-            self._open[ref] = opened = OpenCall(ref=ref, call=call, plan=plan)
+            self._open[ref] = opened = _OpenCall(ref=ref, call=call, plan=plan, announcement=plan.announcement)
             calls.append(opened)
             await self._branch.publish(
                 CallAnnounced(call=ref, name=call.name, arguments=call.arguments, announcement=plan.announcement)
             )
         return calls
 
-    async def _permit(self, opened: OpenCall, *, plan_again: bool) -> PermittedCall | None:
+    async def _permit(self, opened: _OpenCall, *, plan_again: bool) -> _OpenCall | None:
         """Return the call if it may run. If the call may not run, store a result that says so and return None. If the
         user cancels the turn, set `dismissed` and return None.
 
@@ -165,7 +162,9 @@ class Calls:
             return None
         call, plan = left
         if call is not opened.call:
-            self._open[opened.ref] = opened = replace(opened, call=call, plan=plan, is_changed=True)
+            self._open[opened.ref] = opened = replace(
+                opened, call=call, plan=plan, announcement=plan.announcement, is_changed=True
+            )
         if plan.fault is not None:
             # The words may quote a file, which the user's rules may forbid to read.
             refusal = self._permissions.refusal_to_read(plan)
@@ -175,22 +174,19 @@ class Calls:
         plan = await self._permissions.complete(opened.call, plan)
         match await self._permissions.judge(opened.ref, opened.call, plan):
             case Allow(why=why):
-                return PermittedCall(opened=opened, why=why, plan=plan)
+                return replace(opened, plan=plan, why=why)
             case Refuse(words=words):
                 await self._answer(opened, Outcome(text=words, is_error=True))
             case None:
                 self.dismissed = True
         return None
 
-    async def _run_one(self, permitted: PermittedCall) -> None:
+    async def _run_one(self, opened: _OpenCall) -> None:
         """Run one call, and then the hooks that follow it. If the call may have effects, first store a `started` entry:
         after a crash, this entry shows that the call may have changed something."""
-
-        opened, plan = permitted.opened, permitted.plan
-        announcement = plan.announcement if opened.is_changed else None
-        started = [NewEntry(body=Started(call=opened.ref, why=permitted.why, announcement=announcement))]
-
-        shown = ""
+        plan, shown = opened.plan, ""
+        announcement = opened.announcement if opened.is_changed else None
+        started = [NewEntry(body=Started(call=opened.ref, why=opened.why, announcement=announcement))]
 
         async def publish_progress(text: str) -> None:
             nonlocal shown
@@ -206,12 +202,12 @@ class Calls:
                 started = []
             self.ran = True
             begun = time.monotonic()
-            async with after_delay(SOON_S, partial(self._store_started, started)):
+            async with after_delay(_SOON_S, partial(self._store_started, started)):
                 with scope:
                     outcome = await self.toolbox.run(opened.call, opened.ref.call_id, publish_progress, planned=plan)
                 duration_ms = round((time.monotonic() - begun) * 1000)
             if outcome is None:
-                text = f"{CANCELLED_BY_USER} Its output until then:\n\n{shown}" if shown else CANCELLED_BY_USER
+                text = f"{_CANCELLED_BY_USER} Its output until then:\n\n{shown}" if shown else _CANCELLED_BY_USER
                 outcome = Outcome(text=text, is_error=True, raw_output={"cancelled": True})
             await self._answer(opened, outcome, duration_ms=duration_ms, before=started)
             await self._hooks.after_tool(opened.call, plan, self._results[opened.ref])
@@ -221,15 +217,15 @@ class Calls:
             del self.running[opened.ref.call_id]
             del self._permissions.reviews[opened.ref.call_id]
 
-    async def _review(self, opened: OpenCall, plan: PlannedCall, changes: Changes) -> str:
+    async def _review(self, opened: _OpenCall, plan: PlannedCall, changes: Changes) -> str:
         """Decide whether what a command has changed in its layer is kept. Return the reason for the model if not."""
         async with self._reviewing:  # an answer may also hold for the next question
             return await self._judge_changes(opened, plan, changes)
 
-    async def _judge_changes(self, opened: OpenCall, plan: PlannedCall, changes: Changes) -> str:
+    async def _judge_changes(self, opened: _OpenCall, plan: PlannedCall, changes: Changes) -> str:
         shown = changes.shown
         if not shown:
-            return DROPPED_IN_PLAN if self._permissions.is_planning else ""
+            return _DROPPED_IN_PLAN if self._permissions.is_planning else ""
         reviewed = about_changes(plan, changes, await anyio.to_thread.run_sync(diffs_of, changes))
         match await self._permissions.judge(opened.ref, opened.call, reviewed):
             case Allow():
@@ -249,19 +245,19 @@ class Calls:
                 started.clear()
 
     async def _answer(
-        self, opened: OpenCall, outcome: Outcome, *, duration_ms: int = 0, before: Sequence[NewEntry] = ()
+        self, opened: _OpenCall, outcome: Outcome, *, duration_ms: int = 0, before: Sequence[NewEntry] = ()
     ) -> None:
         """Store the result of a call. The entries in `before` are stored in the same transaction, ahead of the
         result."""
         fitting = self._gauge.cut_result(outcome.text, beside=self._calls_in_step)
-        cut = min(each for each in (CUT_CHARS, fitting, outcome.max_chars) if each is not None)
+        cut = min(each for each in (_CUT_CHARS, fitting, outcome.max_chars) if each is not None)
         result = ToolResult(
             call=opened.ref,
             name=opened.call.name,
             text=outcome.text,
             is_error=outcome.is_error,
             duration_ms=duration_ms,
-            announcement=outcome.announcement or opened.plan.announcement,
+            announcement=outcome.announcement or opened.announcement,
             cut=cut if cut < len(outcome.text) else None,
             images=outcome.images,
             attachments=outcome.attachments,
@@ -277,14 +273,11 @@ class Calls:
         self._open.pop(opened.ref, None)
 
 
-GroupedCall = TypeVar("GroupedCall", OpenCall, PermittedCall)
-
-
-def grouped(calls: Sequence[GroupedCall], is_barrier: Callable[[GroupedCall], bool]) -> list[list[GroupedCall]]:
+def _grouped(calls: Sequence[_OpenCall]) -> list[list[_OpenCall]]:
     """Split calls into groups, in order. The calls of a group may run in parallel. A barrier is a group of its own."""
-    groups: list[list[GroupedCall]] = [[]]
+    groups: list[list[_OpenCall]] = [[]]
     for call in calls:
-        if is_barrier(call):
+        if call.plan.is_barrier:
             groups += [[call], []]
         else:
             groups[-1].append(call)

@@ -53,7 +53,7 @@ class Budget:
             return f"Stopped: {words}"
         if per_turn is not None and spent >= per_turn:
             return (
-                f"Stopped: this turn has cost {dollars(spent)}, and limits.cost_per_turn is {per_turn:g}. "
+                f"Stopped: this turn has cost {_dollars(spent)}, and limits.cost_per_turn is {per_turn:g}. "
                 "Send another prompt to continue."
             )
         return ""
@@ -85,8 +85,8 @@ class Budget:
         self._has_reached_session_limit = True
         limit = self._settings().cost_per_session or 0.0
         return (
-            f"this session has cost {dollars(self._branch.row.cost)}, and limits.cost_per_session is {limit:g}. "
-            f"Send another prompt to spend up to {dollars(limit)} more."
+            f"this session has cost {_dollars(self._branch.row.cost)}, and limits.cost_per_session is {limit:g}. "
+            f"Send another prompt to spend up to {_dollars(limit)} more."
         )
 
     async def _tell_unknown_prices(self, branch: Branch, info: ModelInfo) -> None:
@@ -104,6 +104,6 @@ class Budget:
             )
 
 
-def dollars(cost: float) -> str:
+def _dollars(cost: float) -> str:
     """Format a cost in USD."""
     return f"${cost:.4f}" if cost < 1 else f"${cost:.2f}"

@@ -29,23 +29,22 @@ from crow.tools import WatchedCommand
 
 logger = logging.getLogger(__name__)
 
-NAMESPACE = "crow"
-TEXT_CHARS = 20_000
+_NAMESPACE = "crow"
+_TEXT_CHARS = 20_000
 """`Inbox.add` shortens the text for the model to about this many characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """Something that ended in the background. The model gets `text`.
-
-    `remark` tells the user that the model was told; it may be empty. `is_known` is called before the model is told. If
-    `is_known` returns true, the model already knows and is not told again.
-    """
+class _Ended:
+    """Something that ended in the background."""
 
     message_id: str
     text: str
+    """What the model gets."""
     remark: str = ""
+    """Tells the user that the model was told. May be empty."""
     is_known: Callable[[], bool] = lambda: False
+    """Called before the model is told. If it returns true, the model already knows and is not told again."""
 
 
 class Inbox:
@@ -67,7 +66,7 @@ class Inbox:
         self._tasks = tasks
         self._has_turn = has_turn
         self._watching: list[anyio.CancelScope] = []
-        self._ended = [waiting_end(each) for each in waiting]
+        self._ended = [_waiting_end(each) for each in waiting]
 
     @property
     def has_news(self) -> bool:
@@ -91,8 +90,8 @@ class Inbox:
         self, call_id: str, text: str, *, title: str, remark: str = "", is_known: Callable[[], bool] = lambda: False
     ) -> None:
         """Record in the store that something in the background has ended. If no turn is running, tell the user."""
-        text = shorten_middle(text, TEXT_CHARS)
-        ended = Ended(message_id=f"{WAKE}{call_id}", text=text, remark=remark, is_known=is_known)
+        text = shorten_middle(text, _TEXT_CHARS)
+        ended = _Ended(message_id=f"{WAKE}{call_id}", text=text, remark=remark, is_known=is_known)
         try:
             await self._store.replace_queued(self._branch.row.id, (Text(text=ended.text),), ended.message_id)
         except StoreError as error:
@@ -113,7 +112,7 @@ class Inbox:
             if ended.is_known():
                 await self._store.drop_prompt(self._branch.row.id, ended.message_id)
             else:
-                told = Custom(namespace=NAMESPACE, text=ended.text, for_model=True, message_id=ended.message_id)
+                told = Custom(namespace=_NAMESPACE, text=ended.text, for_model=True, message_id=ended.message_id)
                 remark = (new_remark(ended.remark),) if ended.remark else ()
                 await self._branch.record([NewEntry(body=told), *remark])
             self._ended.remove(ended)
@@ -143,8 +142,8 @@ class Inbox:
             scope.cancel()
 
 
-def waiting_end(queued: QueuedPrompt) -> Ended:
+def _waiting_end(queued: QueuedPrompt) -> _Ended:
     """Convert an inbox entry about work that ended before the session was opened."""
     text = parts_text(queued.parts)
     remark = f"({text.splitlines()[0]})" if text.startswith(TASK_WORDS) else ""
-    return Ended(message_id=queued.message_id, text=text, remark=remark)
+    return _Ended(message_id=queued.message_id, text=text, remark=remark)

@@ -19,9 +19,9 @@ from crow.domain.errors import CrowError
 from crow.domain.messages import Link, Part, Resource
 from crow.tools import Workspace
 
-MAX_BYTES = 32 * 1024
-READ_S = 3.0
-DRIVE = re.compile(r"/?[A-Za-z]:[\\/]")
+_MAX_BYTES = 32 * 1024
+_READ_S = 3.0
+_DRIVE = re.compile(r"/?[A-Za-z]:[\\/]")
 
 
 async def attach_files(
@@ -29,14 +29,14 @@ async def attach_files(
 ) -> tuple[Part, ...]:
     """Return the parts of a prompt. Links to small text files of the workspace are replaced with the files."""
     found = list(parts)
-    with anyio.move_on_after(READ_S):
+    with anyio.move_on_after(_READ_S):
         for index, part in enumerate(parts):
             if isinstance(part, Link):
-                found[index] = await with_content(part, workspace, rules)
+                found[index] = await _with_content(part, workspace, rules)
     return tuple(found)
 
 
-async def with_content(link: Link, workspace: Workspace, rules: Sequence[PermissionRule]) -> Link | Resource:
+async def _with_content(link: Link, workspace: Workspace, rules: Sequence[PermissionRule]) -> Link | Resource:
     name = path_of(link.uri)
     if name is None:
         return link
@@ -45,7 +45,7 @@ async def with_content(link: Link, workspace: Workspace, rules: Sequence[Permiss
         if not workspace.contains(path) or not await anyio.to_thread.run_sync(may_attach, path, workspace, rules):
             return link
         found = await workspace.stat(path)
-        if found.kind != "file" or found.size > MAX_BYTES or b"\0" in (data := await workspace.read_bytes(path)):
+        if found.kind != "file" or found.size > _MAX_BYTES or b"\0" in (data := await workspace.read_bytes(path)):
             return link
         data.decode()
         text = await workspace.read_text(path)
@@ -56,7 +56,7 @@ async def with_content(link: Link, workspace: Workspace, rules: Sequence[Permiss
 
 def path_of(uri: str) -> str | None:
     """Return the path in a file URI or in a plain path, without line numbers. Return None for anything else."""
-    if DRIVE.match(uri):
+    if _DRIVE.match(uri):
         return uri.partition("#")[0]
     try:
         parts = urlsplit(uri)
@@ -65,4 +65,4 @@ def path_of(uri: str) -> str | None:
     if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost") or not parts.path:
         return None
     path = unquote(parts.path) if parts.scheme else parts.path
-    return path[1:] if parts.scheme and DRIVE.match(path) else path
+    return path[1:] if parts.scheme and _DRIVE.match(path) else path

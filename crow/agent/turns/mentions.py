@@ -14,11 +14,11 @@ from crow.domain.messages import Image, Part, Resource, Text, ToolCall
 from crow.domain.text import title_line
 from crow.tools import PlannedCall, Toolbox
 
-MAX_MENTIONS = 10
-READ_S = 30.0
-SHOWN_CHARS = 100_000
-MENTION = re.compile(r"(?<![^\s(\[\"'`])@([^\s@:]{1,64}):([A-Za-z][A-Za-z0-9+.-]{0,63}:\S{1,2000})")
-CLOSING = {")": "(", "]": "[", "}": "{"}
+_MAX_MENTIONS = 10
+_READ_S = 30.0
+_SHOWN_CHARS = 100_000
+_MENTION = re.compile(r"(?<![^\s(\[\"'`])@([^\s@:]{1,64}):([A-Za-z][A-Za-z0-9+.-]{0,63}:\S{1,2000})")
+_CLOSING = {")": "(", "]": "[", "}": "{"}
 
 Refusal = Callable[[ToolCall, PlannedCall], Awaitable[str]]
 """A function that returns why a call may not run, or an empty string if it may run."""
@@ -26,9 +26,10 @@ Refusal = Callable[[ToolCall, PlannedCall], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mention:
-    """A mentioned resource. `server` is the server's name as the user typed it."""
+    """A mentioned resource."""
 
     server: str
+    """The server's name as the user typed it."""
     uri: str
 
     def __str__(self) -> str:
@@ -41,17 +42,17 @@ def find_mentions(parts: Sequence[Part], servers: Collection[str]) -> tuple[Ment
     names = {alias for name in servers for alias in (name, re.sub(r"[^A-Za-z0-9_-]", "_", name))}
     texts = (part.text for part in parts if isinstance(part, Text) and "@" in part.text)
     mentions = (
-        Mention(server=found[1], uri=without_punctuation(found[2]))
+        Mention(server=found[1], uri=_without_punctuation(found[2]))
         for text in texts
-        for found in MENTION.finditer(text)
+        for found in _MENTION.finditer(text)
         if found[1] in names
     )
-    return tuple(dict.fromkeys(islice(mentions, MAX_MENTIONS)))
+    return tuple(dict.fromkeys(islice(mentions, _MAX_MENTIONS)))
 
 
-def without_punctuation(uri: str) -> str:
+def _without_punctuation(uri: str) -> str:
     """Return the URI without the punctuation of the sentence around it."""
-    while uri[-1] in ".,;:!?\"'`>" or (uri[-1] in CLOSING and uri.count(uri[-1]) > uri.count(CLOSING[uri[-1]])):
+    while uri[-1] in ".,;:!?\"'`>" or (uri[-1] in _CLOSING and uri.count(uri[-1]) > uri.count(_CLOSING[uri[-1]])):
         uri = uri[:-1]
     return uri
 
@@ -64,20 +65,20 @@ async def attach_resources(
     one of them cannot be read."""
     added: list[Part] = []
     failures: list[str] = []
-    with anyio.move_on_after(READ_S):
+    with anyio.move_on_after(_READ_S):
         for mention in mentions:
-            read = await read_mention(mention, toolbox, refusal)
+            read = await _read_mention(mention, toolbox, refusal)
             if isinstance(read, str):
                 failures.append(f"{title_line(str(mention))}: {read}")
             else:
                 added += read
             mentions = mentions[1:]
-    failures += [f"{title_line(str(mention))}: not read within {READ_S:g} s" for mention in mentions]
+    failures += [f"{title_line(str(mention))}: not read within {_READ_S:g} s" for mention in mentions]
     notes = [Text(text="\n".join(["(crow could not attach:", *failures]) + ")")] if failures else []
     return (*parts, *added, *notes), tuple(failures)
 
 
-async def read_mention(mention: Mention, toolbox: Toolbox, refusal: Refusal) -> list[Part] | str:
+async def _read_mention(mention: Mention, toolbox: Toolbox, refusal: Refusal) -> list[Part] | str:
     """Return the content of a resource, or a text that says why it could not be read.
 
     The user mentioned the resource, so reading it needs no permission. But deny rules still apply, and plan mode allows
@@ -95,7 +96,7 @@ async def read_mention(mention: Mention, toolbox: Toolbox, refusal: Refusal) -> 
     outcome = await toolbox.run(call, "", nothing, planned=plan)
     if outcome.is_error:
         return outcome.text
-    text, left_out = outcome.text[:SHOWN_CHARS], len(outcome.text) - SHOWN_CHARS
+    text, left_out = outcome.text[:_SHOWN_CHARS], len(outcome.text) - _SHOWN_CHARS
     if left_out > 0:
         text += f"\n[{left_out:,} more characters are left out]"
     images = [Image(data=image.data, mime_type=image.mime_type, uri=mention.uri) for image in outcome.images]

@@ -27,14 +27,14 @@ from crow.programs import SYSTEM_PROGRAMS
 from crow.store import SessionRow
 from crow.tools import ServerStatus, SkillInfo
 
-GIT_FILE_BYTES = 4_096
-GIT_HEAD = re.compile(r"ref: refs/heads/([^\s<>]{1,250})\s*|([0-9a-f]{40,64})\s*")
-SERVER_CHARS = 400
-NAMES_SHOWN = 5
-SHELL = "bash" if SYSTEM_PROGRAMS.find("bash") else "sh"
+_GIT_FILE_BYTES = 4_096
+_GIT_HEAD = re.compile(r"ref: refs/heads/([^\s<>]{1,250})\s*|([0-9a-f]{40,64})\s*")
+_SERVER_CHARS = 400
+_NAMES_SHOWN = 5
+_SHELL = "bash" if SYSTEM_PROGRAMS.find("bash") else "sh"
 
-PROMPTS = Path(__file__).parent.with_name("prompts")
-CODING, CHAT = ((PROMPTS / name).read_text("utf-8").rstrip() for name in ("coding.md", "chat.md"))
+_PROMPTS = Path(__file__).parent.with_name("prompts")
+CODING, CHAT = ((_PROMPTS / name).read_text("utf-8").rstrip() for name in ("coding.md", "chat.md"))
 """The beginning of the system message, for sessions with tools and without. docs/prompts.md says why each sentence is
 there."""
 
@@ -47,10 +47,10 @@ MODES = {
     "user is asked about commands with full access, fetch, external tools and other places.",
 }
 
-SECTIONS = ("date", "mode", "servers", "skills", "instructions")
+_SECTIONS = ("date", "mode", "servers", "skills", "instructions")
 """The sections whose text may change during a session."""
 
-TAG = re.compile(rf"<(?=/?(?:reminder|environment|skill|{'|'.join(SECTIONS)})\b)", re.IGNORECASE)
+_TAG = re.compile(rf"<(?=/?(?:reminder|environment|skill|{'|'.join(_SECTIONS)})\b)", re.IGNORECASE)
 
 
 def facts_now(
@@ -60,8 +60,8 @@ def facts_now(
 
     `instructions` is the text of the instruction files.
     """
-    failed = [f"{server.name}: {one_line(server.detail)}" for server in servers if server.detail]
-    again = [f"{server.name}: {one_line(server.loss)}" for server in servers if server.losses and not server.detail]
+    failed = [f"{server.name}: {_one_line(server.detail)}" for server in servers if server.detail]
+    again = [f"{server.name}: {_one_line(server.loss)}" for server in servers if server.losses and not server.detail]
     lines = [
         "These MCP servers are not available: " + "; ".join(failed) if failed else "",
         "These MCP servers stopped and were restarted, so their state is lost: " + "; ".join(again) if again else "",
@@ -75,9 +75,9 @@ def facts_now(
     }
 
 
-def one_line(text: str) -> str:
+def _one_line(text: str) -> str:
     """Return a server's text, shortened to one line and escaped so that it cannot end its section of the prompt."""
-    return " ".join(text.split()).replace("<", "‹").replace(">", "›")[:SERVER_CHARS]
+    return " ".join(text.split()).replace("<", "‹").replace(">", "›")[:_SERVER_CHARS]
 
 
 async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mapping[str, str]) -> Prompt:
@@ -86,14 +86,14 @@ async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mappin
     lines = [
         f"Working directory: {row.cwd}",
         *(f"Additional directory: {directory}" for directory in row.additional_directories),
-        f"Platform: {platform.system()} {platform.release()}; commands run in {SHELL}",
-        f"Git: {await anyio.to_thread.run_sync(git_state, row.cwd)}",
+        f"Platform: {platform.system()} {platform.release()}; commands run in {_SHELL}",
+        f"Git: {await anyio.to_thread.run_sync(_git_state, row.cwd)}",
         f"Model: {row.model}",
     ]
     sections = {"environment": "\n".join(lines)} | {name: facts[name] for name in ("date", "skills", "instructions")}
     role, extra = row.config.get("system_prompt"), row.config.get("system_prompt_append")
     blocks = [role if isinstance(role, str) else CODING if tools else CHAT]
-    blocks += [tagged(name, text) for name, text in sections.items() if text]
+    blocks += [_tagged(name, text) for name, text in sections.items() if text]
     blocks += [extra] if isinstance(extra, str) and extra else []
     return Prompt(system="\n\n".join(blocks), tools=tuple(tools), cwd=row.cwd, model=row.model, recorded_here=True)
 
@@ -106,8 +106,8 @@ def with_edit_tool(tools: Sequence[ToolSpec], edit_tool: str) -> tuple[ToolSpec,
     return tuple(tool for tool in tools if tool.name not in left_out)
 
 
-def has_client_text(prompt: Prompt, row: SessionRow) -> bool:
-    """Whether `prompt` still contains the system prompt that the client has set for the session. Returns true, too, if
+def _has_client_text(prompt: Prompt, row: SessionRow) -> bool:
+    """Whether `prompt` still contains the system prompt that the client has set for the session. Return true, too, if
     the client has set no system prompt."""
     role, extra = row.config.get("system_prompt"), row.config.get("system_prompt_append")
     ends = tuple(f"\n</{name}>\n\n{extra}" for name in ("date", "skills", "instructions"))
@@ -128,7 +128,7 @@ def reason_for_prompt(old: Prompt | None, row: SessionRow, tools: Sequence[ToolS
         reasons.append(f"the directory changed from {old.cwd} to {row.cwd}")
     if old.model != row.model:
         reasons.append(f"the model changed from {old.model} to {row.model}")
-    if not has_client_text(old, row):
+    if not _has_client_text(old, row):
         reasons.append("the client's system prompt changed")
     if old.tools != tuple(tools):
         before, now = {tool.name: tool for tool in old.tools}, {tool.name: tool for tool in tools}
@@ -138,14 +138,14 @@ def reason_for_prompt(old: Prompt | None, row: SessionRow, tools: Sequence[ToolS
             "gone": [name for name in before if name not in now],
             "changed": changed,
         }
-        parts = [f"{what}: {some_of(names)}" for what, names in found.items() if names] or ["in another order"]
+        parts = [f"{what}: {_some_of(names)}" for what, names in found.items() if names] or ["in another order"]
         reasons.append(f"the tools changed ({'; '.join(parts)})")
     return ", and ".join(reasons)
 
 
-def some_of(names: Sequence[str]) -> str:
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _some_of(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
@@ -155,9 +155,9 @@ def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
         match entry.body:
             case Prompt(system=system):
                 kept = {name: text for name, text in told.items() if name in ("mode", "servers")}
-                told = kept | sections_in(system, ("date", "skills", "instructions"))
+                told = kept | _sections_in(system, ("date", "skills", "instructions"))
             case Reminder(text=text):
-                told |= sections_in(text, SECTIONS)
+                told |= _sections_in(text, _SECTIONS)
             case _:
                 pass
     return told
@@ -170,24 +170,26 @@ def changes(told: Mapping[str, str], facts: Mapping[str, str]) -> str | None:
     reported as empty.
     """
     known = {"mode": MODES["ask"], **told}
-    blocks = [tagged(name, text or empty_section(name)) for name, text in facts.items() if text != known.get(name, "")]
+    blocks = [
+        _tagged(name, text or _empty_section(name)) for name, text in facts.items() if text != known.get(name, "")
+    ]
     return "\n".join(blocks) or None
 
 
-def tagged(name: str, text: str) -> str:
+def _tagged(name: str, text: str) -> str:
     return f"<{name}>\n{text}\n</{name}>"
 
 
-def empty_section(name: str) -> str:
+def _empty_section(name: str) -> str:
     return f"({name}: none any more)"
 
 
 def without_tags(text: str) -> str:
     """Escape untrusted text, so that nothing in it looks like a reminder or a section of the system message."""
-    return TAG.sub("‹", text)
+    return _TAG.sub("‹", text)
 
 
-def sections_in(text: str, names: Sequence[str]) -> dict[str, str]:
+def _sections_in(text: str, names: Sequence[str]) -> dict[str, str]:
     found = {}
     for name in names:
         start = text.find(f"<{name}>\n")
@@ -196,19 +198,19 @@ def sections_in(text: str, names: Sequence[str]) -> dict[str, str]:
         end = text.rfind(close) if name == "instructions" else text.find(close, start)
         if 0 <= start < end:
             told = text[start + len(name) + 3 : end]
-            found[name] = "" if told == empty_section(name) else told
+            found[name] = "" if told == _empty_section(name) else told
     return found
 
 
-def git_state(cwd: str) -> str:
+def _git_state(cwd: str) -> str:
     """Return one line about the checkout that contains `cwd`, read from its files. Git itself is never run: a
     repository's configuration can make it run commands."""
     for directory in [Path(cwd), *Path(cwd).parents]:
         marker = directory / ".git"
         try:
             if not marker.is_dir():  # a worktree or submodule points to its real directory
-                marker = directory / read_git_file(marker).removeprefix("gitdir:").strip()
-            head = GIT_HEAD.fullmatch(read_git_file(marker / "HEAD"))
+                marker = directory / _read_git_file(marker).removeprefix("gitdir:").strip()
+            head = _GIT_HEAD.fullmatch(_read_git_file(marker / "HEAD"))
         except (OSError, ValueError):
             continue
         if head is not None:
@@ -217,14 +219,14 @@ def git_state(cwd: str) -> str:
     return "not a repository"
 
 
-def read_git_file(path: Path) -> str:
+def _read_git_file(path: Path) -> str:
     """Return the start of a text file. :raises OSError: it is not a regular file. :raises ValueError: it is not
     text."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with open(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(f"{path} is not a regular file")
-        return file.read(GIT_FILE_BYTES).decode("utf-8")
+        return file.read(_GIT_FILE_BYTES).decode("utf-8")
 
 
 class Briefing:
@@ -280,7 +282,7 @@ class Briefing:
             newest is not None
             and newest.recorded_here
             and (newest.cwd, newest.model, newest.tools) == (row.cwd, row.model, self._tools)
-            and has_client_text(newest, row)
+            and _has_client_text(newest, row)
         ):
             return
         prompt = replace(await self.fresh_prompt(), reason=reason_for_prompt(newest, row, self._tools))

@@ -35,22 +35,22 @@ from crow.tools import PlannedCall
 
 logger = logging.getLogger(__name__)
 
-THINKS_S = 0.05
+_THINKS_S = 0.05
 """If an answer takes longer than this (in seconds), the tools get ready while the model works. By that time, the
 request has been sent, so the tools do not delay the request."""
-PLAN_S = 0.05
+_PLAN_S = 0.05
 """If the calls of an answer take longer to plan than this (in seconds), the answer is saved as a draft. A plan may take
 long because the editor has to send a file."""
-MAX_CONTINUED = 3
+_MAX_CONTINUED = 3
 """If one answer after another breaks off, at most this many of them are continued. If the next answer breaks off too,
 the turn ends."""
-CONTINUE = (
+_CONTINUE = (
     "<reminder>Your last answer was cut off by a broken connection. The user has seen it as it stands. Continue "
     "exactly where it stopped, without repeating anything and without a preamble.</reminder>"
 )
-DOWN = (NetworkError, ModelTimeout, Overloaded, RateLimited)
+_DOWN = (NetworkError, ModelTimeout, Overloaded, RateLimited)
 """After one of these errors, crow asks the fallback model."""
-BROKE_OFF = (
+_BROKE_OFF = (
     "Stopped: each of the last {count} answers broke off before its end. What was shown is kept. Check the connection, "
     "then send another prompt to continue."
 )
@@ -83,10 +83,10 @@ class Requests:
         """How many answers in a row had to be continued."""
 
     async def ask(self) -> tuple[int, Assistant, Sequence[PlannedCall]]:
-        """Get one answer, store it and show it. Returns its entry id, the answer, and the plans of its calls.
+        """Get one answer, store it and show it. Return its entry id, the answer, and the plans of its calls.
 
         If a stream breaks after text was shown, the model is asked once to continue. The model is not asked if each of
-        the last `MAX_CONTINUED` answers had to be continued. Text that the continuation repeats is left out. If a
+        the last `_MAX_CONTINUED` answers had to be continued. Text that the continuation repeats is left out. If a
         request failed and was too long, or may have been too long, crow compacts the context and sends the request
         again. If the endpoint is down and the user has named a fallback model, the request is sent to the fallback
         model.
@@ -106,8 +106,8 @@ class Requests:
                     await self._store_answer(*shown)
                     if is_continued:
                         raise
-                    if self._continued == MAX_CONTINUED:
-                        await self._branch.record([new_remark(BROKE_OFF.format(count=MAX_CONTINUED + 1))])
+                    if self._continued == _MAX_CONTINUED:
+                        await self._branch.record([new_remark(_BROKE_OFF.format(count=_MAX_CONTINUED + 1))])
                         raise
                     is_continued = True
                     self._continued += 1
@@ -117,7 +117,7 @@ class Requests:
                     raise
                 if text.strip():  # without text there is nothing to continue, so the model is just asked again
                     before = text
-                    await self._branch.record([NewEntry(body=Reminder(text=CONTINUE))])
+                    await self._branch.record([NewEntry(body=Reminder(text=_CONTINUE))])
             else:
                 self._continued = self._continued if is_continued else 0
                 if self._standby is not None:
@@ -127,7 +127,7 @@ class Requests:
     async def _fall_back(self, error: errors.ModelError) -> bool:
         """If the endpoint is down, use another model for the rest of the turn. Return whether another model is used
         from now on."""
-        if self._standby is None or not isinstance(error, DOWN):
+        if self._standby is None or not isinstance(error, _DOWN):
             return False
         model = await self._standby.next(error)
         if model is None:
@@ -152,7 +152,7 @@ class Requests:
         await self._note_parts()
         self._is_listening = True
         try:
-            async with after_delay(THINKS_S, self._calls.prepare), self.model.stream(request) as self._stream:
+            async with after_delay(_THINKS_S, self._calls.prepare), self.model.stream(request) as self._stream:
                 answer = await draft.follow(self._stream)
         finally:
             if draft.is_muted:  # the caller of `mute` is cancelling this turn; wait for that
@@ -163,7 +163,7 @@ class Requests:
         await self._note_parts()
         plans: Sequence[PlannedCall] = ()
         if answer.calls:
-            async with after_delay(PLAN_S, self._save_draft):
+            async with after_delay(_PLAN_S, self._save_draft):
                 plans = await self._calls.plan(answer.calls)
         self._count(self._stream.attempts()[:-1])
         entry = await self._store_answer(self._assistant(draft.message_id, answer, plans))

@@ -21,22 +21,22 @@ from crow.domain.messages import Answer, Image, SystemMessage, UserMessage
 from crow.domain.rendering import part_text
 from crow.domain.tokens import estimate_message
 from crow.llm import Attempt, Model, Request, TextDelta
-from crow.tools import SamplingAnswer, SamplingRefusal, SamplingRequest
 from crow.tools.limits import FairLimiter
+from crow.tools.sampling import SamplingAnswer, SamplingRefusal, SamplingRequest
 
 logger = logging.getLogger(__name__)
 
-MAX_PER_TURN = 50
+_MAX_PER_TURN = 50
 """One server may get at most this many answers in one turn."""
 
-DEADLINE_S = 300.0
-STORE_S = 5.0
-SYSTEM = "A tool of the user asks you this. Answer it; you have no tools."
-NOT_ALLOWED = SamplingRefusal(words="The user did not allow this request.", is_users=True)
+_DEADLINE_S = 300.0
+_STORE_S = 5.0
+_SYSTEM = "A tool of the user asks you this. Answer it; you have no tools."
+_NOT_ALLOWED = SamplingRefusal(words="The user did not allow this request.", is_users=True)
 
 
 class ModelSampler:
-    """Implements :class:`crow.tools.Sampler` for a session and its subagents. One request is answered at a time.
+    """Implements :class:`crow.tools.sampling.Sampler` for a session and its subagents, one request at a time.
 
     The model sees only the server's messages: nothing of the session, and no tools. If the user rejects a request, that
     server's other requests in the same turn are rejected without asking.
@@ -62,21 +62,21 @@ class ModelSampler:
     async def sample(
         self, request: SamplingRequest, on_progress: Callable[[int], Awaitable[None]]
     ) -> SamplingAnswer | SamplingRefusal:
-        """See :class:`crow.tools.Sampler`."""
+        """See :class:`crow.tools.sampling.Sampler`."""
         place = (self._branch.turn, request.prefix)
-        if self._asked[place] >= MAX_PER_TURN:
-            return SamplingRefusal(words=f"A server gets at most {MAX_PER_TURN} answers from the model in one turn.")
+        if self._asked[place] >= _MAX_PER_TURN:
+            return SamplingRefusal(words=f"A server gets at most {_MAX_PER_TURN} answers from the model in one turn.")
         self._asked[place] += 1
         async with self._slot.slot():
             try:
                 if place in self._rejected:
-                    return NOT_ALLOWED
-                decision = await self._permissions.judge_sampling(request, question_text(request))
+                    return _NOT_ALLOWED
+                decision = await self._permissions.judge_sampling(request, _question_text(request))
                 if not isinstance(decision, Allow):
                     # after CANNOT_ASK, a question during another call may still reach the user
                     if decision is None or decision.words != CANNOT_ASK:
                         self._rejected.add(place)
-                    return NOT_ALLOWED
+                    return _NOT_ALLOWED
                 model = await self._open_model()
                 model.check()
                 return await self._answer(model, request, on_progress)
@@ -91,7 +91,7 @@ class ModelSampler:
         if words := await self._budget.why_stop(self._branch, model.info):
             logger.warning("MCP server %s got no answer from the model: %s", request.server, words)
             return SamplingRefusal(words="The session has reached its cost limit.")
-        messages = (SystemMessage(text=request.system or SYSTEM), *request.messages)
+        messages = (SystemMessage(text=request.system or _SYSTEM), *request.messages)
         sent = sum(map(estimate_message, messages))
         window = model.info.context_window
         if window is not None and sent + request.max_tokens > window:
@@ -105,7 +105,7 @@ class ModelSampler:
             on_progress,
             sent=sent,
         )
-        return cut_answer(answer, model.info.name, request.stop_sequences)
+        return _cut_answer(answer, model.info.name, request.stop_sequences)
 
     async def _read(
         self, model: Model, request: Request, on_progress: Callable[[int], Awaitable[None]], *, sent: int
@@ -116,7 +116,7 @@ class ModelSampler:
         """
         attempts: Sequence[Attempt] = ()
         try:
-            with anyio.move_on_after(DEADLINE_S):
+            with anyio.move_on_after(_DEADLINE_S):
                 async with model.stream(request) as stream:
                     try:
                         length = 0
@@ -127,11 +127,11 @@ class ModelSampler:
                         return stream.answer
                     finally:
                         attempts = stream.attempts()
-            raise ModelError(f"{model.info.name} gave no answer within {DEADLINE_S:g} s.")
+            raise ModelError(f"{model.info.name} gave no answer within {_DEADLINE_S:g} s.")
         finally:
             used = [request_entry(each, model.info, sent=sent, purpose="sampling") for each in attempts]
             if used:
-                with anyio.move_on_after(STORE_S, shield=True):
+                with anyio.move_on_after(_STORE_S, shield=True):
                     await self._store(used)
 
     async def _store(self, used: Sequence[NewEntry]) -> None:
@@ -141,7 +141,7 @@ class ModelSampler:
             self._branch.store_with_next(used)
 
 
-def question_text(request: SamplingRequest) -> str:
+def _question_text(request: SamplingRequest) -> str:
     """Return the text that would be sent to the model. The user sees this text and decides whether to allow the
     request."""
     lines = [f"At most {request.max_tokens:,} tokens.", *([f"system: {request.system}"] if request.system else [])]
@@ -154,7 +154,7 @@ def question_text(request: SamplingRequest) -> str:
     return "\n".join(lines)
 
 
-def cut_answer(answer: Answer, model: str, stops: Sequence[str]) -> SamplingAnswer | SamplingRefusal:
+def _cut_answer(answer: Answer, model: str, stops: Sequence[str]) -> SamplingAnswer | SamplingRefusal:
     """Return the model's answer. If it contains texts from `stops`, cut it before the first of them. Return a refusal
     if the model refused."""
     places = [place for stop in stops if (place := answer.text.find(stop)) >= 0]

@@ -18,10 +18,10 @@ from crow.domain.events import NoticeShown, TextShown, ThoughtShown
 from crow.domain.messages import Answer
 from crow.llm import Delta, Retrying, Stream, TextDelta, ThoughtDelta
 
-PIECE_WAIT_S = 0.015
-SAVE_EVERY_S = 0.8
-LATE_SAVE_S = 0.2
-BUFFER_CHARS = 512 * 1024
+_PIECE_WAIT_S = 0.015
+_SAVE_EVERY_S = 0.8
+_LATE_SAVE_S = 0.2
+_BUFFER_CHARS = 512 * 1024
 
 
 class AnswerDraft:
@@ -113,12 +113,12 @@ class AnswerDraft:
         self._pending.append(delta)
         if not isinstance(delta, Retrying):
             self._pending_chars += len(delta.text)
-        due = self._shown_at + PIECE_WAIT_S
+        due = self._shown_at + _PIECE_WAIT_S
         if not self._is_showing and time.monotonic() >= due:
             await self._show()
         else:
             self._wake_by(due)
-        if self._pending_chars > BUFFER_CHARS:
+        if self._pending_chars > _BUFFER_CHARS:
             self._has_room = anyio.Event()
             await self._has_room.wait()
 
@@ -126,12 +126,12 @@ class AnswerDraft:
         """Until the stream ends, show the gathered pieces and save the text shown so far, each on its own schedule."""
         while self._pending or not self._has_ended:
             now = time.monotonic()
-            show_at = self._shown_at + PIECE_WAIT_S if self._pending and not self._is_showing else math.inf
+            show_at = self._shown_at + _PIECE_WAIT_S if self._pending and not self._is_showing else math.inf
             if show_at <= now or (self._has_ended and show_at < math.inf):
                 await self._show()
                 continue
             self._save_if_due()
-            save_at = self._saved_at + SAVE_EVERY_S if self._saving is None and self._is_unsaved() else math.inf
+            save_at = self._saved_at + _SAVE_EVERY_S if self._saving is None and self._is_unsaved() else math.inf
             self._wakes_at = min(show_at, save_at)
             self._wake = anyio.Event()
             with anyio.move_on_after(self._wakes_at - now):
@@ -145,7 +145,7 @@ class AnswerDraft:
     async def _show(self) -> None:
         self._is_showing = True
         try:
-            if self._saving is not None and time.monotonic() > self._saved_at + LATE_SAVE_S:
+            if self._saving is not None and time.monotonic() > self._saved_at + _LATE_SAVE_S:
                 await self._saving.wait()
             pending, self._pending, self._pending_chars = self._pending, [], 0
             self._has_room.set()
@@ -184,7 +184,7 @@ class AnswerDraft:
         end of the stream, no save is started, because the whole answer is stored instead."""
         if self._has_ended or self._tasks is None or self._saving is not None or not self._is_unsaved():
             return
-        due = self._saved_at + SAVE_EVERY_S
+        due = self._saved_at + _SAVE_EVERY_S
         if (now := time.monotonic()) >= due:
             self._saved_at, self._saving = now, anyio.Event()
             self._tasks.start_soon(self._save, self._tasks.cancel_scope, self._saving)
@@ -212,12 +212,12 @@ def merged(deltas: Sequence[Delta]) -> Iterator[Delta]:
             yield kind(text="".join(delta.text for delta in run if not isinstance(delta, Retrying)))
 
 
-MIN_CHARS = 3
+_MIN_CHARS = 3
 """A repetition shorter than this is treated as new text."""
-SURE_CHARS = 8
+_SURE_CHARS = 8
 """A repetition with at least this many characters counts in two more cases: if it begins within a word, and if the new
 text has white space before it that the old text does not have."""
-MAX_CHARS = 64_000
+_MAX_CHARS = 64_000
 """Crow looks for repetitions only in the last part of the old text, which has at most this many characters."""
 
 
@@ -232,7 +232,7 @@ class Overlap:
     """
 
     def __init__(self, before: str) -> None:
-        self._before = before[-MAX_CHARS:]
+        self._before = before[-_MAX_CHARS:]
         self._held = ""
         self._is_decided = not before
 
@@ -252,7 +252,7 @@ class Overlap:
         """Decide which part of the held-back text repeats the old text. Return the rest."""
         self._is_decided = True
         held, self._held = self._held, ""
-        return held[repeated_chars(self._before, held) :]
+        return held[_repeated_chars(self._before, held) :]
 
 
 def without_overlap(before: str, text: str) -> str:
@@ -261,17 +261,17 @@ def without_overlap(before: str, text: str) -> str:
     return overlap.feed(text) + overlap.finish()
 
 
-def repeated_chars(before: str, text: str) -> int:
+def _repeated_chars(before: str, text: str) -> int:
     """Return how many characters at the start of `text` repeat the end of `before`."""
-    whole = longest_repetition(before, text, MIN_CHARS)
+    whole = _longest_repetition(before, text, _MIN_CHARS)
     blanks = len(text) - len(text.lstrip())
     if whole or not blanks:
         return whole
-    bare = longest_repetition(before, text[blanks:], SURE_CHARS)
+    bare = _longest_repetition(before, text[blanks:], _SURE_CHARS)
     return blanks + bare if bare else 0
 
 
-def longest_repetition(before: str, text: str, min_chars: int) -> int:
+def _longest_repetition(before: str, text: str, min_chars: int) -> int:
     """Return the length of the longest repetition that contains a letter or digit. A short repetition counts only if it
     begins where a word begins."""
     first_word_end = next((at for at, character in enumerate(text) if character.isalnum()), len(text)) + 1
@@ -279,6 +279,6 @@ def longest_repetition(before: str, text: str, min_chars: int) -> int:
         if before.endswith(text[:length]):
             start = len(before) - length
             is_within_word = start > 0 and before[start - 1].isalnum() and text[0].isalnum()
-            if length >= SURE_CHARS or not is_within_word:
+            if length >= _SURE_CHARS or not is_within_word:
                 return length
     return 0

@@ -1,7 +1,8 @@
 """Imports sessions of other tools.
 
-Each importer translates sessions into a crow export. Then crow imports this export like any other export. The importers
-never change the files of other tools, and treat the content of these files as hostile.
+Each importer translates sessions into a crow export. Then crow imports this export like any other export. So the
+importers know the form of an export, and nothing else of the store. They never change the files of other tools, and
+treat the content of these files as hostile.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import BinaryIO, TypeAlias
 from crow.domain.errors import ArgumentError
 from crow.store.importers import claude_code, codex, goose, openai_json, opencode, pi
 from crow.store.importers.builder import ConversationBuilder, ExportWriter, NewConversation
+from crow.store.importers.databases import MAGIC, count_rows, opened_copy
 from crow.store.importers.files import (
     Damaged,
     Problems,
@@ -27,7 +29,8 @@ from crow.store.importers.files import (
     readable,
     real_path,
 )
-from crow.store.sqlite.foreign import MAGIC, count_rows, opened_copy
+
+__all__ = ["TOOLS", "Batch", "Problems", "SessionScan", "Source", "default_path", "importable", "is_crow_export"]
 
 _PREFIXES = {tool.NAME: tool.TOOL for tool in (claude_code, codex, pi, opencode, goose, openai_json)}
 """Maps each tool to the prefix of its session ids."""

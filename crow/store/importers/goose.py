@@ -10,6 +10,7 @@ from typing import Any
 
 from crow.domain.messages import Image, Part, Text
 from crow.store.importers.builder import ConversationBuilder, NewConversation
+from crow.store.importers.databases import ForeignDatabase
 from crow.store.importers.files import (
     Damaged,
     Problems,
@@ -22,7 +23,6 @@ from crow.store.importers.files import (
 )
 from crow.store.importers.files import obj as as_object
 from crow.store.importers.parts import image_of, stable_id
-from crow.store.sqlite.foreign import ForeignDatabase
 
 TOOL = "goose"
 NAME = "goose"

@@ -9,6 +9,7 @@ from typing import Any
 
 from crow.domain.messages import FinishReason, Image, Part, Text, Usage
 from crow.store.importers.builder import ConversationBuilder, NewConversation
+from crow.store.importers.databases import ForeignDatabase
 from crow.store.importers.files import (
     Damaged,
     Problems,
@@ -24,7 +25,6 @@ from crow.store.importers.files import (
 )
 from crow.store.importers.files import obj as as_object
 from crow.store.importers.parts import linked_part, stable_id
-from crow.store.sqlite.foreign import ForeignDatabase
 
 TOOL = "opencode"
 NAME = "opencode"

@@ -147,12 +147,16 @@ class SqliteConnection:
     aiosqlite runs one statement at a time. Between two statements of one task, another task may use the connection, and
     a cancelled task leaves its transaction open. In this class, a function runs all its statements without
     interruption. A function that has started always finishes, and only then does the next function start.
+
+    For this, `commit` of the connection (see `_FunctionConnection`) runs a function. aiosqlite calls it in the
+    connection's thread, like every method of the connection.
     """
 
-    def __init__(self, path: Path, connection: aiosqlite.Connection, file: FileId | None) -> None:
+    def __init__(self, path: Path, connection: aiosqlite.Connection, opened: OpenedFile) -> None:
         self.path = path
-        self.file = file
+        self.file = opened.file
         """Identifies the open file, or None if the file is unknown."""
+        self._functions = opened.connection.functions
         self._connection = connection
         self._is_closed = False
 
@@ -165,28 +169,27 @@ class SqliteConnection:
         :raises StoreUnavailable: the file cannot be opened.
         :raises Exception: whatever `prepare` raises.
         """
-        file: FileId | None = None
-        failures: list[Exception] = []
+        outcome: list[OpenedFile | Exception] = []
 
         def connect() -> sqlite3.Connection:
-            nonlocal file
             try:
                 prepare()
-                connection, file = _connect(path, busy_timeout_s, mode)
+                outcome.append(opened := _connect(path, busy_timeout_s, mode))
             except Exception as error:  # noqa: BLE001  raised below
-                # aiosqlite does not wait for the thread of a connection that fails to open. So let aiosqlite believe
-                # that the connection opened, and report the failure later.
-                failures.append(error)
+                # aiosqlite does not wait for the thread of a connection that fails to open. So open something else in
+                # its place, and close it below.
+                outcome.append(error)
                 return sqlite3.connect(":memory:")
-            return connection
+            return opened.connection
 
         connection = await (await _in_daemon_thread(connect))
-        if failures:
+        opened = outcome[0]
+        if isinstance(opened, Exception):
             await connection.close()
-            if isinstance(failures[0], FAILURES):
-                raise explain(failures[0], path, busy_timeout_s) from failures[0]
-            raise failures[0]
-        return cls(path, connection, file)
+            if isinstance(opened, FAILURES):
+                raise explain(opened, path, busy_timeout_s) from opened
+            raise opened
+        return cls(path, connection, opened)
 
     async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Call `function` in the connection's thread, with the connection as its argument, and return the result. If
@@ -198,8 +201,10 @@ class SqliteConnection:
         """
         if self._is_closed:
             raise StoreUnavailable(f"{self.path} is closed.")
-        (result,) = await self._connection.execute_fetchall(function)  # see `_FunctionConnection`
-        return result  # type: ignore[return-value]  # the only "row" is the result
+        results: list[T] = []
+        self._functions.append(lambda connection: results.append(function(connection)))
+        await self._connection.commit()
+        return results[0]
 
     async def close(self) -> None:
         """Finish queued functions, then close the connection. A second call has no effect."""
@@ -209,30 +214,31 @@ class SqliteConnection:
 
 
 class _FunctionConnection(sqlite3.Connection):
-    """A connection whose `execute` also accepts a function. It calls the function with the connection as argument.
+    """A connection in autocommit mode. Its `commit` runs the function that has waited longest. That function begins and
+    commits its own transactions with statements."""
 
-    `execute_fetchall` of aiosqlite passes its argument to `execute` in the connection's thread, then calls `fetchall`
-    on the cursor. So the whole function runs in that thread, and its result is returned as the only row.
-    """
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.functions: deque[Callable[[sqlite3.Connection], object]] = deque()
+        """The functions that wait, one for each coming call of `commit`."""
+
+    def commit(self) -> None:
+        self.functions.popleft()(self)
 
     def execute(self, statement: Any, parameters: Any = (), /) -> sqlite3.Cursor:
-        if callable(statement):
-            cursor = _ResultCursor(self)
-            cursor.result = statement(self)
-            return cursor
         try:
             return super().execute(statement, parameters)
         except UnicodeEncodeError:  # a value or an id has a lone surrogate
             return super().execute(statement, _mend_parameters(parameters))
 
 
-class _ResultCursor(sqlite3.Cursor):
-    """A cursor that returns the result of a function as its only row."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedFile:
+    """A connection and the file that it has opened."""
 
-    result: Any = None
-
-    def fetchall(self) -> list[Any]:
-        return [self.result]
+    connection: _FunctionConnection
+    file: FileId | None
+    """None if the file is unknown."""
 
 
 def _mend_parameters(parameters: Any) -> Any:
@@ -241,7 +247,7 @@ def _mend_parameters(parameters: Any) -> Any:
     return [mend(value) if isinstance(value, str) else value for value in parameters]
 
 
-def _connect(path: Path, busy_timeout_s: float, mode: str) -> tuple[sqlite3.Connection, FileId | None]:
+def _connect(path: Path, busy_timeout_s: float, mode: str) -> OpenedFile:
     uri = f"{path.absolute().as_uri()}?{mode}"
     for _ in range(_ATTEMPTS):
         before = file_id(path)
@@ -249,7 +255,7 @@ def _connect(path: Path, busy_timeout_s: float, mode: str) -> tuple[sqlite3.Conn
             uri, uri=True, timeout=busy_timeout_s, isolation_level=None, factory=_FunctionConnection
         )
         if file_id(path) == before:
-            return connection, before
+            return OpenedFile(connection=connection, file=before)
         connection.close()  # the file was replaced meanwhile, so either of the two files may be open
     raise sqlite3.OperationalError(f"other programs keep replacing {path}")
 
@@ -258,8 +264,7 @@ async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosql
     """Create a connection whose thread is a daemon. A daemon thread does not keep the process alive if nobody closes
     the store.
 
-    aiosqlite creates the connection's thread, and does not make it a daemon. But a thread that was created by a daemon
-    thread is a daemon too.
+    aiosqlite does not make its thread a daemon. But a thread that was created by a daemon thread is a daemon too.
     """
     created: Future[aiosqlite.Connection] = Future()
     created.set_running_or_notify_cancel()  # from now on, the future cannot be cancelled, so `set_result` cannot fail

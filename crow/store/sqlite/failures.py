@@ -76,6 +76,10 @@ def explain(error: Exception, path: Path, waited_s: float) -> Exception:
             )
         case sqlite3.SQLITE_CORRUPT:
             words = f"is damaged ({error}). {REPAIR}"
+        case None if isinstance(error, MemoryError):  # a damaged size can ask for any amount
+            words = (
+                f"needs more memory than crow gets, or is damaged. End other programs; if that does not help: {REPAIR}"
+            )
         case None if not isinstance(error, sqlite3.Error) or "decode to UTF-8" in str(error):
             words = f"is damaged ({str(error) or type(error).__name__}). {REPAIR}"
         case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOMEM | sqlite3.SQLITE_TOOBIG | sqlite3.SQLITE_NOLFS:

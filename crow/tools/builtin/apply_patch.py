@@ -20,7 +20,8 @@ from crow.domain.entries import Announcement, Diff
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Freeform
 from crow.domain.rendering import RESULT_MASK, in_title
-from crow.tools import Outcome, PlannedCall, Workspace
+from crow.domain.text import plural
+from crow.tools import Outcome, PlannedCall, Touched, Workspace
 from crow.tools.builtin.edit import MAX_SHOWN_LINES, read_editable, remark_on_others
 from crow.tools.builtin.files import (
     THREAD_BYTES,
@@ -85,7 +86,7 @@ async def plan_patch(context: ToolContext, args: Arguments) -> PlannedCall:
         line = None if plan.change is None else plan.change.line
         title = f"Edit {in_title(plan.target.name)}"
         part = await plan_change(context, plan.target, title, diff=plan.diff, fault=plan.fault, line=line)
-        parts.append(replace(part, like=plan.like))
+        parts.append(replace(part, coverage=replace(part.coverage, like=plan.like)))
     faults = [part.fault for part in parts if part.fault is not None]
     announcements = [part.announcement for part in parts]
     return PlannedCall(
@@ -96,12 +97,14 @@ async def plan_patch(context: ToolContext, args: Arguments) -> PlannedCall:
             diffs=tuple(diff for each in announcements for diff in each.diffs),
         ),
         access="write",
-        is_outside=any(part.is_outside for part in parts),
-        is_protected=any(part.is_protected for part in parts),
-        has_hard_links=any(part.has_hard_links for part in parts),
         is_barrier=True,
         fault=_refusal(faults) if faults else None,
         parts=tuple(parts),
+        touched=Touched(
+            is_outside=any(part.touched.is_outside for part in parts),
+            is_protected=any(part.touched.is_protected for part in parts),
+            has_hard_links=any(part.touched.has_hard_links for part in parts),
+        ),
     )
 
 
@@ -242,7 +245,7 @@ async def _addition(context: ToolContext, target: PathTarget, content: str) -> C
     await _check_missing(context, target)
     check_mask("the patch", content, "")
     count = content.count("\n")
-    done = f"Created {target.name}: {count:,} line{'s' * (count != 1)}."
+    done = f"Created {target.name}: {plural(count, 'line')}."
     return Change(before=None, after=content, done=done, argument="the patch")
 
 
@@ -279,7 +282,7 @@ async def _edit(context: ToolContext, target: PathTarget, hunks: Sequence[Hunk])
     if patched.text == body:
         raise ArgumentError(f"the patch changes nothing in {name}")
     check_mask("the patch", patched.text, body)
-    others = remark_on_others(context, target, file, patched.changed)
+    others = remark_on_others(context, target, file, patched.changed, patched.known)
     return Change(
         before=file,
         after=file.text[: len(file.text) - len(body)] + patched.text,

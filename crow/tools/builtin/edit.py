@@ -96,14 +96,22 @@ async def prepare_edit(context: ToolContext, target: PathTarget, args: Arguments
     stub = placeholder_in(new, body)
     if stub is not None:
         raise ArgumentError(f"`{stub}` in new_text stands for code that would be lost; write out the whole new_text")
-    if len(body) > THREAD_BYTES:
-        edit = await anyio.to_thread.run_sync(_replaced, body, args, name)
-    else:
-        edit = _replaced(body, args, name)
+    try:
+        if len(body) > THREAD_BYTES:
+            edit = await anyio.to_thread.run_sync(_replaced, body, args, name)
+        else:
+            edit = _replaced(body, args, name)
+    except ArgumentError as error:
+        if context.seen_files.has_changed(target.path, file.text):
+            raise ArgumentError(f"{error}\nOthers have changed {name} since you read it.") from None
+        raise
     check_mask("new_text", edit.text, body)
     file.encode(edit.text, "new_text")
-    edited = range(edit.line - 1, edit.line + old.strip("\n").count("\n"))
-    remark = remark_on_others(context, target, file, None if edit.count > 1 else [edited])
+    wanted = [line.removesuffix("\r") for line in old.strip("\n").split("\n")]
+    edited = range(edit.line - 1, edit.line - 1 + len(wanted))
+    actual = body.split("\n")[edited.start : edited.stop]
+    known = [edited] if wanted == [line.removesuffix("\r") for line in actual] else []
+    remark = remark_on_others(context, target, file, None if edit.count > 1 else [edited], known)
     mark = file.text[: len(file.text) - len(body)]
     return file, replace(edit, text=mark + edit.text, remark=remark or edit.remark)
 
@@ -127,11 +135,14 @@ def _replaced(body: str, args: Arguments, name: str) -> Replacement:
     return replace_text(body, args["old_text"], args["new_text"], every=args.get("all", False), name=name)
 
 
-def remark_on_others(context: ToolContext, target: PathTarget, file: TextFile, edited: Sequence[range] | None) -> str:
+def remark_on_others(
+    context: ToolContext, target: PathTarget, file: TextFile, edited: Sequence[range] | None, known: Sequence[range]
+) -> str:
     """Return a remark that others have changed the file since the model saw it, or "" if nobody has. `edited` are the
-    lines that an edit replaces, counted from 0; None means any.
+    lines that an edit replaces, counted from 0; None means any. `known` are lines that the model wrote down exactly as
+    they are now.
 
-    :raises ~crow.domain.errors.ArgumentError: the edit touches changed lines.
+    :raises ~crow.domain.errors.ArgumentError: the edit touches changed lines that the model does not know.
     """
     seen = context.seen_files
     if not seen.has_changed(target.path, file.text):
@@ -139,8 +150,12 @@ def remark_on_others(context: ToolContext, target: PathTarget, file: TextFile, e
     changed = seen.changed_lines(target.path, file.text)
     if changed is None or edited is None:
         raise ArgumentError(changed_fault(seen, target, file))
-    if any(lines.start <= changed.stop and changed.start <= lines.stop for lines in edited):
-        raise ArgumentError(changed_fault(seen, target, file))
+    is_touched = any(lines.start <= changed.stop and changed.start <= lines.stop for lines in edited)
+    # Removed lines are known if the model wrote down what stood around them as one piece.
+    margin = 0 if changed else 1
+    is_known = any(lines.start + margin <= changed.start and changed.stop + margin <= lines.stop for lines in known)
+    if is_touched and not is_known:
+        raise ArgumentError(changed_fault(seen, target, file, edited))
     return f"others changed lines {changed.start + 1}-{max(changed.stop, changed.start + 1)} since you read it"
 
 

@@ -18,10 +18,11 @@ from typing import get_args
 
 import anyio.to_thread
 
-from crow.domain.entries import Diff
+from crow.domain.entries import Attachment, Diff
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image
 from crow.domain.rendering import RESULT_MASK, in_title
+from crow.domain.text import plural
 from crow.tools import FileStat, Outcome, PlannedCall, Protection, Workspace
 from crow.tools.builtin.mismatch import excerpt, placeholder_in
 from crow.tools.builtin.syntax import find_syntax_error
@@ -58,6 +59,10 @@ UNREAD_LINES = 60
 
 IMAGE_BYTES = 3_000_000
 """Some providers refuse images with more bytes."""
+
+PDF_BYTES = 10_000_000
+PDF = b"%PDF-"
+PDF_TYPE = "application/pdf"
 
 IMAGE = re.compile(
     rb"(?P<png>\x89PNG\r\n\x1a\n)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8[79]a)|(?P<webp>RIFF.{4}WEBP)", re.DOTALL
@@ -108,6 +113,8 @@ async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
     media = image_type(stat.head)
     if media is not None:
         return await read_image(workspace, target, stat, media)
+    if stat.head.startswith(PDF):
+        return await read_pdf(workspace, target, stat)
     text, note = None, ""
     if stat.size > WHOLE_BYTES:
         start = (await workspace.read_bytes(target.path, SNIFFED_CHARS)).decode("utf-8", "replace")
@@ -120,7 +127,7 @@ async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
             invocation.context.seen_files.note(target.path, file.text)
             note = "" if file.encoding == "utf-8" else f"\n[the file is {file.encoding}; the tools keep this encoding]"
     if is_binary:
-        raise ArgumentError(f"{target.name} is binary ({stat.size:,} bytes); only text and images can be read")
+        raise ArgumentError(f"{target.name} is binary ({stat.size:,} bytes); only text, images and PDFs can be read")
     window = LineWindow(first=args.get("line", 1), limit=args.get("limit", WINDOW_LINES))
     if text is not None:
         data = text.encode("utf-8", "replace")
@@ -144,6 +151,17 @@ async def read_image(workspace: Workspace, target: PathTarget, stat: FileStat, m
     data = base64.b64encode(await workspace.read_bytes(target.path)).decode("ascii")
     text = f"{target.name} is an image ({media}, {stat.size:,} bytes)."
     return Outcome(text=text, images=(Image(data=data, mime_type=media),))
+
+
+async def read_pdf(workspace: Workspace, target: PathTarget, stat: FileStat) -> Outcome:
+    if stat.size > PDF_BYTES:
+        raise ArgumentError(
+            f"{target.name} is a PDF of {stat.size:,} bytes; at most {PDF_BYTES:,} bytes can be read. A program such "
+            "as pdftotext may give its text"
+        )
+    data = base64.b64encode(await workspace.read_bytes(target.path)).decode("ascii")
+    file = Attachment(name=target.name, mime_type=PDF_TYPE, data=data, for_model=True)
+    return Outcome(text=f"{target.name} is a PDF ({stat.size:,} bytes).", attachments=(file,))
 
 
 def format_window(window: LineWindow, name: str, size: str) -> str:
@@ -259,7 +277,7 @@ async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
     check_mask("content", content, "" if before is None else before.shown)
     lines = content.count("\n") + (not content.endswith("\n") and content != "")
     verb = "Created" if before is None else "Replaced"
-    done = f"{verb} {target.name}: {lines:,} line{'s' * (lines != 1)}, {len(content.encode()):,} bytes."
+    done = f"{verb} {target.name}: {plural(lines, 'line')}, {len(content.encode()):,} bytes."
     if before is not None and before.text.strip() and not is_known:
         done += f" You had not read this file. It contained:\n{excerpt(before.shown.split(chr(10)), 0, UNREAD_LINES)}\n"
     change = Change(before=before, after=content, title=f"Write {in_title(target.name)}", done=done)
@@ -310,14 +328,18 @@ async def read_replaced(context: ToolContext, target: PathTarget, content: str) 
     return before, None
 
 
-def changed_fault(seen: SeenFiles, target: PathTarget, now: TextFile) -> str:
-    """Return the reason why a file that others have changed cannot be changed now. It shows what they changed."""
+def changed_fault(seen: SeenFiles, target: PathTarget, now: TextFile, edited: Sequence[range] = ()) -> str:
+    """Return the reason why a file that others have changed cannot be changed now. It shows what they changed, with the
+    lines beside it that are `edited`."""
     lines = now.shown.split("\n")
     changed = seen.changed_lines(target.path, now.text)
     if changed is None:
         return f"{target.name} has changed since you read it; read it again first"
-    shown = excerpt(lines, max(0, changed.start - 1), changed.stop + 1)
-    return f"{target.name} has changed since you read it; read it again first. It changed here:\n{shown}"
+    touching = [each for each in edited if each.start <= changed.stop and changed.start <= each.stop]
+    start = min([max(0, changed.start - 1), *(each.start for each in touching)])
+    stop = max([changed.stop + 1, *(each.stop for each in touching)])
+    how = "read it again first" + (", or edit these lines as they are now" if touching else "")
+    return f"{target.name} has changed since you read it; {how}. It changed here:\n{excerpt(lines, start, stop)}"
 
 
 async def plan_change(
@@ -346,8 +368,8 @@ async def plan_change(
     return replace(
         planned,
         fault=fault or planned.fault,
-        is_protected=planned.is_protected or protection == "ask",
         is_barrier=True,
+        touched=replace(planned.touched, is_protected=planned.touched.is_protected or protection == "ask"),
     )
 
 
@@ -463,13 +485,13 @@ async def missing_error(workspace: Workspace, target: PathTarget) -> ArgumentErr
     try:
         names = await anyio.to_thread.run_sync(list_names, directory)
     except OSError:
-        elsewhere = await anyio.to_thread.run_sync(same_names, workspace, target.path.name)
+        elsewhere = await anyio.to_thread.run_sync(same_names, workspace, target.path)
         where = display_name(workspace, directory)
         also = f"; there is {', '.join(elsewhere)}" if elsewhere else ""
         return ArgumentError(f"{target.name} does not exist; neither does the directory {where}{also}")
     similar = await anyio.to_thread.run_sync(similar_names, target.path.name, names)
     if not similar:
-        similar = await anyio.to_thread.run_sync(same_names, workspace, target.path.name)
+        similar = await anyio.to_thread.run_sync(same_names, workspace, target.path)
         directory = workspace.resolve(".")
     if not similar:
         return ArgumentError(f"{target.name} does not exist; use list_files to see which files exist")
@@ -477,17 +499,19 @@ async def missing_error(workspace: Workspace, target: PathTarget) -> ArgumentErr
     return ArgumentError(f"{target.name} does not exist; similar: {shown}")
 
 
-def same_names(workspace: Workspace, name: str) -> list[str]:
-    """Return up to three files of the working directory with this name, relative to it. Only the first directories of a
-    large tree are searched."""
+def same_names(workspace: Workspace, wanted: Path) -> list[str]:
+    """Return up to three files of the working directory with the name of `wanted`, relative to it. Those that share
+    more directories with `wanted` come first. Only the first directories of a large tree are searched."""
     root, found = workspace.resolve("."), []
     for number, (directory, folders, names) in enumerate(os.walk(root)):
         folders[:] = sorted(folder for folder in folders if not folder.startswith(".") and folder not in SKIPPED)
-        if name in names and workspace.read_protection(path := Path(directory) / name) == "none":
-            found.append(display_name(workspace, path))
-        if len(found) == MAX_SAME_NAMES or number == MAX_DIRECTORIES:
+        if wanted.name in names:
+            found.append(Path(directory) / wanted.name)
+        if number == MAX_DIRECTORIES:
             break
-    return found
+    found.sort(key=lambda path: -len({*path.parts} & {*wanted.parts}))
+    allowed = (path for path in found[:MAX_COMPARED_NAMES] if workspace.read_protection(path) == "none")
+    return [display_name(workspace, path) for path, _ in zip(allowed, range(MAX_SAME_NAMES), strict=False)]
 
 
 def list_names(directory: Path) -> list[str]:
@@ -525,10 +549,22 @@ def sound_picture_type(data: str) -> str | None:
     return image_type(decoded[:16]) if len(decoded) <= IMAGE_BYTES else None
 
 
+def sound_pdf(data: str, uri: str) -> Attachment | None:
+    """Return the file of a server at `uri` for the model. Return None if the base64 data is invalid, too large, or no
+    PDF."""
+    try:
+        decoded = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    if not decoded.startswith(PDF) or len(decoded) > PDF_BYTES:
+        return None
+    return Attachment(name=uri, uri=uri, mime_type=PDF_TYPE, data=data, for_model=True)
+
+
 READ_FILE_SPEC = tool_spec(
     "read_file",
-    "Read a text file, with the number of each line and a tab in front of it, or look at an image. If there is more, "
-    "the last line says how to continue.",
+    "Read a text file, with the number of each line and a tab in front of it, or look at an image or a PDF. If there "
+    "is more, the last line says how to continue.",
     required="path",
     path=PATH,
     line=argument("integer", "First line, counted from 1.", minimum=1),
@@ -541,6 +577,6 @@ WRITE_FILE_SPEC = tool_spec(
     "Create a file, with missing directories, or replace its whole content. To change a part, edit it.",
     required="path content",
     path=PATH,
-    content=argument("string", "The whole new content."),
+    content=argument("string"),
 )
 WRITE_FILE = Builtin(WRITE_FILE_SPEC, "edit", "write", plan_write, run_write)

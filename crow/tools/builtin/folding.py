@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 LOOK_ALIKES = str.maketrans(
     {
@@ -76,6 +78,13 @@ class Lines:
         self._joined = "\n".join(self.folded)
         self._starts = [0, *accumulate(len(line) + 1 for line in self.folded)]
 
+    @cached_property
+    def unit(self) -> int:
+        """The width of one level of indentation, as most lines show it."""
+        widths = [indent_width(line) for line in self.contents if line.strip()]
+        steps = Counter(other - one for one, other in pairwise(widths) if other > one)
+        return steps.most_common(1)[0][0] if steps else 1
+
     def find(self, wanted: Sequence[str], *, first: int = 0) -> Iterator[Place]:
         """Yield the places from line `first` on whose folded lines are `wanted`. Words are not cut."""
         joined = "\n".join(wanted)
@@ -113,6 +122,11 @@ class Lines:
         return lines
 
 
+def indent_width(line: str) -> int:
+    """Return how far a line is indented. A tab leads to the next multiple of 8."""
+    return len(line[: len(line) - len(line.lstrip())].expandtabs(8))
+
+
 def _cuts_word(text: str, at: int) -> bool:
     return 0 < at < len(text) and _WORD.match(text[at - 1]) is not None and _WORD.match(text[at]) is not None
 
@@ -135,10 +149,15 @@ class Place:
     """Whether the place ends at the end of its last line."""
 
 
+def is_look_alike(character: str) -> bool:
+    """Whether a character looks like a plain one, or like a space, or is invisible."""
+    return ord(character) in LOOK_ALIKES or (character.isspace() and not character.isascii())
+
+
 def look_alikes_in(text: str, plain: str) -> str:
     """Name the look-alike characters that `text` has and `plain` has not, such as `U+2019 RIGHT SINGLE QUOTATION MARK`.
     At most three are named."""
-    special = {each for each in text if ord(each) in LOOK_ALIKES or (each.isspace() and not each.isascii())}
+    special = {each for each in text if is_look_alike(each)}
     found = sorted(special - set(plain))
     names = [f"U+{ord(each):04X} {unicodedata.name(each, '')}".rstrip() for each in found[:MAX_NAMED]]
     return ", ".join(names) + (" ..." if len(found) > MAX_NAMED else "")

@@ -17,7 +17,7 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 
 from crow.domain.errors import ArgumentError
-from crow.tools.builtin.folding import Lines, Place, fold, look_alikes_in, places_of
+from crow.tools.builtin.folding import LOOK_ALIKES, Lines, Place, fold, is_look_alike, look_alikes_in, places_of
 from crow.tools.builtin.mismatch import NEW, OLD, already_made, ambiguous, applied_at, not_found, unclear
 
 MAX_COMPARED = 4_000_000
@@ -217,6 +217,16 @@ def _without_blank_lines(old: str, new: str) -> Iterator[Meant]:
         )
 
 
+def _without_look_alikes(old: str, new: str) -> Iterator[Meant]:
+    """Write plain characters for look-alikes and odd spaces. Only those that occur in the old text are known to be a
+    slip."""
+    plain = {ord(each): LOOK_ALIKES.get(ord(each), " ") for each in set(old) if is_look_alike(each)}
+    if plain:
+        yield Meant(
+            old=old.translate(plain), new=new.translate(plain), remark="characters that look alike were written plainly"
+        )
+
+
 SLIPS: tuple[Callable[[str, str], Iterator[Meant]], ...] = (
     _without_numbers,
     _without_fence,
@@ -224,6 +234,7 @@ SLIPS: tuple[Callable[[str, str], Iterator[Meant]], ...] = (
     _without_entities,
     _without_escapes,
     _without_blank_lines,
+    _without_look_alikes,
 )
 
 
@@ -241,7 +252,7 @@ def replace_folded(lines: Lines, old: str, new: str, *, name: str, first: int = 
         for number, place in enumerate(lines.find(wanted, first=first)):
             if number * len(wanted) > MAX_LINES_COMPARED:
                 raise ArgumentError(f"too many places in {name} are similar to old_text; copy it exactly")
-            indents = Indents.between(old_lines, lines.at(place), skips_first=not place.is_whole_start)
+            indents = Indents.between(old_lines, lines.at(place), skips_first=not place.is_whole_start, unit=lines.unit)
             if indents is not None:
                 found.append((place, indents))
             if len(found) > 1:
@@ -251,7 +262,7 @@ def replace_folded(lines: Lines, old: str, new: str, *, name: str, first: int = 
                 raise ArgumentError(ambiguous(lines.contents, places, len(old_lines), name, is_exact=False))
         if found:
             place, _ = found[0]
-            applied = applied_at(lines, new)
+            applied = applied_at(lines, new, old)
             if applied is not None and not (place.first <= applied[1] and applied[0] <= place.last):
                 raise ArgumentError(already_made(lines, applied, name))
             return _merge(lines, *found[0], old_lines, new_lines, name)
@@ -261,6 +272,8 @@ def replace_folded(lines: Lines, old: str, new: str, *, name: str, first: int = 
 def _readings(old: str, new: str) -> Iterator[tuple[list[str], list[str]]]:
     """Yield the lines of old and new text: as given, and without the blank lines that both have around them."""
     given_old, given_new = _content_lines(old), _content_lines(new) if new else []
+    if new.endswith("\n") and not old.endswith("\n"):
+        given_new.append("")  # as in an exact match, this makes a blank line
     yield given_old, given_new
     before, after = _blank_ends(given_old)
     has_same = _blank_ends(given_new) == (before, after)
@@ -332,21 +345,25 @@ class Unclear(Exception):
 class Indents:
     """How the indentation of old_text becomes the indentation of the file."""
 
-    def __init__(self, pairs: dict[str, str]) -> None:
+    def __init__(self, pairs: dict[str, str], unit: int = 1) -> None:
         self._pairs = pairs
+        self._unit = unit
 
     @classmethod
-    def between(cls, old: Sequence[str], actual: Sequence[str], *, skips_first: bool) -> Indents | None:
-        """Return the indentation that turns `old` into `actual`, or None if there is none that keeps the nesting."""
+    def between(cls, old: Sequence[str], actual: Sequence[str], *, skips_first: bool, unit: int = 1) -> Indents | None:
+        """Return the indentation that turns `old` into `actual`, or None if there is none that keeps the nesting.
+        `unit` is the width of one level of indentation in the file."""
         pairs: dict[str, str] = {}
         for number, (mine, theirs) in enumerate(zip(old, actual, strict=True)):
             if mine.strip() and not (skips_first and number == 0):
                 indent = _indent_of(theirs)
+                if not indent.isascii():  # odd spaces are not copied to other lines
+                    indent = "".join(each if each.isascii() else " " for each in indent)
                 if pairs.setdefault(_indent_of(mine), indent) != indent:
                     return None
         widths = sorted((_width(mine), _width(theirs)) for mine, theirs in pairs.items())
         is_nested_alike = all(one[0] < other[0] and one[1] < other[1] for one, other in pairwise(widths))
-        return cls(pairs) if is_nested_alike or len(pairs) < 2 else None
+        return cls(pairs, unit) if is_nested_alike or len(pairs) < 2 else None
 
     @property
     def changes(self) -> bool:
@@ -377,15 +394,16 @@ class Indents:
             return indent
         if (known := self._pairs.get(indent)) is not None:
             return known
-        shifted = self._shifted(indent)
-        if shifted is None:
-            shifted = self._scaled(indent)
-        if shifted is None:
+        found = [each for each in (self._shifted(indent), self._scaled(indent)) if each is not None]
+        if len(set(found)) > 1:  # only one of them may fit to the levels of the file
+            widths = {_width(theirs) for theirs in self._pairs.values()}
+            found = [each for each in found if any((_width(each) - width) % self._unit == 0 for width in widths)]
+        if not found:
             raise Unclear(
                 f"the indentation {indent!r} of a new line has no counterpart in the old lines, which are indented "
                 "otherwise than the file"
             )
-        return shifted
+        return found[0]
 
     def _shifted(self, indent: str) -> str | None:
         """Add or remove what the file's lines have more or less than those of old_text, if that is always the same."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from itertools import accumulate
 
+from crow.domain.text import shorten
 from crow.tools.builtin.folding import Lines, fold
 
 MAX_EXCERPT_LINES = 30
@@ -24,6 +25,8 @@ MAX_POSITIONS = 50
 MAX_SIMILAR = 40
 """At most this many lines are compared character by character."""
 MIN_RATIO = 0.6
+MIN_LEFT = 0.8
+"""Lines that are more alike than this count as the same line with a slip."""
 MIN_APPLIED_CHARS = 24
 OLD = "old_text"
 NEW = "new_text"
@@ -109,7 +112,7 @@ def not_found(lines: Lines, old: str, new: str, name: str, *, what: str = OLD, m
     stub = placeholder_in(old, "")
     if stub is not None and stub not in map(str.strip, lines.contents):
         return f"{start}: `{stub}` stands for text that must be written out, or left out by making two edits"
-    applied = applied_at(lines, new)
+    applied = applied_at(lines, new, old)
     if applied is not None:
         return already_made(lines, applied, name, what=what, made=made)
     region = closest(lines, wanted, new)
@@ -154,18 +157,32 @@ def excerpt(lines: Sequence[str], start: int, end: int, *, most: int = MAX_EXCER
 def already_made(lines: Lines, place: tuple[int, int], name: str, *, what: str = OLD, made: str = NEW) -> str:
     """Return the error message for an edit whose new text stands at `place` already."""
     first, last = place
-    shown = excerpt(lines.contents, first, last + 1, most=8)
+    shown = excerpt(lines.contents, max(0, first - 2), last + 3, most=14)
     start = f"{what} does not occur in {name}, but {made} does, from line {first + 1}"
     return f"{start}. Was the edit already made?\n{shown}"
 
 
-def applied_at(lines: Lines, new: str) -> tuple[int, int] | None:
-    """Return the first and last line of `new` if it is long enough to mean something and stands once in the file."""
+def applied_at(lines: Lines, new: str, old: str) -> tuple[int, int] | None:
+    """Return the first and last line of `new` if it is long enough to mean something and stands once in the file.
+    Return None if `new` only leaves out something of `old` that still stands beside it."""
     wanted = [fold(line) for line in new.strip("\n").split("\n")]
     if len("".join(wanted)) < MIN_APPLIED_CHARS:
         return None
     places = [place for place, _ in zip(lines.find(wanted), range(2), strict=False)]
-    return (places[0].first, places[0].last) if len(places) == 1 else None
+    if len(places) != 1:
+        return None
+    first, last = places[0].first, places[0].last
+    removed = [line for line in map(fold, old.split("\n")[:MAX_POSITIONS]) if len(line) > 1 and line not in wanted]
+    bare_old, bare_new = ({_FORMAT.sub("", line) for line in text.split("\n")} for text in (old, new))
+    is_removal = bare_new <= bare_old or _bare(new) in _bare(old) or len(removed) > len(wanted)
+    reach = len(old.split("\n")) + 1
+    beside = [*lines.folded[max(0, first - reach) : first], *lines.folded[last + 1 : last + 1 + reach]]
+    is_left = any(_ratio(one[:200], other[:200]) > MIN_LEFT for one in removed for other in beside[:MAX_POSITIONS])
+    return None if is_removal and is_left else (first, last)
+
+
+def _bare(text: str) -> str:
+    return _FORMAT.sub("", text)
 
 
 def closest(lines: Lines, wanted: Sequence[str], new: str) -> tuple[int, int] | None:
@@ -175,6 +192,9 @@ def closest(lines: Lines, wanted: Sequence[str], new: str) -> tuple[int, int] | 
     reformatted = _reformatted(lines.folded, folded)
     if reformatted is not None:
         return reformatted
+    reordered = _reordered(lines.folded, folded)
+    if reordered is not None:
+        return reordered
     hints = {fold(line) for line in new.split("\n")[:400]} - set(folded)
     votes = _votes(lines.folded, folded) + _similar_votes(lines.folded, folded)
     best: tuple[float, int, int] | None = None
@@ -196,7 +216,8 @@ def closest(lines: Lines, wanted: Sequence[str], new: str) -> tuple[int, int] | 
         score += sum(len(line) for line in hints.intersection(lines.folded[first : last + 1]))
         # Of two places that are equally alike, the one with the same indentation is meant.
         score += len(set(wanted).intersection(lines.contents[first : last + 1]))
-        score += _ratio(" ".join(folded)[:2_000], " ".join(lines.folded[first : last + 1])[:2_000])
+        given = " ".join(folded)[:2_000]
+        score += _ratio(given, " ".join(lines.folded[first : last + 1])[:2_000]) * len(given)
         if best is None or score > best[0]:
             best = (score, first, last)
     return None if best is None else best[1:]
@@ -213,6 +234,17 @@ def _reformatted(lines: Sequence[str], wanted: Sequence[str]) -> tuple[int, int]
         return None
     starts = [0, *accumulate(map(len, bare))]
     return bisect_right(starts, at) - 1, bisect_left(starts, at + len(searched)) - 1
+
+
+def _reordered(lines: Sequence[str], wanted: Sequence[str]) -> tuple[int, int] | None:
+    """Return the first and last line of the only place that has the `wanted` lines in another order. Blank lines do not
+    count."""
+    filled = [at for at, line in enumerate(lines) if line]
+    given = [line for line in wanted if line]
+    count, total = len(given), sum(map(hash, given))
+    sums = [0, *accumulate(hash(lines[at]) for at in filled)]
+    found = [at for at in range(len(filled) - count + 1) if sums[at + count] - sums[at] == total]
+    return (filled[found[0]], filled[found[0] + count - 1]) if len(found) == 1 and count > 1 else None
 
 
 def _votes(lines: Sequence[str], wanted: Sequence[str]) -> Counter[int]:
@@ -264,6 +296,8 @@ def explain(wanted: Sequence[str], actual: Sequence[str], first: int, what: str 
         return ["its lines are indented in another way"]
     if mine != theirs and _FORMAT.sub("", "".join(mine)) == _FORMAT.sub("", "".join(theirs)):
         return ["it stands there with other line breaks, commas, quotes or brackets, as after a formatter"]
+    if sorted(filter(None, mine)) == sorted(filter(None, theirs)):
+        return ["its lines stand there in another order"]
     causes: list[str] = []
     for step, from_mine, to_mine, from_theirs, to_theirs in SequenceMatcher(
         None, mine[:400], theirs[:400], autojunk=False
@@ -274,7 +308,7 @@ def explain(wanted: Sequence[str], actual: Sequence[str], first: int, what: str 
             causes.append(f"line {first + from_theirs + 1} is blank, which {what} leaves out")
         elif step == "delete" and any(mine[from_mine:to_mine]):
             extra = next(line for line in mine[from_mine:to_mine] if line)
-            causes.append(f"the file does not have {_quote(extra)} there")
+            causes.append(f"the file does not have {_shown(extra)} there")
         elif step == "delete":
             causes.append(f"{what} has a blank line that the file does not have")
         elif step == "replace" and to_mine - from_mine == to_theirs - from_theirs:
@@ -288,7 +322,7 @@ def explain(wanted: Sequence[str], actual: Sequence[str], first: int, what: str 
 
 def _explain_line(mine: str, theirs: str, number: int, what: str) -> str:
     if not mine or not theirs:
-        return f"line {number} is {'blank' if not theirs else _quote(theirs)}"
+        return f"line {number} is {'blank' if not theirs else _shown(theirs)}"
     old, new = _TOKEN.findall(mine[:MAX_LINE_CHARS]), _TOKEN.findall(theirs[:MAX_LINE_CHARS])
     changed = [step for step in SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if step[0] != "equal"]
     if not changed:
@@ -296,15 +330,15 @@ def _explain_line(mine: str, theirs: str, number: int, what: str) -> str:
     first, last = changed[0], changed[-1]
     has, wants = "".join(new[first[3] : last[4]]), "".join(old[first[1] : last[2]])
     if not wants.strip():
-        return f"line {number} has {_quote(has.strip())}, which {what} leaves out"
+        return f"line {number} has {_shown(has.strip())}, which {what} leaves out"
     if not has.strip():
-        return f"line {number} does not have {_quote(wants.strip())}"
-    return f"line {number} has {_quote(has)} where {what} has {_quote(wants)}"
+        return f"line {number} does not have {_shown(wants.strip())}"
+    return f"line {number} has {_shown(has)} where {what} has {_shown(wants)}"
 
 
 def _lines(first: int, last: int) -> str:
     return f"line {first}" if first == last else f"lines {first}-{last}"
 
 
-def _quote(text: str) -> str:
-    return f"`{text if len(text) <= MAX_WORD_CHARS else text[:MAX_WORD_CHARS] + '…'}`"
+def _shown(text: str) -> str:
+    return f"`{shorten(text, MAX_WORD_CHARS)}`"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from crow.domain.errors import ArgumentError
+from crow.domain.text import shorten
 
 MAX_LINES = 50_000
 MAX_FILES = 200
@@ -318,4 +319,4 @@ def _hunks(path: str, body: Sequence[str]) -> tuple[Hunk, ...]:
 
 
 def _shown(line: str) -> str:
-    return f"`{line if len(line) <= 80 else line[:80] + '…'}`"
+    return f"`{shorten(line, 80)}`"

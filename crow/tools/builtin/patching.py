@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from crow.domain.errors import ArgumentError
-from crow.tools.builtin.folding import Lines, fold
+from crow.tools.builtin.folding import Lines, fold, indent_width
 from crow.tools.builtin.matching import MAX_LINES_COMPARED, SLIPS, Indents, Unclear, describe_difference, merged_lines
 from crow.tools.builtin.mismatch import already_made, ambiguous, applied_at, excerpt, not_found, unclear
 from crow.tools.builtin.patch import Hunk, HunkLine
@@ -40,6 +40,8 @@ class Patched:
     """How hunks matched whose match was not exact."""
     changed: tuple[range, ...] = ()
     """The lines of the old text that are replaced, counted from 0. Ranges of added lines are empty."""
+    known: tuple[range, ...] = ()
+    """The lines of the old text that the hunks name exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,7 @@ def apply_hunks(text: str, hunks: Sequence[Hunk], *, name: str) -> Patched:
     lines = Lines(text)
     splices: list[_Splice] = []
     remarks: list[str] = []
+    known: list[range] = []
     for hunk in hunks:
         what = f"hunk {hunk.number}"
         if all(line.mark == "+" for line in hunk.lines):
@@ -89,6 +92,8 @@ def apply_hunks(text: str, hunks: Sequence[Hunk], *, name: str) -> Patched:
         except Unclear as error:
             words = unclear(lines.contents, match.first, match.last, name, str(error), what=what)
             raise ArgumentError(f"{what}: {words}") from None
+        if match.is_exact and not match.remark:
+            known.append(range(match.first, match.last + 1))
         if match.remark:
             remarks.append(f"{what}: {match.remark}")
         if not match.is_exact:
@@ -106,6 +111,7 @@ def apply_hunks(text: str, hunks: Sequence[Hunk], *, name: str) -> Patched:
         line=splices[0].start + 1,
         remarks=tuple(remarks),
         changed=tuple(range(splice.start, splice.stop) for splice in splices),
+        known=tuple(known),
     )
 
 
@@ -128,7 +134,7 @@ def _locate(lines: Lines, hunk: Hunk, name: str) -> _Match:
         raise ArgumentError(ambiguous(lines.contents, firsts, count, name, is_exact=is_exact, what=what, advice=advice))
     match = chosen[0]
     _check_header(lines, hunk, match, name)
-    applied = applied_at(lines, new)
+    applied = applied_at(lines, new, old)
     is_only_added = all(line.mark != "-" for line in hunk.lines)
     is_here = applied is not None and match.first <= applied[1] and applied[0] <= match.last
     if applied is not None and (is_only_added if is_here else not match.is_exact):
@@ -158,7 +164,7 @@ def _matches(lines: Lines, hunk: Hunk, name: str) -> list[_Match]:
                 continue
             elif _is_unmarked(reading, actual):
                 unmarked.append(match)
-            elif (indents := Indents.between(old, actual, skips_first=False)) is not None:
+            elif (indents := Indents.between(old, actual, skips_first=False, unit=lines.unit)) is not None:
                 folded.append(replace(match, indents=indents, is_exact=False))
         if exact:
             return exact
@@ -234,17 +240,13 @@ def _scope(lines: Lines, start: int) -> range:
     """Return the lines that belong to a header: all that follow and are indented deeper. If the next line is not, the
     rest of the file."""
     contents = lines.contents
-    depth = _depth(contents[start])
+    depth = indent_width(contents[start])
     for index in range(start + 1, len(contents)):
         line = contents[index]
-        if line.strip() and _depth(line) <= depth and line.lstrip()[0] not in "{}])":
+        if line.strip() and indent_width(line) <= depth and line.lstrip()[0] not in "{}])":
             has_inner = any(contents[inner].strip() for inner in range(start + 1, index))
             return range(start, index) if has_inner else range(start, len(contents))
     return range(start, len(contents))
-
-
-def _depth(line: str) -> int:
-    return len(line[: len(line) - len(line.lstrip())].expandtabs(8))
 
 
 def _check_header(lines: Lines, hunk: Hunk, match: _Match, name: str) -> None:

@@ -22,6 +22,7 @@ import anyio.to_thread
 
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import code, in_title
+from crow.domain.text import plural, shorten
 from crow.tools import Outcome, PlannedCall
 from crow.tools.builtin import scan
 from crow.tools.builtin.files import stat_kind
@@ -111,7 +112,7 @@ async def run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
     if answer["more"]:
         lines.append(f"[only the first {limit} matches; narrow the search with path, glob or a more specific pattern]")
     if answer["large"]:
-        files = "1 file" if answer["large"] == 1 else f"{answer['large']} files"
+        files = plural(answer["large"], "file")
         lines.append(f"[skipped {files} larger than {scan.FILE_BYTES:,} bytes]")
     return Outcome(text="\n".join([*lines, *describe_left_out(answer["left_out"] + len(closed))]))
 
@@ -136,7 +137,7 @@ def found_lines(
 
 def describe_left_out(count: int) -> list[str]:
     """Return a list with a note about the files that were left out. The list is empty if no file was left out."""
-    files = "1 file" if count == 1 else f"{count:,} files"
+    files = plural(count, "file")
     return [f"[left out {files} that the user's rules forbid or that may hold keys]"] if count else []
 
 
@@ -169,7 +170,7 @@ def check_pattern(pattern: str, fault: str) -> None:
     """Refuse a pattern that is not a regular expression. `fault` says why it is not one, and is empty if it is one.
     :raises ~crow.domain.errors.ArgumentError: `fault` is not empty."""
     if fault:
-        shown = pattern if len(pattern) <= CHECKED_CHARS else f"{pattern[:CHECKED_CHARS]}…"
+        shown = shorten(pattern, CHECKED_CHARS + 1)
         raise ArgumentError(
             f'the pattern "{shown}" is not a Python regular expression: {fault}. '
             "Put a backslash before special characters to match them literally"
@@ -226,7 +227,7 @@ GREP_SPEC = tool_spec(
     "grep",
     "Search files for lines that match a Python regular expression, except binary files and those that git ignores.",
     required="pattern",
-    pattern=argument("string", "The regular expression.", minLength=1),
+    pattern=argument("string", minLength=1),
     path=argument("string", "A directory or file. Default: the working directory."),
     glob=argument("string", "Only files that match, such as *.py."),
     ignore_case=argument("boolean", "Default false."),

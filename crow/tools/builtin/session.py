@@ -1,7 +1,7 @@
 """`update_plan`, `recall` and `task`: tools that work on sessions.
 
 `recall` reads other sessions only if its scope includes them and the user has given permission. The session runs the
-sub-agent of a task. Each call that the sub-agent makes needs its own permission.
+subagent of a task. Each call that the subagent makes needs its own permission.
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
 from crow.domain.rendering import code, in_title
 from crow.domain.subagents import resume_hint
-from crow.tools import AgentKind, Outcome, PlannedCall, RecallQuery, RecallScope, SubagentResult, Task
+from crow.tools import (
+    AgentKind,
+    Coverage,
+    Outcome,
+    PlannedCall,
+    RecallQuery,
+    RecallScope,
+    SubagentResult,
+    Task,
+    Touched,
+)
 from crow.tools.agents import prompt_of, read_agent
 from crow.tools.builtin.skill import permission_argument
 from crow.tools.builtin.tool import (
@@ -77,11 +87,13 @@ async def plan_recall(context: ToolContext, args: Arguments) -> PlannedCall:
     return PlannedCall(
         announcement=Announcement(title=f"Recall {what} from {where}", kind="search"),
         access="read",
-        argument=query.scope,
-        asks_once=True,
-        wider_arguments=("all",) if query.scope == "workspace" else (),
-        narrower_arguments=("workspace",) if query.scope == "all" else (),
         review_text=f"The model may then read {place} until this session ends. `/permissions` can take that back.",
+        coverage=Coverage(
+            argument=query.scope,
+            asks_once=True,
+            wider_arguments=("all",) if query.scope == "workspace" else (),
+            narrower_arguments=("workspace",) if query.scope == "all" else (),
+        ),
     )
 
 
@@ -134,7 +146,7 @@ async def plan_task(context: ToolContext, args: Arguments) -> PlannedCall:
         return session_call(f"Task for {kind.name}: {title}", "think")
     target = PathTarget.at(context.workspace, Path(kind.source))
     if target.read_protection != "none":
-        raise ArgumentError(f"{target.name} holds secrets, so it is not used as a sub-agent")
+        raise ArgumentError(f"{target.name} holds secrets, so it is not used as a subagent")
     text, digest = await anyio.to_thread.run_sync(read_agent, kind)
     return PlannedCall(
         announcement=Announcement(
@@ -143,16 +155,14 @@ async def plan_task(context: ToolContext, args: Arguments) -> PlannedCall:
             locations=(Location(path=kind.source),),
         ),
         access="none",
-        argument=permission_argument(kind, digest),
-        rule_paths=target.rule_names,
-        has_hard_links=target.has_hard_links,
-        asks_once=True,
         review_text=text,
+        coverage=Coverage(argument=permission_argument(kind, digest), asks_once=True),
+        touched=Touched(rule_paths=target.rule_names, has_hard_links=target.has_hard_links),
     )
 
 
 def find_agent(context: ToolContext, args: Arguments) -> AgentKind | None:
-    """Return the kind of sub-agent that the arguments name, or None if they do not name a kind.
+    """Return the kind of subagent that the arguments name, or None if they do not name a kind.
 
     :raises ~crow.domain.errors.ArgumentError: there is no such kind, or the arguments name both a kind and a task to
         resume.
@@ -161,9 +171,7 @@ def find_agent(context: ToolContext, args: Arguments) -> AgentKind | None:
     if not name:
         return None
     if args.get("resume"):
-        raise ArgumentError(
-            "agent and resume are both given; a resumed task keeps its kind of sub-agent, so omit agent"
-        )
+        raise ArgumentError("agent and resume are both given; a resumed task keeps its kind of subagent, so omit agent")
     kinds = [kind for kind in context.agents if not kind.problem]
     for kind in kinds:
         if kind.name == name:
@@ -173,7 +181,7 @@ def find_agent(context: ToolContext, args: Arguments) -> AgentKind | None:
 
 
 async def task_to_run(context: ToolContext, args: Arguments, planned: PlannedCall | None) -> Task:
-    """Return the task that the arguments describe. Its kind of sub-agent is read from the kind's file again.
+    """Return the task that the arguments describe. Its kind of subagent is read from the kind's file again.
 
     :raises ~crow.domain.errors.ArgumentError: there is no such kind, or its file has changed since the user allowed it.
     """
@@ -181,16 +189,20 @@ async def task_to_run(context: ToolContext, args: Arguments, planned: PlannedCal
     if kind is None:
         return task
     text, digest = await anyio.to_thread.run_sync(read_agent, kind)
-    if kind.is_from_workspace and planned is not None and planned.argument != permission_argument(kind, digest):
+    if (
+        kind.is_from_workspace
+        and planned is not None
+        and planned.coverage.argument != permission_argument(kind, digest)
+    ):
         raise ArgumentError(f"{kind.source} has changed since this call was allowed; repeat the call")
     kind, instructions = prompt_of(kind, text)
     return replace(task, kind=kind, instructions=instructions)
 
 
 async def run_task(_invocation: ToolInvocation, _args: Arguments) -> Outcome:
-    """Report an error, because this function runs only in sessions without sub-agents. In other sessions, the toolbox
-    itself runs the sub-agent, in the asyncio task that handles the call."""
-    raise ArgumentError("this session has no sub-agents")
+    """Report an error, because this function runs only in sessions without subagents. In other sessions, the toolbox
+    itself runs the subagent, in the asyncio task that handles the call."""
+    raise ArgumentError("this session has no subagents")
 
 
 def task_from(args: Arguments) -> Task:
@@ -241,7 +253,7 @@ RECALL_SPEC = tool_spec(
     "Search the whole history of this conversation, also compacted and hidden parts, or read one entry. Scope "
     "workspace or all searches the user's other sessions too, after asking.",
     query=argument("string", "Words that must all occur.", maxLength=QUERY_CHARS),
-    entry=argument("integer", "The number of an entry.", minimum=1),
+    entry=argument("integer", "Its number.", minimum=1),
     scope={"type": "string", "enum": list(get_args(RecallScope))},
     session=argument("string", "Only the session with this id.", maxLength=QUERY_CHARS),
     since=argument("string", "From this time, such as 2026-11-01.", maxLength=TIME_CHARS),
@@ -254,39 +266,39 @@ _TASK_ARGUMENTS = {
     "prompt": argument("string", "All that it needs to know.", minLength=1),
     "tools": argument(
         "array",
-        "Names of the tools it may use. Default: all but task and update_plan.",
+        "Tools that it may use. Default: all but task and update_plan.",
         maxItems=100,
         items={"type": "string"},
     ),
-    "resume": argument("string", "The id of an earlier task to continue."),
+    "resume": argument("string", "An earlier task's id."),
     "background": argument(
         "boolean",
-        "Return at once; you are told when it ends. Only for work whose result you do not need now.",
+        "Return at once; you are told when it ends. Only if you do not need the result now.",
     ),
 }
-_AGENT_ARGUMENT = argument("string", "The kind of sub-agent, by name. Default: a plain one.", maxLength=64)
+_AGENT_ARGUMENT = argument("string", "The kind of subagent, by name. Default: a plain one.", maxLength=64)
 PLAIN_TASK_SPEC = tool_spec(
     "task",
-    "Give part of the work to a sub-agent. It knows only its prompt and answers with one text. Tasks of one answer "
+    "Give part of the work to a subagent. It knows only its prompt and answers with one text. Tasks of one answer "
     "run in parallel.",
     required="description prompt",
     **_TASK_ARGUMENTS,
 )
-"""The tool `task` if there are no kinds of sub-agents."""
+"""The tool `task` if there are no kinds of subagents."""
 TASK_SPEC = tool_spec(
     "task", PLAIN_TASK_SPEC.description, required="description prompt", **_TASK_ARGUMENTS, agent=_AGENT_ARGUMENT
 )
 
 
 def task_spec(kinds: Sequence[AgentKind], has_model: Callable[[str], bool]) -> ToolSpec:
-    """Return the tool `task` for the model. Its description lists the kinds of sub-agents, if there are any."""
+    """Return the tool `task` for the model. Its description lists the kinds of subagents, if there are any."""
     if not kinds:
         return PLAIN_TASK_SPEC
     lines = [
         f"- {kind.name}{f' (model {kind.model})' if kind.model and has_model(kind.model) else ''}: {kind.description}"
         for kind in kinds
     ]
-    text = "\n".join([f"{TASK_SPEC.description} The argument agent chooses a kind of sub-agent:", *lines])
+    text = "\n".join([f"{TASK_SPEC.description} The argument agent chooses a kind of subagent:", *lines])
     return replace(TASK_SPEC, description=text)
 
 

@@ -10,8 +10,9 @@ import signal
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import in_title, title_line
-from crow.tools import CommandAccess, Outcome, PlannedCall
+from crow.domain.rendering import in_title
+from crow.domain.text import title_line
+from crow.tools import CommandAccess, Coverage, Outcome, PlannedCall
 from crow.tools.builtin.changes import Settled, settle
 from crow.tools.builtin.output import MAX_CHARS, PipeStatuses
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
@@ -47,10 +48,10 @@ async def plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
     return PlannedCall(
         announcement=Announcement(title=in_title(title_line(args["command"])), kind="execute"),
         access="execute",
-        argument=args["command"],
         command_access="read" if layered else access,
         requested_access=args.get("access", DEFAULT_ACCESS),
         fault="command contains a NUL character; expected a command line" if "\0" in args["command"] else None,
+        coverage=Coverage(argument=args["command"]),
     )
 
 
@@ -188,10 +189,9 @@ async def job_outcome(context: ToolContext, job: Job, status: str) -> Outcome:
 SHELL_SPEC = tool_spec(
     "shell",
     "Run a command line with bash in the working directory, in a new shell without terminal or input. Processes that "
-    "it leaves running are ended: set background for a server or a watcher. Returns all output, and the exit code if "
-    "it is not 0.",
+    "it leaves running are ended: set background for a server or a watcher.",
     required="command",
-    command=argument("string", "The command line.", minLength=1),
+    command=argument("string", minLength=1),
     access=argument(
         "string",
         "Usually left out: the command may change the working directory, and the user is asked about the changes "
@@ -204,20 +204,19 @@ SHELL_SPEC = tool_spec(
     ),
     background=argument(
         "boolean",
-        "Return at once. shell_output reads its output, shell_kill ends it; it has no timeout. You are told when it "
-        "ends.",
+        "Return at once, without a timeout. You are told when it ends.",
     ),
 )
 SHELL = Builtin(SHELL_SPEC, "execute", "execute", plan_shell, run_shell)
 
-JOB = argument("string", "The job's id, such as job1.", minLength=1)
+JOB = argument("string", "Such as job1.")
 
 SHELL_OUTPUT_SPEC = tool_spec(
     "shell_output",
     "Get what a background command has printed since the last call, and whether it still runs.",
     required="job",
     job=JOB,
-    wait_s=argument("integer", "Wait up to so many seconds for its end. Default 0.", minimum=0, maximum=MAX_WAIT_S),
+    wait_s=argument("integer", "Seconds to wait for its end. Default 0.", minimum=0, maximum=MAX_WAIT_S),
 )
 SHELL_OUTPUT = Builtin(SHELL_OUTPUT_SPEC, "read", "none", plan_output, run_output)
 

@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
-from crow.tools import AgentKind, Outcome, PlannedCall, SkillInfo
+from crow.tools import AgentKind, Coverage, Outcome, PlannedCall, SkillInfo, Touched
 from crow.tools.builtin.tool import Arguments, Builtin, PathTarget, ToolContext, ToolInvocation, argument, tool_spec
 from crow.tools.skills import read_skill
 
@@ -30,11 +30,9 @@ async def plan_skill(context: ToolContext, args: Arguments) -> PlannedCall:
     return PlannedCall(
         announcement=Announcement(title=f"{title} from this workspace", kind="read", locations=locations),
         access="read",
-        argument=permission_argument(skill, digest),
-        rule_paths=target.rule_names,
-        has_hard_links=target.has_hard_links,
-        asks_once=True,
         review_text=text,
+        coverage=Coverage(argument=permission_argument(skill, digest), asks_once=True),
+        touched=Touched(rule_paths=target.rule_names, has_hard_links=target.has_hard_links),
     )
 
 
@@ -68,6 +66,6 @@ SKILL_SPEC = tool_spec(
     "skill",
     "Load a skill: instructions for one kind of work. <skills> lists the available ones.",
     required="name",
-    name=argument("string", "The skill's name.", minLength=1),
+    name=argument("string"),
 )
 SKILL = Builtin(SKILL_SPEC, "read", "read", plan_skill, run_skill)

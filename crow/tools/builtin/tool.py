@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from crow.domain.entries import Announcement, CallKind, Diff, Location
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import MAX_DEPTH, ToolCall, ToolSpec, is_too_deep
+from crow.domain.text import describe
 from crow.tools import (
     NOTHING_EXCLUDED,
     Access,
@@ -24,6 +25,7 @@ from crow.tools import (
     Ports,
     Protection,
     SkillInfo,
+    Touched,
     Workspace,
 )
 from crow.tools.builtin.checks import Checks
@@ -38,7 +40,7 @@ from crow.tools.workspace import shared_inode
 Arguments: TypeAlias = Mapping[str, Any]
 """The arguments of a call, checked against the tool's schema. Optional arguments may be absent."""
 
-SHOWN_CHARS = 80
+SHOWN_CHARS = 81  # with an ellipsis
 TOO_DEEP = f"the arguments are nested too deeply; expected at most {MAX_DEPTH} levels"
 
 
@@ -72,9 +74,9 @@ def tool_spec(name: str, description: str, /, *, required: str = "", **propertie
     return ToolSpec(name=name, description=description, input_schema=schema)
 
 
-def argument(kind: str, description: str, /, **bounds: object) -> dict[str, Any]:
-    """The JSON Schema of an argument."""
-    return {"type": kind, **bounds, "description": description}
+def argument(kind: str, description: str = "", /, **bounds: object) -> dict[str, Any]:
+    """Return the JSON Schema of an argument. An argument whose name says everything needs no description."""
+    return {"type": kind, **bounds, **({"description": description} if description else {})}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -187,12 +189,14 @@ class PathTarget:
         return PlannedCall(
             announcement=Announcement(title=title, kind=kind, locations=(location,), diffs=diffs),
             access=access,
-            is_outside=self.is_outside,
-            is_protected=self.read_protection == "ask",
-            rule_paths=self.rule_names,
-            other_paths=tuple(name for name in self.given_names if name not in self.rule_names),
-            has_hard_links=self.has_hard_links,
             fault=self.refusal if self.read_protection == "never" else None,
+            touched=Touched(
+                is_outside=self.is_outside,
+                is_protected=self.read_protection == "ask",
+                rule_paths=self.rule_names,
+                other_paths=tuple(name for name in self.given_names if name not in self.rule_names),
+                has_hard_links=self.has_hard_links,
+            ),
         )
 
 
@@ -229,7 +233,7 @@ def parse(tool: str, text: str) -> dict[str, Any]:
     if is_too_deep(value):
         raise ArgumentError(f"{tool}: {TOO_DEEP}")
     if not isinstance(value, dict):
-        raise ArgumentError(f"{tool}: the arguments are {format_value(value)}; expected a JSON object")
+        raise ArgumentError(f"{tool}: the arguments are {describe(value, SHOWN_CHARS)}; expected a JSON object")
     return value
 
 
@@ -300,7 +304,7 @@ def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any], *, whe
 def check_value(tool: str, where: str, schema: Mapping[str, Any], given: Any) -> Any:
     value = convert(schema["type"], given)
     if value is None or not is_in_bounds(schema, value):
-        raise ArgumentError(f"{tool}: {where} is {format_value(given)}; expected {describe_schema(schema)}")
+        raise ArgumentError(f"{tool}: {where} is {describe(given, SHOWN_CHARS)}; expected {describe_schema(schema)}")
     match value:
         case str():
             check_encodable(tool, where, value)
@@ -371,11 +375,3 @@ def describe_schema(schema: Mapping[str, Any]) -> str:
             most = f"at most {schema['maxItems']} items, " if "maxItems" in schema else ""
             return f"a list ({most}each {describe_schema(schema['items'])})"
     return "an object with " + ", ".join(schema["properties"])
-
-
-def format_value(value: Any) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
-    except RecursionError:
-        return "nested too deeply to show"
-    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"

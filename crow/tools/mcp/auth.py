@@ -34,7 +34,7 @@ from mcp.shared.auth import (
 from pydantic import AnyUrl
 
 from crow.domain.errors import ArgumentError, LoginRequired, ToolServerError
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 from crow.tools.mcp.calls import describe_error, page_to_open
 from crow.tools.mcp.exchange import LoginClient, shown
 from crow.tools.mcp.logins import POLL_S, Account, Login, LoginFolder
@@ -46,15 +46,15 @@ logger = logging.getLogger(__name__)
 # The SDK logs each failed login with a traceback that may contain codes and tokens. Crow logs the reason itself.
 logging.getLogger("mcp.client.auth.oauth2").setLevel(logging.CRITICAL)
 
-CLIENT_NAME = "Crow"
-LOGIN_S = 900.0
-EARLY_S = 30.0
+_CLIENT_NAME = "Crow"
+_LOGIN_S = 900.0
+_EARLY_S = 30.0
 """A token is refreshed this many seconds before it expires."""
-RETRY_S = 15.0
+_RETRY_S = 15.0
 """For this many seconds after a failed attempt to get a token, crow does not try again. Requests that need a new token
 fail at once."""
-REASON_CHARS = 300
-TOKEN = re.compile(r"[!-~]{1,16384}")
+_REASON_CHARS = 300
+_TOKEN = re.compile(r"[!-~]{1,16384}")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -75,7 +75,7 @@ class ServerAuth(httpx2.Auth):
     _login: Login | None = None
     _is_read: bool = False
     _is_final: bool = False
-    _failed_at: float = -RETRY_S
+    _failed_at: float = -_RETRY_S
     _steps: set[str] = field(default_factory=set)
     _refused: set[str] = field(default_factory=set)
     _fresh: set[str] = field(default_factory=set)
@@ -90,7 +90,7 @@ class ServerAuth(httpx2.Auth):
 
     def reset(self) -> None:
         """Forget earlier failures: the user wants another attempt."""
-        self.problem, self._is_final, self._failed_at, self._is_read = "", False, -RETRY_S, False
+        self.problem, self._is_final, self._failed_at, self._is_read = "", False, -_RETRY_S, False
         self._steps.clear()
         self._refused.clear()
         self._fresh.clear()
@@ -100,7 +100,7 @@ class ServerAuth(httpx2.Auth):
         token = await self._token_for(request)
         response = yield request
         asked_for: set[int] = set()
-        while is_challenge(response) and response.status_code not in asked_for:
+        while _is_challenge(response) and response.status_code not in asked_for:
             status = response.status_code
             try:
                 with self.hold():
@@ -111,7 +111,7 @@ class ServerAuth(httpx2.Auth):
             if was_asked:
                 asked_for.add(status)
             response = yield request
-        if is_challenge(response):
+        if _is_challenge(response):
             words = "it refuses the token that its authorization server has just issued"
             self._note(ToolServerError(f"{words}; to log in again, run {self._command}"))
             self._is_final = True
@@ -129,14 +129,14 @@ class ServerAuth(httpx2.Auth):
                     self._refused.add(self._login.token)
                     self._login = None
             login = self._login
-            if login is not None and ends_soon(login) and not self._must_wait() and not self._lock.locked():
+            if login is not None and _ends_soon(login) and not self._must_wait() and not self._lock.locked():
                 async with self._lock:
                     self._login = await self._refreshed(request, login)
         except ToolServerError as error:
             self._note(error)
         if self._login is None:
             return ""
-        bear(request, self._login)
+        _bear(request, self._login)
         return self._login.token
 
     async def _renew(self, request: httpx2.Request, response: httpx2.Response, token: str) -> tuple[str, bool]:
@@ -163,7 +163,7 @@ class ServerAuth(httpx2.Auth):
                     was_asked = refreshed is None
                     login = refreshed or await self._new_login(request, response, stored)
                 self._login = login
-        bear(request, login)
+        _bear(request, login)
         return login.token, was_asked
 
     async def _refreshed_after(
@@ -182,7 +182,7 @@ class ServerAuth(httpx2.Auth):
         if response.status_code == 403 and scope in self._steps:
             raise ToolServerError(
                 "it still refuses the token after a login with the scope that it asked for "
-                f"({on_one_line(scope)[:REASON_CHARS]}); to log in again, run {self._command}"
+                f"({on_one_line(scope)[:_REASON_CHARS]}); to log in again, run {self._command}"
             )
         if not self.asker.can_ask:
             raise LoginRequired(f"it needs you to log in; run {self._command}")
@@ -198,12 +198,12 @@ class ServerAuth(httpx2.Auth):
         tokens if it is used twice.
         """
         if not login.tokens.get("refresh_token"):
-            return login if not has_ended(login) else None
+            return login if not _has_ended(login) else None
         async with self.logins.locked(self.account, "refresh"):
             stored = await self._read()
             if stored is None or stored.token != login.token:
                 return stored
-            storage = Storage(login=login)
+            storage = _Storage(login=login)
             provider = self._provider(storage, None)
             provider.context.token_expiry_time = 1.0  # in the past, so that the SDK refreshes the token first
             await self._drive(provider, request, None)
@@ -252,8 +252,8 @@ class ServerAuth(httpx2.Auth):
     async def _authorized(self, request: httpx2.Request, response: httpx2.Response, login: Login | None) -> Login:
         """Run the whole authorization flow, in which the user logs in with a browser."""
         options = self.server.oauth
-        client = client_of(login)
-        port = options.redirect_port or registered_port(client)
+        client = _client_of(login)
+        port = options.redirect_port or _registered_port(client)
         try:
             return await self._authorized_at(port, client, request, response, login)
         except OSError as error:
@@ -288,7 +288,7 @@ class ServerAuth(httpx2.Auth):
         """
         async with listening(port) as redirect:
             configured = self._configured_client(redirect.uri)
-            storage = Storage(login=login, client=configured or client, registers=registers)
+            storage = _Storage(login=login, client=configured or client, registers=registers)
             provider = self._provider(storage, redirect)
             await self._drive(provider, request, response)
             if not storage.is_changed:
@@ -306,7 +306,7 @@ class ServerAuth(httpx2.Auth):
             issuer=options.issuer or None,
         )
 
-    def _provider(self, storage: Storage, redirect: RedirectListener | None) -> OAuthClientProvider:
+    def _provider(self, storage: _Storage, redirect: RedirectListener | None) -> OAuthClientProvider:
         """Make the SDK's provider for a login. Without `redirect`, the provider can only refresh the token."""
         options, page = self.server.oauth, ""
 
@@ -317,12 +317,12 @@ class ServerAuth(httpx2.Auth):
 
         async def wait_for_code() -> AuthorizationCodeResult:
             assert redirect is not None, "without a redirect, the SDK only refreshes"
-            return await self._code(redirect, one_query(page))
+            return await self._code(redirect, _one_query(page))
 
         uri = redirect.uri if redirect is not None else "http://127.0.0.1/callback"
         provider = OAuthClientProvider(
             self.account.url,
-            OAuthClientMetadata(redirect_uris=[AnyUrl(uri)], client_name=CLIENT_NAME),
+            OAuthClientMetadata(redirect_uris=[AnyUrl(uri)], client_name=_CLIENT_NAME),
             storage,
             open_page,
             wait_for_code,
@@ -364,7 +364,7 @@ class ServerAuth(httpx2.Auth):
             words = on_one_line(describe_error(error))
             # the error quotes the server's answer, which may contain a token
             words = "its authorization server gave an unusable token" if "token response" in words else words
-            raise ToolServerError(f"the login failed: {words[:REASON_CHARS]}") from None
+            raise ToolServerError(f"the login failed: {words[:_REASON_CHARS]}") from None
         finally:
             await flow.aclose()
 
@@ -380,7 +380,7 @@ class ServerAuth(httpx2.Auth):
             self._check_registration(provider)
         response = await exchange.send(request)
         if is_token_request and not response.is_success and not response.is_redirect:
-            reason = reason_of(response)
+            reason = _reason_of(response)
             if b"grant_type=refresh_token" in body and response.status_code not in (429, *range(500, 600)):
                 logger.info("MCP server %s: its token could not be refreshed: %s", self.server.name, reason)
                 return response
@@ -417,7 +417,7 @@ class ServerAuth(httpx2.Auth):
         """
         context, options = provider.context, self.server.oauth
         metadata, client = context.oauth_metadata, context.client_info
-        if options.issuer and not same_issuer(metadata, options.issuer):
+        if options.issuer and not _same_issuer(metadata, options.issuer):
             named = "none" if metadata is None else shown(str(metadata.issuer))
             raise ToolServerError(f"its authorization server is {named}, but oauth_issuer is {options.issuer}")
         if metadata is not None and "S256" not in (metadata.code_challenge_methods_supported or ()):
@@ -459,7 +459,7 @@ class ServerAuth(httpx2.Auth):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask)
             try:
-                code = await code_from(redirect, LOGIN_S)
+                code = await code_from(redirect, _LOGIN_S)
             except ToolServerError as error:
                 code = error
             tasks.cancel_scope.cancel()
@@ -476,7 +476,7 @@ class ServerAuth(httpx2.Auth):
             return None  # this login belongs to another client id
         return login
 
-    async def _save(self, storage: Storage, provider: OAuthClientProvider) -> Login:
+    async def _save(self, storage: _Storage, provider: OAuthClientProvider) -> Login:
         login = storage.new_login(self.account, provider)
         try:
             await anyio.to_thread.run_sync(self.logins.write, login)
@@ -485,9 +485,9 @@ class ServerAuth(httpx2.Auth):
         return login
 
     def _must_wait(self) -> bool:
-        """Whether crow must not try again now, because the last attempt failed less than `RETRY_S` ago or because no
+        """Whether crow must not try again now, because the last attempt failed less than `_RETRY_S` ago or because no
         attempt can succeed."""
-        return self._is_final or (bool(self.problem) and time.monotonic() - self._failed_at < RETRY_S)
+        return self._is_final or (bool(self.problem) and time.monotonic() - self._failed_at < _RETRY_S)
 
     def _note(self, error: ToolServerError) -> None:
         if not self._must_wait():
@@ -502,7 +502,7 @@ class ServerAuth(httpx2.Auth):
 
 
 @dataclass(eq=False, kw_only=True)
-class Storage:
+class _Storage:
     """The SDK's storage during one login. Nothing is written to disk before the login is complete."""
 
     login: Login | None
@@ -522,14 +522,14 @@ class Storage:
     async def set_tokens(self, tokens: OAuthToken) -> None:
         """See `mcp.client.auth.TokenStorage`. :raises ToolServerError: a token cannot be sent in a header."""
         for token in (tokens.access_token, tokens.refresh_token):
-            if token is not None and not TOKEN.fullmatch(token):
+            if token is not None and not _TOKEN.fullmatch(token):
                 raise ToolServerError("its authorization server gave a token that cannot be sent in an HTTP header")
         self.tokens, self.is_changed = tokens, True
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
         """See `mcp.client.auth.TokenStorage`."""
         if self.client is None and not self.registers:
-            self.client = client_of(self.login)
+            self.client = _client_of(self.login)
         return self.client
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
@@ -543,15 +543,15 @@ class Storage:
         lasts_s = self.tokens.expires_in
         return Login(
             account=account,
-            tokens=dumped(self.tokens),
-            client=dumped(context.client_info),
-            metadata=dumped(context.oauth_metadata),
-            resource=dumped(context.protected_resource_metadata),
+            tokens=_dumped(self.tokens),
+            client=_dumped(context.client_info),
+            metadata=_dumped(context.oauth_metadata),
+            resource=_dumped(context.protected_resource_metadata),
             expires_at=time.time() + min(lasts_s, 10**9) if lasts_s is not None and lasts_s > 0 else None,
         )
 
 
-def dumped(model: Any) -> dict[str, Any]:
+def _dumped(model: Any) -> dict[str, Any]:
     return {} if model is None else model.model_dump(mode="json", exclude_none=True)
 
 
@@ -571,27 +571,27 @@ def may_log_in(server: HttpServer) -> bool:
     return True
 
 
-def is_challenge(response: httpx2.Response) -> bool:
+def _is_challenge(response: httpx2.Response) -> bool:
     """Whether the server asks for a token, for another token, or for a token with wider scopes."""
     if response.status_code == 401:
         return True
     return response.status_code == 403 and extract_field_from_www_auth(response, "error") == "insufficient_scope"
 
 
-def bear(request: httpx2.Request, login: Login) -> None:
+def _bear(request: httpx2.Request, login: Login) -> None:
     request.headers["Authorization"] = f"Bearer {login.token}"
 
 
-def ends_soon(login: Login) -> bool:
+def _ends_soon(login: Login) -> bool:
     has_refresh = bool(login.tokens.get("refresh_token"))
-    return has_refresh and login.expires_at is not None and time.time() > login.expires_at - EARLY_S
+    return has_refresh and login.expires_at is not None and time.time() > login.expires_at - _EARLY_S
 
 
-def has_ended(login: Login) -> bool:
+def _has_ended(login: Login) -> bool:
     return login.expires_at is not None and time.time() > login.expires_at
 
 
-def client_of(login: Login | None) -> OAuthClientInformationFull | None:
+def _client_of(login: Login | None) -> OAuthClientInformationFull | None:
     """Crow's registration at the authorization server; None if crow is not registered or the stored registration is
     damaged."""
     if login is None:
@@ -601,7 +601,7 @@ def client_of(login: Login | None) -> OAuthClientInformationFull | None:
     return None
 
 
-def registered_port(client: OAuthClientInformationFull | None) -> int:
+def _registered_port(client: OAuthClientInformationFull | None) -> int:
     """The port on 127.0.0.1 in a registration's redirect addresses; 0 if there is no such port."""
     for uri in (client.redirect_uris if client is not None else None) or ():
         if uri.host == "127.0.0.1" and uri.port:
@@ -609,18 +609,18 @@ def registered_port(client: OAuthClientInformationFull | None) -> int:
     return 0
 
 
-def same_issuer(metadata: OAuthMetadata | None, issuer: str) -> bool:
+def _same_issuer(metadata: OAuthMetadata | None, issuer: str) -> bool:
     return metadata is not None and str(metadata.issuer).rstrip("/") == issuer.rstrip("/")
 
 
-def one_query(page: str) -> str:
+def _one_query(page: str) -> str:
     """Make the URL of a login page valid. If the server's URL already has a `?`, the SDK adds a second one. Replace the
     second one with `&`."""
     head, mark, query = page.partition("?")
     return f"{head}{mark}{query.replace('?', '&')}"
 
 
-def reason_of(response: httpx2.Response) -> str:
+def _reason_of(response: httpx2.Response) -> str:
     """Return why the authorization server refused a request. If its answer has the standard form, the reason is the
     error in the answer. Otherwise, the reason is the HTTP status."""
     found: object = None
@@ -628,7 +628,7 @@ def reason_of(response: httpx2.Response) -> str:
         found = json.loads(response.content)
     if isinstance(found, Mapping) and isinstance(found.get("error"), str):
         words = [found["error"], found.get("error_description")]
-        return on_one_line(": ".join(word for word in words if isinstance(word, str)))[:REASON_CHARS]
+        return on_one_line(": ".join(word for word in words if isinstance(word, str)))[:_REASON_CHARS]
     return f"HTTP {response.status_code}"
 
 
@@ -640,8 +640,8 @@ async def revoke(login: Login) -> bool:
     endpoint = login.metadata.get("revocation_endpoint")
     if not isinstance(endpoint, str):
         return False
-    provider = OAuthClientProvider(login.account.url, OAuthClientMetadata(redirect_uris=None), Storage(login=login))
-    provider.context.client_info = client_of(login)
+    provider = OAuthClientProvider(login.account.url, OAuthClientMetadata(redirect_uris=None), _Storage(login=login))
+    provider.context.client_info = _client_of(login)
     exchange = LoginClient(login.account.url, login.issuer)
     for kind in ("refresh_token", "access_token"):
         if token := login.tokens.get(kind):
@@ -649,5 +649,5 @@ async def revoke(login: Login) -> bool:
             data, headers = provider.context.prepare_token_auth(data, {})
             answer = await exchange.send(httpx2.Request("POST", endpoint, data=data, headers=headers))
             if not answer.is_success:
-                raise ToolServerError(f"{shown(endpoint)} did not revoke the {kind}: {reason_of(answer)}")
+                raise ToolServerError(f"{shown(endpoint)} did not revoke the {kind}: {_reason_of(answer)}")
     return True

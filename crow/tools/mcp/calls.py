@@ -22,22 +22,23 @@ from crow.domain.entries import Attachment, CallRef
 from crow.domain.errors import ArgumentError
 from crow.domain.events import Elicitation, FormQuestion, UrlQuestion
 from crow.domain.messages import Image, Link, Part, Resource, Text
-from crow.domain.rendering import in_title, on_one_line, safe
+from crow.domain.rendering import in_title
+from crow.domain.text import on_one_line, safe, shorten
 from crow.tools import ElicitationHandler, OnOutput, Outcome
-from crow.tools.builtin.files import sound_picture_type
+from crow.tools.builtin.files import sound_pdf, sound_picture_type
 from crow.tools.servers import LoginQuestion
 from crow.tools.urls import is_address, normalize_url
 
-ERROR_CHARS = 300
-MESSAGE_CHARS = 4_000
-FINISH_S = 0.3
+_ERROR_CHARS = 300
+_MESSAGE_CHARS = 4_000
+_FINISH_S = 0.3
 logger = logging.getLogger(__name__)
 
-IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
-PROGRESS_LINES = 100
-PROGRESS_CHARS = 500
+_IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+_PROGRESS_LINES = 100
+_PROGRESS_CHARS = 500
 PROGRESS_EVERY_S = 0.1
-FORM_TYPES: Mapping[str, Any] = {"string": str, "boolean": bool, "integer": int, "number": int | float, "array": list}
+_FORM_TYPES: Mapping[str, Any] = {"string": str, "boolean": bool, "integer": int, "number": int | float, "array": list}
 
 
 def outcome_of(result: mcp.CallToolResult) -> Outcome:
@@ -66,8 +67,10 @@ def outcome_of(result: mcp.CallToolResult) -> Outcome:
             case mcp.EmbeddedResource(resource=mcp.TextResourceContents(uri=uri, text=text)):
                 pieces.append(f"{uri}:\n{text}")
             case mcp.EmbeddedResource(resource=mcp.BlobResourceContents(uri=uri, blob=data, mime_type=file_kind)):
-                pieces.append(f"[{uri}, {file_kind or 'of unknown type'}, {count_bytes(data):,} bytes: not shown]")
-                attachments.append(Attachment(name=uri, uri=uri, mime_type=file_kind, data=data))
+                pdf = sound_pdf(data, uri)
+                note = "" if pdf is not None else ": not shown"
+                pieces.append(f"[{uri}, {file_kind or 'of unknown type'}, {count_bytes(data):,} bytes{note}]")
+                attachments.append(pdf or Attachment(name=uri, uri=uri, mime_type=file_kind, data=data))
     structured = result.structured_content
     if not pieces and structured is not None:
         pieces = [json.dumps(structured, ensure_ascii=False, indent=2)]
@@ -84,7 +87,7 @@ def outcome_of(result: mcp.CallToolResult) -> Outcome:
 def parts_of(result: mcp.GetPromptResult) -> tuple[Part, ...]:
     """Convert a filled prompt to the parts of one user message. If at least one of the prompt's messages is not from
     the user, the name of the role is put before each message."""
-    contents = [part_of(message.content) for message in result.messages]
+    contents = [_part_of(message.content) for message in result.messages]
     solid = [not isinstance(part, Text) or bool(part.text.strip()) for part in contents]
     is_dialogue = any(message.role != "user" for message in result.messages)
     parts: list[Part] = []
@@ -96,14 +99,14 @@ def parts_of(result: mcp.GetPromptResult) -> tuple[Part, ...]:
     return tuple(parts) if any(solid) else ()
 
 
-def part_of(block: mcp.ContentBlock) -> Part:
+def _part_of(block: mcp.ContentBlock) -> Part:
     match block:
         case mcp.TextContent(text=text):
             return Text(text=encodable(text))
         case mcp.ImageContent(data=data, mime_type=kind):
-            return picture(data, kind, None) or describe("a picture", kind, data)
+            return picture(data, kind, None) or describe_content("a picture", kind, data)
         case mcp.AudioContent(data=data, mime_type=kind):
-            return describe("a sound", kind, data)
+            return describe_content("a sound", kind, data)
         case mcp.ResourceLink(uri=uri, name=name, mime_type=mime_type):
             return Link(uri=encodable(uri), name=encodable(name), mime_type=mime_type)
         case mcp.EmbeddedResource(resource=mcp.TextResourceContents() as file):
@@ -111,7 +114,7 @@ def part_of(block: mcp.ContentBlock) -> Part:
         case mcp.EmbeddedResource(resource=file):
             data = file.blob if isinstance(file, mcp.BlobResourceContents) else ""
             kind = file.mime_type or ""
-            return picture(data, kind, file.uri) or describe(f"the file {file.uri}", kind, data)
+            return picture(data, kind, file.uri) or describe_content(f"the file {file.uri}", kind, data)
 
 
 def picture(data: str, mime_type: str, uri: str | None) -> Image | None:
@@ -121,12 +124,12 @@ def picture(data: str, mime_type: str, uri: str | None) -> Image | None:
         raw = base64.b64decode("".join(data.split()), validate=True)
     except (binascii.Error, ValueError):
         return None
-    if mime_type not in IMAGE_TYPES or not raw:
+    if mime_type not in _IMAGE_TYPES or not raw:
         return None
     return Image(data=base64.b64encode(raw).decode(), mime_type=mime_type, uri=uri)
 
 
-def describe(what: str, mime_type: str, data: str) -> Text:
+def describe_content(what: str, mime_type: str, data: str) -> Text:
     kind = mime_type or "type unknown"
     return Text(text=f"({what} ({kind}, {count_bytes(data):,} bytes) came with the prompt; crow cannot read it.)")
 
@@ -153,7 +156,7 @@ def describe_error(error: BaseException) -> str:
             return f"{error.strerror}: {error.filename}" if error.filename else str(error)
         case _:
             words = " ".join(str(error).split()) or type(error).__name__
-            return words if len(words) <= ERROR_CHARS else words[:ERROR_CHARS] + "…"
+            return shorten(words, _ERROR_CHARS)
 
 
 def report_progress(on_output: OnOutput) -> ProgressFnT:
@@ -164,8 +167,8 @@ def report_progress(on_output: OnOutput) -> ProgressFnT:
     async def report(progress: float, total: float | None, message: str | None) -> None:
         nonlocal shown_at
         share = f"{progress:g}" if total is None else f"{progress:g}/{total:g}"
-        lines.append(f"{share} {message[:PROGRESS_CHARS]}" if message else share)
-        del lines[:-PROGRESS_LINES]
+        lines.append(f"{share} {message[:_PROGRESS_CHARS]}" if message else share)
+        del lines[:-_PROGRESS_LINES]
         if time.monotonic() - shown_at >= PROGRESS_EVERY_S:
             shown_at = time.monotonic()
             await on_output("\n".join(lines))
@@ -182,7 +185,7 @@ async def ask_user(
     `call_id` is the call that the question belongs to, or "" if that is not certain. If the question asks the user to
     visit a page but has no id from the server, `question_id` becomes its id.
     """
-    message, call = f"{server}: {shorten(params.message, MESSAGE_CHARS)}", parse_call_id(call_id)
+    message, call = f"{server}: {safe_beginning(params.message, _MESSAGE_CHARS)}", parse_call_id(call_id)
     question: Elicitation
     try:
         if isinstance(params, mcp.ElicitRequestURLParams):
@@ -202,7 +205,7 @@ async def ask_user(
     answer = await elicitation.elicit(question)
     if answer.action != "accept" or isinstance(question, UrlQuestion):
         return mcp.ElicitResult(action=answer.action)
-    content: Any = {**defaults(question.schema), **answer.content}
+    content: Any = {**_defaults(question.schema), **answer.content}
     return mcp.ElicitResult(action="accept", content=content)
 
 
@@ -227,18 +230,18 @@ async def ask_to_log_in(
         await question.wait()
         return "accept"
     finally:
-        with anyio.move_on_after(FINISH_S, shield=True):
+        with anyio.move_on_after(_FINISH_S, shield=True):
             await elicitation.finish_question(page.id)
 
 
-def defaults(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The default values of a form's fields. A default is left out if its type differs from the type of its field."""
     fields = schema.get("properties")
     found = {}
     for name, field in fields.items() if isinstance(fields, Mapping) else ():
         if isinstance(field, Mapping) and "default" in field:
             kind, value = field.get("type", "string" if "enum" in field or "oneOf" in field else None), field["default"]
-            is_typed = isinstance(kind, str) and kind in FORM_TYPES and isinstance(value, FORM_TYPES[kind])
+            is_typed = isinstance(kind, str) and kind in _FORM_TYPES and isinstance(value, _FORM_TYPES[kind])
             items = value if isinstance(value, list) else ()
             # isinstance(True, int) is true in Python, so booleans need their own check.
             if is_typed and isinstance(value, bool) == (kind == "boolean") and all(isinstance(i, str) for i in items):
@@ -255,13 +258,13 @@ def page_to_open(text: str) -> tuple[str, str]:
     """
     if safe(text) != text or len(text.split()) != 1:
         raise ArgumentError(
-            f"url is {on_one_line(text[:ERROR_CHARS])}; expected a URL without hidden characters or spaces"
+            f"url is {on_one_line(text[:_ERROR_CHARS])}; expected a URL without hidden characters or spaces"
         )
     url = normalize_url(text)
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme != "https" and not is_this_machine(host):
-        raise ArgumentError(f"url is {text[:ERROR_CHARS]}; expected https, because the page is on another machine")
+        raise ArgumentError(f"url is {text[:_ERROR_CHARS]}; expected https, because the page is on another machine")
     fragment = urlsplit(text.strip()).fragment
     return f"{url}#{fragment}" if fragment else url, host
 
@@ -279,25 +282,25 @@ def readable_form(schema: Mapping[str, Any]) -> dict[str, Any]:
     :raises ~crow.domain.errors.ArgumentError: a name or value has hidden characters. Names and values cannot be
         escaped, because the answer must repeat them exactly.
     """
-    form = {key: readable(value, key) for key, value in schema.items()}
-    return {readable(key, ""): value for key, value in form.items()}
+    form = {key: _readable(value, key) for key, value in schema.items()}
+    return {_readable(key, ""): value for key, value in form.items()}
 
 
-def readable(value: Any, key: str) -> Any:
+def _readable(value: Any, key: str) -> Any:
     match value:
         case str() if key in ("title", "description"):
-            return shorten(value, MESSAGE_CHARS)
+            return safe_beginning(value, _MESSAGE_CHARS)
         case str() if safe(value) != value:
-            raise ArgumentError(f"requestedSchema has hidden characters in {on_one_line(value[:ERROR_CHARS])}")
+            raise ArgumentError(f"requestedSchema has hidden characters in {on_one_line(value[:_ERROR_CHARS])}")
         case dict():
             return readable_form(value)
         case list():
-            return [readable(item, key) for item in value]
+            return [_readable(item, key) for item in value]
         case _:
             return value
 
 
-def shorten(text: str, limit: int) -> str:
+def safe_beginning(text: str, limit: int) -> str:
     """The beginning of a text for the user, with hidden characters escaped."""
     left_out = len(text) - limit
     return safe(text) if left_out <= 0 else f"{safe(text[:limit])}… ({left_out:,} more characters)"

@@ -55,12 +55,12 @@ if TYPE_CHECKING:
     from crow.tools.mcp.connection import ServerConnection
     from crow.tools.mcp.listing import ExternalTool
 
-CLOSE_S = 0.5
-FAULT_CHARS = 4_000
-BUILTIN_SPECS = {spec.name: spec for spec in builtin.SPECS}
-BUILTIN_NAMES = frozenset(BUILTIN_SPECS)
+_CLOSE_S = 0.5
+_FAULT_CHARS = 4_000
+_BUILTIN_SPECS = {spec.name: spec for spec in builtin.SPECS}
+_BUILTIN_NAMES = frozenset(_BUILTIN_SPECS)
 
-LIST_RESOURCES = tool_spec(
+_LIST_RESOURCES = tool_spec(
     "list_resources",
     "List what MCP servers offer to read, such as documents and records: URIs, and templates of URIs whose variables "
     "you fill in. Read one with read_resource.",
@@ -70,14 +70,14 @@ LIST_RESOURCES = tool_spec(
     variable=argument("string", "The variable of the template."),
     value=argument("string", "The beginning of the value.", maxLength=300),
 )
-READ_RESOURCE = tool_spec(
+_READ_RESOURCE = tool_spec(
     "read_resource",
     "Read a resource of an MCP server.",
     required="server uri",
     server=argument("string", "The server, as list_resources names it."),
     uri=argument("string", "The URI of the resource, without variables."),
 )
-RESOURCE_TOOLS = {spec.name: spec for spec in (LIST_RESOURCES, READ_RESOURCE)}
+_RESOURCE_TOOLS = {spec.name: spec for spec in (_LIST_RESOURCES, _READ_RESOURCE)}
 """The tools that list and read resources. The model gets them while at least one server has resources."""
 
 
@@ -133,7 +133,7 @@ async def open_toolbox(
     logins = LoginFolder(settings.login_folder, settings.on_secrets) if settings.login_folder is not None else None
     if logins is not None:
         settings = replace(settings, keys=partial(keys_with_tokens, settings.keys, logins))
-    connections = await open_connections(workspace, ports, servers, settings, on_change, logins) if servers else ()
+    connections = await _open_connections(workspace, ports, servers, settings, on_change, logins) if servers else ()
     context = ToolContext(
         workspace=workspace,
         jobs=Jobs(workspace, settings.keys),
@@ -141,7 +141,7 @@ async def open_toolbox(
         checks=Checks(settings.checks),
         keys=settings.keys,
     )
-    context.skills, context.agents = await anyio.to_thread.run_sync(load_files, settings, workspace, ports)
+    context.skills, context.agents = await anyio.to_thread.run_sync(_load_files, settings, workspace, ports)
     failure: Exception | None = None
     own = BuiltinServer(context, ports)
     async with anyio.create_task_group() as tasks:
@@ -159,12 +159,12 @@ async def open_toolbox(
                 connection.stop()
             tasks.start_soon(context.jobs.close)
             tasks.start_soon(anyio.to_thread.run_sync, context.outputs.remove)
-            tasks.cancel_scope.deadline = anyio.current_time() + CLOSE_S
+            tasks.cancel_scope.deadline = anyio.current_time() + _CLOSE_S
     if failure is not None:
         raise failure
 
 
-async def open_connections(
+async def _open_connections(
     workspace: tools.Workspace,
     ports: tools.Ports,
     servers: Sequence[McpServer],
@@ -288,7 +288,7 @@ class McpToolbox:
         if self._ports.subagents is None:
             absent.add("task")
         own = tuple(self._offered(spec) for spec in builtin.SPECS if spec.name not in absent)
-        reading = RESOURCE_TOOLS.values() if any(one.offers_resources for one in self._connections) else ()
+        reading = _RESOURCE_TOOLS.values() if any(one.offers_resources for one in self._connections) else ()
         plain = (spec for spec in (*own, *reading) if self._has(spec.name))
         sent, deferred = self._split()
         finding = (find_spec([tool.spec for tool in deferred]), CALL_TOOL) if deferred else ()
@@ -353,7 +353,7 @@ class McpToolbox:
         connection = self._connection_of(prompt.name, ":")
         assert connection is not None, "the prompt belongs to this toolbox"
         mask = self._settings.keys().mask
-        return tuple(masked_part(part, mask) for part in await connection.fill_prompt(prompt, arguments))
+        return tuple(_masked_part(part, mask) for part in await connection.fill_prompt(prompt, arguments))
 
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
         """Get ready for a turn: find skills and agent files, and start failed servers again.
@@ -366,7 +366,7 @@ class McpToolbox:
         def load() -> tuple[tuple[tools.SkillInfo, ...], tuple[tools.AgentKind, ...]]:
             if beside is not None:
                 beside()
-            return load_files(self._settings, self._context.workspace, self._ports)
+            return _load_files(self._settings, self._context.workspace, self._ports)
 
         self._context.skills, self._context.agents = await anyio.to_thread.run_sync(load)
         revived = [connection for connection in self._connections if connection.revive()]
@@ -376,7 +376,7 @@ class McpToolbox:
                 await connection.listed()
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
-        """See :meth:`crow.tools.Toolbox.restart`. Returns when the servers are ready or have failed."""
+        """See :meth:`crow.tools.Toolbox.restart`. Return when the servers are ready or have failed."""
         chosen = [
             connection
             for connection in self._connections
@@ -398,12 +398,12 @@ class McpToolbox:
         if call.name == CALL_TOOL.name:
             return understood_inner(call, specs)
         own = {spec.name for spec in self.specs()}
-        meant = understood(call, own, BUILTIN_SPECS)
+        meant = understood(call, own, _BUILTIN_SPECS)
         return meant if meant.name in own else replace(meant, name=full_name(meant.name, specs))
 
     async def plan(self, call: ToolCall) -> tools.PlannedCall:
         """See :meth:`crow.tools.Toolbox.plan`."""
-        return masked_plan(await self._plan(call), self._settings.keys().mask)
+        return _masked_plan(await self._plan(call), self._settings.keys().mask)
 
     async def run(
         self, call: ToolCall, call_id: str, on_output: tools.OnOutput, *, planned: tools.PlannedCall | None = None
@@ -412,12 +412,12 @@ class McpToolbox:
         mask = self._settings.keys().mask
 
         async def on_masked_output(text: str) -> None:
-            await on_output(masked_output(text, mask))
+            await on_output(_masked_output(text, mask))
 
-        return masked_outcome(await self._run(call, call_id, on_masked_output, planned), mask)
+        return _masked_outcome(await self._run(call, call_id, on_masked_output, planned), mask)
 
     async def _plan(self, call: ToolCall) -> tools.PlannedCall:
-        if call.name in BUILTIN_NAMES:
+        if call.name in _BUILTIN_NAMES:
             return await builtin.plan(call, self._context)
         try:
             if call.name == FIND_TOOLS.name:
@@ -425,11 +425,13 @@ class McpToolbox:
                 return tools.PlannedCall(announcement=announcement, access="none")
             if call.name == CALL_TOOL.name:
                 inner = inner_call(call)
-                return replace(await self._plan(inner), rule_tool=inner.name, inner_arguments=inner.arguments)
-            if call.name in RESOURCE_TOOLS and self._connections:
+                plan = await self._plan(inner)
+                coverage = replace(plan.coverage, rule_tool=inner.name, inner_arguments=inner.arguments)
+                return replace(plan, coverage=coverage)
+            if call.name in _RESOURCE_TOOLS and self._connections:
                 return await self._plan_reading(call)
         except ArgumentError as error:
-            is_search = call.name in (FIND_TOOLS.name, LIST_RESOURCES.name)
+            is_search = call.name in (FIND_TOOLS.name, _LIST_RESOURCES.name)
             announcement = Announcement(title=call.name, kind="search" if is_search else "other")
             return tools.PlannedCall(
                 announcement=announcement, access="none" if is_search else "external", fault=str(error)
@@ -440,9 +442,11 @@ class McpToolbox:
             announcement=unknown if found is None else found[0].announce(found[1].title),
             access="external",
             fault=self._fault(call, found),
-            is_read_only=found is not None and found[1].is_read_only,
-            fingerprint="" if found is None else found[1].fingerprint,
-            definition="" if found is None else found[1].definition,
+            coverage=tools.Coverage(
+                is_read_only=found is not None and found[1].is_read_only,
+                fingerprint="" if found is None else found[1].fingerprint,
+                definition="" if found is None else found[1].definition,
+            ),
         )
 
     async def _run(
@@ -450,17 +454,17 @@ class McpToolbox:
     ) -> tools.Outcome:
         try:
             if call.name == "task" and self._ports.subagents is not None:
-                # Run the sub-agent in the caller's task, so that it has always ended when the call ends.
+                # Run the subagent in the caller's task, so that it has always ended when the call ends.
                 task = await task_to_run(self._context, builtin.arguments_of(call), planned)
                 return task_outcome(await self._ports.subagents.delegate(call_id, task, self, on_output))
-            if call.name in BUILTIN_NAMES:
+            if call.name in _BUILTIN_NAMES:
                 outcome = await self._own.call(call, call_id, on_output, planned)
-                note = ignored_note(call, BUILTIN_SPECS[call.name])
+                note = ignored_note(call, _BUILTIN_SPECS[call.name])
                 return replace(outcome, text=f"{outcome.text}\n{note}") if note else outcome
             if call.name == FIND_TOOLS.name:
                 find = partial(find_tools, query_of(call), self.deferred() or self._external_specs())
                 return tools.Outcome(text=await anyio.to_thread.run_sync(find))
-            if call.name in RESOURCE_TOOLS and self._connections:
+            if call.name in _RESOURCE_TOOLS and self._connections:
                 return await self._read(call, call_id)
             if call.name == CALL_TOOL.name:
                 call = inner_call(call)
@@ -471,7 +475,7 @@ class McpToolbox:
         if found is None or fault is not None:
             return tools.Outcome(text=fault or "", is_error=True)
         connection, tool = found
-        if planned is not None and planned.fingerprint not in ("", tool.fingerprint):
+        if planned is not None and planned.coverage.fingerprint not in ("", tool.fingerprint):
             text = f"{call.name} was not called: its server changed the tool after the call was planned. Call it again."
             return tools.Outcome(text=text, is_error=True)
         return await connection.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
@@ -482,7 +486,7 @@ class McpToolbox:
 
         :raises ~crow.domain.errors.ArgumentError: the arguments are invalid, or there is no such server.
         """
-        arguments = resource_arguments(call)
+        arguments = _resource_arguments(call)
         subject = arguments.get("uri") or arguments.get("template")
         if subject is None:
             self._readable(arguments.get("server"))
@@ -492,16 +496,18 @@ class McpToolbox:
         return tools.PlannedCall(
             announcement=connection.announce(subject, "read"),
             access="external",
-            rule_tool=f"{connection.prefix}__{READ_RESOURCE.name}",
-            narrower_arguments=(subject,),
-            is_read_only=connection.is_reading_read_only,
+            coverage=tools.Coverage(
+                rule_tool=f"{connection.prefix}__{_READ_RESOURCE.name}",
+                narrower_arguments=(subject,),
+                is_read_only=connection.is_reading_read_only,
+            ),
         )
 
     async def _read(self, call: ToolCall, call_id: str) -> tools.Outcome:
         """List or read resources. :raises ~crow.domain.errors.ArgumentError: see `_plan_reading`."""
         from crow.tools.mcp.resources import describe_resources
 
-        arguments = resource_arguments(call)
+        arguments = _resource_arguments(call)
         readable = self._readable(arguments.get("server"))
         if "uri" in arguments:
             return await readable[0].read_resource(arguments["uri"], call_id)
@@ -559,7 +565,7 @@ class McpToolbox:
             parse_foreign(call, tool.spec)
         except ArgumentError as error:
             is_deferred = any(each.spec.name == call.name for each in self._split()[1])
-            told = f"\n{definition(tool.spec)}"[:FAULT_CHARS] if is_deferred else ""
+            told = f"\n{definition(tool.spec)}"[:_FAULT_CHARS] if is_deferred else ""
             return f"{error}{told}"
         return None
 
@@ -573,18 +579,18 @@ class McpToolbox:
         return f'No tool "{name}".{hint} The tools are: {", ".join(names)}.'
 
 
-def masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
+def _masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
     """The plan, with secrets masked in its announcement, error message and review text."""
     return replace(
         plan,
-        announcement=masked_announcement(plan.announcement, mask),
+        announcement=_masked_announcement(plan.announcement, mask),
         fault=None if plan.fault is None else mask(plan.fault),
         review_text=mask(plan.review_text),
-        definition=mask(plan.definition),
+        coverage=replace(plan.coverage, definition=mask(plan.coverage.definition)),
     )
 
 
-def masked_outcome(outcome: tools.Outcome, mask: SecretMask) -> tools.Outcome:
+def _masked_outcome(outcome: tools.Outcome, mask: SecretMask) -> tools.Outcome:
     """The outcome, with secrets masked. Images and other data are not changed."""
     announcement, skill = outcome.announcement, outcome.skill
     return replace(
@@ -594,13 +600,13 @@ def masked_outcome(outcome: tools.Outcome, mask: SecretMask) -> tools.Outcome:
             replace(each, name=mask(each.name), uri=None if each.uri is None else mask(each.uri))
             for each in outcome.attachments
         ),
-        announcement=None if announcement is None else masked_announcement(announcement, mask),
-        raw_output={mask(key): masked_json(value, mask) for key, value in outcome.raw_output.items()},
+        announcement=None if announcement is None else _masked_announcement(announcement, mask),
+        raw_output={mask(key): _masked_json(value, mask) for key, value in outcome.raw_output.items()},
         skill=None if skill is None else (skill[0], mask(skill[1])),
     )
 
 
-def masked_announcement(announcement: Announcement, mask: SecretMask) -> Announcement:
+def _masked_announcement(announcement: Announcement, mask: SecretMask) -> Announcement:
     diffs = tuple(
         replace(diff, old_text=None if diff.old_text is None else mask(diff.old_text), new_text=mask(diff.new_text))
         for diff in announcement.diffs
@@ -608,7 +614,7 @@ def masked_announcement(announcement: Announcement, mask: SecretMask) -> Announc
     return replace(announcement, diffs=diffs)
 
 
-def masked_output(text: str, mask: SecretMask) -> str:
+def _masked_output(text: str, mask: SecretMask) -> str:
     """The output so far, with secrets masked. If the output begins with the end of a secret that was cut off, this end
     is masked too. If the output ends with what may be the beginning of a secret, that text is left out until more
     output arrives."""
@@ -619,19 +625,19 @@ def masked_output(text: str, mask: SecretMask) -> str:
     return marker + end + text[: len(text) - mask.unfinished(text)]
 
 
-def masked_json(value: Any, mask: SecretMask) -> Any:
+def _masked_json(value: Any, mask: SecretMask) -> Any:
     match value:
         case str():
             return mask(value)
         case list() | tuple():
-            return [masked_json(item, mask) for item in value]
+            return [_masked_json(item, mask) for item in value]
         case Mapping():
-            return {mask(key): masked_json(item, mask) for key, item in value.items()}
+            return {mask(key): _masked_json(item, mask) for key, item in value.items()}
         case _:
             return value
 
 
-def masked_part(part: Part, mask: SecretMask) -> Part:
+def _masked_part(part: Part, mask: SecretMask) -> Part:
     """The part of a prompt, with secrets in its text masked."""
     match part:
         case Text(text=text):
@@ -642,10 +648,10 @@ def masked_part(part: Part, mask: SecretMask) -> Part:
             return part
 
 
-def load_files(
+def _load_files(
     settings: ToolSettings, workspace: tools.Workspace, ports: tools.Ports
 ) -> tuple[tuple[tools.SkillInfo, ...], tuple[tools.AgentKind, ...]]:
-    """Find the skills and the kinds of sub-agents that the user and the workspace have. This call blocks the thread."""
+    """Find the skills and the kinds of subagents that the user and the workspace have. This call blocks the thread."""
 
     def is_open(path: Path) -> bool:
         return workspace.contains(path) and workspace.read_protection(path) == "none"
@@ -655,12 +661,12 @@ def load_files(
     return find_skills(settings.skill_folders, workspace.cwd, is_open), agents
 
 
-def resource_arguments(call: ToolCall) -> dict[str, str]:
+def _resource_arguments(call: ToolCall) -> dict[str, str]:
     """The arguments of a call that lists or reads resources. :raises ~crow.domain.errors.ArgumentError: the arguments
     are invalid."""
     if call.fault is not None:
         raise ArgumentError(call.fault)
-    spec = RESOURCE_TOOLS[call.name]
+    spec = _RESOURCE_TOOLS[call.name]
     arguments: dict[str, str] = dict(check(call.name, spec.input_schema, parse(call.name, call.arguments)))
     try:
         if "uri" in arguments or "template" in arguments:

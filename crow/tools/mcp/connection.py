@@ -25,9 +25,10 @@ from pydantic import FileUrl
 from crow.domain.entries import Announcement, CallKind
 from crow.domain.errors import ToolServerError
 from crow.domain.messages import Part
-from crow.domain.rendering import in_title, on_one_line
+from crow.domain.rendering import in_title
+from crow.domain.text import on_one_line
 from crow.domain.trace_context import current_trace_context
-from crow.tools import ElicitationHandler, OnOutput, Outcome, Sampler, ServerStatus, Workspace
+from crow.tools import ElicitationHandler, OnOutput, Outcome, ServerStatus, Workspace
 from crow.tools.limits import FairLimiter
 from crow.tools.mcp.auth import ServerAuth, may_log_in
 from crow.tools.mcp.calls import (
@@ -54,6 +55,7 @@ from crow.tools.mcp.resources import ExternalResource, completions_of, list_reso
 from crow.tools.mcp.sampling import RunningCall
 from crow.tools.mcp.stdio import LAST_WORDS_CHARS, LOGGED_LINES, ServerProcess
 from crow.tools.process import KeySource
+from crow.tools.sampling import Sampler
 from crow.tools.servers import HttpServer, LoginAsker, ServerPrompt, StdioServer
 
 logger = logging.getLogger(__name__)
@@ -61,18 +63,18 @@ logger = logging.getLogger(__name__)
 OnChange = Callable[[], Awaitable[None]]
 """Called when a server is ready, has failed, or has changed its tools or prompts."""
 
-MAX_CALLS = 32
+_MAX_CALLS = 32
 """At most this many calls of one server run at once. Further calls wait in order."""
 
 BACKOFF_S = 1.0
-MAX_BACKOFF_S = 300.0
-STEADY_S = 60.0
-LISTEN_AGAIN_S = 1.0
-PROBE_S = 1.0
-READ_RESOURCE = "read_resource"
+_MAX_BACKOFF_S = 300.0
+_STEADY_S = 60.0
+_LISTEN_AGAIN_S = 1.0
+_PROBE_S = 1.0
+_READ_RESOURCE = "read_resource"
 """The user's settings treat reading resources as a tool of the server. This is the name of that tool."""
 
-LOG_LEVELS: Mapping[mcp.LoggingLevel, int] = {
+_LOG_LEVELS: Mapping[mcp.LoggingLevel, int] = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
     "notice": logging.INFO,
@@ -82,7 +84,7 @@ LOG_LEVELS: Mapping[mcp.LoggingLevel, int] = {
     "alert": logging.ERROR,
     "emergency": logging.ERROR,
 }
-REFUSED_HANDSHAKE = frozenset(
+_REFUSED_HANDSHAKE = frozenset(
     # only the newer protocol defines the codes from -32099 to -32020; for example, -32020 means missing headers
     (mcp.METHOD_NOT_FOUND, mcp.INVALID_REQUEST, mcp.INVALID_PARAMS, *range(-32099, mcp.HEADER_MISMATCH + 1))
 )
@@ -95,7 +97,7 @@ class ServerConnection:
     may be called from any task.
 
     A failed server is restarted when it is needed again, but only after a delay that grows with each failure. There is
-    no delay after the first failure of a server that has been ready before. After a server has worked for `STEADY_S`,
+    no delay after the first failure of a server that has been ready before. After a server has worked for `_STEADY_S`,
     its next failure counts as the first one again.
     """
 
@@ -142,7 +144,7 @@ class ServerConnection:
     _resources_changed: Changes = field(default_factory=Changes)
     _prompts_known: anyio.Event = field(default_factory=anyio.Event)
     _resources_known: anyio.Event = field(default_factory=anyio.Event)
-    _slots: FairLimiter = field(default_factory=lambda: FairLimiter(MAX_CALLS))
+    _slots: FairLimiter = field(default_factory=lambda: FairLimiter(_MAX_CALLS))
     _questions: ServerQuestions = field(init=False)
     _asks_again: bool = False
     _logged: int = 0
@@ -255,12 +257,12 @@ class ServerConnection:
     @property
     def may_be_read(self) -> bool:
         """Whether the user's settings let the model read resources of this server."""
-        return is_offered(READ_RESOURCE, self.server.options)
+        return is_offered(_READ_RESOURCE, self.server.options)
 
     @property
     def is_reading_read_only(self) -> bool:
         """Whether the user's settings declare that reading resources of this server changes nothing."""
-        return matches(READ_RESOURCE, self.server.options.read_only)
+        return matches(_READ_RESOURCE, self.server.options.read_only)
 
     async def listed(self) -> None:
         """Wait until the server either has failed, or is ready and has listed its resources."""
@@ -279,7 +281,7 @@ class ServerConnection:
         """Connect with a version of the protocol that the server speaks, and stay connected.
 
         HTTP servers are first probed for the newer protocol, because old servers refuse the probe at once. If a server
-        does not answer the probe within `PROBE_S` or closes the connection, crow tries the old handshake. With other
+        does not answer the probe within `_PROBE_S` or closes the connection, crow tries the old handshake. With other
         transports, crow tries the old handshake first, because many old programs never answer a probe. Newer programs
         refuse the old handshake, and then crow sends the probe.
 
@@ -287,7 +289,7 @@ class ServerConnection:
         """
         if isinstance(self.server, HttpServer) and self.server.transport == "http":
             try:
-                return await self._connect("auto", deadline, answer_s=min(PROBE_S, self.start_timeout_s / 4))
+                return await self._connect("auto", deadline, answer_s=min(_PROBE_S, self.start_timeout_s / 4))
             except Exception as error:
                 if self._has_answered:
                     raise
@@ -295,7 +297,7 @@ class ServerConnection:
         try:
             await self._connect("legacy", deadline)
         except Exception as error:
-            if self._is_initialized or not refused_handshake(error):
+            if self._is_initialized or not _refused_handshake(error):
                 raise
             await self._connect("auto", deadline)
 
@@ -328,7 +330,7 @@ class ServerConnection:
                     read_timeout_seconds=self.call_timeout_s,
                     message_handler=self._on_message,
                     logging_callback=self._on_log,
-                    log_level=next((name for name, level in LOG_LEVELS.items() if logger.isEnabledFor(level)), None),
+                    log_level=next((name for name, level in _LOG_LEVELS.items() if logger.isEnabledFor(level)), None),
                     elicitation_callback=self._questions.on_elicitation,
                     sampling_callback=None if self.sampler is None else self._questions.on_sampling,
                     # a server elsewhere has no use for the paths of this machine
@@ -366,10 +368,10 @@ class ServerConnection:
             tasks.start_soon(self._follow_resources, client)
             tasks.start_soon(self._follow_prompts, client)
             tasks.start_soon(self._follow_tools, client)
-            if sends_changes(client):
+            if _sends_changes(client):
                 tasks.start_soon(self._listen, client)
             closed = self._process.closed if self._process is not None else anyio.Event()
-            await first_of(self._stopping, self._restarting, self._lost, closed)
+            await _first_of(self._stopping, self._restarting, self._lost, closed)
             if not self._stopping.is_set() and not self._restarting.is_set():
                 raise ToolServerError("it ended" if closed.is_set() else self._lost_words)
             tasks.cancel_scope.cancel()
@@ -417,7 +419,7 @@ class ServerConnection:
                             case _:
                                 pass
             except SubscriptionLost:
-                await anyio.sleep(LISTEN_AGAIN_S)
+                await anyio.sleep(_LISTEN_AGAIN_S)
                 for listing in (self._tools_changed, self._prompts_changed, self._resources_changed):
                     listing.report()  # the listing may have changed while the stream was lost
             except (MCPError, TimeoutError, RuntimeError) as error:
@@ -443,7 +445,7 @@ class ServerConnection:
 
     async def _on_log(self, params: mcp.LoggingMessageNotificationParams) -> None:
         """Write a log message of the server to crow's log."""
-        level = LOG_LEVELS[params.level]
+        level = _LOG_LEVELS[params.level]
         if not logger.isEnabledFor(level):
             return
         self._logged += 1
@@ -456,7 +458,7 @@ class ServerConnection:
             logger.info("%s: further log messages are left out", self.name)
 
     async def _settle(self, state: Literal["ready", "failed"], detail: str) -> None:
-        self._state, self._detail = state, detail
+        self._state, self._detail = state, " ".join(detail.split())  # a server must not begin a line of its own
         self.settled.set()
         if self.on_change is not None and not self._stopping.is_set():
             await self.on_change()
@@ -464,7 +466,7 @@ class ServerConnection:
     async def _fail(self, detail: str) -> None:
         detail = self.keys().mask(detail)
         lived_s = time.monotonic() - self._ready_at
-        self._failures = 1 if lived_s > STEADY_S else self._failures + 1
+        self._failures = 1 if lived_s > _STEADY_S else self._failures + 1
         # a server that has worked before is restarted without a delay after its first failure
         free = 1 if self.was_ready else 0
         # the user may log in elsewhere at any time, and a server that asks for a login costs nothing to try
@@ -474,7 +476,7 @@ class ServerConnection:
             if self._failures <= free or has_login_problem
             else BACKOFF_S * 2.0 ** min(self._failures - 1 - free, 20)
         )
-        self._retry_at = time.monotonic() + min(wait_s, MAX_BACKOFF_S)
+        self._retry_at = time.monotonic() + min(wait_s, _MAX_BACKOFF_S)
         if not self._stopping.is_set():
             logger.warning("MCP server %s: %s", self.name, detail)
             if self._ready_at < math.inf:
@@ -504,7 +506,7 @@ class ServerConnection:
 
         async def send(client: Client) -> Outcome:
             progress = report_progress(on_output)
-            result = await client.call_tool(tool.name, dict(arguments), progress_callback=progress, meta=trace_meta())
+            result = await client.call_tool(tool.name, dict(arguments), progress_callback=progress, meta=_trace_meta())
             if (fault := output_fault(tool, result)) is not None:
                 raise ToolServerError(f"its structured content does not fit its schema: {fault}")
             return outcome_of(result)
@@ -516,10 +518,10 @@ class ServerConnection:
         """Read a resource. A failure is returned as an outcome that names the server."""
 
         async def send(client: Client) -> Outcome:
-            return outcome_of_resource(uri, await client.read_resource(uri, meta=trace_meta()))
+            return outcome_of_resource(uri, await client.read_resource(uri, meta=_trace_meta()))
 
         arguments = {"server": self.prefix, "uri": uri}
-        running = RunningCall.of(call_id, READ_RESOURCE, arguments, self.announce(uri, "read"))
+        running = RunningCall.of(call_id, _READ_RESOURCE, arguments, self.announce(uri, "read"))
         return await self._run(running, on_one_line(uri), send)
 
     async def complete(self, template: str, variable: str, value: str) -> Outcome:
@@ -533,7 +535,7 @@ class ServerConnection:
             result = await client.complete(ref, {"name": variable, "value": value})
             return Outcome(text=encodable(completions_of(result, variable)))
 
-        running = RunningCall.of("", READ_RESOURCE, {}, self.announce(template, "read"))
+        running = RunningCall.of("", _READ_RESOURCE, {}, self.announce(template, "read"))
         return await self._run(running, on_one_line(template), send)
 
     async def _run(self, running: RunningCall, what: str, send: Callable[[Client], Awaitable[Outcome]]) -> Outcome:
@@ -567,7 +569,7 @@ class ServerConnection:
         if prompt not in self.prompts:
             raise ToolServerError(f"{failed} no longer has this prompt.")
         try:
-            filled = await self._client.get_prompt(self.prompts[prompt], dict(arguments), meta=trace_meta())
+            filled = await self._client.get_prompt(self.prompts[prompt], dict(arguments), meta=_trace_meta())
         except Exception as error:  # the library may raise any error for a bad answer
             raise ToolServerError(f"{failed} did not return the prompt: {describe_error(error)}") from error
         if not (parts := parts_of(filled)):
@@ -589,7 +591,7 @@ class ServerConnection:
 
     async def _list_roots(self, context: ClientRequestContext) -> mcp.ListRootsResult:  # noqa: ARG002
         """Tell the server where the workspace is."""
-        return mcp.ListRootsResult(roots=[root_of(directory) for directory in self.workspace.directories])
+        return mcp.ListRootsResult(roots=[_root_of(directory) for directory in self.workspace.directories])
 
     def _failure(self, words: str) -> Outcome:
         return Outcome(text=f"MCP server {self.name} {words}", is_error=True)
@@ -612,31 +614,31 @@ class ServerConnection:
         return f"refused {what}: {describe_error(error)}"
 
 
-def trace_meta() -> mcp.RequestParamsMeta | None:
+def _trace_meta() -> mcp.RequestParamsMeta | None:
     """The `_meta` of a call, which holds the trace context of the client's prompt; None if there is no trace
     context."""
     return cast("mcp.RequestParamsMeta", current_trace_context()) or None
 
 
-def root_of(directory: Path) -> mcp.Root:
+def _root_of(directory: Path) -> mcp.Root:
     """A directory of the workspace as MCP names it."""
     return mcp.Root(uri=FileUrl(directory.as_uri()), name=encodable(directory.name) or None)
 
 
-def refused_handshake(error: BaseException) -> bool:
+def _refused_handshake(error: BaseException) -> bool:
     """Whether this error can be the refusal of the old handshake by a server that speaks only the newer protocol."""
     match error:
         case BaseExceptionGroup(exceptions=exceptions):
-            return any(map(refused_handshake, exceptions))
+            return any(map(_refused_handshake, exceptions))
         case MCPError():
-            return error.code in REFUSED_HANDSHAKE
+            return error.code in _REFUSED_HANDSHAKE
         # raised by the library if the server answers with a protocol version that has no handshake
         case RuntimeError():
             return True
     return False
 
 
-def sends_changes(client: Client) -> bool:
+def _sends_changes(client: Client) -> bool:
     """Whether the server reports changes of its listings on a separate stream, as the newer protocol provides."""
     offered = client.server_capabilities
     capabilities = (offered.tools, offered.prompts, offered.resources)
@@ -644,7 +646,7 @@ def sends_changes(client: Client) -> bool:
     return client.protocol_version in MODERN_PROTOCOL_VERSIONS and is_changing
 
 
-async def first_of(*events: anyio.Event) -> None:
+async def _first_of(*events: anyio.Event) -> None:
     """Wait until one of the events is set."""
     async with anyio.create_task_group() as tasks:
 

@@ -19,13 +19,13 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolCall, ToolSpec
 from crow.tools.builtin.tool import argument, check, parse, tool_spec
 
-MAX_FOUND = 10
+_MAX_FOUND = 10
 FOUND_CHARS = 24_000
 LISTED_CHARS = 1_200
-SUMMARY_CHARS = 100
-SEARCHED_CHARS = 600
-SEARCHED_ARGUMENTS = 40
-SEARCHED_WORDS = 30
+_SUMMARY_CHARS = 100
+_SEARCHED_CHARS = 600
+_SEARCHED_ARGUMENTS = 40
+_SEARCHED_WORDS = 30
 
 FIND_TOOLS = tool_spec(
     "find_tools",
@@ -41,11 +41,11 @@ CALL_TOOL = tool_spec(
     arguments=argument("object", "Its arguments, as its schema says."),
 )
 
-STOP_WORDS = (
+_STOP_WORDS = (
     "a about all an and any are at be by can do for from has how i in into is it me my of on one or some that the "
     "their this to tool tools use using want what which with you"
 )
-SYNONYMS = (
+_SYNONYMS = (
     "create add new open make insert register",
     "delete remove drop destroy erase",
     "list enumerate show get",
@@ -72,13 +72,13 @@ SYNONYMS = (
 )
 
 
-def words_in(text: str) -> list[str]:
+def _words_in(text: str) -> list[str]:
     """The words of a name or sentence, without endings: `getIssues` and `get issue` have the same words."""
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", unicodedata.normalize("NFKC", text))
-    return [stem(word) for word in re.findall(r"[^\W\d_]+|\d+", plain.casefold())]
+    return [_stem(word) for word in re.findall(r"[^\W\d_]+|\d+", plain.casefold())]
 
 
-def stem(word: str) -> str:
+def _stem(word: str) -> str:
     """The word without the usual English endings. The result need not be a word."""
     if len(word) > 4 and word.endswith("ies"):
         return word[:-3] + "y"
@@ -95,19 +95,19 @@ def stem(word: str) -> str:
 
 def _alike() -> Mapping[str, frozenset[str]]:
     alike: dict[str, set[str]] = {}
-    for line in SYNONYMS:
-        group = {stem(word) for word in line.split()}
+    for line in _SYNONYMS:
+        group = {_stem(word) for word in line.split()}
         for word in group:
             alike.setdefault(word, set()).update(group - {word})
     return {word: frozenset(others) for word, others in alike.items()}
 
 
-ALIKE = _alike()
-STOP_STEMS = frozenset(map(stem, STOP_WORDS.split()))
+_ALIKE = _alike()
+_STOP_STEMS = frozenset(map(_stem, _STOP_WORDS.split()))
 
 
 @dataclass(frozen=True, slots=True)
-class SearchedTool:
+class _SearchedTool:
     """The words of a tool, by the place where they stand."""
 
     name: frozenset[str]
@@ -123,29 +123,29 @@ class SearchedTool:
         best = max((weight for words, weight in places if word in words), default=0.0)
         if len(word) >= 4 and best < 3 and (word in self.joined or _shares_beginning(word, self.name | self.server)):
             best = 3.0
-        others = ALIKE.get(word)
+        others = _ALIKE.get(word)
         if others is not None and best < 2.5:
             alike = max((weight / 2 for words, weight in places if not others.isdisjoint(words)), default=0.0)
             best = max(best, alike)
         return best
 
 
-def searched(spec: ToolSpec) -> SearchedTool:
+def searched(spec: ToolSpec) -> _SearchedTool:
     """The words of a tool."""
     properties = spec.input_schema.get("properties")
-    names = list(properties)[:SEARCHED_ARGUMENTS] if isinstance(properties, Mapping) else []
-    arguments = " ".join(str(name)[:SUMMARY_CHARS] for name in names)
-    return _searched(spec.name, spec.description[:SEARCHED_CHARS], arguments)
+    names = list(properties)[:_SEARCHED_ARGUMENTS] if isinstance(properties, Mapping) else []
+    arguments = " ".join(str(name)[:_SUMMARY_CHARS] for name in names)
+    return _searched(spec.name, spec.description[:_SEARCHED_CHARS], arguments)
 
 
 @lru_cache(maxsize=4_000)
-def _searched(name: str, description: str, arguments: str) -> SearchedTool:
+def _searched(name: str, description: str, arguments: str) -> _SearchedTool:
     server, _, short = name.partition("__")
-    return SearchedTool(
-        name=frozenset(words_in(short)),
-        server=frozenset(words_in(server)),
-        description=frozenset(words_in(description)),
-        arguments=frozenset(words_in(arguments)),
+    return _SearchedTool(
+        name=frozenset(_words_in(short)),
+        server=frozenset(_words_in(server)),
+        description=frozenset(_words_in(description)),
+        arguments=frozenset(_words_in(arguments)),
         joined=re.sub(r"[\W_]", "", short).casefold(),
     )
 
@@ -158,9 +158,9 @@ def best_tools(query: str, specs: Sequence[ToolSpec]) -> list[ToolSpec]:
     """The tools that match the query, best first. A rare word counts more than a frequent one, and a tool that matches
     more of the words comes first. Equal tools keep their order. A tool whose name the query contains comes before all
     others."""
-    found = words_in(query)
-    words = list(dict.fromkeys(word for word in found if word not in STOP_STEMS) or dict.fromkeys(found))
-    words = words[:SEARCHED_WORDS]
+    found = _words_in(query)
+    words = list(dict.fromkeys(word for word in found if word not in _STOP_STEMS) or dict.fromkeys(found))
+    words = words[:_SEARCHED_WORDS]
     tools = [searched(spec) for spec in specs]
     scores = [0.0] * len(specs)
     matched = [0] * len(specs)
@@ -193,7 +193,7 @@ def find_tools(query: str, specs: Sequence[ToolSpec]) -> str:
         return f'None of {len(specs)} tools matches "{query}". Try other words. Servers and tools:\n{listed}'
     blocks: list[str] = []
     left = FOUND_CHARS
-    for spec in best[:MAX_FOUND]:
+    for spec in best[:_MAX_FOUND]:
         block = definition(spec)
         if len(block) > left:
             block = f"{spec.name}: {_summary(spec)} [its definition is long; find_tools with this name alone shows it]"
@@ -201,7 +201,7 @@ def find_tools(query: str, specs: Sequence[ToolSpec]) -> str:
                 block = f"{definition(spec)[:FOUND_CHARS]}\n[the definition is cut here]"
         left -= len(block)
         blocks.append(block)
-    more = f"\n[{len(best) - MAX_FOUND} more match; narrow the query]" if len(best) > MAX_FOUND else ""
+    more = f"\n[{len(best) - _MAX_FOUND} more match; narrow the query]" if len(best) > _MAX_FOUND else ""
     return "\n\n".join(blocks) + more
 
 
@@ -212,7 +212,7 @@ def definition(spec: ToolSpec) -> str:
 
 
 def _summary(spec: ToolSpec) -> str:
-    return " ".join(spec.description[: 2 * SUMMARY_CHARS].split())[:SUMMARY_CHARS]
+    return " ".join(spec.description[: 2 * _SUMMARY_CHARS].split())[:_SUMMARY_CHARS]
 
 
 def find_spec(specs: Sequence[ToolSpec]) -> ToolSpec:

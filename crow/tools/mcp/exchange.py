@@ -20,17 +20,17 @@ import httpx2
 
 from crow import __version__
 from crow.domain.errors import ArgumentError, ToolServerError
-from crow.domain.rendering import safe
+from crow.domain.text import safe
 from crow.tools.mcp.calls import is_this_machine
 from crow.tools.urls import PORTS, is_address, normalize_url
 from crow.tools.web import is_public
 
-MAX_ANSWER_BYTES = 1_000_000
-TIMEOUT_S = 20.0
-SHOWN_CHARS = 200
-PUBLIC, PRIVATE, LOCAL, NEVER = range(4)
+_MAX_ANSWER_BYTES = 1_000_000
+_TIMEOUT_S = 20.0
+_SHOWN_CHARS = 200
+_PUBLIC, _PRIVATE, _LOCAL, _NEVER = range(4)
 """The possible distances of an address from this machine, the farthest first. A server may name only addresses that are
-at least as far away as its own address. It may never name an address with the distance `NEVER`."""
+at least as far away as its own address. It may never name an address with the distance `_NEVER`."""
 
 
 class LoginClient:
@@ -39,7 +39,7 @@ class LoginClient:
 
     def __init__(self, server_url: str, issuer: str = "") -> None:
         self._server_url = server_url
-        self._own = {origin(url) for url in (server_url, issuer) if url}
+        self._own = {_origin(url) for url in (server_url, issuer) if url}
 
     async def send(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request without following redirects, and read the whole answer.
@@ -51,22 +51,22 @@ class LoginClient:
         request.headers.setdefault("User-Agent", f"crow/{__version__}")
         request.headers["Accept"] = "application/json"
         try:
-            with anyio.fail_after(TIMEOUT_S):
+            with anyio.fail_after(_TIMEOUT_S):
                 address = await self.check(url)
-                transport = None if address is None else PinnedTransport(address)
+                transport = None if address is None else _PinnedTransport(address)
                 # in a thread, because it reads the system's certificates
-                client = await anyio.to_thread.run_sync(lambda: make_client(transport))
+                client = await anyio.to_thread.run_sync(lambda: _make_client(transport))
                 async with client:
                     answer = await client.send(request, stream=True, follow_redirects=False)
                     try:
-                        return await read_whole(answer, place)
+                        return await _read_whole(answer, place)
                     finally:
                         await answer.aclose()
         except TimeoutError:
-            raise ToolServerError(f"{place} did not answer within {TIMEOUT_S:g} s") from None
+            raise ToolServerError(f"{place} did not answer within {_TIMEOUT_S:g} s") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise ToolServerError(f"{place} cannot be reached: {safe(reason)[:SHOWN_CHARS]}") from None
+            raise ToolServerError(f"{place} cannot be reached: {safe(reason)[:_SHOWN_CHARS]}") from None
 
     async def check(self, url: str) -> str | None:
         """Check that crow, or the user's browser, may open `url`. Return the address to connect to, or None if a proxy
@@ -79,12 +79,12 @@ class LoginClient:
         except ArgumentError:
             raise ToolServerError(f"its login leads to {shown(url)}, which is not an http or https URL") from None
         host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
-        is_own = origin(url) in self._own
+        is_own = _origin(url) in self._own
         if parts.scheme == "http" and not is_own and not is_this_machine(host):
             raise ToolServerError(f"its login leads to {shown(url)}, which is not encrypted; expected an https URL")
-        is_proxied = has_proxy(parts.scheme, host)
+        is_proxied = _has_proxy(parts.scheme, host)
         try:
-            addresses = await resolve(host, port)
+            addresses = await _resolve(host, port)
         except OSError:
             if is_proxied:
                 return None
@@ -92,8 +92,8 @@ class LoginClient:
         if not is_own:
             limit = await self._depth_of_server()
             for address in addresses:
-                if depth(address) > limit:
-                    kind = "on this machine" if depth(address) == LOCAL else "in a private network"
+                if _depth(address) > limit:
+                    kind = "on this machine" if _depth(address) == _LOCAL else "in a private network"
                     raise ToolServerError(
                         f"its login leads to {shown(url)}. That address is {kind} ({address}), but the MCP server's "
                         "address is not. If you trust the authorization server there, set oauth_issuer to its URL"
@@ -103,12 +103,12 @@ class LoginClient:
     async def _depth_of_server(self) -> int:
         parts = urlsplit(self._server_url)
         with suppress(OSError, ValueError):
-            found = await resolve(parts.hostname or "", parts.port or PORTS[parts.scheme])
-            return min(*map(depth, found), LOCAL)
-        return PUBLIC
+            found = await _resolve(parts.hostname or "", parts.port or PORTS[parts.scheme])
+            return min(*map(_depth, found), _LOCAL)
+        return _PUBLIC
 
 
-class PinnedTransport(httpx2.AsyncBaseTransport):
+class _PinnedTransport(httpx2.AsyncBaseTransport):
     """Connects to one address and does not resolve the host again. TLS still checks the host's name."""
 
     def __init__(self, address: str) -> None:
@@ -132,12 +132,12 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-def make_client(transport: httpx2.AsyncBaseTransport | None) -> httpx2.AsyncClient:
+def _make_client(transport: httpx2.AsyncBaseTransport | None) -> httpx2.AsyncClient:
     # if no transport is given, the client uses the proxies in the environment
-    return httpx2.AsyncClient(transport=transport or None, timeout=TIMEOUT_S)
+    return httpx2.AsyncClient(transport=transport or None, timeout=_TIMEOUT_S)
 
 
-async def read_whole(answer: httpx2.Response, place: str) -> httpx2.Response:
+async def _read_whole(answer: httpx2.Response, place: str) -> httpx2.Response:
     """Read the whole answer. Compressed answers are refused: crow does not ask for them, and a few bytes could expand
     to gigabytes."""
     if answer.headers.get("content-encoding", "identity").lower() != "identity":
@@ -145,15 +145,15 @@ async def read_whole(answer: httpx2.Response, place: str) -> httpx2.Response:
     data = bytearray()
     async for piece in answer.aiter_raw():
         data += piece
-        if len(data) > MAX_ANSWER_BYTES:
-            raise ToolServerError(f"{place} sent more than {MAX_ANSWER_BYTES:,} bytes")
+        if len(data) > _MAX_ANSWER_BYTES:
+            raise ToolServerError(f"{place} sent more than {_MAX_ANSWER_BYTES:,} bytes")
     headers = [(key, value) for key, value in answer.headers.multi_items() if key.lower() != "transfer-encoding"]
     whole = httpx2.Response(answer.status_code, headers=headers, content=bytes(data), request=answer.request)
     whole.next_request = answer.next_request
     return whole
 
 
-async def resolve(host: str, port: int) -> list[str]:
+async def _resolve(host: str, port: int) -> list[str]:
     """Return the addresses of a host. :raises OSError: there is no such host."""
     try:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -162,26 +162,26 @@ async def resolve(host: str, port: int) -> list[str]:
     return [str(entry[4][0]) for entry in found]
 
 
-def depth(text: str) -> int:
-    """Return how close an address is to this machine: `PUBLIC`, `PRIVATE` or `LOCAL`. `NEVER` stands for an address
+def _depth(text: str) -> int:
+    """Return how close an address is to this machine: `_PUBLIC`, `_PRIVATE` or `_LOCAL`. `_NEVER` stands for an address
     that no MCP server may name."""
     address = ipaddress.ip_address(text.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     if address.is_loopback or (mapped is not None and mapped.is_loopback):
-        return LOCAL
+        return _LOCAL
     # cloud providers serve the machine's credentials at a link-local address
     if any(one.is_link_local or one.is_multicast or one.is_unspecified for one in (address, mapped) if one is not None):
-        return NEVER
-    return PUBLIC if is_public(text) else PRIVATE
+        return _NEVER
+    return _PUBLIC if is_public(text) else _PRIVATE
 
 
-def has_proxy(scheme: str, host: str) -> bool:
+def _has_proxy(scheme: str, host: str) -> bool:
     """Whether the environment sends requests for this host through a proxy."""
     proxies = urllib.request.getproxies()
     return bool(proxies.get(scheme) or proxies.get("all")) and not urllib.request.proxy_bypass(host)
 
 
-def origin(url: str) -> tuple[str, str | None, int | None]:
+def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
     with suppress(ValueError):
         return parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme)
@@ -193,4 +193,4 @@ def shown(url: str) -> str:
     cut = url.partition("?")[0].partition("#")[0]
     scheme, slashes, rest = cut.partition("://")
     place, slash, path = rest.partition("/")
-    return safe(f"{scheme}{slashes}{place.rpartition('@')[2]}{slash}{path}")[:SHOWN_CHARS]
+    return safe(f"{scheme}{slashes}{place.rpartition('@')[2]}{slash}{path}")[:_SHOWN_CHARS]

@@ -15,8 +15,8 @@ from mcp.client.streamable_http import streamable_http_client
 from crow.tools.mcp.stdio import LINE_BYTES
 from crow.tools.servers import HttpServer
 
-HTTP_S = 30.0
-HTTP_READ_S = 300.0
+_HTTP_S = 30.0
+_HTTP_READ_S = 300.0
 
 
 async def http_transport(
@@ -26,12 +26,12 @@ async def http_transport(
     `stack` is closed."""
     headers = dict(server.headers)
     if server.transport == "sse":
-        return sse_client(server.url, headers=headers, timeout=HTTP_S, sse_read_timeout=HTTP_READ_S, auth=auth)
+        return sse_client(server.url, headers=headers, timeout=_HTTP_S, sse_read_timeout=_HTTP_READ_S, auth=auth)
     make = partial(
         httpx2.AsyncClient,
         headers={"Accept-Encoding": "identity", **headers},  # a small compressed body could expand without limit
-        timeout=httpx2.Timeout(HTTP_S, read=HTTP_READ_S),
-        event_hooks={"response": [limit_body]},
+        timeout=httpx2.Timeout(_HTTP_S, read=_HTTP_READ_S),
+        event_hooks={"response": [_limit_body]},
         auth=auth,
     )
     # making the client reads the system's certificates, which would block the event loop for 25 ms
@@ -39,13 +39,13 @@ async def http_transport(
     return streamable_http_client(server.url, http_client=http, max_sse_event_size=LINE_BYTES)
 
 
-async def limit_body(response: httpx2.Response) -> None:
+async def _limit_body(response: httpx2.Response) -> None:
     """Limit the body of a response to `LINE_BYTES`. The library itself limits the bodies of event streams."""
     if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
-        response.stream = LimitedBody(response)
+        response.stream = _LimitedBody(response)
 
 
-class LimitedBody(httpx2.AsyncByteStream):
+class _LimitedBody(httpx2.AsyncByteStream):
     """The body of a response. Reading raises an error if the body is too large or compressed."""
 
     def __init__(self, response: httpx2.Response) -> None:

@@ -33,25 +33,25 @@ logger = logging.getLogger(__name__)
 
 Page = TypeVar("Page", bound=mcp.PaginatedResult)
 
-MAX_PAGES = 50
-MAX_TOOLS = 2_000
-MAX_PROMPTS = 100
+_MAX_PAGES = 50
+_MAX_TOOLS = 2_000
+_MAX_PROMPTS = 100
 MAX_RESOURCES = 2_000
 MAX_TEMPLATES = 200
-PROMPTS_S = 10.0
-RELIST_S = 1.0
-MAX_RELIST_S = 60.0
-PROMPT_DESCRIPTION_CHARS = 200
-DESCRIPTION_CHARS = 8_000
-DEFINITION_CHARS = 8_000
-SCHEMA_CHARS = 50_000
-MAX_DEPTH = 32
-OUTPUT_SCHEMA = "crow/outputSchema"
+_PROMPTS_S = 10.0
+_RELIST_S = 1.0
+_MAX_RELIST_S = 60.0
+_PROMPT_DESCRIPTION_CHARS = 200
+_DESCRIPTION_CHARS = 8_000
+_DEFINITION_CHARS = 8_000
+_SCHEMA_CHARS = 50_000
+_MAX_DEPTH = 32
+_OUTPUT_SCHEMA = "crow/outputSchema"
 """The key in a tool's `_meta` that has the schema of its results. Crow moves the schema there, because the library
 would evaluate it: see :mod:`crow.tools.mcp.structured`."""
 
-TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
-LISTS: Mapping[str, tuple[type[mcp.Resource | mcp.ResourceTemplate], str, int]] = {
+_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+_LISTS: Mapping[str, tuple[type[mcp.Resource | mcp.ResourceTemplate], str, int]] = {
     "resources": (mcp.Resource, "uri", MAX_RESOURCES),
     "resourceTemplates": (mcp.ResourceTemplate, "uriTemplate", MAX_TEMPLATES),
 }
@@ -86,7 +86,7 @@ class ExternalTool:
     def definition(self) -> str:
         """What the user and the model are told about the tool, as text."""
         schema = json.dumps(self.spec.input_schema, ensure_ascii=False, indent=1, sort_keys=True)
-        told = f"{' '.join(self.title.split())}\n{self.spec.description}\n{schema}"[:DEFINITION_CHARS]
+        told = f"{' '.join(self.title.split())}\n{self.spec.description}\n{schema}"[:_DEFINITION_CHARS]
         # a database refuses half a surrogate pair, and PostgreSQL a NUL
         return told.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
 
@@ -98,9 +98,9 @@ async def list_tools(client: Client, prefix: str, options: ServerOptions) -> tup
         for tool in page.tools:
             if is_offered(tool.name, options):
                 tools.setdefault(tool.name, tool)
-        if len(tools) >= MAX_TOOLS:
+        if len(tools) >= _MAX_TOOLS:
             break
-    chosen = tuple(tools.values())[:MAX_TOOLS]
+    chosen = tuple(tools.values())[:_MAX_TOOLS]
     names = unique_names(prefix, "__", [tool.name for tool in chosen])
     return tuple(external_tool(tool, name, options) for tool, name in zip(chosen, names, strict=True))
 
@@ -112,31 +112,31 @@ async def list_prompts(client: Client, server: str, prefix: str) -> dict[ServerP
         return {}
     found: dict[str, mcp.Prompt] = {}
     try:
-        with anyio.fail_after(PROMPTS_S):
+        with anyio.fail_after(_PROMPTS_S):
             async for page in pages(client.list_prompts):
                 for prompt in page.prompts:
                     found.setdefault(prompt.name, prompt)
     except Exception as error:  # noqa: BLE001 - the server's tools must stay usable, whatever fails here
         logger.warning("MCP server %s did not list its prompts: %s", server, describe_error(error))
-    chosen = list(found.values())[:MAX_PROMPTS]
+    chosen = list(found.values())[:_MAX_PROMPTS]
     names = unique_names(prefix, ":", [prompt.name for prompt in chosen])
-    return {server_prompt(prompt, name, server): prompt.name for prompt, name in zip(chosen, names, strict=True)}
+    return {_server_prompt(prompt, name, server): prompt.name for prompt, name in zip(chosen, names, strict=True)}
 
 
-def server_prompt(prompt: mcp.Prompt, name: str, server: str) -> ServerPrompt:
+def _server_prompt(prompt: mcp.Prompt, name: str, server: str) -> ServerPrompt:
     required = {argument.name: argument.required is True for argument in prompt.arguments or ()}
     return ServerPrompt(
         name=name,
         server=server,
-        description=" ".join((prompt.description or prompt.title or prompt.name).split())[:PROMPT_DESCRIPTION_CHARS],
+        description=" ".join((prompt.description or prompt.title or prompt.name).split())[:_PROMPT_DESCRIPTION_CHARS],
         arguments=tuple(PromptArgument(name=name, required=is_required) for name, is_required in required.items()),
     )
 
 
 async def pages(fetch: Callable[..., Awaitable[Page]]) -> AsyncIterator[Page]:
-    """Yield the pages of a listing, at most `MAX_PAGES`. `fetch` gets the page at a cursor."""
+    """Yield the pages of a listing, at most `_MAX_PAGES`. `fetch` gets the page at a cursor."""
     cursor: str | None = None
-    for _ in range(MAX_PAGES):
+    for _ in range(_MAX_PAGES):
         page = await fetch(cursor=cursor)
         yield page
         cursor = page.next_cursor
@@ -157,7 +157,7 @@ def matches(tool: str, patterns: Sequence[str]) -> bool:
 def external_tool(tool: mcp.Tool, name: str, options: ServerOptions) -> ExternalTool:
     # providers require an object schema with properties, even for a tool without arguments
     schema = {"properties": {}, **tool.input_schema, "type": "object"}
-    description = (tool.description or tool.title or tool.name)[:DESCRIPTION_CHARS]
+    description = (tool.description or tool.title or tool.name)[:_DESCRIPTION_CHARS]
     spec = ToolSpec(name=name, description=description, input_schema=schema)
     return ExternalTool(
         name=tool.name,
@@ -165,7 +165,7 @@ def external_tool(tool: mcp.Tool, name: str, options: ServerOptions) -> External
         spec=spec,
         tokens=estimate_tools([spec]),
         is_read_only=matches(tool.name, options.read_only),
-        output_schema=(tool.meta or {}).get(OUTPUT_SCHEMA),
+        output_schema=(tool.meta or {}).get(_OUTPUT_SCHEMA),
     )
 
 
@@ -201,7 +201,7 @@ class Changes:
         """Wait until the listing has changed and may be fetched again."""
         await self._reported.wait()
         since_s = anyio.current_time() - self._listed_at
-        self._wait_s = 0.0 if since_s > MAX_RELIST_S else min(max(RELIST_S, 2 * self._wait_s), MAX_RELIST_S)
+        self._wait_s = 0.0 if since_s > _MAX_RELIST_S else min(max(_RELIST_S, 2 * self._wait_s), _MAX_RELIST_S)
         await anyio.sleep(max(0.0, self._wait_s - since_s))
         self._reported = anyio.Event()
         self._listed_at = anyio.current_time()
@@ -225,10 +225,10 @@ async def filter_invalid_tools(
     whole request.
     """
     async with transport as (incoming, outgoing):
-        yield ValidTools(incoming, server, on_message, on_fault), outgoing
+        yield _ValidTools(incoming, server, on_message, on_fault), outgoing
 
 
-class ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
+class _ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
     """The messages of a server, with invalid tools removed from its listings and logged."""
 
     def __init__(
@@ -250,10 +250,10 @@ class ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
         if isinstance(answer, mcp.JSONRPCResponse) and isinstance(answer.result, dict):
             tools = answer.result.get("tools")
             if isinstance(tools, list):
-                answer.result["tools"] = [tool for tool in tools[:MAX_TOOLS] if self._is_valid(tool)]
-                if len(tools) > MAX_TOOLS:
-                    logger.warning("MCP server %s: only %s tools are offered", self._server, f"{MAX_TOOLS:,}")
-            keep_valid_resources(answer.result, self._server)
+                answer.result["tools"] = [tool for tool in tools[:_MAX_TOOLS] if self._is_valid(tool)]
+                if len(tools) > _MAX_TOOLS:
+                    logger.warning("MCP server %s: only %s tools are offered", self._server, f"{_MAX_TOOLS:,}")
+            _keep_valid_resources(answer.result, self._server)
         return message
 
     async def aclose(self) -> None:
@@ -276,14 +276,14 @@ def tool_fault(tool: object) -> str | None:
     if not isinstance(schema, dict):
         return "it has no inputSchema"
     tool["inputSchema"] = schema = {**schema, "type": "object"}
-    hide_output_schema(tool)
+    _hide_output_schema(tool)
     fault = schema_fault(schema)
     if fault is not None:
         return f"its inputSchema is not a JSON Schema: {fault}"
     size = len(json.dumps(schema, ensure_ascii=False))
-    if size > SCHEMA_CHARS:
+    if size > _SCHEMA_CHARS:
         return (
-            f"its inputSchema has {size:,} characters, more than {SCHEMA_CHARS:,}, and would fill the model's context"
+            f"its inputSchema has {size:,} characters, more than {_SCHEMA_CHARS:,}, and would fill the model's context"
         )
     tool["inputSchema"] = plain_schema(schema)
     try:
@@ -294,12 +294,12 @@ def tool_fault(tool: object) -> str | None:
     return None
 
 
-def hide_output_schema(tool: dict[str, Any]) -> None:
+def _hide_output_schema(tool: dict[str, Any]) -> None:
     """Move the schema of the tool's results to where the library does not look."""
     schema, meta = tool.pop("outputSchema", None), tool.pop("_meta", None)
-    kept = {key: value for key, value in meta.items() if key != OUTPUT_SCHEMA} if isinstance(meta, dict) else {}
-    if isinstance(schema, dict) and len(json.dumps(schema, ensure_ascii=False)) <= SCHEMA_CHARS:
-        kept[OUTPUT_SCHEMA] = schema
+    kept = {key: value for key, value in meta.items() if key != _OUTPUT_SCHEMA} if isinstance(meta, dict) else {}
+    if isinstance(schema, dict) and len(json.dumps(schema, ensure_ascii=False)) <= _SCHEMA_CHARS:
+        kept[_OUTPUT_SCHEMA] = schema
     tool["_meta"] = kept
 
 
@@ -314,20 +314,20 @@ def schema_fault(schema: object, where: str = "the schema", depth: int = 0) -> s
         return None
     if not isinstance(schema, Mapping):
         return f"{where} is not an object"
-    if depth > MAX_DEPTH:
+    if depth > _MAX_DEPTH:
         return f"{where} is nested too deeply"
     types, required = schema.get("type", []), schema.get("required", [])
-    if not all(isinstance(kind, str) and kind in TYPES for kind in (types if isinstance(types, list) else [types])):
+    if not all(isinstance(kind, str) and kind in _TYPES for kind in (types if isinstance(types, list) else [types])):
         return f"{where} has a type that does not exist"
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         return f'{where} has a "required" that is not a list of names'
     if not isinstance(schema.get("enum", []), list):
         return f'{where} has an "enum" that is not a list'
-    faults = (schema_fault(inner, place, depth + 1) for inner, place in inner_schemas(schema, where))
+    faults = (schema_fault(inner, place, depth + 1) for inner, place in _inner_schemas(schema, where))
     return next((fault for fault in faults if fault is not None), None)
 
 
-def inner_schemas(schema: Mapping[str, Any], where: str) -> Iterator[tuple[object, str]]:
+def _inner_schemas(schema: Mapping[str, Any], where: str) -> Iterator[tuple[object, str]]:
     """Yield the schemas directly inside a schema, each with its path. If a container of schemas, such as `properties`,
     has the wrong type, yield None in place of its schemas."""
     for key in ("properties", "patternProperties", "$defs", "definitions"):
@@ -344,17 +344,17 @@ def inner_schemas(schema: Mapping[str, Any], where: str) -> Iterator[tuple[objec
 # Invalid resources
 
 
-def keep_valid_resources(result: dict[str, Any], server: str) -> None:
+def _keep_valid_resources(result: dict[str, Any], server: str) -> None:
     """Remove invalid and surplus resources from an answer of a server.
 
     Otherwise the library would refuse a whole listing because of one invalid resource, and would spend seconds on a
     listing with hundreds of thousands of resources.
     """
-    for key, (model, uri_key, most) in LISTS.items():
+    for key, (model, uri_key, most) in _LISTS.items():
         listed = result.get(key)
         if not isinstance(listed, list):
             continue
-        faults = [resource_fault(one, model, uri_key) for one in listed[:most]]
+        faults = [_resource_fault(one, model, uri_key) for one in listed[:most]]
         result[key] = [one for one, fault in zip(listed, faults, strict=False) if fault is None]
         left_out = len(listed) - len(result[key])
         if left_out:
@@ -362,7 +362,7 @@ def keep_valid_resources(result: dict[str, Any], server: str) -> None:
             logger.warning("MCP server %s: %s of its %s are left out: %s", server, f"{left_out:,}", key, first)
 
 
-def resource_fault(one: object, model: type[mcp.Resource | mcp.ResourceTemplate], uri_key: str) -> str | None:
+def _resource_fault(one: object, model: type[mcp.Resource | mcp.ResourceTemplate], uri_key: str) -> str | None:
     """Return why a listed resource cannot be offered, or None if it can."""
     if not isinstance(one, dict):
         return "it is not an object"

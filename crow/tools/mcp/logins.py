@@ -23,9 +23,9 @@ fcntl: Any = None
 with suppress(ImportError):  # Windows has no such locks
     fcntl = importlib.import_module("fcntl")
 
-MAX_BYTES = 1_000_000
+_MAX_BYTES = 1_000_000
 POLL_S = 0.05
-NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class LoginFolder:
         """The stored login; None if there is none. :raises ToolServerError: the file cannot be used."""
         file = self._file(account)
         try:
-            login = read_login(file)
+            login = _read_login(file)
         except FileNotFoundError:
             return None
         if login.account != account:
@@ -106,7 +106,7 @@ class LoginFolder:
         file = self._file(login.account)
         part = file.with_name(f"{file.stem}.{os.urandom(8).hex()}.new")
         try:
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o600)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o600)
             with open(descriptor, "w", encoding="utf-8") as out:
                 json.dump(asdict(login), out, ensure_ascii=True)
                 out.flush()
@@ -130,11 +130,11 @@ class LoginFolder:
         path = self._file(account).with_suffix(f".{purpose}.lock")
         try:
             await anyio.to_thread.run_sync(self._make_folder)
-            descriptor = await anyio.to_thread.run_sync(os.open, path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o600)
+            descriptor = await anyio.to_thread.run_sync(os.open, path, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, 0o600)
         except OSError as error:
             raise ToolServerError(f"{path} cannot be opened: {error.strerror}") from error
         try:
-            while not is_locked_now(descriptor):  # noqa: ASYNC110 - another process may hold it
+            while not _is_locked_now(descriptor):  # noqa: ASYNC110 - another process may hold it
                 await anyio.sleep(POLL_S)
             yield
         finally:
@@ -154,7 +154,7 @@ class LoginFolder:
                 self._on_secrets(new)
 
 
-def is_locked_now(descriptor: int) -> bool:
+def _is_locked_now(descriptor: int) -> bool:
     """Try to lock an open file, and return whether crow now holds the lock. If the system or the file system does not
     support locks, always return True."""
     if fcntl is None:
@@ -168,26 +168,26 @@ def is_locked_now(descriptor: int) -> bool:
     return True
 
 
-def read_login(file: Path) -> Login:
+def _read_login(file: Path) -> Login:
     """Read a stored login. :raises FileNotFoundError: there is no such file. :raises ToolServerError: the file cannot
     be used."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | NO_FOLLOW)
+        descriptor = os.open(file, os.O_RDONLY | _NO_FOLLOW)
         with open(descriptor, "rb") as opened:
             if hasattr(os, "getuid") and os.fstat(descriptor).st_uid != os.getuid():
                 raise ToolServerError(f"{file} belongs to another user; delete it and log in again")
-            text = opened.read(MAX_BYTES + 1)
+            text = opened.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ToolServerError(f"{file} cannot be read: {error.strerror}") from error
     try:
-        return login_from(json.loads(text))
+        return _login_from(json.loads(text))
     except (ValueError, TypeError, KeyError, RecursionError):  # the error's own text could show a token
         raise ToolServerError(f"{file} is damaged; delete it and log in again") from None
 
 
-def login_from(stored: Any) -> Login:
+def _login_from(stored: Any) -> Login:
     account, tokens, expires_at = stored["account"], stored["tokens"], stored["expires_at"]
     texts = (account["url"], account["name"], tokens["access_token"])
     others = (stored["client"], stored["metadata"], stored["resource"])

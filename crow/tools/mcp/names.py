@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import on_one_line, safe
+from crow.domain.text import on_one_line, safe
 
-NAME_CHARS = 64
-PREFIX_CHARS = 30
-HASH_CHARS = 8
+_NAME_CHARS = 64
+_PREFIX_CHARS = 30
+_HASH_CHARS = 8
 URI_CHARS = 2_000
-SHOWN_CHARS = 100
+_SHOWN_CHARS = 100
 
 
 def prefixes(servers: Sequence[str]) -> tuple[str, ...]:
@@ -26,9 +26,9 @@ def prefixes(servers: Sequence[str]) -> tuple[str, ...]:
     """
     taken: list[str] = []
     for place, server in enumerate(servers):
-        plain = re.sub(r"_+", "_", valid_name(server)).strip("_")[:PREFIX_CHARS].rstrip("_")
+        plain = re.sub(r"_+", "_", _valid_name(server)).strip("_")[:_PREFIX_CHARS].rstrip("_")
         if not plain or plain in taken:
-            plain = f"{plain or 'server'}-{short_hash(server, str(place))}"
+            plain = f"{plain or 'server'}-{_short_hash(server, str(place))}"
         taken.append(plain)
     return tuple(taken)
 
@@ -40,11 +40,11 @@ def unique_names(prefix: str, separator: str, names: Sequence[str]) -> tuple[str
     A name consists of `prefix`, `separator` and the server's own name, in which invalid characters are replaced. A hash
     is added if the result is too long, or if replacing characters made the name equal to another name.
     """
-    valid = [valid_name(name) for name in names]
+    valid = [_valid_name(name) for name in names]
     counts = Counter(valid)
     wholes = [f"{prefix}{separator}{name}" for name in valid]
     is_plain = [
-        bool(short) and len(whole) <= NAME_CHARS and (short == name or counts[short] == 1)
+        bool(short) and len(whole) <= _NAME_CHARS and (short == name or counts[short] == 1)
         for name, short, whole in zip(names, valid, wholes, strict=True)
     ]
     taken = {whole for whole, plain in zip(wholes, is_plain, strict=True) if plain}
@@ -53,20 +53,22 @@ def unique_names(prefix: str, separator: str, names: Sequence[str]) -> tuple[str
         salt, name = 0, whole
         # a tool's own name may be the same as a name made with a hash
         while not plain and (name in taken or name == whole):
-            name = f"{whole[: NAME_CHARS - HASH_CHARS - 1]}-{short_hash(prefix, original, *[str(salt)] * (salt > 0))}"
+            name = (
+                f"{whole[: _NAME_CHARS - _HASH_CHARS - 1]}-{_short_hash(prefix, original, *[str(salt)] * (salt > 0))}"
+            )
             salt += 1
         taken.add(name)
         unique.append(name)
     return tuple(unique)
 
 
-def valid_name(name: str) -> str:
+def _valid_name(name: str) -> str:
     """Replace the characters in `name` that are not allowed in the tool names sent to a model."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)
 
 
-def short_hash(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:HASH_CHARS]
+def _short_hash(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_CHARS]
 
 
 def checked_uri(uri: object) -> str:
@@ -77,6 +79,6 @@ def checked_uri(uri: object) -> str:
     if len(uri) > URI_CHARS:
         raise ArgumentError(f"the uri has {len(uri):,} characters; expected at most {URI_CHARS:,}")
     if safe(uri) != uri or len(uri.split()) != 1 or ":" not in uri:
-        shown = on_one_line(uri[:SHOWN_CHARS])
+        shown = on_one_line(uri[:_SHOWN_CHARS])
         raise ArgumentError(f"the uri is {shown}; expected a URI without hidden characters, such as file:///a%20b")
     return uri

@@ -12,10 +12,11 @@ import mcp_types as mcp
 from mcp.client.session import ClientRequestContext
 
 from crow.domain.errors import ArgumentError
-from crow.tools import ElicitationHandler, Sampler
+from crow.tools import ElicitationHandler
 from crow.tools.mcp.calls import ask_to_log_in, ask_user
 from crow.tools.mcp.sampling import SERVER_WAITS, RunningCall, progress_sender, result_of, sampling_request
 from crow.tools.process import KeySource
+from crow.tools.sampling import Sampler
 from crow.tools.servers import LoginQuestion, McpServer
 
 logger = logging.getLogger(__name__)

@@ -15,19 +15,19 @@ import anyio
 import anyio.abc
 
 from crow.domain.errors import ToolServerError
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 
-HOST = "127.0.0.1"
-PATH = "/callback"
-HEAD_BYTES = 32_768
-VISITOR_S = 10.0
-MAX_VISITORS = 64
-SHOWN_CHARS = 300
+_HOST = "127.0.0.1"
+_PATH = "/callback"
+_HEAD_BYTES = 32_768
+_VISITOR_S = 10.0
+_MAX_VISITORS = 64
+_SHOWN_CHARS = 300
 
-PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Crow</title></head>\
+_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Crow</title></head>\
 <body style="font-family: sans-serif; margin: 3em"><p>{words}</p></body></html>"""
-ACCEPTED = "Crow got the answer. You can close this page."
-REFUSED = "Crow is not waiting for this answer."
+_ACCEPTED = "Crow got the answer. You can close this page."
+_REFUSED = "Crow is not waiting for this answer."
 
 
 class RedirectListener:
@@ -35,7 +35,7 @@ class RedirectListener:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.uri = f"http://{HOST}:{port}{PATH}"
+        self.uri = f"http://{_HOST}:{port}{_PATH}"
         self.answered = anyio.Event()
         self.code = ""
         self.issuer: str | None = None
@@ -54,13 +54,13 @@ class RedirectListener:
         except ValueError:
             return False
         values = {name: texts[0] for name, texts in given.items() if len(texts) == 1}
-        is_own = parts.path == PATH and bool(self.state) and values.get("state") == self.state
+        is_own = parts.path == _PATH and bool(self.state) and values.get("state") == self.state
         if not is_own or self.answered.is_set() or not values.keys() & {"code", "error"}:
             return False
         self.issuer = values.get("iss")
         if "error" in values:
             reason = ": ".join(filter(None, (values["error"], values.get("error_description", ""))))
-            self.problem = f"the authorization server refused the login: {on_one_line(reason)[:SHOWN_CHARS]}"
+            self.problem = f"the authorization server refused the login: {on_one_line(reason)[:_SHOWN_CHARS]}"
         else:
             self.code = values["code"]
         self.answered.set()
@@ -68,14 +68,14 @@ class RedirectListener:
 
     async def handle(self, visitor: anyio.abc.SocketStream) -> None:
         """Answer one connection of a browser or another program."""
-        if self._visitors >= MAX_VISITORS:
+        if self._visitors >= _MAX_VISITORS:
             await visitor.aclose()
             return
         self._visitors += 1
         try:
             async with visitor:
-                with anyio.move_on_after(VISITOR_S):
-                    await visitor.send(self._answer(await read_head(visitor)))
+                with anyio.move_on_after(_VISITOR_S):
+                    await visitor.send(self._answer(await _read_head(visitor)))
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             pass  # the other side has closed the connection
         finally:
@@ -87,9 +87,9 @@ class RedirectListener:
         target, _, version = rest.partition(" ")
         hosts = [line.partition(":")[2].strip() for line in lines[1:] if line.lower().startswith("host:")]
         # the host is checked, because a web page could point its own host name at this port
-        is_here = method == "GET" and version.startswith("HTTP/1.") and hosts == [f"{HOST}:{self.port}"]
+        is_here = method == "GET" and version.startswith("HTTP/1.") and hosts == [f"{_HOST}:{self.port}"]
         is_taken = is_here and target.startswith("/") and self.take(target)
-        body = PAGE.format(words=ACCEPTED if is_taken else REFUSED).encode()
+        body = _PAGE.format(words=_ACCEPTED if is_taken else _REFUSED).encode()
         fields = (
             f"HTTP/1.1 {'200 OK' if is_taken else '400 Bad Request'}",
             "Content-Type: text/html; charset=utf-8",
@@ -102,9 +102,9 @@ class RedirectListener:
         return "\r\n".join((*fields, "", "")).encode() + body
 
 
-async def read_head(visitor: anyio.abc.SocketStream) -> str:
+async def _read_head(visitor: anyio.abc.SocketStream) -> str:
     head = b""
-    while b"\r\n\r\n" not in head and len(head) < HEAD_BYTES:
+    while b"\r\n\r\n" not in head and len(head) < _HEAD_BYTES:
         head += await visitor.receive(4096)
     return head.partition(b"\r\n\r\n")[0].decode("latin-1")
 
@@ -116,7 +116,7 @@ async def listening(port: int) -> AsyncIterator[RedirectListener]:
     :raises OSError: the port is in use.
     """
     # an address instead of localhost, because another user could listen on ::1
-    listener = await anyio.create_tcp_listener(local_host=HOST, local_port=port, family=socket.AF_INET)
+    listener = await anyio.create_tcp_listener(local_host=_HOST, local_port=port, family=socket.AF_INET)
     async with listener:
         redirect = RedirectListener(listener.extra(anyio.abc.SocketAttribute.local_port))  # noqa: S610 - not Django's
         async with anyio.create_task_group() as tasks:

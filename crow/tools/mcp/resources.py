@@ -12,24 +12,24 @@ from mcp.client import Client
 
 from crow.domain.entries import Attachment
 from crow.domain.messages import Image
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line, shorten
 from crow.tools import Outcome
-from crow.tools.builtin.files import sound_picture_type
+from crow.tools.builtin.files import sound_pdf, sound_picture_type
 from crow.tools.mcp.calls import count_bytes, describe_error, encodable
 from crow.tools.mcp.listing import MAX_RESOURCES, MAX_TEMPLATES, pages
 from crow.tools.mcp.names import URI_CHARS
 
 logger = logging.getLogger(__name__)
 
-MAX_SHOWN = 100
-MAX_CONTENTS = 100
-LISTING_S = 10.0
-NAME_CHARS = 100
-ABOUT_CHARS = 200
-ATTACHED_BYTES = 10_000_000
+_MAX_SHOWN = 100
+_MAX_CONTENTS = 100
+_LISTING_S = 10.0
+_NAME_CHARS = 100
+_ABOUT_CHARS = 200
+_ATTACHED_BYTES = 10_000_000
 """Binary contents above this size, in bytes, are described but not shown to the user."""
 
-COMPLETIONS = 100
+_COMPLETIONS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,20 +55,20 @@ async def list_resources(client: Client, server: str) -> tuple[ExternalResource,
     resources: dict[str, ExternalResource] = {}
     templates: dict[str, ExternalResource] = {}
     try:
-        with anyio.fail_after(LISTING_S):
+        with anyio.fail_after(_LISTING_S):
             async for page in pages(client.list_resources):
                 for one in page.resources:
-                    resources.setdefault(one.uri, external_resource(one))
+                    resources.setdefault(one.uri, _external_resource(one))
                 if len(resources) >= MAX_RESOURCES:
                     logger.warning("MCP server %s: only %s resources are listed", server, f"{MAX_RESOURCES:,}")
                     break
     except Exception as error:  # noqa: BLE001 - the tools of the server must stay usable, whatever fails here
         logger.warning("MCP server %s did not list its resources: %s", server, describe_error(error))
     try:
-        with anyio.fail_after(LISTING_S):
+        with anyio.fail_after(_LISTING_S):
             async for more in pages(client.list_resource_templates):
                 for each in more.resource_templates:
-                    templates.setdefault(each.uri_template, external_resource(each))
+                    templates.setdefault(each.uri_template, _external_resource(each))
                 if len(templates) >= MAX_TEMPLATES:
                     break
     except Exception as error:  # noqa: BLE001 - many servers have resources and no templates
@@ -76,22 +76,21 @@ async def list_resources(client: Client, server: str) -> tuple[ExternalResource,
     return (*list(templates.values())[:MAX_TEMPLATES], *list(resources.values())[:MAX_RESOURCES])
 
 
-def external_resource(found: mcp.Resource | mcp.ResourceTemplate) -> ExternalResource:
+def _external_resource(found: mcp.Resource | mcp.ResourceTemplate) -> ExternalResource:
     is_template = isinstance(found, mcp.ResourceTemplate)
     uri = found.uri_template if isinstance(found, mcp.ResourceTemplate) else found.uri
     size = None if isinstance(found, mcp.ResourceTemplate) or found.size is None else f"{found.size:,} bytes"
-    name = shortened(found.title or found.name, NAME_CHARS)
-    kind = shortened(found.mime_type or "", NAME_CHARS)
+    name = short_line(found.title or found.name, _NAME_CHARS)
+    kind = short_line(found.mime_type or "", _NAME_CHARS)
     about = ", ".join(filter(None, ("" if name == uri else name, kind, size)))
     if found.description:
-        about += f"{': ' if about else ''}{shortened(found.description, ABOUT_CHARS)}"
+        about += f"{': ' if about else ''}{short_line(found.description, _ABOUT_CHARS)}"
     return ExternalResource(uri=uri, about=about, is_template=is_template)
 
 
-def shortened(text: str, limit: int) -> str:
+def short_line(text: str, limit: int) -> str:
     """The beginning of a server's text on one line, with hidden characters escaped."""
-    line = on_one_line(text[: 2 * limit])
-    return line if len(line) <= limit else line[:limit] + "…"
+    return shorten(on_one_line(text[: 2 * limit]), limit)
 
 
 def describe_resources(servers: Mapping[str, Sequence[ExternalResource]], query: str) -> str:
@@ -99,7 +98,7 @@ def describe_resources(servers: Mapping[str, Sequence[ExternalResource]], query:
     contain all words of the query."""
     words = query.lower().split()
     blocks: list[str] = []
-    room, total = MAX_SHOWN, 0
+    room, total = _MAX_SHOWN, 0
     for name, resources in servers.items():
         matching = [one for one in resources if all(word in one.line.lower() for word in words)]
         total += len(matching)
@@ -110,8 +109,8 @@ def describe_resources(servers: Mapping[str, Sequence[ExternalResource]], query:
     if not blocks:
         count = sum(map(len, servers.values()))
         return f'None of {count:,} resources matches "{query}".' if words else "There are no resources."
-    if total > MAX_SHOWN:
-        blocks.append(f"[{total - MAX_SHOWN:,} more; narrow the query]")
+    if total > _MAX_SHOWN:
+        blocks.append(f"[{total - _MAX_SHOWN:,} more; narrow the query]")
     return "\n\n".join(blocks)
 
 
@@ -121,9 +120,9 @@ def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
     pieces: list[str] = []
     images: list[Image] = []
     attachments: list[Attachment] = []
-    contents = result.contents[:MAX_CONTENTS]
+    contents = result.contents[:_MAX_CONTENTS]
     for content in contents:
-        heading = shortened(content.uri, URI_CHARS)
+        heading = short_line(content.uri, URI_CHARS)
         if isinstance(content, mcp.TextResourceContents):
             is_alone = len(contents) == 1 and content.uri == uri
             pieces.append(content.text if is_alone else f"{heading}:\n{content.text}")
@@ -133,21 +132,26 @@ def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
         if (media := sound_picture_type(content.blob)) is not None:
             images.append(Image(data=content.blob, mime_type=media))
             pieces.append(f"[{heading}: a picture]")
+        elif (pdf := sound_pdf(content.blob, heading)) is not None:
+            attachments.append(pdf)
+            pieces.append(f"[{heading}: a PDF, {size:,} bytes]")
         else:
-            pieces.append(f"[{heading}, {shortened(kind, NAME_CHARS)}, {size:,} bytes: binary, models cannot read it]")
-            if size <= ATTACHED_BYTES:
+            pieces.append(
+                f"[{heading}, {short_line(kind, _NAME_CHARS)}, {size:,} bytes: binary, models cannot read it]"
+            )
+            if size <= _ATTACHED_BYTES:
                 attachments.append(
                     Attachment(name=heading, uri=heading, mime_type=content.mime_type, data=content.blob)
                 )
-    if len(result.contents) > MAX_CONTENTS:
-        pieces.append(f"[{len(result.contents) - MAX_CONTENTS:,} more parts are left out]")
+    if len(result.contents) > _MAX_CONTENTS:
+        pieces.append(f"[{len(result.contents) - _MAX_CONTENTS:,} more parts are left out]")
     return Outcome(text=encodable("\n".join(pieces) or "(empty)"), images=tuple(images), attachments=tuple(attachments))
 
 
 def completions_of(result: mcp.CompleteResult, variable: str) -> str:
     """Return a text for the model with the values that a server suggests for a variable of a template."""
-    values = [shortened(value, URI_CHARS) for value in result.completion.values[:COMPLETIONS]]
+    values = [short_line(value, URI_CHARS) for value in result.completion.values[:_COMPLETIONS]]
     if not values:
         return f"The server suggests no values for {variable}."
-    has_more = result.completion.has_more or len(result.completion.values) > COMPLETIONS
+    has_more = result.completion.has_more or len(result.completion.values) > _COMPLETIONS
     return "\n".join([f"Values for {variable}:", *values, *(["[there are more; give a beginning]"] * bool(has_more))])

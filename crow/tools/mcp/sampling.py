@@ -17,26 +17,26 @@ from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import AssistantMessage, Image, Part, Text, UserMessage
 from crow.domain.rendering import SecretMask
-from crow.tools import SamplingAnswer, SamplingRefusal, SamplingRequest
 from crow.tools.mcp.calls import PROGRESS_EVERY_S, encodable, parse_call_id, picture
 from crow.tools.mcp.listing import matches
+from crow.tools.sampling import SamplingAnswer, SamplingRefusal, SamplingRequest
 from crow.tools.servers import ServerOptions
 
-SAMPLING = "sampling"
+_SAMPLING = "sampling"
 """The setting `read_only` of a server treats the server's requests to the model as a tool. This is the name of that
 tool."""
 
 SERVER_WAITS = 16
 """A server may have at most this many open questions to the user and requests to the model at once."""
 
-MAX_MESSAGES = 200
-MAX_CHARS = 100_000
-MAX_PICTURES = 8
-MAX_TOKENS = 8_192
-MAX_STOPS = 16
-STOP_CHARS = 200
-USER_REJECTED = -1
-STOP_REASONS: Mapping[str, Literal["endTurn", "maxTokens", "stopSequence"]] = {
+_MAX_MESSAGES = 200
+_MAX_CHARS = 100_000
+_MAX_PICTURES = 8
+_MAX_TOKENS = 8_192
+_MAX_STOPS = 16
+_STOP_CHARS = 200
+_USER_REJECTED = -1
+_STOP_REASONS: Mapping[str, Literal["endTurn", "maxTokens", "stopSequence"]] = {
     "end": "endTurn",
     "length": "maxTokens",
     "stop_sequence": "stopSequence",
@@ -82,23 +82,23 @@ def sampling_request(
         raise ArgumentError("crow does not offer the capability sampling.tools; send the request without tools")
     if params.max_tokens < 1:
         raise ArgumentError(f"maxTokens is {params.max_tokens}; expected at least 1")
-    if not 1 <= len(params.messages) <= MAX_MESSAGES:
-        raise ArgumentError(f"the request has {len(params.messages):,} messages; expected 1 to {MAX_MESSAGES}")
+    if not 1 <= len(params.messages) <= _MAX_MESSAGES:
+        raise ArgumentError(f"the request has {len(params.messages):,} messages; expected 1 to {_MAX_MESSAGES}")
     stops = params.stop_sequences or []
-    if len(stops) > MAX_STOPS or any(not 1 <= len(stop) <= STOP_CHARS for stop in stops):
-        raise ArgumentError(f"stopSequences: expected at most {MAX_STOPS} texts of 1 to {STOP_CHARS} characters")
+    if len(stops) > _MAX_STOPS or any(not 1 <= len(stop) <= _STOP_CHARS for stop in stops):
+        raise ArgumentError(f"stopSequences: expected at most {_MAX_STOPS} texts of 1 to {_STOP_CHARS} characters")
     system = mask(encodable(params.system_prompt or ""))
     grouped: list[tuple[str, list[Part]]] = []
     for message in params.messages:
         if not grouped or grouped[-1][0] != message.role:
             grouped.append((message.role, []))
-        grouped[-1][1].extend(part_from(block, mask) for block in message.content_as_list)
+        grouped[-1][1].extend(_part_from(block, mask) for block in message.content_as_list)
     parts = [part for _, some in grouped for part in some]
     size = len(system) + sum(len(part.text) for part in parts if isinstance(part, Text))
-    if size > MAX_CHARS:
-        raise ArgumentError(f"the messages have {size:,} characters; expected at most {MAX_CHARS:,}")
-    if (pictures := sum(isinstance(part, Image) for part in parts)) > MAX_PICTURES:
-        raise ArgumentError(f"the messages have {pictures} pictures; expected at most {MAX_PICTURES}")
+    if size > _MAX_CHARS:
+        raise ArgumentError(f"the messages have {size:,} characters; expected at most {_MAX_CHARS:,}")
+    if (pictures := sum(isinstance(part, Image) for part in parts)) > _MAX_PICTURES:
+        raise ArgumentError(f"the messages have {pictures} pictures; expected at most {_MAX_PICTURES}")
     return SamplingRequest(
         server=server,
         prefix=prefix,
@@ -107,14 +107,14 @@ def sampling_request(
         arguments=running.arguments,
         announcement=running.announcement,
         system=system,
-        messages=tuple(message_from(role, some) for role, some in grouped),
-        max_tokens=min(params.max_tokens, MAX_TOKENS),
+        messages=tuple(_message_from(role, some) for role, some in grouped),
+        max_tokens=min(params.max_tokens, _MAX_TOKENS),
         stop_sequences=tuple(stops),
-        is_read_only=matches(SAMPLING, options.read_only),
+        is_read_only=matches(_SAMPLING, options.read_only),
     )
 
 
-def message_from(role: str, parts: list[Part]) -> UserMessage | AssistantMessage:
+def _message_from(role: str, parts: list[Part]) -> UserMessage | AssistantMessage:
     """Convert a message of the server. :raises ~crow.domain.errors.ArgumentError: the message has the role `assistant`
     but contains a picture."""
     if role == "user":
@@ -124,7 +124,7 @@ def message_from(role: str, parts: list[Part]) -> UserMessage | AssistantMessage
     return AssistantMessage(text="\n".join(part.text for part in parts if isinstance(part, Text)))
 
 
-def part_from(block: mcp.SamplingMessageContentBlock, mask: SecretMask) -> Part:
+def _part_from(block: mcp.SamplingMessageContentBlock, mask: SecretMask) -> Part:
     """Convert a part of a message. :raises ~crow.domain.errors.ArgumentError: models cannot read this kind of
     content."""
     match block:
@@ -139,12 +139,12 @@ def part_from(block: mcp.SamplingMessageContentBlock, mask: SecretMask) -> Part:
 def result_of(answer: SamplingAnswer | SamplingRefusal) -> mcp.CreateMessageResult | mcp.ErrorData:
     """The answer in the form that the server gets."""
     if isinstance(answer, SamplingRefusal):
-        return mcp.ErrorData(code=USER_REJECTED if answer.is_users else mcp.INTERNAL_ERROR, message=answer.words)
+        return mcp.ErrorData(code=_USER_REJECTED if answer.is_users else mcp.INTERNAL_ERROR, message=answer.words)
     return mcp.CreateMessageResult(
         role="assistant",
         content=mcp.TextContent(type="text", text=answer.text),
         model=answer.model,
-        stop_reason=STOP_REASONS[answer.stop],
+        stop_reason=_STOP_REASONS[answer.stop],
     )
 
 

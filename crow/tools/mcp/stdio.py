@@ -35,23 +35,23 @@ from crow.tools.servers import THE_WORKSPACE, StdioServer
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 0.1
-TERM_S = 0.3
-EXIT_S = 2.0
+_TERM_S = 0.3
+_EXIT_S = 2.0
 """A server that has closed its output has this many seconds to end. Then its exit code can be reported."""
 LINE_BYTES = 32_000_000
 QUEUED_BYTES = 4_000_000
 UNREAD_BYTES = 64_000_000
 LAST_WORDS_CHARS = 2_000
 LOGGED_LINES = 1_000
-ID_BYTES = 2_000
-SCALAR = re.compile(rb'"(id|method)"\s*:\s*("[^"\\]{1,200}"|-?\d{1,18})')
-MEMBER = rb'\s*"\w{1,40}"\s*:\s*(?:"[^"\\]{0,200}"|-?\d{1,18})\s*'
-SCALARS_BEFORE = re.compile(rb"\s*\{(?:" + MEMBER + rb",)+")
-SCALARS_AFTER = re.compile(rb"(?:," + MEMBER + rb")+\}\s*\Z")
-"""`SCALARS_BEFORE` matches the members of a message that come before all objects and lists, and `SCALARS_AFTER` matches
-those that come after them. `SCALAR` finds the id and the method in these members."""
+_ID_BYTES = 2_000
+_SCALAR = re.compile(rb'"(id|method)"\s*:\s*("[^"\\]{1,200}"|-?\d{1,18})')
+_MEMBER = rb'\s*"\w{1,40}"\s*:\s*(?:"[^"\\]{0,200}"|-?\d{1,18})\s*'
+_SCALARS_BEFORE = re.compile(rb"\s*\{(?:" + _MEMBER + rb",)+")
+_SCALARS_AFTER = re.compile(rb"(?:," + _MEMBER + rb")+\}\s*\Z")
+"""`_SCALARS_BEFORE` matches the members of a message that come before all objects and lists, and `_SCALARS_AFTER`
+matches those that come after them. `_SCALAR` finds the id and the method in these members."""
 
-INHERITED = (
+_INHERITED = (
     *("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER"),
     *("LANG", "LC_ALL", "LC_CTYPE", "TZ"),
     *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"),
@@ -71,7 +71,7 @@ class ServerProcess:
     parents of the directory where it starts.
 
     The child leads a process group. When the context is left, the child's input is closed. After `CLOSE_S`, the whole
-    group and all processes that have left the group get SIGTERM. After a further `TERM_S`, they get SIGKILL. Lines of
+    group and all processes that have left the group get SIGTERM. After a further `_TERM_S`, they get SIGKILL. Lines of
     the child's output that are not messages are ignored. Its standard error is logged.
 
     `closed` is set when the child has ended, closed its output or broken the protocol. `reason` then says which of
@@ -123,7 +123,7 @@ class ServerProcess:
             )
         argv = [command, *(arg.replace(THE_WORKSPACE, cwd) for arg in self.server.args)]
         self._stack.push_async_callback(self._remove_directory)
-        self._private = await anyio.to_thread.run_sync(make_directory, self._trusted_places())
+        self._private = await anyio.to_thread.run_sync(_make_directory, self._trusted_places())
         try:
             self._process = await self._start(argv, self._environment(cwd), self._private / "temporary")
         except FileNotFoundError as error:
@@ -167,10 +167,10 @@ class ServerProcess:
         with an error. If a response cannot be read, return an error response instead. Otherwise one side would wait for
         ever."""
         try:
-            return parse_message(line)
+            return _parse_message(line)
         except ValueError as error:
             logger.debug("no JSON-RPC message: %r", line[:LAST_WORDS_CHARS])
-            response, is_request = unreadable_message(line, error)
+            response, is_request = _unreadable_message(line, error)
         if response is not None and is_request:
             with suppress(anyio.BrokenResourceError):
                 self.send(SessionMessage(response))
@@ -196,7 +196,7 @@ class ServerProcess:
     def _environment(self, cwd: str) -> Mapping[str, str]:
         path = {"PATH": trusted_path(self.workspace.contains)}
         own = {name: value.replace(THE_WORKSPACE, cwd) for name, value in self.server.env}
-        return child_environment(self.keys(), only=INHERITED, more=path | own)
+        return child_environment(self.keys(), only=_INHERITED, more=path | own)
 
     async def _start(self, argv: list[str], env: Mapping[str, str], directory: Path) -> Process:
         if self.server.sandbox is None:
@@ -235,9 +235,9 @@ class ServerProcess:
             with anyio.move_on_after(CLOSE_S):
                 await process.exited.wait()
             if self.server.sandbox is None:
-                await process.end(TERM_S)
+                await process.end(_TERM_S)
             else:
-                await self.workspace.end_confined(process, TERM_S)
+                await self.workspace.end_confined(process, _TERM_S)
 
     async def _watch_process(self, process: Process) -> None:
         """Notice the end of the process, even if one of its children keeps the output open."""
@@ -254,7 +254,7 @@ class ServerProcess:
 
     async def _watch_output(self, process: Process) -> None:
         await process.output_ended.wait()
-        with anyio.move_on_after(EXIT_S):
+        with anyio.move_on_after(_EXIT_S):
             await process.exited.wait()
             return
         self._close("it closed its output")
@@ -300,7 +300,7 @@ class ServerProcess:
                 logger.info("%s: further lines are not logged", self.server.name)
 
 
-def make_directory(places: Sequence[Path]) -> Path:
+def _make_directory(places: Sequence[Path]) -> Path:
     """Make a directory that only this user can access. It is made in the first of the `places` where that works, or
     else in the system's directory for temporary files. The new directory contains an empty directory `temporary/work`,
     in which a server starts.
@@ -348,20 +348,20 @@ class _Outgoing(ObjectSendStream[SessionMessage]):
         """Do nothing: the `ServerProcess` ends the process when its context is left."""
 
 
-def parse_message(line: bytes) -> SessionMessage | None:
+def _parse_message(line: bytes) -> SessionMessage | None:
     """The message in a line; None if there is none. :raises ValueError: the line is not a valid JSON-RPC message."""
     return SessionMessage(mcp.jsonrpc_message_adapter.validate_json(line, by_name=False)) if line.strip() else None
 
 
-def unreadable_message(line: bytes, error: ValueError) -> tuple[mcp.JSONRPCError | None, bool]:
+def _unreadable_message(line: bytes, error: ValueError) -> tuple[mcp.JSONRPCError | None, bool]:
     """Return the error response to an unreadable message, and whether that message is a request of the server.
 
     For example, a message is unreadable if it nests too deeply. Its id can be found only if it comes before or after
     all objects and lists, as it does in all usual messages. If no id is found, the response is None.
     """
     members: dict[bytes, bytes] = {}
-    for part in (SCALARS_BEFORE.match(line[:ID_BYTES]), SCALARS_AFTER.search(line[-ID_BYTES:])):
-        members |= dict(SCALAR.findall(part[0])) if part is not None else {}
+    for part in (_SCALARS_BEFORE.match(line[:_ID_BYTES]), _SCALARS_AFTER.search(line[-_ID_BYTES:])):
+        members |= dict(_SCALAR.findall(part[0])) if part is not None else {}
     text = members.get(b"id")
     if text is None:
         return None, False

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 
-MAX_STEPS = 20_000
-MAX_DEPTH = 64
-NAME_CHARS = 100
+_MAX_STEPS = 20_000
+_MAX_DEPTH = 64
+_NAME_CHARS = 100
 
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "string": str,
@@ -25,7 +25,7 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
 _SIZES: Mapping[str, tuple[type, str]] = {"Length": (str, "characters"), "Items": (list, "items")}
 
 
-class OutOfSteps(Exception):
+class _OutOfSteps(Exception):
     """The check takes too long, so it has no result."""
 
 
@@ -37,21 +37,21 @@ def result_fault(schema: Mapping[str, Any], value: object) -> str | None:
     """
     try:
         return _Check(schema).fault(schema, value, "the value")
-    except OutOfSteps:
+    except _OutOfSteps:
         return None
 
 
 class _Check:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        self._steps = MAX_STEPS
+        self._steps = _MAX_STEPS
 
     def fault(self, schema: object, value: object, where: str, depth: int = 0) -> str | None:
         """Return the first fault of `value`, which is at the path `where`."""
         self._count(1)
         if schema is False:
             return f"{where} is not expected"
-        if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return None
         if (fault := self._own_fault(schema, value, where)) is not None:
             return fault
@@ -69,13 +69,13 @@ class _Check:
     def _count(self, steps: int) -> None:
         self._steps -= steps
         if self._steps < 0:
-            raise OutOfSteps
+            raise _OutOfSteps
 
     def _own_fault(self, schema: Mapping[str, Any], value: object, where: str) -> str | None:
         kinds = schema.get("type", [])
         kinds = kinds if isinstance(kinds, list) else [kinds]
         if kinds and not any(_is_kind(value, kind) for kind in kinds):
-            return f"{where} is not of type {on_one_line(' or '.join(map(str, kinds)))[:NAME_CHARS]}"
+            return f"{where} is not of type {on_one_line(' or '.join(map(str, kinds)))[:_NAME_CHARS]}"
         listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if isinstance(listed, list) and not isinstance(value, (dict, list)):
             self._count(len(listed))
@@ -164,5 +164,5 @@ def _number(bound: object) -> int | float | None:
 
 
 def _path(where: str, name: str) -> str:
-    shown = on_one_line(name[:NAME_CHARS])
+    shown = on_one_line(name[:_NAME_CHARS])
     return shown if where == "the value" else f"{where}.{shown}"

@@ -11,7 +11,7 @@ from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 
 from crow import tools
-from crow.domain.rendering import on_one_line
+from crow.domain.text import on_one_line
 from crow.tools.mcp.calls import describe_error
 from crow.tools.mcp.client import ToolSettings, keys_with_tokens
 from crow.tools.mcp.connection import ServerConnection
@@ -20,7 +20,7 @@ from crow.tools.mcp.logins import LoginFolder
 from crow.tools.mcp.names import prefixes
 from crow.tools.servers import McpServer, ServerListing, ServerReport
 
-CLOSE_S = 2.0
+_CLOSE_S = 2.0
 
 
 async def try_server(server: McpServer, workspace: tools.Workspace, settings: ToolSettings) -> ServerReport:
@@ -47,22 +47,22 @@ async def try_server(server: McpServer, workspace: tools.Workspace, settings: To
         if client is None:
             report = ServerReport(name=server.name, seconds=started_s, problem=connection.status.detail)
         else:
-            report = await inspect(connection, client, started_s)
+            report = await _inspect(connection, client, started_s)
         connection.stop()
-        tasks.cancel_scope.deadline = anyio.current_time() + CLOSE_S
+        tasks.cancel_scope.deadline = anyio.current_time() + _CLOSE_S
     return report
 
 
-async def inspect(connection: ServerConnection, client: Client, started_s: float) -> ServerReport:
+async def _inspect(connection: ServerConnection, client: Client, started_s: float) -> ServerReport:
     """Read all listings of a server that has started."""
     able = client.server_capabilities
-    listings = [await listing("tools", client.list_tools, "tools", "name")]
+    listings = [await _listing("tools", client.list_tools, "tools", "name")]
     if able.prompts is not None:
-        listings.append(await listing("prompts", client.list_prompts, "prompts", "name"))
+        listings.append(await _listing("prompts", client.list_prompts, "prompts", "name"))
     if able.resources is not None:
-        listings.append(await listing("resources", client.list_resources, "resources", "uri"))
+        listings.append(await _listing("resources", client.list_resources, "resources", "uri"))
         fetch = client.list_resource_templates
-        listings.append(await listing("resource templates", fetch, "resource_templates", "uri_template"))
+        listings.append(await _listing("resource templates", fetch, "resource_templates", "uri_template"))
     info = client.server_info
     return ServerReport(
         name=connection.name,
@@ -75,7 +75,7 @@ async def inspect(connection: ServerConnection, client: Client, started_s: float
     )
 
 
-async def listing(kind: str, fetch: Callable[..., Awaitable[Any]], key: str, name: str) -> ServerListing:
+async def _listing(kind: str, fetch: Callable[..., Awaitable[Any]], key: str, name: str) -> ServerListing:
     """Read all pages of a listing. `key` is the attribute of a page that holds the entries. `name` is the attribute of
     an entry that holds the entry's name."""
     began = time.monotonic()

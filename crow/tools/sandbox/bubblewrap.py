@@ -20,11 +20,11 @@ from crow.tools.sandbox import Confinement
 from crow.tools.sandbox.probe import try_confinement
 from crow.tools.sandbox.seccomp import missing_architecture, namespace_filter
 
-NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
-PROBE_S = 10.0
-OVERLAY_VERSION = (0, 11)
-TEMPORARY = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - the command's own directory is mounted there
-RUN = """trap : HUP INT QUIT TERM
+_NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+_PROBE_S = 10.0
+_OVERLAY_VERSION = (0, 11)
+_TEMPORARY = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - the command's own directory is mounted there
+_RUN = """trap : HUP INT QUIT TERM
 echo started >&2
 ("$@") 2>&1
 code=$?
@@ -35,7 +35,7 @@ exit $code"""
 began, left processes running, or was ended by a signal. The script reports all three on its own standard error, and
 names the signal."""
 
-MOUNT = """set -e
+_MOUNT = """set -e
 mount=$1
 count=$2
 shift 2
@@ -50,12 +50,12 @@ exec "$@\""""
 """The shell script that mounts overlays in a separate mount namespace, for versions of bubblewrap that cannot mount
 overlays themselves."""
 
-NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
-View = Literal["mask", "read", "write", "deny", "throwaway"]
+_View = Literal["mask", "read", "write", "deny", "throwaway"]
 
 
-class ConfinedProcess(Process):
+class _ConfinedProcess(Process):
     """A command under bubblewrap. `failure` says why the command never began. It is empty if the command began, or if
     crow does not know yet whether the command began.
 
@@ -102,7 +102,7 @@ class ConfinedProcess(Process):
 
     def signal(self, number: signal.Signals) -> None:
         """Send SIGKILL to bubblewrap, and any other signal to all processes inside the sandbox."""
-        inside = [] if number == KILL else processes_inside(self.pid)
+        inside = [] if number == KILL else _processes_inside(self.pid)
         if not inside:  # the signal is SIGKILL, or the command has not begun yet
             super().signal(KILL)
             return
@@ -115,19 +115,19 @@ class ConfinedProcess(Process):
         return not self.exited.is_set()
 
 
-def processes_inside(outer: int) -> list[int]:
+def _processes_inside(outer: int) -> list[int]:
     """Return the processes in the sandbox of the bubblewrap process `outer`, except for bubblewrap's own inner
     process."""
-    children = child_table() if not os.path.exists(f"/proc/{outer}/task/{outer}/children") else None
-    first = children_of(outer, children)
-    found, level = [], [pid for parent in first for pid in children_of(parent, children)]
+    children = _child_table() if not os.path.exists(f"/proc/{outer}/task/{outer}/children") else None
+    first = _children_of(outer, children)
+    found, level = [], [pid for parent in first for pid in _children_of(parent, children)]
     while level:
         found += level
-        level = [pid for parent in level for pid in children_of(parent, children)]
+        level = [pid for parent in level for pid in _children_of(parent, children)]
     return found
 
 
-def children_of(pid: int, table: Mapping[int, Sequence[int]] | None) -> Sequence[int]:
+def _children_of(pid: int, table: Mapping[int, Sequence[int]] | None) -> Sequence[int]:
     if table is not None:
         return table.get(pid, ())
     found: list[int] = []
@@ -138,7 +138,7 @@ def children_of(pid: int, table: Mapping[int, Sequence[int]] | None) -> Sequence
     return found
 
 
-def child_table() -> dict[int, list[int]]:
+def _child_table() -> dict[int, list[int]]:
     """Map each process to its children, for kernels that do not list the children of a process."""
     table: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -191,9 +191,9 @@ class Bubblewrap:
         takes_input: bool = False,
     ) -> Process:
         """See :class:`crow.tools.sandbox.Sandbox`."""
-        command = [*argv] if on_errors is not None else ["/bin/sh", "-c", RUN, "sh", *argv]
+        command = [*argv] if on_errors is not None else ["/bin/sh", "-c", _RUN, "sh", *argv]
         kept, loaders = helper_environment(env)
-        with filter_file(confinement) as inherited:
+        with _filter_file(confinement) as inherited:
             return await start(
                 self.command_line(command, confinement, cwd=cwd, variables=loaders, filters=inherited),
                 cwd=cwd,
@@ -202,7 +202,7 @@ class Bubblewrap:
                 on_errors=on_errors,
                 takes_input=takes_input,
                 inherited=inherited,
-                make=ConfinedProcess,
+                make=_ConfinedProcess,
             )
 
     def problem(self) -> str:
@@ -211,9 +211,9 @@ class Bubblewrap:
         return try_confinement(partial(self.run, cwd=Path("/")), has_overlay=self.has_overlay)
 
     def run(self, argv: Sequence[str], confinement: Confinement, *, cwd: Path) -> subprocess.CompletedProcess[bytes]:
-        """Run a confined command to its end. This call blocks. For errors, see :func:`run`."""
-        with filter_file(confinement) as inherited:
-            return run(self.command_line(argv, confinement, cwd=cwd, filters=inherited), inherited)
+        """Run a confined command to its end. This call blocks. For errors, see :func:`_run`."""
+        with _filter_file(confinement) as inherited:
+            return _run(self.command_line(argv, confinement, cwd=cwd, filters=inherited), inherited)
 
     def command_line(
         self,
@@ -221,7 +221,7 @@ class Bubblewrap:
         confinement: Confinement,
         *,
         cwd: Path,
-        variables: Mapping[str, str] = NO_VARIABLES,
+        variables: Mapping[str, str] = _NO_VARIABLES,
         filters: Sequence[int] = (),
     ) -> list[str]:
         """Return the command line that starts a confined command. Only the command gets the `variables`. `filters` are
@@ -231,13 +231,13 @@ class Bubblewrap:
         before: list[str] = []
         if overlay == "mounted":
             before = [self.unshare, "--user", "--map-root-user", "--mount"]
-            before += ["/bin/sh", "-c", MOUNT, "sh", self.mount, str(len(overlays))]
+            before += ["/bin/sh", "-c", _MOUNT, "sh", self.mount, str(len(overlays))]
             before += [str(part) for each in overlays for part in (each.root, each.upper, each.work)]
         mounts = [argument for each in mount_options(confinement, overlay, overlays) for argument in each]
         return [
             *before,
             self.program,
-            *NAMESPACES,
+            *_NAMESPACES,
             *(("--uid", str(os.getuid()), "--gid", str(os.getgid())) if before else ()),
             *(() if confinement.has_network else ("--unshare-net",)),
             *("--die-with-parent", "--cap-drop", "ALL"),
@@ -261,14 +261,14 @@ def mount_options(confinement: Confinement, overlay: str, overlays: Sequence[Ove
     """Return bubblewrap's options for the file system. The option for a directory comes before the options for its
     content."""
     layers = {each.root: each for each in overlays}
-    views = path_views(confinement, has_overlay=overlay != "none")
+    views = _path_views(confinement, has_overlay=overlay != "none")
     masks = []
     for path, view in sorted(views.items(), key=lambda item: len(item[0].parts)):
         parent = next((parent for parent in path.parents if parent in views), None)
-        outer = "read" if parent is None else "write" if is_temporary(parent, views) else views[parent]
+        outer = "read" if parent is None else "write" if _is_temporary(parent, views) else views[parent]
         place = str(path)
         match view:
-            case "mask" if is_temporary(path, views):
+            case "mask" if _is_temporary(path, views):
                 yield "--bind", str(confinement.temporary), place
             case "mask" if outer == "mask":
                 yield "--dir", place
@@ -294,15 +294,15 @@ def mount_options(confinement: Confinement, overlay: str, overlays: Sequence[Ove
         yield "--remount-ro", "/proc"
 
 
-def is_temporary(path: Path, views: Mapping[Path, View]) -> bool:
+def _is_temporary(path: Path, views: Mapping[Path, _View]) -> bool:
     """Return whether this directory is replaced by the command's own directory for temporary files."""
-    return path in TEMPORARY and views[path] == "mask"
+    return path in _TEMPORARY and views[path] == "mask"
 
 
-def path_views(confinement: Confinement, *, has_overlay: bool) -> dict[Path, View]:
+def _path_views(confinement: Confinement, *, has_overlay: bool) -> dict[Path, _View]:
     """Return how the command sees each path. If a path is in several lists of the confinement, the last of these lists
     decides."""
-    views: dict[Path, View] = {}
+    views: dict[Path, _View] = {}
     views |= dict.fromkeys(confinement.masked, "mask")
     views |= dict.fromkeys(confinement.readable, "read")
     views |= dict.fromkeys(confinement.throwaway, "throwaway" if has_overlay else "read")
@@ -326,10 +326,10 @@ def probe(program: str, *, unshare: str | None = None, mount: str | None = None)
     """Try bubblewrap with real commands. Return a sandbox that works, or a text that says why bubblewrap does not work.
     This call blocks for about 20 ms."""
     try:
-        name = run([program, "--version"]).stdout.decode(errors="replace").strip() or "bubblewrap"
+        name = _run([program, "--version"]).stdout.decode(errors="replace").strip() or "bubblewrap"
         version = tuple(int(part) for part in name.split()[-1].split(".") if part.isdigit())
         plain = Bubblewrap(program=program, name=name, unshare=unshare or "", mount=mount or "")
-        if version >= OVERLAY_VERSION and not (native := replace(plain, overlay="native")).problem():
+        if version >= _OVERLAY_VERSION and not (native := replace(plain, overlay="native")).problem():
             return native
         if unshare and mount and not (mounted := replace(plain, overlay="mounted")).problem():
             return mounted
@@ -340,7 +340,7 @@ def probe(program: str, *, unshare: str | None = None, mount: str | None = None)
 
 
 @contextmanager
-def filter_file(confinement: Confinement) -> Iterator[tuple[int, ...]]:
+def _filter_file(confinement: Confinement) -> Iterator[tuple[int, ...]]:
     """Open a file in memory with the filter of system calls; none if crow has no filter for this machine."""
     if missing_architecture():
         yield ()
@@ -354,7 +354,7 @@ def filter_file(confinement: Confinement) -> Iterator[tuple[int, ...]]:
         os.close(handle)
 
 
-def run(argv: Sequence[str], inherited: Sequence[int] = ()) -> subprocess.CompletedProcess[bytes]:
+def _run(argv: Sequence[str], inherited: Sequence[int] = ()) -> subprocess.CompletedProcess[bytes]:
     """Run a command line to its end. It inherits these open files. :raises OSError: the command cannot be started.
     :raises subprocess.SubprocessError: the command took too long."""
     return subprocess.run(  # noqa: S603
@@ -367,5 +367,5 @@ def run(argv: Sequence[str], inherited: Sequence[int] = ()) -> subprocess.Comple
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=PROBE_S,
+        timeout=_PROBE_S,
     )

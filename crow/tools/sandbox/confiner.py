@@ -46,26 +46,26 @@ from crow.tools.sandbox.seccomp import missing_architecture
 if sys.platform != "win32":
     import fcntl
 
-PREFIX = "crow-session-"
-KEPT_S = 30 * 86_400
-CLOSE_S = 0.3
-SEARCHED_CHARS = 20_000
+_PREFIX = "crow-session-"
+_KEPT_S = 30 * 86_400
+_CLOSE_S = 0.3
+_SEARCHED_CHARS = 20_000
 
-NO_WRITE = (
+_NO_WRITE = (
     r"read-only (?:file ?system|directory)|permission denied|operation not permitted|device or resource busy"
     r"|\b(?:EROFS|EACCES|EPERM)\b|PermissionError|unable to create .*lock|cannot create|attempt to write a readonly"
 )
-NO_NETWORK = (
+_NO_NETWORK = (
     r"network is unreachable|could not resolve|couldn't resolve|name or service not known|failed to lookup address"
     r"|temporary failure in name resolution|no address associated|unknown host|failed to establish a new connection"
     r"|\b(?:ENETUNREACH|ENOTFOUND|EAI_AGAIN)\b|getaddrinfo|dial tcp|dns error|no such host|connectionerror"
     r"|connection refused|could(?:n't| not) connect|\bECONNREFUSED\b"
 )
-UNCHANGED = re.compile(r"device or resource busy|^\[the command (?:changed|removed|moved)", re.IGNORECASE)
+_UNCHANGED = re.compile(r"device or resource busy|^\[the command (?:changed|removed|moved)", re.IGNORECASE)
 """Matches two kinds of output lines. One says that the command could not replace a protected file, the other that crow
 put a protected file back."""
-NAME = re.compile(r"[^\s'\":;]+")
-MAX_NAMED = 5
+_NAME = re.compile(r"[^\s'\":;]+")
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,42 +78,50 @@ class Choice:
     """If there is no sandbox, why."""
 
 
-_probed: dict[str, Sandbox | str] = {}
-"""The result of each probe: the sandbox, or why it does not work. The keys are `Landlock`, `Seatbelt` and the paths of
-bubblewrap and its helpers."""
+class Sandboxes:
+    """Finds a sandbox that works. Each kind of sandbox is tried only once."""
 
-_probing = threading.Lock()
+    def __init__(self) -> None:
+        self._probed: dict[str, Sandbox | str] = {}
+        """The result of each probe: the sandbox, or why it does not work. The keys are `Landlock`, `Seatbelt` and the
+        paths of bubblewrap and its helpers."""
+        self._probing = threading.Lock()
+
+    def choose(self, programs: Programs = SYSTEM_PROGRAMS) -> Choice:
+        """Return the sandbox that works. This call blocks."""
+        probes: list[tuple[str, Callable[[], Sandbox | str]]] = []
+        if sys.platform == "darwin":
+            probes = [("Seatbelt", _probe_seatbelt)]
+        elif sys.platform.startswith("linux"):
+            program, unshare, mount = map(programs.find, ("bwrap", "unshare", "mount"))
+            if program is not None:
+                probes.append((f"{program} {unshare} {mount}", partial(_probe_bubblewrap, program, unshare, mount)))
+            probes.append(("Landlock", _probe_landlock))
+        else:
+            return Choice(None, f"Nothing can confine commands on {sys.platform}.")
+        problems = [] if probes[0][0] != "Landlock" else ["bubblewrap is not installed."]
+        for key, probe in probes:
+            with self._probing:
+                if key not in self._probed:
+                    self._probed[key] = probe()
+                found = self._probed[key]
+            if not isinstance(found, str):
+                return Choice(found)
+            problems.append(f"{found}.")
+        return Choice(None, " ".join(problems))
 
 
-def choose_sandbox(programs: Programs = SYSTEM_PROGRAMS) -> Choice:
-    """Find a sandbox that works. Each kind of sandbox is tried only once while crow runs. This call blocks."""
-    probes: list[tuple[str, Callable[[], Sandbox | str]]] = []
-    if sys.platform == "darwin":
-        probes = [("Seatbelt", probe_seatbelt)]
-    elif sys.platform.startswith("linux"):
-        program, unshare, mount = map(programs.find, ("bwrap", "unshare", "mount"))
-        if program is not None:
-            probes.append((f"{program} {unshare} {mount}", partial(probe_bubblewrap, program, unshare, mount)))
-        probes.append(("Landlock", probe_landlock))
-    else:
-        return Choice(None, f"Nothing can confine commands on {sys.platform}.")
-    problems = [] if probes[0][0] != "Landlock" else ["bubblewrap is not installed."]
-    for key, probe in probes:
-        with _probing:
-            if key not in _probed:
-                _probed[key] = probe()
-            found = _probed[key]
-        if not isinstance(found, str):
-            return Choice(found)
-        problems.append(f"{found}.")
-    return Choice(None, " ".join(problems))
+SANDBOXES = Sandboxes()
+"""What this process has found out about the machine."""
+
+choose_sandbox = SANDBOXES.choose
 
 
-def probe_bubblewrap(program: str, unshare: str | None, mount: str | None) -> Sandbox | str:
+def _probe_bubblewrap(program: str, unshare: str | None, mount: str | None) -> Sandbox | str:
     return bubblewrap.probe(program, unshare=unshare, mount=mount)
 
 
-def probe_landlock() -> Sandbox | str:
+def _probe_landlock() -> Sandbox | str:
     from crow.tools.sandbox.landlock import Landlock  # imports ctypes, which takes 10 ms
 
     sandbox = Landlock()
@@ -121,13 +129,13 @@ def probe_landlock() -> Sandbox | str:
     return f"Landlock: {problem}" if problem else sandbox
 
 
-def probe_seatbelt() -> Sandbox | str:
+def _probe_seatbelt() -> Sandbox | str:
     sandbox = Seatbelt()
     problem = sandbox.probe()
     return f"Seatbelt: {problem}" if problem else sandbox
 
 
-def filter_problems(sandbox: Sandbox, options: SandboxOptions) -> Iterator[str]:
+def _filter_problems(sandbox: Sandbox, options: SandboxOptions) -> Iterator[str]:
     """Yield what the filter of system calls cannot do here, one sentence each."""
     if not isinstance(sandbox, bubblewrap.Bubblewrap):
         if options.sockets:
@@ -137,7 +145,7 @@ def filter_problems(sandbox: Sandbox, options: SandboxOptions) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class _Prepared:
     """The preparations for one command."""
 
     confinement: Confinement
@@ -153,9 +161,10 @@ class KernelConfiner:
     `directories` are the directories of the workspace.
     """
 
-    def __init__(self, directories: Sequence[Path], options: SandboxOptions) -> None:
+    def __init__(self, directories: Sequence[Path], options: SandboxOptions, sandboxes: Sandboxes = SANDBOXES) -> None:
         roots = tuple(dict.fromkeys(Path(os.path.realpath(directory)) for directory in directories))
         self.options = options
+        self._sandboxes = sandboxes
         self._policy = Policy(roots, options)
         self._denied = DeniedFiles(roots[0], roots)
         self._choice: Choice | None = None
@@ -164,7 +173,7 @@ class KernelConfiner:
         self._has_overlay: bool | None = None
         self._has_layers: bool | None = None
         self._scratch: Path | None = None
-        self._prepared: dict[Process, Prepared] = {}
+        self._prepared: dict[Process, _Prepared] = {}
         self._numbers = count(1)
         self._lock = threading.Lock()
 
@@ -189,7 +198,7 @@ class KernelConfiner:
         choice = await self._choose()
         if choice.sandbox is None:
             return replace(status, problem=choice.problem)
-        problem = "; ".join((*self._policy.problems(), *filter_problems(choice.sandbox, options)))
+        problem = "; ".join((*self._policy.problems(), *_filter_problems(choice.sandbox, options)))
         return replace(status, name=choice.sandbox.name, problem=problem, has_overlay=choice.sandbox.has_overlay)
 
     async def start(
@@ -245,14 +254,14 @@ class KernelConfiner:
         layers = prepared.confinement.layers
         if layers is not None:
             discarded = await anyio.to_thread.run_sync(describe_discarded, layers)
-            remove_later(layers)
+            _remove_later(layers)
             return discarded
         if prepared.snapshot is None or self._protected is None:
             return ()
         put_back = partial(self._protected.put_back, prepared.snapshot, only_created=self._keeps_files(prepared))
         return await anyio.to_thread.run_sync(put_back)
 
-    def _keeps_files(self, prepared: Prepared) -> bool:
+    def _keeps_files(self, prepared: _Prepared) -> bool:
         """Return whether the sandbox keeps a command from changing the protected files that exist."""
         sandbox = None if self._choice is None else self._choice.sandbox
         is_whole = len(prepared.confinement.read_only) < MAX_READ_ONLY
@@ -267,7 +276,7 @@ class KernelConfiner:
         """See :class:`crow.tools.sandbox.Confiner`."""
         if access == "full" or not self.confines:
             return ""
-        text = output[-SEARCHED_CHARS:]
+        text = output[-_SEARCHED_CHARS:]
         if access == "write" and (names := self._unchanged(text)):
             return (
                 f"[Protected files stayed as they were: {', '.join(names)}. So the command may have done only part of "
@@ -276,14 +285,14 @@ class KernelConfiner:
         if not has_failed:
             return ""
         has_network = access == "write" and self.options.network
-        if not has_network and re.search(NO_NETWORK, text, re.IGNORECASE):
+        if not has_network and re.search(_NO_NETWORK, text, re.IGNORECASE):
             setting = "" if access == "write" else ' and access "write"'
             return (
                 f'[Access was "{access}", which has no network and cannot reach services of this machine either. If '
                 'the command needs the network, use access "full". The user can allow it with `network = true` in '
                 f"[sandbox] of config.toml{setting}, and Unix sockets with `sockets`.]"
             )
-        if not re.search(NO_WRITE, text, re.IGNORECASE):
+        if not re.search(_NO_WRITE, text, re.IGNORECASE):
             return ""
         hidden = " The user's deny rules hide some files from the command." if self._denied.has_found else ""
         if access == "read":
@@ -301,8 +310,8 @@ class KernelConfiner:
         """Return the protected files of the workspace that a command could not change, judging by its output. If there
         are many, only some are returned."""
         names: dict[str, None] = {}
-        for line in list(filter(UNCHANGED.search, text.splitlines()))[:MAX_NAMED]:
-            for word in NAME.findall(line):
+        for line in list(filter(_UNCHANGED.search, text.splitlines()))[:_MAX_NAMED]:
+            for word in _NAME.findall(line):
                 path = Path(os.path.normpath(self._policy.roots[0] / word))
                 is_known = is_inside_any(path, self._policy.writable_roots()) and os.path.lexists(path)
                 if is_known and is_protected(path, self.options.names):
@@ -313,7 +322,7 @@ class KernelConfiner:
         """See :class:`crow.tools.sandbox.Confiner`."""
         private, self._private = self._private, None
         if private is not None:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_S):
                 await anyio.to_thread.run_sync(private.remove, abandon_on_cancel=True)
 
     async def _choose(self) -> Choice:
@@ -321,7 +330,7 @@ class KernelConfiner:
         used = () if choice is None or choice.sandbox is None else choice.sandbox.programs
         # another session may have worked where a program of the user is
         if choice is None or not all(map(programs.trusts, used)):
-            self._choice = choice = await anyio.to_thread.run_sync(choose_sandbox, programs)
+            self._choice = choice = await anyio.to_thread.run_sync(self._sandboxes.choose, programs)
         return choice
 
     def _prepare(
@@ -331,7 +340,7 @@ class KernelConfiner:
         directory: Path | None,
         excluded: ExcludedPaths,
         layer: Layer | None = None,
-    ) -> Prepared:
+    ) -> _Prepared:
         private = self._own_directories()
         with self._lock:
             if self._protected is None:
@@ -347,7 +356,7 @@ class KernelConfiner:
         if directory is not None:  # a server runs as long as the session; the user may create protected files meanwhile
             snapshot = None
         env = self._policy.environment(access, places, has_overlay=confinement.layers is not None)
-        return Prepared(confinement=confinement, env=env, snapshot=snapshot)
+        return _Prepared(confinement=confinement, env=env, snapshot=snapshot)
 
     def _own_directories(self) -> Private:
         with self._lock:
@@ -424,22 +433,22 @@ class Private:
         """Create the directories, and remove the directories of sessions whose process died. :raises OSError: they
         cannot be created."""
         temporary = Path(os.path.realpath(tempfile.gettempdir()))
-        remove_stale(temporary)
+        _remove_stale(temporary)
         new = Path(tempfile.mkdtemp(prefix="crow-new-", dir=temporary))
         lock = os.open(new / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         if sys.platform != "win32":
             fcntl.flock(lock, fcntl.LOCK_EX)
         # the directory gets the name that other sessions search for only after the lock is held
-        root = new.rename(temporary / f"{PREFIX}{new.name.removeprefix('crow-new-')}")
+        root = new.rename(temporary / f"{_PREFIX}{new.name.removeprefix('crow-new-')}")
         name = hashlib.sha256(b"\0".join(os.fsencode(path) for path in roots[:1])).hexdigest()[:16]
         place = root if caches is None else Path(os.path.realpath(caches)) / name
         caches_of_commands = place / "caches"
         for path in (root / "temporary", caches_of_commands / PYTEST_CACHE, place / "kept"):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if caches is not None:
-            remove_unused(place.parent, name)
-        make_private((place, caches_of_commands, place / "kept"))
-        make_private(caches_of_commands.iterdir())
+            _remove_unused(place.parent, name)
+        _make_private((place, caches_of_commands, place / "kept"))
+        _make_private(caches_of_commands.iterdir())
         with suppress(OSError):
             os.utime(place)
         (root / "hidden").touch(mode=0o000)
@@ -454,13 +463,13 @@ class Private:
 
     def remove(self) -> None:
         """Remove the session's directory. Caches and kept files stay."""
-        remove_tree(self.root)
+        _remove_tree(self.root)
         os.close(self.lock)
 
 
-def remove_stale(temporary: Path) -> None:
+def _remove_stale(temporary: Path) -> None:
     """Remove the directories of sessions whose process has died."""
-    for path in temporary.glob(f"{PREFIX}*"):
+    for path in temporary.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if path.is_symlink() or path.stat().st_uid != os.getuid():
                 continue
@@ -468,12 +477,12 @@ def remove_stale(temporary: Path) -> None:
             try:
                 if sys.platform != "win32":
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_tree(path)
+                _remove_tree(path)
             finally:
                 os.close(lock)
 
 
-def make_private(folders: Iterable[Path]) -> None:
+def _make_private(folders: Iterable[Path]) -> None:
     """Give the mode 0700 to those of these directories that other users can access, whatever the umask is. Links are
     left alone, because a command may have made them."""
     for folder in folders:
@@ -487,23 +496,23 @@ def make_private(folders: Iterable[Path]) -> None:
                 os.close(handle)
 
 
-def remove_unused(caches: Path, used: str) -> None:
+def _remove_unused(caches: Path, used: str) -> None:
     """Remove the caches of workspaces that have not been used for a month, and make the others private."""
     with suppress(OSError):
         places = list(caches.iterdir())
-        make_private((caches, *places))
+        _make_private((caches, *places))
         for path in places:
-            if path.name != used and path.stat().st_mtime < time.time() - KEPT_S:
-                remove_tree(path)
+            if path.name != used and path.stat().st_mtime < time.time() - _KEPT_S:
+                _remove_tree(path)
 
 
-def remove_later(path: Path) -> None:
+def _remove_later(path: Path) -> None:
     """Remove a directory in a daemon thread. Crow exits without waiting for this thread. If the thread has not removed
     everything by then, the next session removes the rest."""
-    threading.Thread(target=remove_tree, args=(path,), daemon=True).start()
+    threading.Thread(target=_remove_tree, args=(path,), daemon=True).start()
 
 
-def remove_tree(path: Path) -> None:
+def _remove_tree(path: Path) -> None:
     """Remove as much of a directory as possible, even parts that the owner cannot read."""
 
     def retry(_function: object, name: str, _error: object) -> None:

@@ -29,13 +29,13 @@ from crow.tools.workspace import shared_inode
 MAX_DENIED = 500
 """The maximum number of paths to hide. It is limited because each hidden path delays a command by up to 1 ms."""
 
-NOT_SEARCHED = SKIPPED | GIT_FOLDERS
-ANY_NAME = "\1"
+_NOT_SEARCHED = SKIPPED | GIT_FOLDERS
+_ANY_NAME = "\1"
 """A name that no rule mentions. If the rules cover this name in a folder, they cover everything in the folder."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class _Found:
     """A file, folder or link."""
 
     path: str
@@ -66,7 +66,7 @@ class DeniedFiles:
         self._kept = {str(folder) for path in kept for folder in (path, *path.parents)}
         self._patterns: tuple[str, ...] = ()
         self._matches = re.compile("").fullmatch
-        self._listings: dict[str, tuple[tuple[int, ...], tuple[Found, ...]]] = {}
+        self._listings: dict[str, tuple[tuple[int, ...], tuple[_Found, ...]]] = {}
         self._lock = threading.Lock()
 
     def find(self, excluded: ExcludedPaths, trees: Iterable[Path]) -> tuple[Path, ...]:
@@ -92,7 +92,7 @@ class DeniedFiles:
         return tuple(map(Path, found))
 
     def _search(self, tops: list[str]) -> list[str]:
-        seen: dict[str, Found] = {}
+        seen: dict[str, _Found] = {}
         denied: dict[str, None] = {}
         folders: set[str] = set()
         for top in dict.fromkeys(tops):
@@ -100,7 +100,7 @@ class DeniedFiles:
                 seen[found.real] = found
                 if found.is_denied and found.kind == "folder":
                     folders.add(found.real)
-                if found.is_denied and (real := target_of(found, top)):
+                if found.is_denied and (real := _target_of(found, top)):
                     denied[real] = None
         shared = {inode for path in denied if (inode := shared_inode(Path(path))) is not None}
         numbers = {number for _, number in shared}
@@ -108,7 +108,7 @@ class DeniedFiles:
         denied |= dict.fromkeys(path for path in linked if shared_inode(Path(path)) in shared)
         return [path for path in denied if not any(str(parent) in folders for parent in Path(path).parents)]
 
-    def _walk(self, top: str) -> Iterator[Found]:
+    def _walk(self, top: str) -> Iterator[_Found]:
         """Yield the files and folders at and below a path. The content of a denied folder is left out."""
         real = os.path.realpath(top)
         if not os.path.exists(real):
@@ -117,15 +117,15 @@ class DeniedFiles:
         yield first
         level, folders_left = [] if first.is_denied or first.kind == "file" else [first], MAX_FOLDERS
         for _ in range(FOLDER_DEPTH + 1):
-            below: list[Found] = []
+            below: list[_Found] = []
             for folder in level[:folders_left]:
                 entries = self._list_folder(folder)
                 yield from entries
                 below += (each for each in entries if each.kind == "folder" and not each.is_denied)
             folders_left -= min(len(level), folders_left)
-            level = [each for each in below if quick_fold(os.path.basename(each.path)) not in NOT_SEARCHED]
+            level = [each for each in below if quick_fold(os.path.basename(each.path)) not in _NOT_SEARCHED]
 
-    def _list_folder(self, folder: Found) -> tuple[Found, ...]:
+    def _list_folder(self, folder: _Found) -> tuple[_Found, ...]:
         """Return the entries of a folder; empty if the folder cannot be read. The folder is read again only if it has
         changed."""
         known = self._listings.get(folder.path)
@@ -141,25 +141,25 @@ class DeniedFiles:
             self._listings[folder.path] = known
         return known[1]
 
-    def _found_entry(self, folder: Found, entry: os.DirEntry[str]) -> Found:
+    def _found_entry(self, folder: _Found, entry: os.DirEntry[str]) -> _Found:
         is_folder = entry.is_dir(follow_symlinks=False)
         kind: Literal["file", "folder", "link"] = "link" if entry.is_symlink() else "folder" if is_folder else "file"
         path, real = os.path.join(folder.path, entry.name), os.path.join(folder.real, entry.name)
         return self._found(path, real, kind, entry.inode())
 
-    def _found(self, path: str, real: str, kind: Literal["file", "folder", "link"], inode: int) -> Found:
+    def _found(self, path: str, real: str, kind: Literal["file", "folder", "link"], inode: int) -> _Found:
         names = {path, real, path.removeprefix(self._root), real.removeprefix(self._root)}
         is_denied = real not in self._kept and any(self._covers(normalize("NFC", name), kind) for name in names)
-        return Found(path, real, kind, inode, is_denied)
+        return _Found(path, real, kind, inode, is_denied)
 
     def _covers(self, name: str, kind: str) -> bool:
         """Return whether the rules cover a file with this name, or all files in a folder with this name."""
         if kind != "folder":
             return self._matches(name) is not None
-        return all(self._matches(f"{name}/{rest}") for rest in (ANY_NAME, "/".join([ANY_NAME] * 3)))
+        return all(self._matches(f"{name}/{rest}") for rest in (_ANY_NAME, "/".join([_ANY_NAME] * 3)))
 
 
-def target_of(found: Found, top: str) -> str:
+def _target_of(found: _Found, top: str) -> str:
     """Return the path to hide. For a link, this is the file that the link leads to. Return an empty string if the link
     does not lead to a file in the searched tree. Otherwise a link in the workspace could make crow hide any file of the
     system."""

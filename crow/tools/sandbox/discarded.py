@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-MAX_ENTRIES = 3_000
+_MAX_ENTRIES = 3_000
 """At most this many entries of the layers are looked at."""
-MAX_NAMES = 10
-MAX_SINGLE = 3
+_MAX_NAMES = 10
+_MAX_SINGLE = 3
 """If more files of a directory were thrown away, only their number is named."""
-COMPARED_BYTES = 1_000_000
-CACHES = frozenset(
+_COMPARED_BYTES = 1_000_000
+_CACHES = frozenset(
     {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".cache", ".import_linter_cache"}
 )
 """Programs write these whatever they do, and nobody misses them."""
@@ -25,7 +25,7 @@ def describe_discarded(layers: Path) -> tuple[str, ...]:
     names: list[str] = []
     more = 0
     for number, name in enumerate(_changes(layers)):
-        if number >= MAX_ENTRIES:
+        if number >= _MAX_ENTRIES:
             more = 1
             break
         names.append(name)
@@ -35,10 +35,10 @@ def describe_discarded(layers: Path) -> tuple[str, ...]:
     shown: dict[str, None] = {}
     for name in names:
         folder = os.path.dirname(name)
-        many = folder and counts[folder] > MAX_SINGLE
+        many = folder and counts[folder] > _MAX_SINGLE
         shown[f"{folder}/ ({counts[folder]} files)" if many else name] = None
-    listed = ", ".join([*shown][:MAX_NAMES])
-    rest = len(shown) - MAX_NAMES
+    listed = ", ".join([*shown][:_MAX_NAMES])
+    rest = len(shown) - _MAX_NAMES
     others = " and more" if more else f" and {rest} more" if rest > 0 else ""
     return (f'Discarded, because access was "read": {listed}{others}. Use access "write" to keep changes.',)
 
@@ -48,7 +48,7 @@ def _changes(layers: Path) -> Iterator[str]:
     for upper in sorted(layers.glob("*-upper")):
         tree = os.path.realpath(upper.with_name(upper.name.removesuffix("-upper") + "-tree"))
         for directory, folders, files in os.walk(upper):
-            folders[:] = sorted(set(folders) - CACHES)
+            folders[:] = sorted(set(folders) - _CACHES)
             for name in sorted(files):
                 path = os.path.join(directory, name)
                 relative = os.path.relpath(path, upper)
@@ -79,7 +79,7 @@ def _is_same(path: str, below: str) -> bool:
         return os.readlink(path) == os.readlink(below)
     if not (stat.S_ISREG(mine.st_mode) and stat.S_ISREG(theirs.st_mode)):
         return False
-    if mine.st_size != theirs.st_size or mine.st_size > COMPARED_BYTES:
+    if mine.st_size != theirs.st_size or mine.st_size > _COMPARED_BYTES:
         return False
     with open(path, "rb") as one, open(below, "rb") as other:
         return one.read() == other.read()

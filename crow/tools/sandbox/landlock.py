@@ -26,29 +26,29 @@ from crow.tools.sandbox.probe import try_confinement
 from crow.tools.sandbox.seccomp import landlock_filter, missing_architecture
 from crow.tools.sandbox.transport import start_in_thread
 
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same on all architectures
-GET_VERSION = 1
-PATH_BENEATH = 1
-PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_SET_NO_NEW_PRIVS = 22, 2, 38
-CAPABILITY_VERSION = 0x20080522
-MAX_RULESETS = 8
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on all architectures
+_GET_VERSION = 1
+_PATH_BENEATH = 1
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS = 22, 2, 38
+_CAPABILITY_VERSION = 0x20080522
+_MAX_RULESETS = 8
 
-EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-MAKE_CHAR, MAKE_BLOCK = 1 << 6, 1 << 11
-REFER, TRUNCATE, IOCTL_DEV, RESOLVE_UNIX = 1 << 13, 1 << 14, 1 << 15, 1 << 16
-FILE_RIGHTS_BY_ABI = {1: (1 << 13) - 1, 2: REFER, 3: TRUNCATE, 5: IOCTL_DEV, 9: RESOLVE_UNIX}
-TCP_RIGHTS = 0b11  # bind and connect; the filter refuses these sockets too
-TCP_ABI = 4
-SCOPES = 0b11  # abstract unix sockets and signals
-SCOPES_ABI = 6
-TRUNCATE_ABI = 3
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
+_REFER, _TRUNCATE, _IOCTL_DEV, _RESOLVE_UNIX = 1 << 13, 1 << 14, 1 << 15, 1 << 16
+_FILE_RIGHTS_BY_ABI = {1: (1 << 13) - 1, 2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV, 9: _RESOLVE_UNIX}
+_TCP_RIGHTS = 0b11  # bind and connect; the filter refuses these sockets too
+_TCP_ABI = 4
+_SCOPES = 0b11  # abstract unix sockets and signals
+_SCOPES_ABI = 6
+_TRUNCATE_ABI = 3
 
-READ = EXECUTE | READ_FILE | READ_DIR
-WRITE = (1 << 15) - 1 & ~(MAKE_CHAR | MAKE_BLOCK)
-DEVICE = READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV
-RIGHTS_OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV | RESOLVE_UNIX
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a fixed place for semaphores and shared memory
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
+_WRITE = (1 << 15) - 1 & ~(_MAKE_CHAR | _MAKE_BLOCK)
+_DEVICE = _READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
+_RIGHTS_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV | _RESOLVE_UNIX
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a fixed place for semaphores and shared memory
 
 
 class Landlock:
@@ -80,7 +80,7 @@ class Landlock:
 
     def __init__(self, *, abi: int = sys.maxsize) -> None:
         self._max_abi = abi
-        self._rulesets: OrderedDict[Confinement, Ruleset] = OrderedDict()
+        self._rulesets: OrderedDict[Confinement, _Ruleset] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -127,7 +127,7 @@ class Landlock:
         blocks for about 10 ms."""
         if not sys.platform.startswith("linux"):
             return "Landlock is a part of Linux"
-        reason = missing_architecture() or missing_landlock()
+        reason = missing_architecture() or _missing_landlock()
         if reason:
             return reason
         return try_confinement(self._run)
@@ -163,34 +163,34 @@ class Landlock:
         if abi < 1:
             raise OSError(errno.EOPNOTSUPP, "Landlock does not work on this system")
         program = landlock_filter(
-            confinement.access, has_network=confinement.has_network, checks_truncate=abi >= TRUNCATE_ABI
+            confinement.access, has_network=confinement.has_network, checks_truncate=abi >= _TRUNCATE_ABI
         )
         with self._lock:
             ruleset = self._find_ruleset(confinement, abi)
-            prctl(PR_SET_NO_NEW_PRIVS, 1)
-            syscall(RESTRICT_SELF, ruleset.handle, 0)
-        drop_capabilities()
+            _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+            _syscall(_RESTRICT_SELF, ruleset.handle, 0)
+        _drop_capabilities()
         instructions = ctypes.create_string_buffer(program, len(program))
         pointer = ctypes.addressof(instructions)
         program_header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, pointer))
-        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program_header))
+        _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(program_header))
 
-    def _find_ruleset(self, confinement: Confinement, abi: int) -> Ruleset:
+    def _find_ruleset(self, confinement: Confinement, abi: int) -> _Ruleset:
         """Return the kernel's rules for a confinement. New rules are made if a path now leads to another file."""
         ruleset = self._rulesets.pop(confinement, None)
         if ruleset is not None and not ruleset.is_current():
             ruleset.close()
             ruleset = None
         if ruleset is None:
-            ruleset = make_ruleset(confinement, abi)
+            ruleset = _make_ruleset(confinement, abi)
         self._rulesets[confinement] = ruleset
-        if len(self._rulesets) > MAX_RULESETS:
+        if len(self._rulesets) > _MAX_RULESETS:
             self._rulesets.popitem(last=False)[1].close()
         return ruleset
 
 
 @dataclass(slots=True)
-class Ruleset:
+class _Ruleset:
     """A ruleset of the kernel, which any number of threads can apply. Rules belong to files, not to paths."""
 
     handle: int
@@ -202,7 +202,7 @@ class Ruleset:
     def is_current(self) -> bool:
         """Return whether the rules still fit the paths."""
         return all(
-            directory_stamp(path, is_listed=len(stamp or ()) > 2) == stamp for path, stamp in self.stamps.items()
+            _directory_stamp(path, is_listed=len(stamp or ()) > 2) == stamp for path, stamp in self.stamps.items()
         )
 
     def close(self) -> None:
@@ -214,7 +214,7 @@ class Ruleset:
 
         Nothing happens if the path does not exist or contains a link.
         """
-        self.stamps.setdefault(path, directory_stamp(path, is_listed=False))
+        self.stamps.setdefault(path, _directory_stamp(path, is_listed=False))
         try:
             handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -227,7 +227,7 @@ class Ruleset:
 
     def _add_rule(self, handle: int, rights: int) -> None:
         rule = struct.pack("=Qi", rights & self.rights, handle)
-        syscall(ADD_RULE, self.handle, PATH_BENEATH, rule, 0)
+        _syscall(_ADD_RULE, self.handle, _PATH_BENEATH, rule, 0)
 
     def _allow(self, handle: int, path: str, rights: int, excluded: Sequence[str]) -> None:
         mode = os.fstat(handle).st_mode
@@ -235,14 +235,14 @@ class Ruleset:
             return
         inner = [name for name in excluded if name.startswith(path.rstrip(os.sep) + os.sep)]
         if not inner:
-            self._add_rule(handle, rights if modes.S_ISDIR(mode) else rights & RIGHTS_OF_FILES)
+            self._add_rule(handle, rights if modes.S_ISDIR(mode) else rights & _RIGHTS_OF_FILES)
             return
         if not modes.S_ISDIR(mode):
             return
         if not any(map(os.path.isdir, inner)):  # the right to list would also hold for excluded directories below
-            self._add_rule(handle, rights & READ_DIR)
-        self.stamps[path] = directory_stamp(path, is_listed=True)
-        for name in list_directory(handle):
+            self._add_rule(handle, rights & _READ_DIR)
+        self.stamps[path] = _directory_stamp(path, is_listed=True)
+        for name in _list_directory(handle):
             try:
                 child = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
             except OSError:
@@ -253,39 +253,39 @@ class Ruleset:
                 os.close(child)
 
 
-def make_ruleset(confinement: Confinement, abi: int) -> Ruleset:
+def _make_ruleset(confinement: Confinement, abi: int) -> _Ruleset:
     """Make the rules for a confinement. The last part of a path need not exist.
 
     Landlock cannot take away what a rule allows. So a directory that leads to an excluded path gets no rule, or only a
     rule that allows listing the directory. Instead, the entries that do not lead to an excluded path get rules of their
     own. A file that a command creates in this directory has no rule yet, so only later commands can access the file.
     """
-    rights = sum(bits for since, bits in FILE_RIGHTS_BY_ABI.items() if since <= abi)
-    network = 0 if confinement.has_network or abi < TCP_ABI else TCP_RIGHTS
-    scopes = SCOPES if abi >= SCOPES_ABI else 0
-    fields = 1 if abi < TCP_ABI else 2 if abi < SCOPES_ABI else 3
+    rights = sum(bits for since, bits in _FILE_RIGHTS_BY_ABI.items() if since <= abi)
+    network = 0 if confinement.has_network or abi < _TCP_ABI else _TCP_RIGHTS
+    scopes = _SCOPES if abi >= _SCOPES_ABI else 0
+    fields = 1 if abi < _TCP_ABI else 2 if abi < _SCOPES_ABI else 3
     attributes = struct.pack("=QQQ", rights, network, scopes)[: 8 * fields]
-    ruleset = Ruleset(syscall(CREATE_RULESET, attributes, len(attributes), 0), rights)
+    ruleset = _Ruleset(_syscall(_CREATE_RULESET, attributes, len(attributes), 0), rights)
     hidden = [str(path) for path in confinement.hidden]
     fixed = [str(path) for path in confinement.fixed]
     try:
-        ruleset.allow("/", READ, [*hidden, *map(str, confinement.masked), "/dev"])
+        ruleset.allow("/", _READ, [*hidden, *map(str, confinement.masked), "/dev"])
         writable = (*confinement.writable, confinement.temporary)
         for path in (*confinement.readable, *confinement.throwaway, *(writable if fixed else ())):
-            ruleset.allow(str(path), READ, hidden)
+            ruleset.allow(str(path), _READ, hidden)
         for path in writable:
-            rights_here = WRITE | (IOCTL_DEV if path.is_relative_to("/dev") else 0)
+            rights_here = _WRITE | (_IOCTL_DEV if path.is_relative_to("/dev") else 0)
             ruleset.allow(str(path), rights_here, [*hidden, *fixed])
-        for device in DEVICES:
-            ruleset.allow(device, DEVICE, ())
-        ruleset.allow(SHARED_MEMORY, WRITE, ())
+        for device in _DEVICES:
+            ruleset.allow(device, _DEVICE, ())
+        ruleset.allow(_SHARED_MEMORY, _WRITE, ())
     except BaseException:
         ruleset.close()
         raise
     return ruleset
 
 
-def directory_stamp(path: str, *, is_listed: bool) -> tuple[int, ...] | None:
+def _directory_stamp(path: str, *, is_listed: bool) -> tuple[int, ...] | None:
     """Return the device and inode number of the file at a path, or None if there is no file. With `is_listed`, also
     return the time when the entries of the directory last changed."""
     try:
@@ -295,7 +295,7 @@ def directory_stamp(path: str, *, is_listed: bool) -> tuple[int, ...] | None:
     return (found.st_dev, found.st_ino, found.st_mtime_ns) if is_listed else (found.st_dev, found.st_ino)
 
 
-def list_directory(handle: int) -> list[str]:
+def _list_directory(handle: int) -> list[str]:
     """Return the names in a directory; none if it cannot be read."""
     try:
         readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=handle)
@@ -307,10 +307,10 @@ def list_directory(handle: int) -> list[str]:
         os.close(readable)
 
 
-def missing_landlock() -> str:
+def _missing_landlock() -> str:
     """Return why the kernel has no Landlock, or an empty string if it has."""
     try:
-        syscall(CREATE_RULESET, None, 0, GET_VERSION)
+        _syscall(_CREATE_RULESET, None, 0, _GET_VERSION)
     except OSError as error:
         match error.errno:
             case errno.ENOSYS:
@@ -327,43 +327,43 @@ def missing_landlock() -> str:
 def landlock_abi() -> int:
     """Return the version of the kernel's Landlock; 0 if there is none."""
     try:
-        return syscall(CREATE_RULESET, None, 0, GET_VERSION)
+        return _syscall(_CREATE_RULESET, None, 0, _GET_VERSION)
     except OSError:
         return 0
 
 
-def drop_capabilities() -> None:
+def _drop_capabilities() -> None:
     """Give up all capabilities of the current thread. Programs that it starts get none either, because
     PR_SET_NO_NEW_PRIVS is set."""
-    header, data = struct.pack("=Ii", CAPABILITY_VERSION, 0), bytes(24)
-    if libc().capset(header, data) != 0:
-        raise_error("capset")
+    header, data = struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24)
+    if _libc().capset(header, data) != 0:
+        _raise_error("capset")
 
 
-def prctl(option: int, value: int, pointer: int = 0) -> None:
+def _prctl(option: int, value: int, pointer: int = 0) -> None:
     """Set an attribute of the current thread. :raises OSError: the kernel refused."""
-    if libc().prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(pointer), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
-        raise_error("prctl")
+    if _libc().prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(pointer), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+        _raise_error("prctl")
 
 
-def syscall(number: int, *arguments: int | bytes | None) -> int:
+def _syscall(number: int, *arguments: int | bytes | None) -> int:
     """Make a system call. :raises OSError: the kernel refused."""
     converted = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
-    result: int = libc().syscall(ctypes.c_long(number), *converted)
+    result: int = _libc().syscall(ctypes.c_long(number), *converted)
     if result < 0:
-        raise_error("landlock")
+        _raise_error("landlock")
     return result
 
 
 @cache
-def libc() -> ctypes.PyDLL:
+def _libc() -> ctypes.PyDLL:
     """Return the C library. Its calls do not release the interpreter's lock, because they are short."""
     library = ctypes.PyDLL(None, use_errno=True)
     library.syscall.restype = ctypes.c_long
     return library
 
 
-def raise_error(name: str) -> None:
+def _raise_error(name: str) -> None:
     """Raise an OSError for the last call of the C library. `name` is the call's name in the message."""
     number = ctypes.get_errno()
     raise OSError(number, f"{name}: {os.strerror(number)}")

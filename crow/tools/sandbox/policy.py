@@ -20,23 +20,23 @@ from crow.tools.sandbox import ConfinedAccess, Confinement
 from crow.tools.sandbox.protected import Snapshot
 from crow.tools.sandbox.sockets import listening_sockets
 
-MASKED = ("/home", "/root", "/run", "/tmp", "/var/tmp")  # noqa: S108 - hidden from commands, not used
+_MASKED = ("/home", "/root", "/run", "/tmp", "/var/tmp")  # noqa: S108 - hidden from commands, not used
 """Directories of other users and programs, which commands may not see. /run holds the sockets of Docker and of the
 user's D-Bus: through these, a confined command could run programs outside the sandbox."""
 
-TEMPORARY = ("/run", "/tmp", "/var/tmp")  # noqa: S108
-"""The directories in `MASKED` that stay masked even if a workspace contains them."""
+_TEMPORARY = ("/run", "/tmp", "/var/tmp")  # noqa: S108
+"""The directories in `_MASKED` that stay masked even if a workspace contains them."""
 
-SYSTEM = frozenset(
+_SYSTEM = frozenset(
     Path(path)
     for path in ("/", "/bin", "/dev", "/etc", "/lib", "/lib64", "/opt", "/proc", "/sbin", "/sys", "/usr", "/var")
 )
 """Directories that cannot be masked, even if HOME is one of them."""
 
-MOUNT_ESCAPE = re.compile(rb"\\([0-7]{3})")
-RESOLVER = "/run/systemd/resolve"
+_MOUNT_ESCAPE = re.compile(rb"\\([0-7]{3})")
+_RESOLVER = "/run/systemd/resolve"
 
-TOOLCHAINS = (
+_TOOLCHAINS = (
     *(".cargo", ".rustup", ".pyenv", ".rbenv", ".nvm", ".asdf", ".volta", ".sdkman", ".bun", ".deno", ".ghcup"),
     *("go", ".jdks", ".m2/repository", ".m2/wrapper", ".nuget/packages", ".gradle/caches", ".gradle/wrapper"),
     *(".opam", ".julia", ".juliaup"),
@@ -47,31 +47,31 @@ TOOLCHAINS = (
 )
 """Paths below HOME without which some programs cannot run. Commands can read these paths."""
 
-TOOL_VARIABLES = (
+_TOOL_VARIABLES = (
     *("CARGO_HOME", "RUSTUP_HOME", "PYENV_ROOT", "NVM_DIR", "VOLTA_HOME", "ASDF_DIR", "ASDF_DATA_DIR", "SDKMAN_DIR"),
     *("GOPATH", "GOROOT", "JAVA_HOME", "MISE_DATA_DIR", "PNPM_HOME", "BUN_INSTALL", "DENO_INSTALL", "VIRTUAL_ENV"),
     *("CONDA_PREFIX", "RBENV_ROOT", "COREPACK_HOME", "PRE_COMMIT_HOME", "PLAYWRIGHT_BROWSERS_PATH"),
 )
-"""Environment variables that may name another place for one of the directories in `TOOLCHAINS`."""
+"""Environment variables that may name another place for one of the directories in `_TOOLCHAINS`."""
 
-FOLDERS = (
+_FOLDERS = (
     *(".local", ".local/share", ".config", ".config/git", ".cache", ".cache/node", ".cargo", ".gem", ".gradle", ".m2"),
     *(".claude", ".nuget"),
 )
 """Folders below HOME that contain toolchains or secrets."""
 
-GENERAL = frozenset((".local", ".config", ".cache", "Desktop", "Documents", "Downloads", "Library", "snap"))
+_GENERAL = frozenset((".local", ".config", ".cache", "Desktop", "Documents", "Downloads", "Library", "snap"))
 """Directories in HOME that hold files of many programs, or the user's own files. No single program needs everything in
 them."""
 
-PREFIX_PARTS = ("lib", "lib64", "libexec", "share", "versions", "conda-meta", "pyvenv.cfg", "jre")
+_PREFIX_PARTS = ("lib", "lib64", "libexec", "share", "versions", "conda-meta", "pyvenv.cfg", "jre")
 """A directory that contains `bin` counts as an installed program if it also contains at least one of these names."""
 
 MAX_READ_ONLY = 32
 """At most this many paths are made read-only, because each of them delays a command by about 0.3 ms. Changes to further
 protected paths are undone after the command."""
 
-CACHES = {
+_CACHES = {
     "XDG_CACHE_HOME": ("xdg", ".cache"),
     "PIP_CACHE_DIR": ("pip", ".cache/pip"),
     "UV_CACHE_DIR": ("uv", ".cache/uv"),
@@ -90,7 +90,7 @@ CACHES = {
 """The keys are variables that say where a cache is. Each value has the cache's name in the commands' own directory, and
 the cache's usual place below HOME."""
 
-WORKSPACE_CACHES = {"MYPY_CACHE_DIR": "mypy", "RUFF_CACHE_DIR": "ruff", "CARGO_TARGET_DIR": "cargo-target"}
+_WORKSPACE_CACHES = {"MYPY_CACHE_DIR": "mypy", "RUFF_CACHE_DIR": "ruff", "CARGO_TARGET_DIR": "cargo-target"}
 """The keys are variables that move a tool's files out of the workspace. The values are the names of the directories
 that receive the files. Only commands that cannot write into the workspace at all get these variables."""
 
@@ -98,7 +98,7 @@ PYTEST_CACHE = "pytest"
 """The name of the directory for pytest's cache, which an option of pytest sets. The directory must exist before pytest
 runs. Otherwise pytest would create it and change its mode, which not every sandbox allows."""
 
-KEPT_PLACES = {
+_KEPT_PLACES = {
     "COREPACK_HOME": ".cache/node/corepack",
     "PRE_COMMIT_HOME": ".cache/pre-commit",
     "PLAYWRIGHT_BROWSERS_PATH": ".cache/ms-playwright",
@@ -193,7 +193,7 @@ class Policy:
 
     def problems(self) -> tuple[str, ...]:
         """Return one sentence for each directory that commands should be able to use, but cannot."""
-        foreign = [root for root in self.roots if is_foreign(root)]
+        foreign = [root for root in self.roots if _is_foreign(root)]
         return (
             *(
                 f"{root} belongs to another user, so confined commands cannot write there even as root"
@@ -225,9 +225,9 @@ class Policy:
         layer can cover them, because a tree does not exist, or another file system is mounted in one."""
         roots = self.writable_roots()
         trees = tuple(root for root in roots if not is_inside_any(root, set(roots) - {root}))
-        if any(is_foreign(root) or not os.path.isdir(root) for root in trees):
+        if any(_is_foreign(root) or not os.path.isdir(root) for root in trees):
             return ()
-        return () if any(is_inside_any(Path(place).parent, trees) for place in mount_points()) else trees
+        return () if any(is_inside_any(Path(place).parent, trees) for place in _mount_points()) else trees
 
     def searched_trees(self) -> tuple[Path, ...]:
         """Return the user's trees that commands can see. They are searched for files that the deny rules hide."""
@@ -260,14 +260,14 @@ class Policy:
         readable += [tree for tree in trees if not is_inside_any(tree, self.roots)]
         has_network = access == "write" and self.options.network
         if has_network:
-            readable += existing([RESOLVER])
+            readable += _existing([_RESOLVER])
         own_writable = [private.caches]
         read_only: Sequence[Path] = ()
         throwaway: tuple[Path, ...] = ()
         if overlays:
             throwaway = tuple(overlay.root for overlay in overlays)
         elif access == "write":
-            read_only, folders = protected_parts(snapshot)
+            read_only, folders = _protected_parts(snapshot)
             own_writable += [*writable, *folders, *folders_above((*read_only, *fixed, *folders, *hidden), writable)]
         else:
             throwaway = tuple(root for root in self.roots if not is_inside_any(root, set(self.roots) - {root}))
@@ -280,7 +280,7 @@ class Policy:
             writable=tuple(dict.fromkeys(own_writable)),
             read_only=tuple(read_only),
             fixed=fixed if access == "write" else (),
-            hidden=tuple(path for path in hidden if is_visible(path, masked, visible)),
+            hidden=tuple(path for path in hidden if _is_visible(path, masked, visible)),
             throwaway=throwaway,
             overlays=tuple(overlays),
             temporary=private.temporary,
@@ -301,22 +301,22 @@ class Policy:
         writable = self.writable_roots() if access == "write" else ()
         variables = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(private.temporary))
         has_network = access == "write" and self.options.network
-        for name, (directory, place) in CACHES.items():
+        for name, (directory, place) in _CACHES.items():
             usual = Path(self.env.get(name) or home / place)
             if is_inside_any(usual, writable) or (name == "CARGO_HOME" and not has_network):
                 continue
             variables[name] = str(private.caches / directory)
         if "GOMODCACHE" in variables:
-            downloads = Path(self.env.get("GOMODCACHE") or home / CACHES["GOMODCACHE"][1], "cache", "download")
+            downloads = Path(self.env.get("GOMODCACHE") or home / _CACHES["GOMODCACHE"][1], "cache", "download")
             others = self.env.get("GOPROXY") or "https://proxy.golang.org,direct"
             variables["GOPROXY"] = ",".join([downloads.as_uri(), others if has_network else "off"])
         if self._outer_repositories():  # git must look outside of the workspace, which is a mount of its own
             variables["GIT_DISCOVERY_ACROSS_FILESYSTEM"] = "1"
         if access == "read" and not has_overlay:
-            variables |= {name: str(private.caches / directory) for name, directory in WORKSPACE_CACHES.items()}
+            variables |= {name: str(private.caches / directory) for name, directory in _WORKSPACE_CACHES.items()}
             pytest = f"-o cache_dir={shlex.quote(str(private.caches / PYTEST_CACHE))}"
             variables["PYTEST_ADDOPTS"] = f"{self.env.get('PYTEST_ADDOPTS', '')} {pytest}".strip()
-        for name, place in KEPT_PLACES.items():
+        for name, place in _KEPT_PLACES.items():
             if name not in self.env and os.path.isdir(home / place):
                 variables[name] = str(home / place)
         return variables
@@ -324,8 +324,8 @@ class Policy:
     def _found_places(self, home: Path | None) -> FoundPlaces:
         """Return the toolchains and secret places. The search is repeated only if something was created or removed in
         one of the searched folders."""
-        folders = [Path("/etc"), *(() if home is None else (home, *(home / name for name in FOLDERS)))]
-        stamp = tuple(modified_ns(folder) for folder in (*folders, *self.options.own))
+        folders = [Path("/etc"), *(() if home is None else (home, *(home / name for name in _FOLDERS)))]
+        stamp = tuple(_modified_ns(folder) for folder in (*folders, *self.options.own))
         if not self._places or self._places[0].stamp != stamp:
             toolchains, hidden = tuple(self._toolchains(home)), tuple(self._hidden())
             self._places[:] = [FoundPlaces(stamp=stamp, toolchains=toolchains, hidden=hidden)]
@@ -344,15 +344,15 @@ class Policy:
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _masked(self, home: Path | None) -> tuple[Path, ...]:
-        temporary = {Path(os.path.realpath(path)) for path in TEMPORARY}
-        candidates = (*map(Path, MASKED), *self.options.masked)
+        temporary = {Path(os.path.realpath(path)) for path in _TEMPORARY}
+        candidates = (*map(Path, _MASKED), *self.options.masked)
         places = [Path(os.path.realpath(path)) for path in candidates if os.path.isdir(path)]
-        if home is not None and home not in SYSTEM:
+        if home is not None and home not in _SYSTEM:
             places.append(home)
         kept = (
             place
             for place in places
-            if place not in SYSTEM
+            if place not in _SYSTEM
             and (place in temporary or not is_inside_any(place, self.roots) or place in self.roots)
         )
         return tuple(dict.fromkeys(kept))
@@ -360,18 +360,18 @@ class Policy:
     def _toolchains(self, home: Path | None) -> Iterator[Path]:
         if home is None:
             return
-        yield from existing(home / name for name in TOOLCHAINS)
+        yield from _existing(home / name for name in _TOOLCHAINS)
         for directory in (home, home / ".config"):
             yield from (path for path in sorted(directory.glob(".gitconfig*")) if os.path.isfile(path))
-        named = [self.env.get(name, "").split(os.pathsep) for name in TOOL_VARIABLES]
+        named = [self.env.get(name, "").split(os.pathsep) for name in _TOOL_VARIABLES]
         yield from self._program_places(chain(*named), home)
         for place in self._program_places(self.env.get("PATH", "").split(os.pathsep), home):
-            yield installed_tree(place, home)
+            yield _installed_tree(place, home)
 
     def _program_places(self, paths: Iterable[str], home: Path) -> Iterator[Path]:
         own = self.writable_roots()
-        for place in filter(None, map(literal, paths)):
-            if os.path.isdir(place) and not is_general(place, home) and not is_inside_any(place, own):
+        for place in filter(None, map(_literal, paths)):
+            if os.path.isdir(place) and not _is_general(place, home) and not is_inside_any(place, own):
                 yield place
 
     def _named(self, entries: Iterable[str], *, is_writable: bool = False) -> Iterator[Path]:
@@ -387,7 +387,7 @@ class Policy:
         place = Path(os.path.realpath(path))
         if not os.path.exists(place):
             return "does not exist"
-        if is_writable and place in SYSTEM:
+        if is_writable and place in _SYSTEM:
             return "is a directory of the system; expected a directory below it"
         if any(own == place or own.is_relative_to(place) for own in self.options.own) and is_writable:
             return "contains crow's own files"
@@ -418,7 +418,7 @@ class Policy:
         tree = next((folder for folder in (root, *root.parents) if os.path.lexists(folder / ".git")), None)
         if tree is None or (tree != root and not self._may_show(tree, root)):
             return None
-        common = tree / ".git" if is_repository(tree / ".git") else linked_repository(tree)
+        common = tree / ".git" if _is_repository(tree / ".git") else linked_repository(tree)
         if common is None or is_inside_any(common, self.roots):
             return None
         return OuterRepository(tree, common)
@@ -426,9 +426,9 @@ class Policy:
     def _may_show(self, tree: Path, root: Path) -> bool:
         """Return whether commands may see the whole of a tree that contains a root. They may not see all of HOME, of a
         collection such as ~/.config, or of a directory that belongs to the system or to several users."""
-        if tree in SYSTEM or (self.home is not None and is_general(tree, self.home)):
+        if tree in _SYSTEM or (self.home is not None and _is_general(tree, self.home)):
             return False
-        masked = (*map(Path, MASKED), *self.options.masked)
+        masked = (*map(Path, _MASKED), *self.options.masked)
         if any(Path(os.path.realpath(path)).is_relative_to(tree) for path in masked):
             return False
         try:
@@ -438,7 +438,7 @@ class Policy:
             return False
 
 
-def is_repository(path: Path) -> bool:
+def _is_repository(path: Path) -> bool:
     """Return whether this is a repository's own directory, and not a link to one."""
     return not path.is_symlink() and os.path.isfile(path / "HEAD")
 
@@ -449,10 +449,10 @@ def linked_repository(tree: Path) -> Path | None:
     The `.git` file in the worktree alone proves nothing, because the workspace may be hostile.
     """
     try:
-        own = linked_path(tree / ".git", "gitdir: ")
-        if own is None or linked_path(own / "gitdir") != tree / ".git":
+        own = _linked_path(tree / ".git", "gitdir: ")
+        if own is None or _linked_path(own / "gitdir") != tree / ".git":
             return None
-        common = linked_path(own / "commondir")
+        common = _linked_path(own / "commondir")
     except (OSError, ValueError):
         return None
     if common is None or own.parent != common / "worktrees" or not os.path.isfile(common / "HEAD"):
@@ -460,7 +460,7 @@ def linked_repository(tree: Path) -> Path | None:
     return common
 
 
-def linked_path(file: Path, prefix: str = "") -> Path | None:
+def _linked_path(file: Path, prefix: str = "") -> Path | None:
     """Return the path in a file that git wrote; None if the file contains no path. Links are resolved, except for the
     last part of the path."""
     if os.path.islink(file) or not os.path.isfile(file):
@@ -469,17 +469,17 @@ def linked_path(file: Path, prefix: str = "") -> Path | None:
         text = os.fsdecode(opened.read(16_384)).rstrip("\r\n")
     if not text.startswith(prefix) or len(text) == len(prefix) or "\0" in text:
         return None
-    return literal(os.path.join(os.path.dirname(file), text[len(prefix) :]))
+    return _literal(os.path.join(os.path.dirname(file), text[len(prefix) :]))
 
 
-def mount_points() -> Iterator[str]:
+def _mount_points() -> Iterator[str]:
     """Yield where file systems are mounted."""
     with suppress(OSError), open("/proc/self/mountinfo", "rb") as file:
         for line in file:
-            yield os.fsdecode(MOUNT_ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), line.split(b" ")[4]))
+            yield os.fsdecode(_MOUNT_ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), line.split(b" ")[4]))
 
 
-def is_foreign(root: Path) -> bool:
+def _is_foreign(root: Path) -> bool:
     """Return whether crow runs as root in a directory of another user. Confined commands cannot write there, because
     they have none of root's powers."""
     try:
@@ -488,7 +488,7 @@ def is_foreign(root: Path) -> bool:
         return False
 
 
-def modified_ns(path: Path) -> int:
+def _modified_ns(path: Path) -> int:
     """Return the time when something in a directory was last created or removed; 0 if the directory does not exist."""
     try:
         return path.stat().st_mtime_ns
@@ -496,7 +496,7 @@ def modified_ns(path: Path) -> int:
         return 0
 
 
-def literal(path: str) -> Path | None:
+def _literal(path: str) -> Path | None:
     """Return the path with links resolved, except for a link in its last part. Return None if `path` is not
     absolute."""
     if not os.path.isabs(path) or "\0" in path:
@@ -505,10 +505,10 @@ def literal(path: str) -> Path | None:
     return Path(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
-def existing(paths: Iterable[str | Path]) -> Iterator[Path]:
+def _existing(paths: Iterable[str | Path]) -> Iterator[Path]:
     """Return those of the paths that exist. Links are resolved, except for a link in the last part of a path."""
     for path in paths:
-        place = literal(str(path))
+        place = _literal(str(path))
         if place is not None and os.path.exists(place):
             yield place
 
@@ -518,19 +518,19 @@ def is_inside_any(path: Path, roots: Iterable[Path]) -> bool:
     return any(path.is_relative_to(root) for root in roots)
 
 
-def is_general(place: Path, home: Path) -> bool:
+def _is_general(place: Path, home: Path) -> bool:
     """Return whether a directory holds more than programs. This is true for HOME, for directories above HOME, and for
     collections such as ~/.config."""
-    return home.is_relative_to(place) or (place.parent == home and place.name in GENERAL)
+    return home.is_relative_to(place) or (place.parent == home and place.name in _GENERAL)
 
 
-def installed_tree(directory: Path, home: Path) -> Path:
+def _installed_tree(directory: Path, home: Path) -> Path:
     """Return the whole tree of the program to which a directory on PATH belongs. If there is no such tree, return the
     directory itself."""
     tree = directory.parent
-    if directory.name not in ("bin", "shims", "sbin") or is_general(tree, home) or os.path.islink(directory):
+    if directory.name not in ("bin", "shims", "sbin") or _is_general(tree, home) or os.path.islink(directory):
         return directory
-    return tree if any(os.path.exists(tree / part) for part in PREFIX_PARTS) else directory
+    return tree if any(os.path.exists(tree / part) for part in _PREFIX_PARTS) else directory
 
 
 def folders_above(paths: Iterable[Path], roots: Sequence[Path]) -> Iterator[Path]:
@@ -542,12 +542,12 @@ def folders_above(paths: Iterable[Path], roots: Sequence[Path]) -> Iterator[Path
                 yield from (parent for parent in path.parents if parent.is_relative_to(root))
 
 
-def is_visible(path: Path, masked: Iterable[Path], visible: Iterable[Path]) -> bool:
+def _is_visible(path: Path, masked: Iterable[Path], visible: Iterable[Path]) -> bool:
     """Return whether a command would see the path: nothing masks it, or it is in a visible tree."""
     return is_inside_any(path, visible) or not is_inside_any(path, masked)
 
 
-def protected_parts(snapshot: Snapshot | None) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+def _protected_parts(snapshot: Snapshot | None) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Return the protected paths that must be read-only, and the git directories that stay writable but must not be
     moved. There are at most `MAX_READ_ONLY` read-only paths. Paths in repositories come first.
 

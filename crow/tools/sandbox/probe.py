@@ -14,7 +14,7 @@ from crow.tools.sandbox import Confinement
 RunConfined: TypeAlias = Callable[[Sequence[str], Confinement], "subprocess.CompletedProcess[bytes]"]
 """Runs a command to its end. The output includes standard error. Raises OSError if the command cannot be started."""
 
-OUTPUT_CHARS = 500
+_OUTPUT_CHARS = 500
 
 
 def try_confinement(run: RunConfined, *, has_overlay: bool = False) -> str:
@@ -46,10 +46,10 @@ def try_confinement(run: RunConfined, *, has_overlay: bool = False) -> str:
             )
         except (OSError, subprocess.SubprocessError) as error:
             return f"a confined command cannot be started: {getattr(error, 'strerror', None) or error}"
-        make_removable(layers)
+        _make_removable(layers)
         output = ended.stdout.decode(errors="replace")
         if ended.returncode:
-            return f"a confined command failed: {output[-OUTPUT_CHARS:].strip() or f'exit code {ended.returncode}'}"
+            return f"a confined command failed: {output[-_OUTPUT_CHARS:].strip() or f'exit code {ended.returncode}'}"
         if "secret" in output.split():
             return "a confined command could read a file that was masked"
         if (forbidden / "file").read_text() != "secret":
@@ -59,7 +59,7 @@ def try_confinement(run: RunConfined, *, has_overlay: bool = False) -> str:
         return "" if (allowed / "file").exists() else "a confined command could not write to its temporary directory"
 
 
-def make_removable(layers: Path) -> None:
+def _make_removable(layers: Path) -> None:
     """Change the mode of the directories that the kernel uses for overlays, so that a user who is not root can remove
     the layers."""
     for path in layers.glob("**/*-work/work"):

@@ -21,9 +21,9 @@ from crow.tools.git import GitFiles
 from crow.tools.sandbox.scan import FileState, Listing, Scan, is_inside, is_related, kind_of, opened, quick_fold
 from crow.tools.workspace import open_folder, replace_file
 
-ROUNDS = 6
-MAX_SEARCHED = 100_000
-CHECK_SHARE = 20
+_ROUNDS = 6
+_MAX_SEARCHED = 100_000
+_CHECK_SHARE = 20
 """A check takes at most one part in so many of the time while a command runs."""
 
 
@@ -89,8 +89,8 @@ class ProtectedFiles:
         that the command wrote are moved to `kept`.
         """
         with self._lock:
-            undo = Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
-            for _ in range(ROUNDS):
+            undo = _Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
+            for _ in range(_ROUNDS):
                 if not undo.run(self._scan_again(snapshot)):
                     break
             else:
@@ -108,9 +108,9 @@ class ProtectedFiles:
             began = time.monotonic()
             if began < self._next_check:
                 return ()
-            undo = Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
+            undo = _Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
             current = self._scan_again(snapshot)
-            self._next_check = began + CHECK_SHARE * (time.monotonic() - began)
+            self._next_check = began + _CHECK_SHARE * (time.monotonic() - began)
             due = undo.differences(current) & snapshot.suspected
             snapshot.suspected.update(undo.differences(current))
             if due:
@@ -159,7 +159,7 @@ class ProtectedFiles:
         return dict(scan.states)
 
 
-class Undo:
+class _Undo:
     """Undoes the changes since a snapshot, in several rounds, because one change can hide others.
 
     Whether a directory has a file called HEAD decides which of its other files are protected. Therefore changes to
@@ -224,7 +224,7 @@ class Undo:
             elif not before.is_like(now):
                 self._put_back(path, before, now)
             else:
-                set_mode(path, before)
+                _set_mode(path, before)
                 self._say(path, "the command changed the mode of {}; the former mode was put back")
         except OSError as error:
             if os.path.lexists(path) or before is not None:
@@ -244,7 +244,7 @@ class Undo:
         place = Path(path)
         if before.kind == "file" and before.content is not None:
             replace_file(place, before.content)
-            set_mode(path, before)
+            _set_mode(path, before)
         elif before.kind == "link" and before.content is not None:
             with open_folder(place.parent) as folder:
                 os.symlink(os.fsdecode(before.content), place.name if folder is not None else path, dir_fd=folder)
@@ -252,7 +252,7 @@ class Undo:
             place.parent.mkdir(parents=True, exist_ok=True)
             with open_folder(place.parent) as folder:
                 os.mkdir(place.name if folder is not None else path, dir_fd=folder)
-            set_mode(path, before)
+            _set_mode(path, before)
         else:
             state = "" if now is None else "Changed; "
             raise OSError(errno.EFBIG, f"{state}Its content was not kept")
@@ -273,7 +273,7 @@ class Undo:
             try:
                 if os.path.lexists(path):
                     self._keep(path)
-                move(found, path)
+                _move(found, path)
                 self._say(path, f"the command moved {{}} to {self._shown(found)}; it was moved back")
             except OSError as error:
                 self._given_up.add(path)
@@ -286,7 +286,7 @@ class Undo:
         """Find a repository's directory by device and inode."""
         device, inode = identity
         queue, searched = deque(self._roots), 0
-        while queue and searched < MAX_SEARCHED:
+        while queue and searched < _MAX_SEARCHED:
             searched += 1
             with suppress(OSError), os.scandir(queue.popleft()) as entries:
                 for entry in entries:
@@ -309,10 +309,10 @@ class Undo:
             number += 1
             target = target.with_name(f"{os.path.basename(path)}.{number}")
         if stays:
-            copy(path, str(target))
+            _copy(path, str(target))
         else:
-            move(path, str(target))
-        return escape(str(target))
+            _move(path, str(target))
+        return _escape(str(target))
 
     def _say(self, path: str, sentence: str) -> None:
         said = sentence.replace("{}", self._shown(path))
@@ -320,15 +320,15 @@ class Undo:
 
     def _shown(self, path: str) -> str:
         root = next((root for root in self._roots if is_inside(path, root)), os.sep)
-        return escape(os.path.relpath(path, root) if root == self._roots[0] else path)
+        return _escape(os.path.relpath(path, root) if root == self._roots[0] else path)
 
 
-def escape(text: str) -> str:
+def _escape(text: str) -> str:
     """Return the text with everything that cannot be printed escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
 
 
-def set_mode(path: str, state: FileState) -> None:
+def _set_mode(path: str, state: FileState) -> None:
     """Give a file or folder its former mode and, if possible, its former owner."""
     with opened(path) as handle:
         found, place = os.fstat(handle), f"/proc/self/fd/{handle}"
@@ -343,7 +343,7 @@ def set_mode(path: str, state: FileState) -> None:
         os.chmod(place, state.mode)
 
 
-def move(path: str, target: str) -> None:
+def _move(path: str, target: str) -> None:
     """Move a file or folder. Links in its path and links inside the folder are not followed."""
     place = Path(path)
     with open_folder(place.parent) as folder:
@@ -353,14 +353,14 @@ def move(path: str, target: str) -> None:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            copy(path, target)
+            _copy(path, target)
             if modes.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
                 shutil.rmtree(name, dir_fd=folder)
             else:
                 os.unlink(name, dir_fd=folder)
 
 
-def copy(path: str, target: str) -> None:
+def _copy(path: str, target: str) -> None:
     """Copy a file, link or folder to a new path. Pipes, sockets and devices are left out."""
     found = os.lstat(path)
     match kind_of(found.st_mode):
@@ -369,7 +369,7 @@ def copy(path: str, target: str) -> None:
         case "directory":
             os.mkdir(target, 0o700)
             for name in os.listdir(path):
-                copy(os.path.join(path, name), os.path.join(target, name))
+                _copy(os.path.join(path, name), os.path.join(target, name))
         case "file":
             flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
             with open(os.open(path, flags), "rb") as source, open(target, "xb") as file:

@@ -26,16 +26,16 @@ from crow.tools.workspace import open_folder, read_file
 
 FOLDER_DEPTH = 4
 MAX_FOLDERS = 4_000
-MAX_ENTRIES = 5_000
+_MAX_ENTRIES = 5_000
 FILE_BYTES = 1_000_000
-ALL_BYTES = 20_000_000
+_ALL_BYTES = 20_000_000
 SETTLED_NS = 50_000_000
 """The clocks of some file systems advance only in steps of this length. So if a file changes twice within one step, its
 time of change may stay the same."""
 
 GIT_FOLDERS = frozenset({".git", "git~1"})
-REMOTE_FOLDERS = frozenset({"remotes", "branches"})
-GIT_FILES = frozenset({"config", "config.worktree", "commondir", "gitdir"})
+_REMOTE_FOLDERS = frozenset({"remotes", "branches"})
+_GIT_FILES = frozenset({"config", "config.worktree", "commondir", "gitdir"})
 Kind: TypeAlias = Literal["file", "directory", "link", "other"]
 
 
@@ -109,7 +109,7 @@ class Scan:
         self._earlier_states = states
         self._earlier_listings = listings
         self._opens_folders = opens_folders
-        self._bytes_left = ALL_BYTES
+        self._bytes_left = _ALL_BYTES
         self._now = time.time_ns()
 
     def add_root(self, root: str) -> None:
@@ -185,7 +185,7 @@ class Scan:
                 with os.scandir(folder) as entries:
                     return list(entries)
             except PermissionError:
-                if not self._opens_folders or not open_up(folder):
+                if not self._opens_folders or not _open_up(folder):
                     return []
             except OSError:
                 return []
@@ -200,7 +200,7 @@ class Scan:
             self._add_repositories(path)
         elif is_in_repository and folded == "info":
             self._add_info(path)
-        elif folded in (*UNFINISHED, *REMOTE_FOLDERS):
+        elif folded in (*UNFINISHED, *_REMOTE_FOLDERS):
             self._add_changing(path)
         elif folded in GIT_FOLDERS:
             self._add_repository(path)
@@ -211,7 +211,7 @@ class Scan:
         stack = [path]
         while stack:
             path = stack.pop()
-            state = self._add_one(path) if len(self.states) < MAX_ENTRIES else None
+            state = self._add_one(path) if len(self.states) < _MAX_ENTRIES else None
             if state is None or state.kind != "directory":
                 continue
             folded = quick_fold(os.path.basename(path))
@@ -224,7 +224,7 @@ class Scan:
     def _add_repository(self, path: str) -> None:
         """Add a repository's own directory, or the file that stands for it."""
         state = self._add_one(path, is_repository=True)
-        if state is None or len(self.states) >= MAX_ENTRIES or state.kind != "directory":
+        if state is None or len(self.states) >= _MAX_ENTRIES or state.kind != "directory":
             return
         for entry in sorted(self._entries(path), key=lambda entry: entry.name):
             folded = quick_fold(entry.name)
@@ -232,9 +232,9 @@ class Scan:
                 self._add_repositories(entry.path)
             elif folded == "info":
                 self._add_info(entry.path)
-            elif folded in (*UNFINISHED, *REMOTE_FOLDERS):
+            elif folded in (*UNFINISHED, *_REMOTE_FOLDERS):
                 self._add_changing(entry.path)
-            elif folded in GIT_FILES or folded == "hooks":
+            elif folded in _GIT_FILES or folded == "hooks":
                 self._add_tree(entry.path)
 
     def _add_info(self, path: str) -> None:
@@ -267,7 +267,7 @@ class Scan:
 
     def _add_repositories(self, path: str) -> None:
         """Add the repositories in a folder. Those of submodules may be several folders deep."""
-        state = self._add_one(path) if len(self.states) < MAX_ENTRIES else None
+        state = self._add_one(path) if len(self.states) < _MAX_ENTRIES else None
         if state is not None and state.kind == "directory":
             for entry in self._entries(path):
                 if os.path.lexists(os.path.join(entry.path, "HEAD")):
@@ -355,7 +355,7 @@ def make_stamp(found: os.stat_result) -> tuple[int, ...]:
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-def open_up(folder: str) -> bool:
+def _open_up(folder: str) -> bool:
     """Give the owner all rights in a folder. Return whether that was possible."""
     with suppress(OSError), opened(folder) as handle:
         found = os.fstat(handle)

@@ -18,8 +18,8 @@ from crow.tools.sandbox.policy import folders_above
 from crow.tools.sandbox.probe import try_confinement
 
 PROGRAM = "/usr/bin/sandbox-exec"
-TRY_S = 10
-BASICS = """\
+_TRY_S = 10
+_BASICS = """\
 (version 1)
 (deny default)
 (allow process-fork)
@@ -34,12 +34,12 @@ BASICS = """\
 (allow mach-lookup (global-name "com.apple.system.notification_center"))
 (allow file-read*)
 """
-DEVICES = """\
+_DEVICES = """\
 (allow file-write-data (literal "/dev/null") (literal "/dev/zero") (literal "/dev/tty") (subpath "/dev/fd"))
 (allow file-ioctl (literal "/dev/null") (literal "/dev/zero") (literal "/dev/tty"))
 (deny file-write-setugid)
 """
-NETWORK = """\
+_NETWORK = """\
 (allow network*)
 (allow system-socket)
 (allow mach-lookup (global-name "com.apple.dnssd.service"))
@@ -87,10 +87,10 @@ class Seatbelt:
             return "Seatbelt is a part of macOS"
         if not os.access(PROGRAM, os.X_OK):
             return f"there is no {PROGRAM}"
-        return try_confinement(run_confined)
+        return try_confinement(_run_confined)
 
 
-def run_confined(argv: Sequence[str], confinement: Confinement) -> subprocess.CompletedProcess[bytes]:
+def _run_confined(argv: Sequence[str], confinement: Confinement) -> subprocess.CompletedProcess[bytes]:
     """Run a confined command to its end."""
     try:
         return subprocess.run(  # noqa: S603 - a fixed command
@@ -99,10 +99,10 @@ def run_confined(argv: Sequence[str], confinement: Confinement) -> subprocess.Co
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=TRY_S,
+            timeout=_TRY_S,
         )
     except subprocess.TimeoutExpired:
-        raise TimeoutError(0, f"it did not end within {TRY_S} s") from None
+        raise TimeoutError(0, f"it did not end within {_TRY_S} s") from None
 
 
 def confined_command(argv: Sequence[str], confinement: Confinement) -> list[str]:
@@ -116,7 +116,7 @@ def confined_command(argv: Sequence[str], confinement: Confinement) -> list[str]
 def make_profile(confinement: Confinement) -> tuple[str, dict[str, str]]:
     """Return the profile, and its parameters as a mapping from names to paths. If several rules match an operation, the
     last one decides."""
-    profile = Profile()
+    profile = _Profile()
     profile.add("deny file-read-data file-read-xattr", "subpath", confinement.masked)
     writable = (*confinement.writable, confinement.temporary)
     readable = (*confinement.readable, *confinement.throwaway, *writable)
@@ -127,11 +127,11 @@ def make_profile(confinement: Confinement) -> tuple[str, dict[str, str]]:
     # if a command could rename a directory above a protected path, the rules would no longer cover that path
     above = set(folders_above((*confinement.read_only, *confinement.fixed, *confinement.hidden), writable))
     profile.add("deny file-write-unlink", "literal", sorted(above))
-    text = BASICS + "".join(profile.rules) + DEVICES + (NETWORK if confinement.has_network else "")
+    text = _BASICS + "".join(profile.rules) + _DEVICES + (_NETWORK if confinement.has_network else "")
     return text, profile.parameters
 
 
-class Profile:
+class _Profile:
     """Collects the rules for paths, and the parameters that hold the paths."""
 
     def __init__(self) -> None:

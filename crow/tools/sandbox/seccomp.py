@@ -16,22 +16,29 @@ from functools import cache
 
 from crow.tools.sandbox import ConfinedAccess
 
-X86_64, AARCH64 = 0xC000003E, 0xC00000B7
-ARCHITECTURES = {"x86_64": X86_64, "aarch64": AARCH64}
-X32_BIT = 0x40000000
+_X86_64, _AARCH64 = 0xC000003E, 0xC00000B7
+_ARCHITECTURES = {"x86_64": _X86_64, "aarch64": _AARCH64}
+_X32_BIT = 0x40000000
 
-LOAD, JUMP_IF_EQUAL, JUMP_IF_GREATER_OR_EQUAL, JUMP_IF_BITS, RETURN, KEEP_BITS = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
-ALLOW, FAIL, KILL = 0x7FFF0000, 0x00050000, 0x80000000
-NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
+_LOAD, _JUMP_IF_EQUAL, _JUMP_IF_GREATER_OR_EQUAL, _JUMP_IF_BITS, _RETURN, _KEEP_BITS = (
+    0x20,
+    0x15,
+    0x35,
+    0x45,
+    0x06,
+    0x54,
+)
+_ALLOW, _FAIL, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 
-CLONE_NEWUSER = 0x10000000
-TIOCSTI, TIOCLINUX = 0x5412, 0x541C
-O_ACCMODE, O_TRUNC = 0o3, 0o1000
-NETLINK_ROUTE = 0
-SOCKET_TYPE_BITS = 0xF  # the other bits are flags
+_CLONE_NEWUSER = 0x10000000
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_O_ACCMODE, _O_TRUNC = 0o3, 0o1000
+_NETLINK_ROUTE = 0
+_SOCKET_TYPE_BITS = 0xF  # the other bits are flags
 
 # Name: number on x86_64, number on aarch64. None: the architecture does not have the call.
-NUMBERS: dict[str, tuple[int | None, int | None]] = {
+_NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "open": (2, None),
     "ioctl": (16, 29),
     "socket": (41, 198),
@@ -93,7 +100,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "file_setattr": (469, 469),
 }
 
-ALWAYS_REFUSED = (
+_ALWAYS_REFUSED = (
     *("io_uring_setup", "io_uring_enter", "io_uring_register"),  # these can open sockets that no filter sees
     *("add_key", "request_key", "keyctl"),  # the user's keys are in the kernel's keyrings
     *("bpf", "perf_event_open", "userfaultfd", "setns", "open_by_handle_at", "pidfd_getfd"),
@@ -101,7 +108,7 @@ ALWAYS_REFUSED = (
     *("fsopen", "fsconfig", "fsmount", "fspick", "swapon", "swapoff"),
     *("init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load"),
 )
-REFUSED_TO_READ = (
+_REFUSED_TO_READ = (
     *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "file_setattr"),
     *("setxattr", "lsetxattr", "fsetxattr", "setxattrat"),
     *("removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
@@ -111,8 +118,8 @@ REFUSED_TO_READ = (
 def missing_architecture() -> str:
     """Return why there is no filter for this machine, or an empty string if there is one."""
     machine = platform.machine()
-    known = " and ".join(ARCHITECTURES)
-    return "" if machine in ARCHITECTURES else f"crow has system call filters for {known}, not for {machine}"
+    known = " and ".join(_ARCHITECTURES)
+    return "" if machine in _ARCHITECTURES else f"crow has system call filters for {known}, not for {machine}"
 
 
 @cache
@@ -123,11 +130,11 @@ def landlock_filter(access: ConfinedAccess, *, has_network: bool, checks_truncat
     the filter refuses all internet sockets, because Landlock's rules for TCP miss TCP Fast Open, Multipath TCP and
     `listen` without `bind`.
     """
-    program = basic_program((socket.AF_INET, socket.AF_INET6) if has_network else ())
+    program = _basic_program((socket.AF_INET, socket.AF_INET6) if has_network else ())
     # a filter cannot read the struct to which the argument of this call points
     refused = {"openat2": errno.ENOSYS}
     if access == "read":
-        refused |= dict.fromkeys(REFUSED_TO_READ, errno.EPERM)
+        refused |= dict.fromkeys(_REFUSED_TO_READ, errno.EPERM)
     if not checks_truncate:
         refused |= {"truncate": errno.EPERM}
     for name, error in refused.items():
@@ -147,70 +154,70 @@ def namespace_filter(*, has_unix_sockets: bool) -> bytes:
     may use Unix sockets. A filter cannot read the path to which a call connects, so it can only allow all or none.
     """
     families = (socket.AF_INET, socket.AF_INET6, *((socket.AF_UNIX,) if has_unix_sockets else ()))
-    return basic_program(families).end()
+    return _basic_program(families).end()
 
 
-def basic_program(families: tuple[int, ...]) -> Program:
+def _basic_program(families: tuple[int, ...]) -> _Program:
     """Return a program that refuses what no confined command may call, and sockets of other `families`.
 
     Unix sockets are refused even with network: through them, D-Bus or Docker would run commands outside the sandbox. A
     command may always make pairs of connected sockets, and read the network interfaces by netlink.
     """
-    program = Program(ARCHITECTURES[platform.machine()])
+    program = _Program(_ARCHITECTURES[platform.machine()])
     # a filter cannot read the struct to which the argument of clone3 points
-    for name, error in {**dict.fromkeys(ALWAYS_REFUSED, errno.EPERM), "clone3": errno.ENOSYS}.items():
+    for name, error in {**dict.fromkeys(_ALWAYS_REFUSED, errno.EPERM), "clone3": errno.ENOSYS}.items():
         program.refuse(name, error)
     program.socket(families)
     if socket.AF_UNIX not in families:
         program.connected_pairs()
-    program.refuse_bits("clone", 0, CLONE_NEWUSER)
-    program.refuse_bits("unshare", 0, CLONE_NEWUSER)
-    program.refuse_values("ioctl", 1, (TIOCSTI, TIOCLINUX))
+    program.refuse_bits("clone", 0, _CLONE_NEWUSER)
+    program.refuse_bits("unshare", 0, _CLONE_NEWUSER)
+    program.refuse_values("ioctl", 1, (_TIOCSTI, _TIOCLINUX))
     return program
 
 
-class Program:
+class _Program:
     """A BPF program under construction. At the start of each block, the accumulator holds the call's number."""
 
     def __init__(self, architecture: int) -> None:
-        self._column = 0 if architecture == X86_64 else 1
+        self._column = 0 if architecture == _X86_64 else 1
         self._code: list[tuple[int, int, int, int]] = []
-        self._add(LOAD, ARCHITECTURE)
-        self._add(JUMP_IF_EQUAL, architecture, 1, 0)
-        self._add(RETURN, KILL)
-        self._add(LOAD, NUMBER)
-        if architecture == X86_64:
-            self._add(JUMP_IF_GREATER_OR_EQUAL, X32_BIT, 0, 1)
-            self._add(RETURN, FAIL | errno.ENOSYS)
+        self._add(_LOAD, _ARCHITECTURE)
+        self._add(_JUMP_IF_EQUAL, architecture, 1, 0)
+        self._add(_RETURN, _KILL)
+        self._add(_LOAD, _NUMBER)
+        if architecture == _X86_64:
+            self._add(_JUMP_IF_GREATER_OR_EQUAL, _X32_BIT, 0, 1)
+            self._add(_RETURN, _FAIL | errno.ENOSYS)
 
     def refuse(self, name: str, error: int) -> None:
         """Refuse a call, whatever its arguments are."""
-        self._block(name, [(RETURN, FAIL | error, 0, 0)])
+        self._block(name, [(_RETURN, _FAIL | error, 0, 0)])
 
     def refuse_bits(self, name: str, argument: int, bits: int) -> None:
         """Refuse a call if an argument has one of these bits."""
-        self._block(name, [self._load(argument), (JUMP_IF_BITS, bits, 0, 1), *self._verdicts()])
+        self._block(name, [self._load(argument), (_JUMP_IF_BITS, bits, 0, 1), *self._verdicts()])
 
     def refuse_values(self, name: str, argument: int, values: tuple[int, ...]) -> None:
         """Refuse a call if an argument has one of these values."""
-        jumps = [(JUMP_IF_EQUAL, value, len(values) - index, 0) for index, value in enumerate(values)]
+        jumps = [(_JUMP_IF_EQUAL, value, len(values) - index, 0) for index, value in enumerate(values)]
         self._block(name, [self._load(argument), *jumps, *reversed(self._verdicts())])
 
     def socket(self, families: tuple[int, ...]) -> None:
         """Allow only sockets of these families, and netlink sockets that list the network interfaces. Other sockets
         fail with ENETUNREACH, so that programs report the network as the cause."""
         # a match jumps over the remaining comparisons, the two other instructions for netlink, and the refusal
-        jumps = [(JUMP_IF_EQUAL, int(family), len(families) - index + 3, 0) for index, family in enumerate(families)]
+        jumps = [(_JUMP_IF_EQUAL, int(family), len(families) - index + 3, 0) for index, family in enumerate(families)]
         self._block(
             "socket",
             [
                 self._load(0),
                 *jumps,
-                (JUMP_IF_EQUAL, int(socket.AF_NETLINK), 0, 2),
+                (_JUMP_IF_EQUAL, int(socket.AF_NETLINK), 0, 2),
                 self._load(2),
-                (JUMP_IF_EQUAL, NETLINK_ROUTE, 1, 0),
-                (RETURN, FAIL | errno.ENETUNREACH, 0, 0),
-                (RETURN, ALLOW, 0, 0),
+                (_JUMP_IF_EQUAL, _NETLINK_ROUTE, 1, 0),
+                (_RETURN, _FAIL | errno.ENETUNREACH, 0, 0),
+                (_RETURN, _ALLOW, 0, 0),
             ],
         )
 
@@ -218,33 +225,33 @@ class Program:
         """Allow only pairs of sockets that stay connected to each other. A datagram socket could be connected to any
         other Unix socket afterwards."""
         types = (int(socket.SOCK_STREAM), int(socket.SOCK_SEQPACKET))
-        jumps = [(JUMP_IF_EQUAL, value, len(types) - index, 0) for index, value in enumerate(types)]
-        block = [self._load(1), (KEEP_BITS, SOCKET_TYPE_BITS, 0, 0), *jumps]
-        self._block("socketpair", [*block, (RETURN, FAIL | errno.ENETUNREACH, 0, 0), (RETURN, ALLOW, 0, 0)])
+        jumps = [(_JUMP_IF_EQUAL, value, len(types) - index, 0) for index, value in enumerate(types)]
+        block = [self._load(1), (_KEEP_BITS, _SOCKET_TYPE_BITS, 0, 0), *jumps]
+        self._block("socketpair", [*block, (_RETURN, _FAIL | errno.ENETUNREACH, 0, 0), (_RETURN, _ALLOW, 0, 0)])
 
     def limits_of_others(self) -> None:
         """Refuse to set the resource limits of another process, because a limit on processor time could kill that
         process."""
-        block = [self._load(0), (JUMP_IF_EQUAL, 0, 5, 0)]
-        block += [self._load(2), (JUMP_IF_EQUAL, 0, 0, 2), self._load(2, upper=True), (JUMP_IF_EQUAL, 0, 1, 0)]
+        block = [self._load(0), (_JUMP_IF_EQUAL, 0, 5, 0)]
+        block += [self._load(2), (_JUMP_IF_EQUAL, 0, 0, 2), self._load(2, upper=True), (_JUMP_IF_EQUAL, 0, 1, 0)]
         self._block("prlimit64", [*block, *self._verdicts()])
 
     def truncating_read(self, name: str, argument: int) -> None:
         """Refuse to open a file for reading if the call would also truncate the file. Landlock before ABI 3 treats such
         a call as a mere read."""
-        block = [self._load(argument), (JUMP_IF_BITS, O_ACCMODE, 2, 0), (JUMP_IF_BITS, O_TRUNC, 0, 1)]
+        block = [self._load(argument), (_JUMP_IF_BITS, _O_ACCMODE, 2, 0), (_JUMP_IF_BITS, _O_TRUNC, 0, 1)]
         self._block(name, [*block, *self._verdicts()])
 
     def end(self) -> bytes:
         """Complete the program and return it. It allows every call that no block refuses."""
-        self._add(RETURN, ALLOW)
+        self._add(_RETURN, _ALLOW)
         return b"".join(struct.pack("=HBBI", code, yes, no, value) for code, value, yes, no in self._code)
 
     def _block(self, name: str, block: list[tuple[int, int, int, int]]) -> None:
         """Add instructions for one call. They must end with a verdict."""
-        number = NUMBERS[name][self._column]
+        number = _NUMBERS[name][self._column]
         if number is not None:
-            self._add(JUMP_IF_EQUAL, number, 0, len(block))
+            self._add(_JUMP_IF_EQUAL, number, 0, len(block))
             self._code += block
 
     def _add(self, code: int, value: int, yes: int = 0, no: int = 0) -> None:
@@ -254,8 +261,8 @@ class Program:
     def _load(argument: int, *, upper: bool = False) -> tuple[int, int, int, int]:
         """Load the lower or upper half of a call's argument. If the argument is an int, the kernel ignores the upper
         half."""
-        return (LOAD, ARGUMENTS + 8 * argument + (4 if upper else 0), 0, 0)
+        return (_LOAD, _ARGUMENTS + 8 * argument + (4 if upper else 0), 0, 0)
 
     @staticmethod
     def _verdicts() -> list[tuple[int, int, int, int]]:
-        return [(RETURN, FAIL | errno.EPERM, 0, 0), (RETURN, ALLOW, 0, 0)]
+        return [(_RETURN, _FAIL | errno.EPERM, 0, 0), (_RETURN, _ALLOW, 0, 0)]

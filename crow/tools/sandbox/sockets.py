@@ -7,27 +7,27 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-TABLE = Path("/proc/net/unix")
-FIELDS_BEFORE_PATH = 7
+_TABLE = Path("/proc/net/unix")
+_FIELDS_BEFORE_PATH = 7
 
 
 def listening_sockets(allowed: Sequence[Path]) -> tuple[Path, ...]:
     """Return the paths of all Unix sockets of this machine that now have an owner, except those in `allowed` and in
     directories in `allowed`. Sockets of other network namespaces are not found. This call blocks."""
-    found = dict.fromkeys(Path(os.path.realpath(path)) for path in bound_paths())
+    found = dict.fromkeys(Path(os.path.realpath(path)) for path in _bound_paths())
     return tuple(path for path in found if not any(map(path.is_relative_to, allowed)))
 
 
-def bound_paths() -> Iterator[str]:
+def _bound_paths() -> Iterator[str]:
     try:
-        lines = TABLE.read_bytes().splitlines()[1:]
+        lines = _TABLE.read_bytes().splitlines()[1:]
     except OSError:
         return
     for line in lines:
-        fields = line.split(None, FIELDS_BEFORE_PATH)
+        fields = line.split(None, _FIELDS_BEFORE_PATH)
         path = os.fsdecode(fields[-1])
         try:
-            if len(fields) > FIELDS_BEFORE_PATH and os.path.isabs(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+            if len(fields) > _FIELDS_BEFORE_PATH and os.path.isabs(path) and stat.S_ISSOCK(os.stat(path).st_mode):
                 yield path
         except OSError:
             continue

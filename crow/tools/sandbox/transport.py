@@ -14,12 +14,12 @@ from functools import partial
 from crow.tools.process import Process
 
 
-async def adopt(child: subprocess.Popen[bytes], process: Process) -> None:
+async def _adopt(child: subprocess.Popen[bytes], process: Process) -> None:
     """Connect a child to the running event loop. The child's pipes must be unbuffered.
 
     :raises OSError: the child's pipes cannot be used; the child is killed.
     """
-    transport = ChildTransport(child, process)
+    transport = _ChildTransport(child, process)
     process.connection_made(transport)
     try:
         await transport.connect()
@@ -28,7 +28,7 @@ async def adopt(child: subprocess.Popen[bytes], process: Process) -> None:
         raise
 
 
-class ChildTransport(asyncio.SubprocessTransport):
+class _ChildTransport(asyncio.SubprocessTransport):
     """The transport of a :class:`~crow.tools.process.Process` for a child that another thread started.
 
     asyncio's own transport works only for children that asyncio itself started.
@@ -48,7 +48,7 @@ class ChildTransport(asyncio.SubprocessTransport):
         child = self._child
         for fd, output in ((1, child.stdout), (2, child.stderr)):
             if output is not None:
-                protocol = partial(PipeProtocol, self._process, fd)
+                protocol = partial(_PipeProtocol, self._process, fd)
                 self._pipes[fd], _ = await self._loop.connect_read_pipe(protocol, output)
         if child.stdin is not None:
             self._pipes[0], _ = await self._loop.connect_write_pipe(asyncio.Protocol, child.stdin)
@@ -119,7 +119,7 @@ class ChildTransport(asyncio.SubprocessTransport):
             threading.Thread(target=self._child.wait, name="wait for a child", daemon=True).start()
 
 
-class PipeProtocol(asyncio.Protocol):
+class _PipeProtocol(asyncio.Protocol):
     """Passes the output of one pipe on to the process."""
 
     def __init__(self, process: Process, fd: int) -> None:
@@ -155,24 +155,24 @@ async def start_in_thread(start: Callable[[], subprocess.Popen[bytes]], process:
                 with suppress(RuntimeError):
                     loop.call_soon_threadsafe(started.set_exception, error)
             else:  # the event loop was closed meanwhile
-                discard(child)
+                _discard(child)
 
     threading.Thread(target=run, name="start a confined command", daemon=True).start()
     try:
         child = await asyncio.shield(started)
     except asyncio.CancelledError:
-        started.add_done_callback(kill_child)
+        started.add_done_callback(_kill_child)
         raise
-    await adopt(child, process)
+    await _adopt(child, process)
 
 
-def kill_child(started: asyncio.Future[subprocess.Popen[bytes]]) -> None:
+def _kill_child(started: asyncio.Future[subprocess.Popen[bytes]]) -> None:
     """Kill a child if its caller was cancelled while the child was being started."""
     if started.exception() is None:
-        threading.Thread(target=discard, args=(started.result(),), name="end a child", daemon=True).start()
+        threading.Thread(target=_discard, args=(started.result(),), name="end a child", daemon=True).start()
 
 
-def discard(child: subprocess.Popen[bytes]) -> None:
+def _discard(child: subprocess.Popen[bytes]) -> None:
     """Kill a child with its process group, and wait for its end."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crow.agent.history.options import set_model, set_option
 from crow.domain.conversation import for_model
 from crow.domain.entries import Checkpoint, Command, Entry, NewEntry, Note, Remark, Reminder
 from crow.domain.events import OptionsChanged, TitleChanged
@@ -108,9 +109,9 @@ async def test_going_back_restores_the_model_and_the_thought_level(tmp_path: Pat
     model = answers("1", "2", "3")
     async with opened(tmp_path, model, models=MODELS) as run:
         branch = run.session.branch
-        await branch.set_option("thought_level", "low")  # chosen before the first prompt: nothing to go back to
+        await set_option(branch, "thought_level", "low")  # chosen before the first prompt: nothing to go back to
         await say(run, "one")
-        await branch.set_option("thought_level", "high")
+        await set_option(branch, "thought_level", "high")
         await say(run, "two", "/model large", "three")
         told = len([event for event in run.client.events if isinstance(event, OptionsChanged)])
         assert "again" not in (await say(run, "/undo")).partition("/redo")[2]  # the model was changed before "three"
@@ -136,7 +137,7 @@ async def test_starting_again_keeps_the_options_until_the_user_goes_back(tmp_pat
     async with opened(tmp_path, model, models=MODELS) as run:
         await say(run, "one")
         first = run.session.branch.leaf
-        await run.session.branch.set_model("large")
+        await set_model(run.session.branch, "large")
         await say(run, command, "two")
         assert options_of(run) == ("large", "")
         assert (await say(run, f"/rewind #{first}")).endswith("The model is `scripted` again.")
@@ -147,7 +148,7 @@ async def test_a_model_that_is_not_offered_and_an_unknown_thought_level_are_not_
         await say(run, "one")
         hostile = Note(about="thought_level", value="high", previous="${OPENAI_API_KEY}")
         await run.session.branch.record([NewEntry(body=hostile)])
-        await run.session.branch.set_model("large")
+        await set_model(run.session.branch, "large")
         assert not (await say(run, "/undo")).endswith("again.")
         assert options_of(run) == ("large", "")
         assert not (await say(run, "/redo")).endswith("`large` again.")
@@ -158,7 +159,7 @@ async def test_a_fork_has_the_model_and_the_thought_level_of_its_place(tmp_path:
     async with opened(tmp_path, answers("1", "2"), models=MODELS) as run:
         await say(run, "one")
         first = run.session.branch.leaf
-        await run.session.branch.set_option("thought_level", "high")
+        await set_option(run.session.branch, "thought_level", "high")
         await say(run, "/model large", "two", "/fork", f"/fork #{first}")
         here, there = (await run.store.sessions()).rows[1:]
         assert (here.model, here.config) == ("large", {"thought_level": "high"})
@@ -170,7 +171,7 @@ async def test_notes_about_options_do_not_change_what_the_model_sees(tmp_path: P
     model = answers("1", "2")
     async with opened(tmp_path, model, models=MODELS) as run:
         await say(run, "one")
-        await run.session.branch.set_option("thought_level", "high")
+        await set_option(run.session.branch, "thought_level", "high")
         await say(run, "two")
         first, second = (request.messages for request in model.requests)
         assert second[: len(first)] == first

@@ -131,7 +131,7 @@ async def test_remember_shows_the_diff_and_appends_to_the_file_of_the_directory(
     assert file.read_text() == "- Run make check.\n- Two\n  lines\n"
     (diff,) = first.plan.announcement.diffs
     assert (diff.path, diff.old_text, diff.new_text) == (str(file), None, "- Run make check.\n")
-    assert (first.plan.is_protected, first.always, second.plan.announcement.diffs[0].old_text) == (
+    assert (first.plan.touched.is_protected, first.always, second.plan.announcement.diffs[0].old_text) == (
         True,
         "",
         "- Run make check.\n",

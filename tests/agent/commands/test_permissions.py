@@ -9,7 +9,7 @@ import pytest
 from crow.agent.permissions.rules import Allow, Refuse, decide, rule_from, rule_text, typed_rule, user_rules
 from crow.domain.entries import Announcement, Command, ToolResult
 from crow.domain.errors import ArgumentError
-from crow.tools import PlannedCall
+from crow.tools import Coverage, PlannedCall, Touched
 from tests.agent.harness import NoteTaker, text
 from tests.agent.subagents.test_subagents import Casting, running
 from tests.support.scripted_model import Say, call
@@ -133,7 +133,7 @@ def test_typed_rule_is_stored_shown_and_applied_as_typed() -> None:
 
 def test_star_after_a_command_matches_any_arguments() -> None:
     def decided(line: str) -> object:
-        offer = PlannedCall(announcement=SHOWN, access="execute", argument=line)
+        offer = PlannedCall(announcement=SHOWN, access="execute", coverage=Coverage(argument=line))
         return type(
             decide("shell", offer, "ask", user_rules(["shell(git log *)", "shell(ls:*)"], ["shell(git push *)"]))
         )
@@ -146,5 +146,7 @@ def test_star_after_a_command_matches_any_arguments() -> None:
 
 def test_denied_name_is_denied_in_any_unicode_normalisation() -> None:
     (rule,) = user_rules([], ["read_file(schlüssel)"])
-    offer = PlannedCall(announcement=SHOWN, access="read", rule_paths=("/w/schlu\u0308ssel", "schlu\u0308ssel"))
+    offer = PlannedCall(
+        announcement=SHOWN, access="read", touched=Touched(rule_paths=("/w/schlu\u0308ssel", "schlu\u0308ssel"))
+    )
     assert isinstance(decide("read_file", offer, "auto", [rule]), Refuse)

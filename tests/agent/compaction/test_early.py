@@ -13,6 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from crow.agent.compaction.budget import CompactionPolicy, gauge_on
+from crow.agent.history.options import set_model
 from crow.agent.hooks import Hooks
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
@@ -152,7 +153,7 @@ async def test_a_summary_is_not_used_with_another_model(tmp_path: Path) -> None:
     model = ScriptedModel(*TALK, GOOD, DONE, info=INFO)
     async with idle(tmp_path, model) as run:
         await counted(run)
-        await run.session.branch.set_model("other")
+        await set_model(run.session.branch, "other")
         await run.session.prompt(text("Go on."))
         assert await checkpoints(run) == []
 
@@ -162,7 +163,7 @@ async def test_a_change_of_the_model_cancels_the_summary(tmp_path: Path) -> None
     model = ScriptedModel(*TALK, held, DONE, info=INFO)
     async with idle(tmp_path, model) as run:
         await held.reached.wait()
-        await run.session.branch.set_model("other")
+        await set_model(run.session.branch, "other")
         while model.closed_streams < 5:
             await anyio.lowlevel.checkpoint()
         await run.session.prompt(text("Go on."))

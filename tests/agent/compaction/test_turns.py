@@ -11,6 +11,7 @@ import pytest
 
 from crow.agent.compaction.budget import CompactionPolicy, limits_for
 from crow.agent.compaction.summary import DATA
+from crow.agent.history.options import set_option
 from crow.domain.entries import Assistant, Checkpoint, Command, ToolResult, User
 from crow.domain.errors import BadRequest, ContextOverflow
 from crow.domain.events import ContextMeasured
@@ -283,7 +284,7 @@ async def test_a_turn_whose_every_call_has_huge_arguments_goes_on(tmp_path: Path
 async def test_summary_is_asked_for_with_the_thought_level_of_the_session(tmp_path: Path) -> None:
     model = ScriptedModel(LONG, LONG, LONG, GOOD, Say(text=["done"]), info=TINY)
     async with opened(tmp_path, model) as run:
-        await run.session.branch.set_option("thought_level", "high")
+        await set_option(run.session.branch, "thought_level", "high")
         await talked(run, 4)
         assert len(await checkpoints(run)) == 1
         assert [request.thought_level for request in model.requests] == ["high"] * 5

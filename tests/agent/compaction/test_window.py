@@ -12,7 +12,7 @@ import pytest
 from crow.agent.compaction.window import ContextWindow
 from crow.domain.errors import ContextOverflow, StoreError
 from crow.llm import ModelInfo
-from crow.llm.facts import LearnedWindow, describe, learned_window
+from crow.llm.facts import LearnedWindow, describe_facts, learned_window
 
 HERE = "http://localhost model"
 INFO = ModelInfo(name="model", endpoint=HERE, context_window=100_000)
@@ -262,7 +262,7 @@ async def test_disproved_window_leaves_only_its_patience_if_it_lasted_until_anot
     day += timedelta(days=days)
     await window.on_answer(INFO, sent=40_000, counted=40_000)
     assert (learned_by(memory), window.tokens(INFO)) == (None, 100_000)
-    assert describe(memory.facts["http://localhost", "model"]) == ()
+    assert describe_facts(memory.facts["http://localhost", "model"]) == ()
     await window.on_refusal(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
     learned = learned_by(memory)
     assert learned is not None

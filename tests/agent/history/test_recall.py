@@ -11,12 +11,13 @@ import pytest
 from crow.agent.history.branch import Branch
 from crow.agent.history.recall import OTHER_CHARS, OTHER_SESSIONS, BranchLog
 from crow.agent.permissions.rules import MODES, Allow, Ask, Refuse, allowing_rule, decide, user_rules
-from crow.domain.entries import Announcement, Assistant, Checkpoint, ToolResult
+from crow.domain.entries import Announcement, Assistant, Checkpoint, Entry, ToolResult
 from crow.domain.messages import ToolCall
 from crow.store import SessionChanges
+from crow.store.sqlite.database import now_ms
 from crow.store.sqlite.store import SqliteStore
 from crow.store.transcript import time_text
-from crow.tools import PlannedCall, RecallQuery
+from crow.tools import Coverage, PlannedCall, RecallQuery
 from tests.agent.harness import NoteTaker, text
 from tests.agent.subagents.test_subagents import Casting, running
 from tests.store.scenes import add, begin, converse, ids, new_session, result, said
@@ -182,14 +183,18 @@ async def test_a_long_entry_of_another_session_is_cut_inside_its_fence(store: Sq
     assert read.endswith("\n(cut; pass a query to search the rest)\n```")
 
 
-async def test_entries_are_found_by_time_with_and_without_words(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times = iter(range(1_000, 100_000, 1_000))
-    monkeypatch.setattr("crow.store.sqlite.append.now_ms", lambda: next(times))
+def pass_millisecond(entry: Entry) -> None:
+    """Spin until entries get another time than this one."""
+    while now_ms() <= entry.created_ms:
+        pass
+
+
+async def test_entries_are_found_by_time_with_and_without_words(store: SqliteStore) -> None:
     await store.create_session(new_session("s2"))
     (early,) = await add(store, "s1", said("needle one", calls=1))
+    pass_millisecond(early)
     (output,) = await add(store, "s1", result(early.id, "a needle"))
+    pass_millisecond(output)
     (late,) = await add(store, "s2", said("needle two"))
     numbers = {early.id: early.created_ms, output.id: output.created_ms, late.id: late.created_ms}
     assert len(set(numbers.values())) == 3
@@ -241,10 +246,7 @@ def test_rules_for_recall_know_that_all_sessions_include_those_of_the_directory(
         return PlannedCall(
             announcement=Announcement(title=""),
             access="read",
-            argument=scope,
-            asks_once=True,
-            wider_arguments=wider,
-            narrower_arguments=narrower,
+            coverage=Coverage(argument=scope, asks_once=True, wider_arguments=wider, narrower_arguments=narrower),
         )
 
     near, far = plan("workspace", wider=("all",)), plan("all", narrower=("workspace",))

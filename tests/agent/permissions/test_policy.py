@@ -28,7 +28,7 @@ from crow.agent.permissions.rules import (
     user_rules,
 )
 from crow.domain.entries import Announcement
-from crow.tools import Access, CommandAccess, PlannedCall
+from crow.tools import Access, CommandAccess, Coverage, PlannedCall, Touched
 
 ACCESSES: tuple[Access, ...] = ("none", "read", "write", "execute", "fetch", "external")
 
@@ -37,17 +37,17 @@ def offer(
     access: Access,
     *,
     outside: bool = False,
+    protected: bool = False,
     argument: str | None = None,
     command_access: CommandAccess | None = None,
-    **more: Any,
+    **coverage: Any,
 ) -> PlannedCall:
     return PlannedCall(
         announcement=Announcement(title="t"),
         access=access,
-        is_outside=outside,
-        argument=argument,
         command_access=command_access,
-        **more,
+        touched=Touched(is_outside=outside, is_protected=protected),
+        coverage=Coverage(argument=argument, **coverage),
     )
 
 
@@ -64,8 +64,8 @@ CASES: Mapping[str, PlannedCall] = {
     "read-only MCP": offer("external", is_read_only=True),
     "read outside": offer("read", outside=True),
     "write outside": offer("write", outside=True),
-    "read secret": offer("read", is_protected=True),
-    "write protected": offer("write", is_protected=True),
+    "read secret": offer("read", protected=True),
+    "write protected": offer("write", protected=True),
     "skill": offer("read", argument="text", asks_once=True),
 }
 FREE = {"session", "read", "read command"}
@@ -166,7 +166,7 @@ def test_one_rule_allows_all_commands_that_are_confined_to_write_and_nothing_els
         assert isinstance(decide("shell", command(line, "write"), mode, [rule]), Allow)
         assert decide("shell", command(line, "full"), mode, [rule]) == Ask(), "nothing confines it, or it asks for more"
         assert decide("shell", command(line, None), mode, [rule]) == Ask()
-    assert decide("shell", command("make", "write", is_protected=True), mode, [rule]) == Ask()
+    assert decide("shell", command("make", "write", protected=True), mode, [rule]) == Ask()
     assert decide("other", command("make", "write"), mode, [rule]) == Ask()
     denied = [rule, *user_rules([], ["shell(git push)", "read_file(.env)"])]
     assert isinstance(decide("shell", command("git push", "write"), mode, denied), Refuse)

@@ -9,18 +9,18 @@ import pytest
 
 from crow.agent.permissions.rules import MODES, Allow, Ask, PermissionRule, Refuse, decide, rule_for, user_rules
 from crow.domain.entries import Announcement
-from crow.tools import Access, CommandAccess, PlannedCall
+from crow.tools import Access, CommandAccess, Coverage, PlannedCall, Touched
 from crow.tools.urls import lenient_urls, normalize_url
 
 SHOWN = Announcement(title="t")
 
 
 def command(line: str, access: CommandAccess = "full") -> PlannedCall:
-    return PlannedCall(announcement=SHOWN, access="execute", argument=line, command_access=access)
+    return PlannedCall(announcement=SHOWN, access="execute", command_access=access, coverage=Coverage(argument=line))
 
 
 def file(*names: str, access: Access = "write", outside: bool = False) -> PlannedCall:
-    return PlannedCall(announcement=SHOWN, access=access, rule_paths=names, is_outside=outside)
+    return PlannedCall(announcement=SHOWN, access=access, touched=Touched(rule_paths=names, is_outside=outside))
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,14 @@ def test_a_command_that_names_a_file_which_may_not_be_read_asks(line: str, asks:
 def test_a_deny_rule_holds_for_every_name_of_a_file() -> None:
     rules = user_rules([], ["read_file(.env)"])
     call = file("/w/a.txt", "a.txt", access="read")
-    given = replace(call, other_paths=("/w/.env", ".env"))
+    given = replace(call, touched=replace(call.touched, other_paths=("/w/.env", ".env")))
     assert isinstance(decide("read_file", given, "ask", rules), Refuse)
-    assert decide("read_file", replace(call, has_unknown_names=True), "auto", rules) == Ask(doubtful=rules[0])
-    assert isinstance(decide("read_file", replace(call, has_unknown_names=True), "auto", ()), Allow)
+    assert decide(
+        "read_file", replace(call, touched=replace(call.touched, has_unknown_names=True)), "auto", rules
+    ) == Ask(doubtful=rules[0])
+    assert isinstance(
+        decide("read_file", replace(call, touched=replace(call.touched, has_unknown_names=True)), "auto", ()), Allow
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +185,9 @@ def test_a_deny_rule_for_a_path_holds_in_every_mode_and_any_letter_case() -> Non
 @pytest.mark.parametrize("mode", MODES)
 def test_a_write_to_a_protected_path_asks_in_every_mode_and_despite_rules(mode: str) -> None:
     there = PlannedCall(
-        announcement=SHOWN, access="write", rule_paths=("/w/.git/config", ".git/config"), is_protected=True
+        announcement=SHOWN,
+        access="write",
+        touched=Touched(rule_paths=("/w/.git/config", ".git/config"), is_protected=True),
     )
     rules = (
         *user_rules(["write_file", "write_file(.git/**)", "write_file(/w/.git/config)", "*"], []),
@@ -198,9 +204,8 @@ def test_a_skill_of_a_workspace_loads_only_with_consent_to_its_content(mode: str
         return PlannedCall(
             announcement=SHOWN,
             access="read",
-            argument=argument,
-            rule_paths=("/w/.crow/skills/a/SKILL.md",),
-            asks_once=True,
+            coverage=Coverage(argument=argument, asks_once=True),
+            touched=Touched(rule_paths=("/w/.crow/skills/a/SKILL.md",)),
         )
 
     wide = (
@@ -240,20 +245,30 @@ def test_a_rule_may_name_tools_by_a_glob_and_urls_too() -> None:
     assert isinstance(decide("github__get", external, "ask", user_rules(["github__get*"], [])), Allow)
     assert decide("gitlab__get", external, "ask", user_rules(["github__get*"], [])) == Ask()
     rules = user_rules(["fetch(https://docs.python.org/*)"], [])
-    page = PlannedCall(announcement=SHOWN, access="fetch", argument="https://docs.python.org/3/")
-    trap = PlannedCall(announcement=SHOWN, access="fetch", argument="https://docs.python.org.evil.example/3/")
+    page = PlannedCall(announcement=SHOWN, access="fetch", coverage=Coverage(argument="https://docs.python.org/3/"))
+    trap = PlannedCall(
+        announcement=SHOWN, access="fetch", coverage=Coverage(argument="https://docs.python.org.evil.example/3/")
+    )
     assert isinstance(decide("fetch", page, "ask", rules), Allow)
     assert decide("fetch", trap, "ask", rules) == Ask()
 
 
 def test_a_tool_called_through_another_tool_is_judged_by_its_own_name() -> None:
-    inner = PlannedCall(announcement=SHOWN, access="external", rule_tool="db__drop")
+    inner = PlannedCall(announcement=SHOWN, access="external", coverage=Coverage(rule_tool="db__drop"))
     assert isinstance(decide("call_tool", inner, "auto", user_rules(["call_tool"], ["db__drop"])), Refuse)
     assert rule_for("call_tool", inner, allow=True, cwd="/w").tool == "db__drop"
 
 
 def test_plan_mode_asks_for_external_tools_that_the_users_file_marks_read_only() -> None:
-    assert decide("db__get", PlannedCall(announcement=SHOWN, access="external", is_read_only=True), "plan", ()) == Ask()
+    assert (
+        decide(
+            "db__get",
+            PlannedCall(announcement=SHOWN, access="external", coverage=Coverage(is_read_only=True)),
+            "plan",
+            (),
+        )
+        == Ask()
+    )
     assert isinstance(decide("db__get", PlannedCall(announcement=SHOWN, access="external"), "plan", ()), Refuse)
 
 
@@ -284,7 +299,9 @@ def test_plan_mode_asks_for_external_tools_that_the_users_file_marks_read_only()
 )
 def test_no_spelling_of_a_url_gets_past_a_deny_rule_or_into_an_allow_rule(spelling: str) -> None:
     url = normalize_url(spelling)
-    call = PlannedCall(announcement=SHOWN, access="fetch", argument=url, narrower_arguments=lenient_urls(url))
+    call = PlannedCall(
+        announcement=SHOWN, access="fetch", coverage=Coverage(argument=url, narrower_arguments=lenient_urls(url))
+    )
     denying = user_rules(["fetch"], ["fetch(http://h.example/secret*)"])
     allowing = user_rules(["fetch(http://h.example/docs/*)"], [])
     assert isinstance(decide("fetch", call, "ask", denying), Refuse)
@@ -309,6 +326,6 @@ def test_no_spelling_of_a_url_gets_past_a_deny_rule_or_into_an_allow_rule(spelli
     ],
 )
 def test_a_rule_for_urls_is_read_like_a_url(rule: str, url: str, is_covered: bool) -> None:
-    call = PlannedCall(announcement=SHOWN, access="fetch", argument=normalize_url(url))
+    call = PlannedCall(announcement=SHOWN, access="fetch", coverage=Coverage(argument=normalize_url(url)))
     assert isinstance(decide("fetch", call, "ask", user_rules([f"fetch({rule})"], [])), Allow) is is_covered
     assert isinstance(decide("fetch", call, "ask", user_rules([], [f"fetch({rule})"])), Refuse) is is_covered

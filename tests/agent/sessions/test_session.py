@@ -17,6 +17,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from crow.agent.history.options import set_mode, set_option
 from crow.agent.sessions.pending import PendingPrompt
 from crow.domain.entries import (
     Assistant,
@@ -366,7 +367,7 @@ async def test_the_model_is_reminded_once_of_a_new_mode(tmp_path: Path) -> None:
     model = ScriptedModel(Say(text=["1"]), Say(text=["2"]), Say(text=["3"]))
     async with opened(tmp_path, model) as run:
         await run.session.prompt(text("a"))
-        await run.session.branch.set_mode("plan")
+        await set_mode(run.session.branch, "plan")
         await run.session.prompt(text("b"))
         await run.session.prompt(text("c"))
         log = await run.log()
@@ -531,16 +532,16 @@ async def test_options_that_two_processes_set_undo_neither_each_other_nor_the_na
     here, there = ScriptedModel(Say(text=["1"]), Say(text=["2"])), ScriptedModel()
     async with opened(tmp_path, here) as first, opened(tmp_path, there, session_id="s1") as second:
         first.session.conversation.adapters = replace(first.session.conversation.adapters, node="one")
-        await second.session.branch.set_option("auto_compact", False)
-        await first.session.branch.set_option("thought_level", "high")
+        await set_option(second.session.branch, "auto_compact", False)
+        await set_option(first.session.branch, "thought_level", "high")
         assert (await first.store.session("s1")).config == {"auto_compact": False, "thought_level": "high"}
-        await second.session.branch.set_option("auto_compact", True)
+        await set_option(second.session.branch, "auto_compact", True)
         await first.session.prompt(text("a"))
         expected = {"auto_compact": True, "thought_level": "high", "node": "one"}
         assert (await first.store.session("s1")).config == expected
-        await first.session.branch.set_option("thought_level", "low")
+        await set_option(first.session.branch, "thought_level", "low")
         await first.session.prompt(text("b"))
-        await second.session.branch.set_option("auto_compact", False)
+        await set_option(second.session.branch, "auto_compact", False)
         await first.session.prompt(text("/undo"))  # restores the thought level
         await first.session.prompt(text("/undo"))
         assert (await first.store.session("s1")).config == expected | {"auto_compact": False}

@@ -176,7 +176,7 @@ async def test_text_read_at_the_moment_of_the_cancel_is_not_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not in what is being stored."""
-    monkeypatch.setattr(draft, "PIECE_WAIT_S", 0.0)
+    monkeypatch.setattr(draft, "_PIECE_WAIT_S", 0.0)
     event = anyio.Event()
     async with opened(tmp_path, InHand(event)) as run:
         async with anyio.create_task_group() as tasks:

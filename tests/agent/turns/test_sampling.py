@@ -145,7 +145,7 @@ async def test_modes_and_rules_hold_and_rules_about_tools_do_not_cover_requests(
     says = (Say(text=["Yes."]),) if is_answered else ()
     run, _, told = await ask(tmp_path, *says, mode=mode, options=ServerOptions(read_only=read_only), rule=rule)
     assert ("content" in answered(told)) == is_answered
-    assert [question.plan.rule_tool or question.name for question in run.client.questions] == asked
+    assert [question.plan.coverage.rule_tool or question.name for question in run.client.questions] == asked
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ async def test_a_call_of_a_subagent_may_use_the_model_too(tmp_path: Path) -> Non
         await run.session.prompt(text("go"))
         requests = [entry.usage for entry in await run.log() if isinstance(entry.body, ModelRequest)]
     about_tool, about_model = run.client.questions
-    assert (about_tool.name, about_model.plan.rule_tool) == ("docs__ask_model", "sampling")
+    assert (about_tool.name, about_model.plan.coverage.rule_tool) == ("docs__ask_model", "sampling")
     assert about_model.call == about_tool.call
     assert requests == [USED]
     assert [result.text for result in run.client.stored(ToolResult)][-1].startswith("It is a crow.")

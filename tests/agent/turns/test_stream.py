@@ -70,7 +70,7 @@ async def test_the_first_piece_is_shown_and_saved_while_the_stream_still_runs() 
 
 
 async def test_pieces_that_wait_for_a_slow_client_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafts, "PIECE_WAIT_S", 3_600)  # behind the first piece, only the end makes one due
+    monkeypatch.setattr(drafts, "_PIECE_WAIT_S", 3_600)  # behind the first piece, only the end makes one due
     branch = Branch()
     branch.gate = anyio.Event()
     draft = draft_on(branch)
@@ -105,8 +105,8 @@ async def test_pieces_are_shown_while_a_save_is_running() -> None:
 
 
 async def test_text_is_saved_even_if_the_client_does_not_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafts, "PIECE_WAIT_S", 0)
-    monkeypatch.setattr(drafts, "SAVE_EVERY_S", 0.01)
+    monkeypatch.setattr(drafts, "_PIECE_WAIT_S", 0)
+    monkeypatch.setattr(drafts, "_SAVE_EVERY_S", 0.01)
     branch, say = Branch(), Say(text=["a", "b"], hold=anyio.Event())
     draft = draft_on(branch)
     with anyio.fail_after(60):
@@ -122,8 +122,8 @@ async def test_text_is_saved_even_if_the_client_does_not_read_it(monkeypatch: py
 
 
 async def test_nothing_is_shown_while_a_save_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafts, "LATE_SAVE_S", 0)
-    monkeypatch.setattr(drafts, "PIECE_WAIT_S", 0)
+    monkeypatch.setattr(drafts, "_LATE_SAVE_S", 0)
+    monkeypatch.setattr(drafts, "_PIECE_WAIT_S", 0)
     branch, disk = Branch(), anyio.Event()
     branch.disk = disk
     draft = draft_on(branch)
@@ -141,7 +141,7 @@ async def test_nothing_is_shown_while_a_save_is_late(monkeypatch: pytest.MonkeyP
 async def test_text_shown_during_a_save_is_saved_later_even_if_no_text_follows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(drafts, "SAVE_EVERY_S", 0.01)
+    monkeypatch.setattr(drafts, "_SAVE_EVERY_S", 0.01)
     branch = Branch()
     draft = draft_on(branch)
     with anyio.fail_after(60):

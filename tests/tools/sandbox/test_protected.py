@@ -435,7 +435,7 @@ def test_new_folders_do_not_push_protected_files_out_of_sight(
     root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan, "MAX_FOLDERS", 3)
-    monkeypatch.setattr(scan, "MAX_ENTRIES", 30)
+    monkeypatch.setattr(scan, "_MAX_ENTRIES", 30)
     (root / "src" / "AGENTS.md").write_text("inner")
     (root / "src" / ".envrc").write_text("mine")
 
@@ -578,7 +578,7 @@ def test_what_package_managers_keep_in_protected_folders_is_left_alone(root: Pat
 
 
 def test_a_check_undoes_what_two_checks_have_seen(root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protected, "CHECK_SHARE", 0)
+    monkeypatch.setattr(protected, "_CHECK_SHARE", 0)
     files = ProtectedFiles([root], kept)
     snapshot = files.snapshot()
     (root / ".envrc").write_text("evil")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from crow.domain.errors import ArgumentError
-from crow.store.sqlite.connection import copy_files
-from crow.store.sqlite.failures import FAILURES
+
+_FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
+"""The exceptions that SQLite's functions raise. Invalid names or sizes in a damaged file cause the last two."""
 
 MAGIC = b"SQLite format 3\0"
 """The first bytes of every SQLite file."""
@@ -74,7 +76,7 @@ class ForeignDatabase:
                 while rows := cursor.fetchmany(_FETCH):
                     for row in rows:
                         yield dict(zip(names, row, strict=True))
-        except FAILURES as error:
+        except _FAILURES as error:
             raise ArgumentError(f"{self.path} cannot be read: {error}.") from error
 
 
@@ -90,7 +92,9 @@ def opened_copy(path: Path) -> Iterator[ForeignDatabase]:
         try:
             for _ in range(_ATTEMPTS):
                 before = _versions(path)
-                copy_files(path, copy, suffixes=_SUFFIXES)
+                for suffix in _SUFFIXES:
+                    with suppress(FileNotFoundError):
+                        shutil.copy(f"{path}{suffix}", f"{copy}{suffix}")
                 if _versions(path) == before:
                     break
                 for suffix in _SUFFIXES:
@@ -129,7 +133,7 @@ def _count_in_file(path: Path, table: str) -> int:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             (number,) = connection.execute(f'SELECT count(*) FROM "{table}"').fetchone()  # noqa: S608  a constant
             return int(number)
-    except (*FAILURES, ValueError, TypeError):
+    except (*_FAILURES, ValueError, TypeError):
         return 0
 
 
@@ -146,7 +150,7 @@ def _connect(copy: Path, path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA cell_size_check = ON")
         connection.execute("PRAGMA query_only = ON")
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    except FAILURES as error:
+    except _FAILURES as error:
         connection.close()
         raise ArgumentError(f"{path} cannot be read: {error}.") from error
     return connection

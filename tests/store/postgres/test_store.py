@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, history, ids, new_session, result, said
 from tests.support.postgres import Pooler, Wire, new_database, server_url
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -437,6 +438,18 @@ async def test_a_cancelled_read_is_rolled_back_before_its_connection_is_used_aga
     assert complaints == []
 
 
+async def test_a_server_of_the_tests_needs_no_file_that_others_may_move(url: str) -> None:
+    if "CROW_TEST_DATABASE_URL" in os.environ:
+        pytest.skip("the server is not one of the tests")
+    connection = await asyncpg.connect(url)
+    data = await connection.fetchval("SHOW data_directory")
+    query = "SELECT setting FROM pg_config WHERE name = ANY ($1)"
+    places = [place for (place,) in await connection.fetch(query, ["BINDIR", "PKGLIBDIR", "SHAREDIR"])]
+    await connection.close()
+    assert len(places) == 3
+    assert [place for place in places if not Path(place).is_relative_to(data)] == []
+
+
 async def test_a_read_that_is_cancelled_while_it_begins_is_rolled_back(url: str) -> None:
     complaints = list[dict[str, object]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
@@ -446,8 +459,7 @@ async def test_a_read_that_is_cancelled_while_it_begins_is_rolled_back(url: str)
         wire.hold()
         reading = asyncio.create_task(store.session("s1"))
         with anyio.fail_after(60):
-            while wire.held == 0:  # the statement that begins the transaction
-                await asyncio.sleep(0.001)
+            await wire.holds.wait()  # the statement that begins the transaction
         reading.cancel()
         wire.release()
         with pytest.raises(asyncio.CancelledError):

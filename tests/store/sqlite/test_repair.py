@@ -32,7 +32,7 @@ from tests.store.damaged_files import (
 )
 from tests.store.scenes import history
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

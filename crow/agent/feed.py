@@ -55,9 +55,13 @@ class _OpenCall:
     """A call that has not ended."""
 
     announced: CallAnnounced
+    """Its announcement."""
     started: EntryStored | None = None
+    """The entry that says that it has started."""
     linked: SubagentLinked | None = None
+    """The sub-agent that carries it out."""
     progress: CallProgressed | None = None
+    """Its whole output so far."""
 
 
 @dataclass(slots=True)
@@ -65,10 +69,15 @@ class _OpenMessage:
     """The answer that is being streamed."""
 
     message_id: str = ""
+    """The id of the answer. Empty if none is being streamed."""
     text: list[str] = field(default_factory=list)
+    """The pieces of its text."""
     text_chars: int = 0
+    """Their length."""
     thought: list[str] = field(default_factory=list)
+    """The pieces of its thought."""
     thought_chars: int = 0
+    """Their length."""
 
 
 class Feed:
@@ -86,7 +95,7 @@ class Feed:
         self._calls: dict[CallRef, _OpenCall] = {}
 
     def put(self, item: Item) -> Item:
-        """Adds the next item. Returns it with its position."""
+        """Add the next item. Return it with its position."""
         if isinstance(item, TextShown | ThoughtShown):
             item = replace(item, after=self.entry)
         match item:
@@ -115,7 +124,7 @@ class Feed:
         return item
 
     def open_items(self) -> tuple[Item, ...]:
-        """Returns the items that lead from the log to the present state, in order."""
+        """Return the items that lead from the log to the present state, in order."""
         items: list[Item | None] = []
         for call in self._calls.values():
             items += [call.announced, call.started, call.linked, call.progress]
@@ -129,7 +138,7 @@ class Feed:
         return tuple(item for item in items if item is not None)
 
     def growth(self, message_id: str, *, text: str, thought: str) -> tuple[Event, ...]:
-        """Returns items with the new part of an unfinished answer that another process streams. `text` and `thought`
+        """Return items with the new part of an unfinished answer that another process streams. `text` and `thought`
         are the whole answer so far."""
         is_open = message_id == self._message.message_id
         text_at, thought_at = (self._message.text_chars, self._message.thought_chars) if is_open else (0, 0)
@@ -167,7 +176,7 @@ class Feed:
 
 
 def announcements(entry_id: int, answer: entries.Assistant) -> tuple[CallAnnounced, ...]:
-    """Returns an announcement of each call of an answer, which is stored under `entry_id`."""
+    """Return an announcement of each call of an answer, which is stored under `entry_id`."""
     planned = dict(enumerate(answer.announcements))
     return tuple(
         CallAnnounced(

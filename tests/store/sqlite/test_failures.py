@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from crow.store.sqlite.failures import unusable
+from crow.store.sqlite.failures import explain, unusable
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 
 STORE = """
 import asyncio, sys
@@ -77,3 +77,8 @@ def test_each_error_of_the_system_has_its_own_advice(code: int, advice: str) -> 
     refused = unusable(Path("/x/crow.db.lock"), "cannot be opened", OSError(code, os.strerror(code)))
     with pytest.raises(type(refused), match=advice):
         raise refused
+
+
+def test_a_lack_of_memory_is_not_called_damage_alone(tmp_path: Path) -> None:
+    told = str(explain(MemoryError(), tmp_path / "crow.db", 1))
+    assert told.startswith(f"{tmp_path}/crow.db needs more memory than crow gets, or is damaged. End other programs")

@@ -26,7 +26,7 @@ from crow.store.sqlite.migrations import APPLICATION_ID, FILES, VERSION, schema
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, history, ids, new_session, result, said
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 
 
 def mode_of(path: Path) -> int:

@@ -16,7 +16,6 @@ import pytest
 
 from crow.domain.errors import StoreUnavailable
 from crow.domain.messages import Text
-from crow.store.sqlite import rescue
 from crow.store.sqlite.connection import FileLock, LockTimeout
 from crow.store.sqlite.database import JournalMode
 from crow.store.sqlite.store import SqliteStore
@@ -214,21 +213,18 @@ class Other:
         self.process.communicate(timeout=60)
 
 
-async def test_a_write_of_another_process_during_the_copy_is_copied_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_write_of_another_process_during_the_copy_is_copied_too(tmp_path: Path) -> None:
     """The other one has not noticed yet, and commits between the copy and its getting the name."""
     path = tmp_path / "crow.db"
     store = await made(path, "s1")
-    other, versions, really = Other(path), [], rescue._data_version
+    other, statements = Other(path), list[str]()
 
-    def data_version(connection: sqlite3.Connection) -> int:
-        versions.append(really(connection))
-        if len(versions) == 1:
+    def trace(statement: str) -> None:
+        statements.append(statement)
+        if statement == "BEGIN IMMEDIATE" and statements.count(statement) == 1:  # right after the copy
             other.write("late")
-        return versions[-1]
 
-    monkeypatch.setattr(rescue, "_data_version", data_version)
+    await store.database.write(lambda connection: connection.set_trace_callback(trace))
     delete(path)
     try:
         with pytest.raises(StoreUnavailable, match=DELETED):
@@ -236,7 +232,7 @@ async def test_a_write_of_another_process_during_the_copy_is_copied_too(
     finally:
         other.end()
     await store.close()
-    assert len(versions) == 4
+    assert statements.count("PRAGMA data_version") == 4
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT base_url FROM endpoints").fetchall() == [("late",)]
 
@@ -308,7 +304,7 @@ asyncio.run(main(Path(sys.argv[1])))
     code = f"import os, sys; os.execv(sys.executable, [sys.executable, '-c', {code!r}, *sys.argv[1:]])"
     drop = f"import ctypes; prctl = ctypes.CDLL(None).prctl; {DROP}; exec({code!r})"
     done = await anyio.run_process(
-        [sys.executable, "-c", drop, str(path)], cwd=Path(__file__).parents[2], env=os.environ | {"PYTHONPATH": "."}
+        [sys.executable, "-c", drop, str(path)], cwd=Path(__file__).parents[3], env=os.environ | {"PYTHONPATH": "."}
     )
     first, second, third = done.stdout.decode().splitlines()
     assert first == second
@@ -328,4 +324,6 @@ async def test_a_deleted_lock_file_is_restored_and_held_by_one_store_at_a_time(t
         pass
     await first.close()
     await second.close()
-    assert len(await history(await SqliteStore.open(tmp_path / "crow.db"), "s1")) == 9
+    third = await SqliteStore.open(tmp_path / "crow.db")
+    assert len(await history(third, "s1")) == 9
+    await third.close()

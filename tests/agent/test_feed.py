@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from crow.agent.feed import Feed
 from crow.domain.events import TextShown, ThoughtShown
-from crow.frontend.feed import Feed
 from tests.support.feed_orders import check_order
 
 pytestmark = pytest.mark.anyio

@@ -1,0 +1,122 @@
+"""Shows a conversation at the terminal: messages, tool calls and remarks, as blocks with empty lines between them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from crow.domain.text import on_one_line, plural
+from crow.terminal.connection import Params
+from crow.terminal.question import plain_title
+from crow.terminal.render import DIFF_LINES, Look, MarkdownStream, diff_of, output_of, title_of, wrapped
+from crow.terminal.screen import Screen
+
+_REPLAYED_LINES = 16
+"""The maximum number of lines that the chat shows of each turn's last message when it resumes a session."""
+
+
+class Display:
+    """The conversation as it is shown. `write` prints rendered text, wherever the cursor is."""
+
+    def __init__(self, look: Look, screen: Screen, write: Callable[[str], Awaitable[None]]) -> None:
+        self._look = look
+        self._screen = screen
+        self._write = write
+        self._stream: MarkdownStream | None = None
+        self._stream_id = ""
+        self.block = ""
+        """The kind of the newest block."""
+        self.calls: dict[str, dict[str, Any]] = {}
+        """The calls that have not ended, by id, with all that their updates said."""
+
+    async def text(self, kind: str, message_id: str, text: str) -> None:
+        """Show a piece of a message. `kind` is `text`, `remark` or `thought`."""
+        if self._stream is None or message_id != self._stream_id:
+            prefix = "Thought:\n" if kind == "thought" and self._look.has_words else ""
+            await self.begin_block("message", prefix)
+            self._stream_id = message_id
+            self._stream = MarkdownStream(self._look, tone="" if kind == "text" else "dim")
+        self._screen.label = "Thinking" if kind == "thought" else ""
+        await self._write(self._stream.feed(text))
+
+    async def end_message(self) -> None:
+        """Show what is held back of the newest message, which gets no more text."""
+        if self._stream is not None:
+            stream, self._stream = self._stream, None
+            await self._write(stream.end())
+            self.block = "text"
+
+    async def call(self, update: Params) -> None:
+        """Show an update of a tool call."""
+        call_id, is_new = update["toolCallId"], update["toolCallId"] not in self.calls
+        call = self.calls.setdefault(call_id, {})
+        call |= update
+        status, title = call.get("status", "pending"), plain_title(call.get("title", "Tool call"))
+        if status in ("completed", "failed"):
+            del self.calls[call_id]
+            self._screen.label = ""
+            await self.begin_block("tool", title_of(self._look, title, status) + self._details(call))
+        else:
+            self._screen.label = title
+            if is_new:
+                await self.end_message()
+                if not self._look.has_styles:
+                    await self.begin_block("tool", title_of(self._look, title, "running"))
+
+    def _details(self, call: Mapping[str, Any]) -> str:
+        """Return the text below the title of a finished call: the diffs of the call, the end of its output, or
+        nothing."""
+        contents = call.get("content") or ()
+        texts = [part["content"].get("text", "") for part in contents if part["type"] == "content"]
+        if call["status"] == "failed" or call.get("kind") == "execute":
+            return output_of(self._look, "\n".join(texts)) if any(text.strip() for text in texts) else ""
+        if call.get("is_shown"):  # the permission question has shown the diffs
+            return ""
+        diffs = [part for part in contents if part["type"] == "diff"]
+        return "".join(diff_of(self._look, part, most=DIFF_LINES, has_path=len(diffs) > 1)[0] for part in diffs)
+
+    async def markdown(self, message_id: str, text: str) -> None:
+        """Show a whole message."""
+        await self.text("text", message_id, text)
+        await self.end_message()
+
+    async def problem(self, problem: str) -> None:
+        """Show an error."""
+        await self.begin_block("problem", wrapped(self._look, "bad", f"Error: {problem}"))
+
+    async def say(self, words: str, *, is_warning: bool = False) -> None:
+        """Show a remark from crow itself."""
+        await self.begin_block("remark", wrapped(self._look, "bold" if is_warning else "dim", words))
+
+    async def begin_block(self, kind: str, text: str) -> None:
+        """Show a block. An empty line comes first if the previous block is of another kind."""
+        await self.end_message()
+        gap = "\n" if kind != self.block else ""
+        self.block = kind
+        await self._write(f"{gap}{text}")
+
+    async def turn(self, turn: Sequence[Params]) -> None:
+        """Show the prompt of a stored turn, and the end of the turn's last message."""
+        prompt, messages = "", dict[str, str]()
+        calls = 0
+        for update in turn:
+            match update:
+                case {"sessionUpdate": "user_message_chunk", "content": {"text": str(text)}}:
+                    prompt += text
+                case {"sessionUpdate": "agent_message_chunk", "messageId": str(name), "content": {"text": str(text)}}:
+                    messages[name] = messages.get(name, "") + text
+                case {"sessionUpdate": "tool_call"}:
+                    calls += 1
+        sign = "You:" if self._look.has_words else ">"
+        lines = prompt.strip().splitlines() or [""]
+        more = f" … (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
+        await self.begin_block("prompt", self._look.paint("dim", f"{sign} {on_one_line(lines[0])[:300]}{more}") + "\n")
+        if calls:
+            await self.say(f"({plural(calls, 'tool call')})")
+        if messages:
+            lines = messages.popitem()[1].strip().splitlines()
+            hidden = max(0, len(lines) - _REPLAYED_LINES)
+            if hidden:
+                await self.say(f"({hidden} lines before)")
+            await self.markdown("", "\n".join(lines[hidden:]))
+        self.block = "turn"
