@@ -199,7 +199,8 @@ class _Look:
                             self._merged(inner, lower, f"{path}/", depth + 1, is_ignored=ignored)
                             self._meta(inner, lower, path)
                         continue
-                    if before is None and has_xattr(inner, "origin") and not has_xattr(inner, "opaque"):
+                    is_copied = has_xattr(inner, "origin") and not has_xattr(inner, "opaque")
+                    if before is None and is_copied and self._is_changed_below(below, path):
                         self._conflict(path, ignored)  # the directory was removed meanwhile
                         continue
                 self._put(path, name, above, below, before, ignored)
@@ -242,7 +243,8 @@ class _Look:
             return
         if self._is_late(walked, path, is_ignored):
             return
-        if before is None and kind == "file" and has_xattr(proc_path(above, name), "origin"):
+        is_copied = before is None and kind == "file" and has_xattr(proc_path(above, name), "origin")
+        if is_copied and self._is_changed_below(below, path):
             self._conflict(path, is_ignored)  # the file was removed meanwhile
             return
         if not self._changes.is_live and (kind == "directory" or before is not None or status.st_mode & 0o6000):
@@ -300,6 +302,11 @@ class _Look:
             return False
         self._conflict(f"{path}/{walked.newest}" if walked.newest else path, is_ignored)
         return True
+
+    def _is_changed_below(self, below: int, path: str) -> bool:
+        """Return whether somebody else has created or removed files in an open directory of the workspace. Then a copy
+        in the layer whose original is not there was not moved there by a command: its original is gone."""
+        return os.fstat(below).st_ctime_ns > self._layer.unchanged_since(f"{self._root}/{path}")
 
     def _conflict(self, path: str, is_ignored: bool) -> None:
         """Note that somebody else changed a path. What git ignores can be made again: there the workspace's file stays,

@@ -145,6 +145,12 @@ def test_a_file_that_somebody_else_changed_meanwhile_is_never_overwritten(
     assert not world.place.changes.exists() or list(world.place.changes.iterdir()) == []
 
 
+def test_a_moved_file_is_no_conflict(world: World) -> None:
+    world.keep("mv a c; mv src/b src/d; mv c src/e")
+
+    assert sorted(world.picture()) == [".", "build", "src", "src/d", "src/e"]
+
+
 @pytest.mark.parametrize(
     ("line", "meanwhile"),
     [

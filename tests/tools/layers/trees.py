@@ -46,6 +46,7 @@ LINES = [
     "chmod -R a-w src; chmod 555 src",
     "chmod -R u+w . ; chmod 700 build",
     "mv src renamed",
+    "mv untracked src/moved; mv .gitignore other; git mv src/later.py later.py; mv one-name two-name",
     "mv src lib; ln -s lib src",
     "mkdir -p gen; for i in 1 2 3 4 5 6 7 8 9; do mkdir -p gen/$i; echo $i > gen/$i/file; done",
     "mkdir -p node_modules/pkg/lib; for i in $(seq 40); do echo $i > node_modules/pkg/lib/$i.js; done",
