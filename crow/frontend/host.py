@@ -28,7 +28,7 @@ from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of
 from crow.domain.entries import CallRef
 from crow.domain.errors import ArgumentError, StoreError
 from crow.domain.events import OptionsChanged
-from crow.domain.rendering import title_line
+from crow.domain.text import title_line
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection
 from crow.frontend.clients import Origin, SessionClients
@@ -240,14 +240,14 @@ class SessionHost:
         return self._locks.setdefault(session_id, asyncio.Lock())
 
     def refuse_if_running(self, session_id: str) -> None:
-        """Check that the session is not a running sub-agent.
+        """Check that the session is not a running subagent.
 
-        :raises ArgumentError: the session is a sub-agent that works for an open session.
+        :raises ArgumentError: the session is a subagent that works for an open session.
         """
         for hosted in self.open.values():
             if hosted.session.has_subagent(session_id):
                 raise ArgumentError(
-                    f"{session_id} is a sub-agent that works for session {hosted.session.id}. Cancel it with "
+                    f"{session_id} is a subagent that works for session {hosted.session.id}. Cancel it with "
                     "session/cancel, or wait until it is idle."
                 )
 
@@ -455,10 +455,11 @@ class SessionHost:
 
     async def _add_models(self) -> None:
         more = await self.dependencies.more_models()
-        self._set_models(tuple(dict.fromkeys([*self.models, *more])))
+        has_levels = any(hosted.session.thought_levels is not None for hosted in self.open.values())
+        self._set_models(tuple(dict.fromkeys([*self.models, *more])), has_levels=has_levels)
 
-    def _set_models(self, models: tuple[str, ...]) -> None:
-        if models != self.models:
+    def _set_models(self, models: tuple[str, ...], *, has_levels: bool = False) -> None:
+        if models != self.models or has_levels:
             self.models = models
             for hosted in self.open.values():
                 self.tasks.start_soon(hosted.clients.publish, OptionsChanged())
