@@ -262,7 +262,7 @@ async def keeping() -> None:
             continue
         taken: dict[str, list[float]] = {"old": [], "new": []}
         floors = []
-        with tempfile.TemporaryDirectory(dir=ROOT) as directory:
+        with tempfile.TemporaryDirectory() as directory:
             root = Path(directory, "work")
             await anyio.Path(root, "old").mkdir(parents=True)
             with confined(root, sandbox) as workspace:
