@@ -689,6 +689,7 @@ class ClientSessions:
         if self.host.is_warm:
             session.warm()
             await self.host.warn_about_sandbox()
+            await self.host.recover_changes()
 
 
 def iso_time(ms: int) -> str:
