@@ -219,13 +219,14 @@ def open_workspace(
         cwd,
         directories,
         keys=lambda: hidden_keys(loaded()),
-        own=(paths.config_file, paths.database, paths.log_file, *_server_files(loaded())),
+        own=(paths.config_file, paths.database, paths.log_file, paths.layers, *_server_files(loaded())),
         own_folders=own_folders(paths, cwd),
         own_readable=(config / "skills", config / "agents", config / "commands"),
         names=protected_names(loaded()),
         confiner=_open_confiner(loaded(), cwd, directories, is_bounded=is_bounded),
         is_bounded=is_bounded,
         programs=programs,
+        keeps_ignored=loaded().settings.permissions.keep_ignored,
     )
 
 
@@ -263,9 +264,10 @@ def _open_confiner(
         writable=sandbox.writable,
         sockets=sandbox.sockets,
         programs=Programs(paths.programs),
-        own=(*files, *_server_files(loaded), *own_folders(paths, cwd)),
+        own=(*files, paths.layers, *_server_files(loaded), *own_folders(paths, cwd)),
         masked=tuple(map(static_part, loaded.settings.serve.roots)) if is_bounded else (),
         caches=paths.cache_dir / "commands",
+        layers=paths.layers,
         names=protected_names(loaded),
     )
     return KernelConfiner([Path(cwd), *map(Path, directories)], options)

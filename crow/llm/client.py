@@ -27,7 +27,6 @@ import httpx2
 import openai
 from openai import RequestOptions
 
-from crow import __version__
 from crow.domain import errors
 from crow.domain.messages import Answer, WireName
 from crow.domain.trace_context import current_trace_context
@@ -49,6 +48,7 @@ from crow.llm.models import EndpointFacts, Offered, RequestForm, read_listing
 from crow.llm.parser import AnswerParser
 from crow.llm.stream import MAX_ADAPTATIONS, AnswerStream, RetryTiming
 from crow.llm.wires import AnyEncoder, wire_named
+from crow.version import __version__
 
 _MAX_ENCODERS = 64
 _MAX_BUFFERED_BYTES = 256 * 1024

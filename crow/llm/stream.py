@@ -137,7 +137,6 @@ class AnswerStream:
     async def _run(self) -> AsyncGenerator[Delta, None]:
         tries = adaptations = 0
         while True:
-            self._parser = self._transport.parser(self._request)
             try:
                 async with aclosing(self._attempt()) as deltas:
                     async for delta in deltas:
@@ -152,6 +151,7 @@ class AnswerStream:
                 if not is_shown and parser.error_body is not None and adaptations < MAX_ADAPTATIONS:
                     adaptations += 1
                     if await self._transport.adapt(self._request, parser.error_body):
+                        self._parser = self._transport.parser(self._request)
                         continue
                 tries += 1
                 self._transport.redact(error)
@@ -167,6 +167,7 @@ class AnswerStream:
                 await self._transport.learn_from(answer)
                 self._answer = answer
                 return
+            self._parser = self._transport.parser(self._request)
             yield Retrying(reason=reason, wait_s=wait_s)
             await self._timing.sleep(wait_s)
 

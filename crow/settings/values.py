@@ -444,6 +444,8 @@ class PermissionSettings(Section):
     ] = ()
     """Protected names that are not protected any more. Git's own files, crow's files and places of keys stay
     protected."""
+    keep_ignored: _Switch = True
+    """Whether commands may change files that git ignores, such as builds and caches, without a question."""
     fetch_private: _Switch = False
     """Whether fetch may read private addresses, such as those of this machine."""
 
