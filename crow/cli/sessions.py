@@ -32,6 +32,7 @@ from crow.cli.output import (
 from crow.domain.conversation import for_model
 from crow.domain.entries import Assistant, CallRef, ToolResult
 from crow.domain.errors import ArgumentError
+from crow.domain.receipts import receipt_in
 from crow.domain.text import plural, safe, safe_json, title_line
 from crow.llm.chat.encode import Encoder
 from crow.llm.dialect import Dialect
@@ -116,8 +117,11 @@ async def list_sessions(context: SessionsContext) -> None:
     chosen = await _chosen(context)
     found = await context.admin.listed(chosen, limit=None if options.all else LISTED + 1)
     shown = found if options.all else found[:LISTED]
+    receipts = await _receipts(context, shown) if options.receipts else {}
     if options.json:
-        return print_json(_listed_values(one) for one in shown)
+        more = {key: {"receipt": receipt} for key, receipt in receipts.items()}
+        return print_json({**_listed_values(one), **more.get(one.row.id, {})} for one in shown)
+    shown = tuple(_with_receipt(one, receipts.get(one.row.id)) for one in shown)
     if not in_terminal():
         for one in shown:
             print_table((), (_cells_in_pipe(one), *(_cells_in_pipe(each) for each in one.subagents)), empty="")
@@ -131,6 +135,26 @@ async def list_sessions(context: SessionsContext) -> None:
     if len(found) > len(shown):
         print(f"These are the newest {LISTED}; --all lists every session.")
     return None
+
+
+async def _receipts(
+    context: SessionsContext, listed: Sequence[ListedSession]
+) -> Mapping[str, Mapping[str, object] | None]:
+    """Return the newest receipt of each session by the session's id. The value is None for a session without any."""
+    found = {}
+    for one in listed:
+        entries = await context.store.left_behind(one.row.leaf, None, ("custom",))
+        found[one.row.id] = next(
+            (data for each in reversed(entries) if (data := receipt_in(each.body)) is not None), None
+        )
+    return found
+
+
+def _with_receipt(one: ListedSession, receipt: Mapping[str, object] | None) -> ListedSession:
+    """Return the session with the state of its receipt in its title."""
+    if receipt is None:
+        return one
+    return replace(one, row=replace(one.row, title=f"[{receipt.get('state', '')}] {one.row.title or ''}"))
 
 
 async def show_session(context: SessionsContext) -> None:
