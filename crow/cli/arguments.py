@@ -234,6 +234,12 @@ def _add_reading_commands(parser: argparse.ArgumentParser, add: _AddCommand) -> 
     stats.add_argument(
         "--disk", action="store_true", help="show what takes up space in the database, instead of tokens and cost"
     )
+    stats.add_argument(
+        "--breakdown",
+        action="store_true",
+        help="show what was read from the cache, cache breaks, the outputs and tools that cost the most, and times",
+    )
+    stats.add_argument("--session", metavar="SESSION", help="the breakdown of this session and its subagents")
     for each in (search, stats):
         _add_limits(each)
 
