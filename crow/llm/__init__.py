@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, get_args
 
-from crow.domain.messages import Answer, Message, ToolSpec, Usage, WireName
+from crow.domain.messages import Answer, Message, SentRequest, ToolSpec, Usage, WireName
 from crow.llm.facts import Refusal
 
 ThoughtLevel: TypeAlias = Literal["off", "low", "medium", "high"]
@@ -93,11 +93,12 @@ class Attempt:
     """One attempt at a request. The endpoint accepted this attempt, and probably charges for it.
 
     `usage` is what the endpoint has reported for this attempt. `output_tokens` is crow's estimate for the text,
-    reasoning and tool arguments that have arrived.
+    reasoning and tool arguments that have arrived. `sent` tells how the request was sent, if bytes were sent.
     """
 
     usage: Usage | None = None
     output_tokens: int = 0
+    sent: SentRequest | None = None
 
 
 class Stream(Protocol):
