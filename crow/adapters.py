@@ -155,6 +155,7 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
             limit_field=preset.limit_field,
             cache=preset.cache,
             takes_images=options.takes_images,
+            takes_files=target.takes_files,
             wires=target.wires,
         ),
         proxy=settings.proxy,

@@ -79,11 +79,14 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     trace = add("trace", "print a recording of an ACP connection (CROW_TRACE=FILE makes one)")
     trace.add_argument("action", choices=["show"], help='"show" prints the recording')
     trace.add_argument("file", metavar="FILE", help="a recording by crow")
-    completion = add("completion", "print a completion script for bash, zsh or fish")
-    completion.add_argument("shell", choices=["bash", "zsh", "fish"], nargs="?", help="the shell")
-    completion.add_argument("--sessions", metavar="WORD", help=argparse.SUPPRESS)
+    _add_completion_arguments(add("completion", "print a completion script for bash, zsh or fish"))
     add("man", "print the manual page; to read it: crow man | man -l -")
     return parser
+
+
+def _add_completion_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=["bash", "zsh", "fish"], nargs="?", help="the shell")
+    parser.add_argument("--sessions", metavar="WORD", help=argparse.SUPPRESS)
 
 
 def _settings_arguments() -> argparse.ArgumentParser:

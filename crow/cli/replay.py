@@ -139,7 +139,7 @@ async def _compare(
 def _print_comparison(sessions: list[str], found: list[ReplayedRequest], counts: Mapping[str, int]) -> None:
     subagents = f" and {plural(len(sessions) - 1, 'subagent')}" if len(sessions) > 1 else ""
     say(f"{sessions[0]}{subagents}: {plural(len(found), 'request')}, built again by crow {__version__}")
-    versions = sorted({each.version for each in found if each.version})
+    versions = sorted({each.version[:40] for each in found if each.version})[:_SHOWN]
     sent_by = f", sent by crow {' and '.join(versions)}" if versions else ""
     size = sum(each.size for each in found if each.outcome == "identical")
     say(f"identical: {counts['identical']:,} ({size:,} bytes){sent_by}")

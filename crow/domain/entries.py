@@ -191,7 +191,7 @@ class File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """A file in a tool result. The user gets the file, but the model gets only a description of it."""
+    """A file in a tool result, for the user."""
 
     name: str
     uri: str | None = None
@@ -199,6 +199,8 @@ class Attachment:
     mime_type: str | None = None
     data: str = ""
     """The content of the file in base64."""
+    for_model: bool = False
+    """Whether the model gets the file too, if it takes files. Otherwise it gets only a description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

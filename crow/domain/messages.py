@@ -43,6 +43,16 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A file that some models can read, such as a PDF."""
+
+    name: str
+    data: str
+    """The content in base64."""
+    mime_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
     """A file or document with its text."""
 
@@ -174,7 +184,8 @@ class SentRequest:
     """The values are not those of the request that was sent, but of the redacted request in a case file."""
 
 
-FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "interrupted"]
+FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "interrupted", "paused"]
+"""`paused`: the endpoint runs tools of its own, and goes on with the answer when it gets it back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +236,8 @@ class AssistantMessage:
     is_before_break: bool = False
     """Whether the message has opaque fields and was made before a break: the system message, the tools or earlier
     messages may no longer be those that the model had."""
+    is_paused: bool = False
+    """Whether the next message goes on with this answer, or the endpoint goes on if nothing follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +248,7 @@ class ToolMessage:
     """The model's id of the call."""
     text: str
     images: tuple[Image, ...] = ()
+    files: tuple[File, ...] = ()
 
 
 Message: TypeAlias = SystemMessage | UserMessage | AssistantMessage | ToolMessage

@@ -41,13 +41,22 @@ def mode_state(current: str) -> dict[str, Any]:
 
 
 def config_options(
-    *, mode: str, model: str, models: Sequence[str], config: Mapping[str, object], booleans: bool
+    *,
+    mode: str,
+    model: str,
+    models: Sequence[str],
+    config: Mapping[str, object],
+    booleans: bool,
+    levels: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Return all config options of a session whose stored configuration is `config`.
 
     Boolean options are included only if the client supports them. The mode is included as an option too, because some
     clients read only the options, and not `modes`. The current model is offered even if `models` does not contain it.
     If there is no model at all, the option for the model is left out.
+
+    `levels` are the thought levels that the model takes, or None if that is unknown. The current level is always
+    offered. If there is no level to choose, the option for the thought level is left out.
     """
     modes = [{"value": mode, "name": name, "description": text} for mode, (name, text) in _MODE_TEXTS.items()]
     options = [_select("mode", "Mode", "What crow may do without asking", mode, modes)]
@@ -59,10 +68,12 @@ def config_options(
         text = "The model for the next prompt and later ones"
         options.append(_select("model", "Model", text, model or _NO_MODEL, choices))
     level = config.get("thought_level")
-    levels = [{"value": value, "name": name} for value, name in _THOUGHT_LEVELS.items()]
-    text = "How hard the model thinks, if the endpoint supports it"
     current = str(level) if level in _THOUGHT_LEVELS else "default"
-    options.append(_select("thought_level", "Thought level", text, current, levels))
+    taken = _THOUGHT_LEVELS if levels is None else {"default", current, *levels}
+    if len(taken) > 1:
+        choices = [{"value": value, "name": name} for value, name in _THOUGHT_LEVELS.items() if value in taken]
+        text = "How hard the model thinks, if the endpoint supports it"
+        options.append(_select("thought_level", "Thought level", text, current, choices))
     if booleans:
         text = "Summarise older messages when the context window fills up; nothing is deleted"
         option = {"id": "auto_compact", "name": "Automatic compaction", "description": text, "type": "boolean"}

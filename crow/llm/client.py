@@ -49,7 +49,7 @@ from crow.llm.models import EndpointFacts, Offered, RequestForm, read_listing
 from crow.llm.parser import AnswerParser
 from crow.llm.sent import sent_request
 from crow.llm.stream import MAX_ADAPTATIONS, AnswerStream, RetryTiming
-from crow.llm.wires import Encoder, wire_named
+from crow.llm.wires import AnyEncoder, wire_named
 
 _MAX_ENCODERS = 64
 _MAX_BUFFERED_BYTES = 256 * 1024
@@ -76,16 +76,17 @@ _NO_KEY = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Client:
-    """The client of an endpoint.
-
-    `templates` holds a request without a body for each wire that was used. Each request is built from its template,
-    because merging all headers again would take 0.1 ms.
-    """
+    """The client of an endpoint."""
 
     api: openai.AsyncOpenAI
+    """The client of the package, which lists the models."""
     http: httpx2.AsyncClient
+    """The connections."""
     headers: httpx2.Headers
+    """The headers of all requests."""
     templates: dict[WireName, httpx2.Request] = field(default_factory=dict)
+    """A request without a body for each wire that was used. Each request is built from its template, because merging
+    all headers again would take 0.1 ms."""
 
 
 class EndpointClient:
@@ -228,7 +229,7 @@ class EndpointClient:
                 raise error
         raise errors.ProtocolError(f"{self.origin.endpoint} refused the request in {MAX_ADAPTATIONS} different forms.")
 
-    def _body(self, encoder: Encoder, request: Request, dialect: Dialect, max_output: int | None) -> bytes:
+    def _body(self, encoder: AnyEncoder, request: Request, dialect: Dialect, max_output: int | None) -> bytes:
         return encoder.body(
             request,
             model=self._endpoint.model,

@@ -197,12 +197,12 @@ class AnswerParser(ABC):
             raise self._error or ProtocolError("The answer broke off.")
         finish, calls = self._ending
         shown = self.partial()
-        if not (shown.text.strip() or calls or finish == "refusal"):
+        if not (shown.text.strip() or calls or finish in {"refusal", "paused"}):
             self._check_empty(finish, has_thought=bool(shown.thought))
         return replace(
             shown,
             calls=calls,
-            finish="tool_calls" if calls and finish == "stop" else finish,
+            finish="tool_calls" if calls and finish in {"stop", "paused"} else finish,
             opaque=self._opaque(),
             wire=self.wire,
         )

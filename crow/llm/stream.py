@@ -33,11 +33,12 @@ _CLOSE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryTiming:
-    """The functions that time retries. `sleep` waits for a number of seconds, and `chance` returns a random number from
-    0 to 1."""
+    """The functions that time retries."""
 
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+    """Waits for a number of seconds."""
     chance: Callable[[], float] = random.random
+    """Returns a random number from 0 to 1."""
 
 
 class ResponseBody(Protocol):
@@ -120,12 +121,12 @@ class AnswerStream:
         return self._answer
 
     def partial(self) -> Answer:
-        """What was shown so far."""
+        """Return what was shown so far."""
         return self._parser.partial()
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """The attempts that the endpoint accepted. An attempt is left out if the endpoint sent nothing but an error for
-        it."""
+        """Return the attempts that the endpoint accepted. An attempt is left out if the endpoint sent nothing but an
+        error for it."""
         if self._answer is not None:
             return (*self._failed, Attempt(usage=self._answer.usage, sent=self._transport.sent()))
         return (*self._failed, self._attempted()) if self._is_accepted else tuple(self._failed)
@@ -188,7 +189,7 @@ class AnswerStream:
         # The request may have changed its wire.
         self._parser = parser = self._transport.parser(self._request)
         try:
-            decoder = SseDecoder()
+            decoder = SseDecoder(parser.kind)
             head: bytearray | None = bytearray()  # the bytes before the first event
             received = 0
             while not parser.is_done:
@@ -204,7 +205,7 @@ class AnswerStream:
                 if head is not None and not events:
                     head += data
                     if len(head) > MAX_EVENT_BYTES:
-                        raise EventTooLarge(MAX_EVENT_BYTES)
+                        raise EventTooLarge(MAX_EVENT_BYTES, parser.kind)
                 else:
                     head = None
                 for piece in parser.feed(events):

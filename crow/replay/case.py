@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -65,13 +66,14 @@ async def write_case(
             file.write(line)
     write_lines(masked, _masked(exported, redact))
     sessions = await import_case(scratch[1], masked)
-    proved = [each.outcome == "identical" async for each in replays(store, sessions, rebuilder)]
+    proved = deque([each.outcome == "identical" async for each in replays(store, sessions, rebuilder)])
     digests: dict[int, SentRequest] = {}
-    logged = [each for one in sessions async for each in logged_requests(scratch[0], one)]
-    for number, each in enumerate(logged):
-        if each.sent is not None:
-            is_proved = len(proved) == len(logged) and proved[number]
-            digests[each.entry.id] = _case_digest(each, each.sent, is_proved=is_proved)
+    for session in sessions:
+        async for each in logged_requests(scratch[0], session):
+            # The requests come in the same order from both databases.
+            is_proved = proved.popleft() if proved else False
+            if each.sent is not None:
+                digests[each.entry.id] = _case_digest(each, each.sent, is_proved=is_proved)
     for line in _lines(_with_digests(masked, digests)):
         yield line
 
@@ -171,8 +173,8 @@ def _case_digest(logged: LoggedRequest, sent: SentRequest, *, is_proved: bool) -
 
 
 def _with_digests(path: Path, digests: Mapping[int, SentRequest]) -> Iterable[tuple[Record, Body | None]]:
-    """Return the records of a masked export with the digests of its requests. An empty database numbers the entries of a
-    file from 1, through all its conversations."""
+    """Return the records of a masked export with the digests of its requests. An empty database numbers the entries of
+    a file from 1, through all its conversations."""
     number = 0
     for record, body in _records(path):
         if isinstance(record, EntryRecord):

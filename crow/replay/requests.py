@@ -6,8 +6,9 @@ digest of the bytes of each request. So a request that is the same today can be 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from crow import __version__
@@ -19,7 +20,6 @@ from crow.domain.entries import (
     Custom,
     Entry,
     ModelRequest,
-    Prompt,
     Reminder,
     Restore,
     Skill,
@@ -30,7 +30,7 @@ from crow.domain.messages import AssistantMessage, Message, SentRequest, SystemM
 from crow.llm import THOUGHT_LEVELS, Request
 from crow.llm.dialect import Dialect
 from crow.llm.sent import digest_of, first_difference, read_dialect
-from crow.llm.wires import Encoder, wire_named
+from crow.llm.wires import AnyEncoder, wire_named
 from crow.store import Store
 from crow.store.codec import KINDS
 
@@ -63,8 +63,8 @@ class LoggedRequest:
     """The answer, or the usage of a request without an answer."""
     sent: SentRequest | None
     context: Context
-    entries: Mapping[int, Entry]
-    """The entries in use, by id."""
+    projection: Projection
+    """Has the entries in use, until the next request is read."""
 
 
 async def logged_requests(store: Store, session_id: str) -> AsyncIterator[LoggedRequest]:
@@ -72,12 +72,12 @@ async def logged_requests(store: Store, session_id: str) -> AsyncIterator[Logged
     first."""
     row = await store.session(session_id)
     known: set[int] = set()
-    async for each in _requests_on(_path(store, session_id), known):
+    async for each in _requests_on(partial(_path, store, session_id), known):
         yield each
     for tip in (await store.outline(session_id)).tips:
         left = await store.left_behind(tip.entry, row.leaf, KINDS.values()) if tip.entry != row.leaf else ()
         if left:
-            path = _path(store, session_id, until=left[0].parent, then=left)
+            path = partial(_path, store, session_id, until=left[0].parent, then=left)
             async for each in _requests_on(path, known):
                 yield each
 
@@ -102,17 +102,15 @@ async def _history(store: Store, session_id: str) -> AsyncIterator[Entry]:
             yield entry
 
 
-async def _requests_on(path: AsyncIterator[Entry], known: set[int]) -> AsyncIterator[LoggedRequest]:
+async def _requests_on(path: Callable[[], AsyncIterator[Entry]], known: set[int]) -> AsyncIterator[LoggedRequest]:
     """Yield the requests on a path, except those of the entries in `known`, and add their entries to `known`."""
-    projection, all_entries = Projection(), list[Entry]()
-    async for entry in path:
+    projection = Projection()
+    async for entry in path():
         if (sent := _sent(entry)) is not False and entry.id not in known:
             known.add(entry.id)
-            by_id = {each.id: each for each in projection.entries}
-            yield LoggedRequest(entry=entry, sent=sent, context=projection.context(), entries=by_id)
-        all_entries.append(entry)
+            yield LoggedRequest(entry=entry, sent=sent, context=projection.context(), projection=projection)
         if isinstance(entry.body, Restore):  # what a checkpoint had covered is in use again
-            projection = Projection(all_entries)
+            projection = Projection([each async for each in path() if each.id <= entry.id])
         else:
             projection.add(entry)
 
@@ -132,7 +130,7 @@ class Rebuilder:
 
     def __init__(self, extras: Mapping[str, Mapping[str, object]] | None = None) -> None:
         self._extras = extras or {}
-        self._encoders: dict[tuple[str, str], Encoder] = {}
+        self._encoders: dict[tuple[str, str], AnyEncoder] = {}
 
     def replay(self, logged: LoggedRequest, *, is_case: bool = False) -> ReplayedRequest:
         """Build a request again and compare it. With `is_case`, the log is that of a case file, whose entries have
@@ -205,8 +203,8 @@ def request_of(logged: LoggedRequest, sent: SentRequest | None) -> Request:
 
 
 def _why_unknown(logged: LoggedRequest) -> str:
-    prompts = [entry.body for entry in logged.entries.values() if isinstance(entry.body, Prompt)]
-    if prompts and not prompts[-1].recorded_here:
+    prompt = logged.projection.prompt
+    if prompt is not None and not prompt.recorded_here:
         return "it was imported, and the file does not tell how the request was sent"
     body = logged.entry.body
     if isinstance(body, Assistant) and body.finish == "interrupted":
@@ -246,7 +244,7 @@ def _located(logged: LoggedRequest, sent: SentRequest, dialect: Dialect, body: b
 def _rule(logged: LoggedRequest, index: int) -> str:
     """Say what a message is, and which rule made it from which entry."""
     message, origin = logged.context.messages[index], logged.context.origins[index]
-    entry = logged.entries.get(origin)
+    entry = next((each for each in logged.projection.entries if each.id == origin), None)
     place = f"entry {origin}" if entry is not None else "the newest prompt entry"
     return f"{_rule_words(message, entry)} ({place})"
 

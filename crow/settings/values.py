@@ -135,6 +135,9 @@ class ModelOptions(Section):
     the endpoint's own limit applies."""
     takes_images: _Switch = True
     """Whether the model accepts images."""
+    takes_files: _Switch | None = None
+    """Whether the model accepts PDF files in tool results. If unset, models of OpenAI, Azure, Anthropic and OpenRouter
+    do, and so does Claude wherever crow speaks Anthropic's API."""
     input_price: _Price | None = None
     """US dollars per million input tokens. Crow uses the prices to compute the cost of sessions."""
     cached_price: _Price | None = None

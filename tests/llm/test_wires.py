@@ -176,3 +176,14 @@ def test_these_refusals_are_of_a_wire(status: int, body: bytes, wire: WireName) 
 )
 def test_these_are_not(status: int, body: bytes) -> None:
     assert not refuses_wire(parse_error_response(status, body), "chat")
+
+
+@pytest.mark.parametrize(
+    ("wire", "kind"), [("chat", "a chat completion"), ("responses", "a response"), ("messages", "a Messages stream")]
+)
+async def test_a_stream_without_end_is_named_in_the_words_of_its_wire(wire: WireName, kind: str) -> None:
+    async with FakeEndpoint(otherwise=Reply(steps=(b"x" * 9_000_000,))) as endpoint:
+        endpoint.wires = ALL
+        async with asking(endpoint, wires=(wire,)) as model:
+            error, _, _ = await failure_of(model)
+    assert f"as one event, which is not {kind}. Check the base URL" in str(error)

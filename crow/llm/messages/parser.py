@@ -320,6 +320,8 @@ class MessagesParser(AnswerParser):
                 if not (self._text.getvalue().strip() or self._calls):
                     raise ContextOverflow(f'The request is too long for the model (stop reason "{word}").')
                 return "length"
+            case "pause_turn":
+                return "paused"
             case "refusal":
                 self._explain_refusal()
                 return "refusal"

@@ -18,7 +18,7 @@ from typing import get_args
 
 import anyio.to_thread
 
-from crow.domain.entries import Diff
+from crow.domain.entries import Attachment, Diff
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image
 from crow.domain.rendering import RESULT_MASK, in_title
@@ -59,6 +59,10 @@ UNREAD_LINES = 60
 
 IMAGE_BYTES = 3_000_000
 """Some providers refuse images with more bytes."""
+
+PDF_BYTES = 10_000_000
+PDF = b"%PDF-"
+PDF_TYPE = "application/pdf"
 
 IMAGE = re.compile(
     rb"(?P<png>\x89PNG\r\n\x1a\n)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8[79]a)|(?P<webp>RIFF.{4}WEBP)", re.DOTALL
@@ -109,6 +113,8 @@ async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
     media = image_type(stat.head)
     if media is not None:
         return await read_image(workspace, target, stat, media)
+    if stat.head.startswith(PDF):
+        return await read_pdf(workspace, target, stat)
     text, note = None, ""
     if stat.size > WHOLE_BYTES:
         start = (await workspace.read_bytes(target.path, SNIFFED_CHARS)).decode("utf-8", "replace")
@@ -121,7 +127,7 @@ async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
             invocation.context.seen_files.note(target.path, file.text)
             note = "" if file.encoding == "utf-8" else f"\n[the file is {file.encoding}; the tools keep this encoding]"
     if is_binary:
-        raise ArgumentError(f"{target.name} is binary ({stat.size:,} bytes); only text and images can be read")
+        raise ArgumentError(f"{target.name} is binary ({stat.size:,} bytes); only text, images and PDFs can be read")
     window = LineWindow(first=args.get("line", 1), limit=args.get("limit", WINDOW_LINES))
     if text is not None:
         data = text.encode("utf-8", "replace")
@@ -145,6 +151,17 @@ async def read_image(workspace: Workspace, target: PathTarget, stat: FileStat, m
     data = base64.b64encode(await workspace.read_bytes(target.path)).decode("ascii")
     text = f"{target.name} is an image ({media}, {stat.size:,} bytes)."
     return Outcome(text=text, images=(Image(data=data, mime_type=media),))
+
+
+async def read_pdf(workspace: Workspace, target: PathTarget, stat: FileStat) -> Outcome:
+    if stat.size > PDF_BYTES:
+        raise ArgumentError(
+            f"{target.name} is a PDF of {stat.size:,} bytes; at most {PDF_BYTES:,} bytes can be read. A program such "
+            "as pdftotext may give its text"
+        )
+    data = base64.b64encode(await workspace.read_bytes(target.path)).decode("ascii")
+    file = Attachment(name=target.name, mime_type=PDF_TYPE, data=data, for_model=True)
+    return Outcome(text=f"{target.name} is a PDF ({stat.size:,} bytes).", attachments=(file,))
 
 
 def format_window(window: LineWindow, name: str, size: str) -> str:
@@ -532,10 +549,22 @@ def sound_picture_type(data: str) -> str | None:
     return image_type(decoded[:16]) if len(decoded) <= IMAGE_BYTES else None
 
 
+def sound_pdf(data: str, uri: str) -> Attachment | None:
+    """Return the file of a server at `uri` for the model. Return None if the base64 data is invalid, too large, or no
+    PDF."""
+    try:
+        decoded = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    if not decoded.startswith(PDF) or len(decoded) > PDF_BYTES:
+        return None
+    return Attachment(name=uri, uri=uri, mime_type=PDF_TYPE, data=data, for_model=True)
+
+
 READ_FILE_SPEC = tool_spec(
     "read_file",
-    "Read a text file, with the number of each line and a tab in front of it, or look at an image. If there is more, "
-    "the last line says how to continue.",
+    "Read a text file, with the number of each line and a tab in front of it, or look at an image or a PDF. If there "
+    "is more, the last line says how to continue.",
     required="path",
     path=PATH,
     line=argument("integer", "First line, counted from 1.", minimum=1),
