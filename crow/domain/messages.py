@@ -166,8 +166,8 @@ class SentRequest:
     size: int
     """The number of bytes."""
     checks: str = ""
-    """CRC-32 sums of starts of the request (hex, 8 digits each), up to 128, 256, 512 ... bytes before its end, the
-    shortest start first."""
+    """CRC-32 sums of starts of the request, up to each of the last messages and to some positions before. Each is
+    written as the distance to the end, a point and the sum (hex)."""
     endpoint: str = ""
     """The base URL and the model name, separated by a space."""
     dialect: JsonObject = field(default_factory=dict)

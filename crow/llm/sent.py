@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -21,9 +22,13 @@ from crow.llm import Request
 from crow.llm.dialect import Dialect
 
 _DIGEST_CHARS = 32
-_CHECK_CHARS = 8
 _FIRST_STEP = 128
-_MAX_CHECKS = 40
+_MAX_STEPS = 24
+_BOUNDARIES = 16
+_STARTS = (b',{"role":"', b',{"type":"', b'[{"role":"', b'[{"type":"')
+"""Where messages begin, and perhaps their parts. No string in JSON contains these bytes, because its quotes are
+escaped."""
+_CHECKS = re.compile(r"(?:[0-9a-f]{1,12}\.[0-9a-f]{1,8}(?: (?!$)|$)){1,48}")
 
 
 def sent_request(
@@ -39,7 +44,7 @@ def sent_request(
     return SentRequest(
         digest=digest_of(body),
         size=len(body),
-        checks="".join(f"{check:08x}" for _, check in _checks(body)),
+        checks=_checks(body),
         endpoint=endpoint,
         dialect=_dialect_json(dialect),
         limit=limit,
@@ -60,36 +65,44 @@ def extra_digest(extra: Mapping[str, object] | None) -> str:
     return digest_of(json.dumps(extra, sort_keys=True).encode()) if extra else ""
 
 
-def first_difference(sent: SentRequest, body: bytes) -> tuple[int, int]:
-    """Return the range of positions in which `body` first differs from the request that was sent. The range is narrow
-    near the end of a request, where requests usually begin to differ."""
-    known = [sent.checks[at : at + _CHECK_CHARS] for at in range(0, len(sent.checks), _CHECK_CHARS)]
-    positions = _positions(sent.size)
-    if len(known) != len(positions):
-        return 0, max(sent.size, len(body))
+def first_difference(sent: SentRequest, body: bytes) -> tuple[int, int, bool]:
+    """Return the range of positions in which `body` first differs from the request that was sent, and whether this
+    range is one message or a part of it. The end of the range is a position in the request that was sent."""
     before = check = 0
-    for position, expected in zip(positions, known, strict=True):
+    checks = _read_checks(sent)
+    for number, (position, expected) in enumerate(checks):
         check = zlib.crc32(body[before:position], check)
-        if position > len(body) or f"{check:08x}" != expected:
-            return before, position
+        if position > len(body) or check != expected:
+            return before, position, number > len(checks) - _BOUNDARIES
         before = position
-    return before, max(sent.size, len(body))
+    return before, max(before, sent.size, len(body)), bool(checks)
 
 
-def _positions(size: int) -> list[int]:
-    """Return the positions up to which parts of a request are checked: close to each other near its end."""
-    steps = (_FIRST_STEP << step for step in range(_MAX_CHECKS))
-    return [size - step for step in steps if step < size][::-1]
+def _read_checks(sent: SentRequest) -> list[tuple[int, int]]:
+    """Return the positions up to which a request was checked, and the checksums. Return nothing if they are damaged."""
+    if not _CHECKS.fullmatch(sent.checks):
+        return []
+    pairs = (each.split(".") for each in sent.checks.split())
+    found = [(sent.size - int(left, 16), int(check, 16)) for left, check in pairs]
+    is_sorted = all(one < other for (one, _), (other, _) in pairwise([(0, 0), *found]))
+    return found if is_sorted else []
 
 
-def _checks(body: bytes) -> list[tuple[int, int]]:
-    """Return a checksum of the start of `body` up to each of the positions."""
-    found: list[tuple[int, int]] = []
-    check = 0
-    for before, position in pairwise([0, *_positions(len(body))]):
+def _checks(body: bytes) -> str:
+    """Return checksums of the start of `body`: up to each of the last messages, and up to positions before them whose
+    distance to the end doubles."""
+    size, starts, end = len(body), list[int](), len(body)
+    while len(starts) < _BOUNDARIES and (end := max(body.rfind(start, 0, end) for start in _STARTS)) > 0:
+        starts.append(end + 1)
+    first = size - starts[-1] if starts else _FIRST_STEP
+    steps = (first << step for step in range(1, _MAX_STEPS))
+    positions = sorted({*starts, *(size - step for step in steps if step < size)})
+    found, before, check = list[str](), 0, 0
+    for position in positions:
         check = zlib.crc32(body[before:position], check)
-        found.append((position, check))
-    return found
+        found.append(f"{size - position:x}.{check:x}")
+        before = position
+    return " ".join(found)
 
 
 def _dialect_json(dialect: Dialect) -> JsonObject:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from crow import __version__
 from crow.domain import rendering
@@ -26,7 +26,14 @@ from crow.domain.entries import (
     ToolResult,
     User,
 )
-from crow.domain.messages import AssistantMessage, Message, SentRequest, SystemMessage, ToolMessage, UserMessage
+from crow.domain.messages import (
+    AssistantMessage,
+    Message,
+    SentRequest,
+    SystemMessage,
+    ToolMessage,
+    UserMessage,
+)
 from crow.llm import THOUGHT_LEVELS, Request
 from crow.llm.dialect import Dialect
 from crow.llm.sent import digest_of, first_difference, read_dialect
@@ -34,7 +41,11 @@ from crow.llm.wires import AnyEncoder, wire_named
 from crow.store import Store
 from crow.store.codec import KINDS
 
-Outcome = Literal["identical", "different", "unproven"]
+_FRAME_BYTES = 16
+"""Between two messages there may be this many bytes of neither: on Messages, the system message is a member of its own,
+and results are one message with the text after them."""
+
+Outcome: TypeAlias = Literal["identical", "different", "unproven"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,8 +194,7 @@ class Rebuilder:
 
     def _difference(self, logged: LoggedRequest, sent: SentRequest, dialect: Dialect, body: bytes) -> str:
         """Say where a request first differs, and which rule wrote that part."""
-        start, end = first_difference(sent, body)
-        where = _located(logged, sent, dialect, body, (start, end))
+        where = _located(logged, sent, dialect, body, first_difference(sent, body))
         size = f"{len(body):,} bytes today, {sent.size:,} then" if len(body) != sent.size else f"{sent.size:,} bytes"
         by = f"crow {sent.version}" if sent.version != __version__ else "this version of crow"
         return f"{where} ({size}; sent by {by})"
@@ -212,29 +222,35 @@ def _why_unknown(logged: LoggedRequest) -> str:
     return "the log does not tell how it was sent: an older version or the built-in model answered"
 
 
-def _located(logged: LoggedRequest, sent: SentRequest, dialect: Dialect, body: bytes, part: tuple[int, int]) -> str:
+def _located(
+    logged: LoggedRequest, sent: SentRequest, dialect: Dialect, body: bytes, part: tuple[int, int, bool]
+) -> str:
     """Name the messages that hold this part of the body."""
     messages, encoder = logged.context.messages, wire_named(dialect.wire).encoder()
     pieces = encoder.messages(messages, endpoint=sent.endpoint, dialect=dialect)
+    start_at, end_at, is_one = part
     first_piece = body.find(pieces[0]) if pieces else -1
     if first_piece < 0:
-        return f"it differs between byte {part[0]:,} and byte {part[1]:,}"
-    if part[1] <= first_piece:
-        return "the model, the options or the tools differ; they come before the messages, from the newest prompt entry"
+        return f"it differs between byte {start_at:,} and byte {end_at:,}"
+    if end_at <= first_piece:
+        return "the model, the options or the tools differ; they come before the messages"
 
     def start(count: int) -> int:
         """Return where the message with this index begins."""
-        pieces = encoder.messages(messages[:count], endpoint=sent.endpoint, dialect=dialect) if count else ()
-        return first_piece + sum(len(piece) + 1 for piece in pieces)
+        before = pieces[:count]
+        if len(pieces) != len(messages) and count:  # the wire writes some messages as one, or adds some
+            before = encoder.messages(messages[:count], endpoint=sent.endpoint, dialect=dialect)
+        return first_piece + sum(len(piece) + 1 for piece in before)
 
-    def index_at(position: int) -> int:
+    def index_at(position: int, slack: int = 0) -> int:
         low, high = 0, len(messages) - 1
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if start(middle) <= position else (low, middle - 1)
+            low, high = (middle, high) if start(middle) <= position + slack else (low, middle - 1)
         return low
 
-    first, last = index_at(part[0]), index_at(max(part[0], part[1] - 1))
+    first = index_at(start_at, _FRAME_BYTES)
+    last = first if is_one else max(first, index_at(end_at - 1))
     rule = _rule(logged, first)
     if first == last:
         return f"message {first + 1} of {len(messages)} differs: {rule}"
