@@ -10,11 +10,17 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 from tests.support.fake_endpoint import FakeEndpoint
+from tests.support.fork_server import ForkedProgram
+
+Program: TypeAlias = subprocess.Popen[bytes] | ForkedProgram
+OWN_START = ("LANG", "LC_", "PYTHON")
+"""How the names of variables begin that Python reads when it starts."""
 
 IN_TERMINAL = """
 import fcntl, os, sys, termios
@@ -43,7 +49,9 @@ class Shell:
             "TERM": "xterm",
         }
 
-    def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> Program:
+        if sys.platform == "linux" and not any(name.startswith(OWN_START) for name in self.env):
+            return ForkedProgram(arguments, env=self.env, cwd=self.place, stdin=stdin)
         command, pipe = [sys.executable, "-P", "-m", "crow", *arguments], subprocess.PIPE
         return subprocess.Popen(command, cwd=self.place, env=self.env, stdin=stdin, stdout=pipe, stderr=pipe)
 
@@ -58,18 +66,23 @@ class Shell:
         """Start a command in a terminal of 80 columns and 24 rows."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        command = [sys.executable, "-c", IN_TERMINAL, sys.executable, "-P", "-m", "crow", *arguments]
         # The line editor would wait for an answer to its question where the cursor is.
         env = self.env | {"PROMPT_TOOLKIT_NO_CPR": "1"} | environment
-        with subprocess.Popen(
-            command, cwd=self.place, env=env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-        ) as process:
+        with self._start_in(theirs, arguments, env) as process:
             os.close(theirs)
             try:
                 yield Terminal(ours, process)
             finally:
                 process.kill()
                 os.close(ours)
+
+    def _start_in(self, terminal: int, arguments: Sequence[str], env: Mapping[str, str]) -> Program:
+        if sys.platform == "linux" and not any(name.startswith(OWN_START) for name in env):
+            return ForkedProgram(arguments, env=env, cwd=self.place, terminal=terminal)
+        command = [sys.executable, "-c", IN_TERMINAL, sys.executable, "-P", "-m", "crow", *arguments]
+        return subprocess.Popen(
+            command, cwd=self.place, env=env, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+        )
 
     def asked(self, number: int = -1) -> str:
         """The messages of a request, as text."""
@@ -79,7 +92,7 @@ class Shell:
 class Terminal:
     """The other end of a terminal in which a process runs. `shown` is everything that it wrote."""
 
-    def __init__(self, fd: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, fd: int, process: Program) -> None:
         self._fd = fd
         self._data = b""
         self._seen = 0
