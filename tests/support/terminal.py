@@ -59,7 +59,7 @@ class Shell:
         """The exit code, stdout and stderr of a command."""
         with self.start(*arguments, stdin=subprocess.PIPE) as process:
             out, err = process.communicate(stdin, timeout=120)
-        return process.returncode, out.decode(), err.decode()
+        return process.wait(), out.decode(), err.decode()
 
     @contextmanager
     def in_terminal(self, *arguments: str, **environment: str) -> Iterator[Terminal]:
