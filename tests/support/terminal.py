@@ -30,6 +30,19 @@ os.execv(sys.executable, sys.argv[1:])
 """Makes stdin the controlling terminal, then becomes the program of its arguments."""
 
 
+def can_fork(env: Mapping[str, str]) -> bool:
+    """Whether a forked process does the same as a new one that has these variables."""
+    return sys.platform == "linux" and not any(name.startswith(OWN_START) for name in env)
+
+
+def start(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdin: int = subprocess.DEVNULL) -> Program:
+    """Start a command with pipes."""
+    if can_fork(env):
+        return ForkedProgram(arguments, env=env, cwd=cwd, stdin=stdin)
+    command, pipe = [sys.executable, "-P", "-m", "crow", *arguments], subprocess.PIPE
+    return subprocess.Popen(command, cwd=cwd, env=env, stdin=stdin, stdout=pipe, stderr=pipe)
+
+
 class Shell:
     """Runs crow in `place` with its own home and endpoint."""
 
@@ -50,10 +63,7 @@ class Shell:
         }
 
     def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> Program:
-        if sys.platform == "linux" and not any(name.startswith(OWN_START) for name in self.env):
-            return ForkedProgram(arguments, env=self.env, cwd=self.place, stdin=stdin)
-        command, pipe = [sys.executable, "-P", "-m", "crow", *arguments], subprocess.PIPE
-        return subprocess.Popen(command, cwd=self.place, env=self.env, stdin=stdin, stdout=pipe, stderr=pipe)
+        return start(arguments, env=self.env, cwd=self.place, stdin=stdin)
 
     def crow(self, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
         """The exit code, stdout and stderr of a command."""
@@ -77,7 +87,7 @@ class Shell:
                 os.close(ours)
 
     def _start_in(self, terminal: int, arguments: Sequence[str], env: Mapping[str, str]) -> Program:
-        if sys.platform == "linux" and not any(name.startswith(OWN_START) for name in env):
+        if can_fork(env):
             return ForkedProgram(arguments, env=env, cwd=self.place, terminal=terminal)
         command = [sys.executable, "-c", IN_TERMINAL, sys.executable, "-P", "-m", "crow", *arguments]
         return subprocess.Popen(
