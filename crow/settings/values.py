@@ -474,6 +474,16 @@ class SandboxSettings(Section):
     this setting, confined commands have no Unix sockets."""
 
 
+class ReceiptSettings(Section):
+    """Receipts: what a turn changed, and which checks ran after its last change."""
+
+    show: _Switch = True
+    """Whether editors show the receipt of each turn that changed files. Receipts are stored in any case."""
+    checks: Annotated[Strings, Expected('a list of command lines, such as ["just ci"]')] = ()
+    """More commands that verify changes. A command that begins with the same words is a check, too. Crow knows the
+    usual tests, type checks, builds and linters, and the commands of `[checks]`."""
+
+
 class LimitSettings(Section):
     """Limits on steps, cost, tools and waiting."""
 
@@ -631,6 +641,7 @@ class Settings(Section):
     titles: TitleSettings = Field(default_factory=TitleSettings)
     permissions: PermissionSettings = Field(default_factory=PermissionSettings)
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
+    receipts: ReceiptSettings = Field(default_factory=ReceiptSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
     editor: EditorSettings = Field(default_factory=EditorSettings)
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+from dataclasses import replace
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
@@ -81,9 +82,10 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
         await job.wait(FIRST_OUTPUT_S)
         if job.is_running and invocation.ports.background is not None:
             await invocation.ports.background.watch(invocation.call_id, job)
-        return await job_outcome(
+        begun = await job_outcome(
             invocation.context, job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill"
         )
+        return replace(begun, raw_output={**begun.raw_output, "access": access})
     statuses = PipeStatuses(command)
     layers = await layers_for(invocation.context, args) if access != "full" else None
     layer, settled = None, Settled()
@@ -117,7 +119,12 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
         text="\n".join(filter(None, [shown, end, settled.words, hint])) or "(no output)",
         announcement=settled.announced(announcement),
         is_error=code != 0,
-        raw_output={"exit_code": code, "timed_out": code is None},
+        raw_output={
+            "exit_code": code,
+            "timed_out": code is None,
+            "access": access,
+            **({"pipes": [list(each) for each in (codes, *earlier)]} if codes else {}),
+        },
         max_chars=MAX_CHARS if len(shown) > MAX_CHARS else None,
     )
 
