@@ -513,7 +513,7 @@ def test_doctor_tries_tools_with_reasoning_and_understands_each_refusal(
     (tmp_path / "config.toml").write_text('model.wire = "chat"\n')
     (tmp_path / "config.toml").chmod(0o600)
     (tmp_path / "crow.db").unlink()
-    found = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))["tool calling"]
-    assert found["state"] == "failed"
-    assert found["words"].startswith("the endpoint refuses tools while the model reasons: ")
-    assert 'thought_level = "off"' in found["advice"]
+    tried = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))["tool calling"]
+    assert tried["state"] == "failed"
+    assert tried["words"].startswith("the endpoint refuses tools while the model reasons: ")
+    assert 'thought_level = "off"' in tried["advice"]
