@@ -115,7 +115,9 @@ def test_the_log_says_why_a_request_is_not_compared() -> None:
         return found.words
 
     sent = sent_of(PATH, Dialect())
-    imported = (replace(PATH[0], recorded_here=False), *PATH[1:])  # type: ignore[type-var]
+    first = PATH[0]
+    assert isinstance(first, Prompt)
+    imported = (replace(first, recorded_here=False), *PATH[1:])
     assert "it was imported" in why(None, imported)
     assert "an older version" in why(None)
     assert "does not know" in why(replace(sent, dialect={"wires": ["telepathy"]}))
