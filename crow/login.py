@@ -20,11 +20,11 @@ from crow.domain.messages import SystemMessage, Text, ToolSpec, UserMessage
 from crow.domain.text import on_one_line
 from crow.llm import WIRE_TITLES, Request
 from crow.settings import OFFLINE, Loaded, ModelSettings, Settings, target_of
-from crow.settings.endpoints import PRESETS, url_named
+from crow.settings.endpoints import PRESETS, pattern_named, url_named
 from crow.settings.write import save_model_settings
 
 _MODELS_SHOWN = 20
-_NAMES = ", ".join(name for name, preset in PRESETS.items() if preset.base_url)
+_NAMES = ", ".join(PRESETS)
 _TOOL = ToolSpec(name="report_word", description="Reports a word.", input_schema={"type": "object"})
 """Some endpoints refuse an API only if a request has tools."""
 _DOT_S = 1.0
@@ -102,7 +102,11 @@ class _LoginDialogue:
 
     def _ask_endpoint(self) -> None:
         while True:
-            self._base_url = url_named(_ask("Endpoint", self._base_url))
+            typed = _ask("Endpoint", self._base_url)
+            if pattern := pattern_named(typed):
+                _say(f"This endpoint has a URL of your own. Enter it: {pattern}")
+                continue
+            self._base_url = url_named(typed)
             try:
                 self._base_url = _settings(base_url=self._base_url).base_url
             except ValueError:  # the text of this error would show what was typed, which may hold a password

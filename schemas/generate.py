@@ -10,7 +10,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,13 @@ STORED_AS_BLOBS = {
     ("Image", "data"),
     ("Attachment", "data"),
     ("File", "before"),
+    ("FilePart", "data"),
 }
 MODULES = (portable, entries, messages)
 """The modules of the dataclasses that an export contains."""
-PARTS = {"Text": "text", "Image": "image", "Resource": "resource", "Link": "link"}
+RENAMED: Mapping[str, type] = {"File": entries.File, "FilePart": messages.File}
+"""The names in the schema of two dataclasses that have the same name."""
+PARTS = {"Text": "text", "Image": "image", "FilePart": "file", "Resource": "resource", "Link": "link"}
 
 
 class WithoutTitles(GenerateJsonSchema):
@@ -102,7 +105,7 @@ def _export_schema() -> JsonSchemaValue:
         (cls, "serialization", TypeAdapter(cls)) for cls in (*RECORDS.values(), *kinds.values())
     ]
     _, whole = TypeAdapter.json_schemas(adapters, ref_template="#/$defs/{model}", schema_generator=WithoutTitles)
-    definitions = whole["$defs"]
+    definitions = _renamed(whole["$defs"])
     for name, definition in definitions.items():
         _close(name, definition)
     for name, part in PARTS.items():
@@ -135,6 +138,15 @@ def _export_schema() -> JsonSchemaValue:
     }
 
 
+def _renamed(definitions: JsonSchemaValue) -> JsonSchemaValue:
+    """Return the definitions with the names in `RENAMED`. Pydantic names such dataclasses after their modules."""
+    text = json.dumps(definitions)
+    for name, cls in RENAMED.items():
+        text = text.replace(f"{cls.__module__}.{cls.__qualname__}".replace(".", "__"), name)
+    renamed: JsonSchemaValue = json.loads(text)
+    return renamed
+
+
 def _close(name: str, definition: dict[str, Any]) -> None:
     """Require every key and allow no other, as crow writes them. Large values are references to blobs."""
     properties = definition["properties"]
@@ -147,7 +159,8 @@ def _close(name: str, definition: dict[str, Any]) -> None:
         if (name, key) in STORED_AS_BLOBS:
             is_optional = "anyOf" in value
             properties[key] = {"anyOf": [BLOB, {"type": "null"}]} if is_optional else BLOB
-    for key, words in _field_docs(next(getattr(module, name) for module in MODULES if hasattr(module, name))):
+    cls = RENAMED.get(name) or next(getattr(module, name) for module in MODULES if hasattr(module, name))
+    for key, words in _field_docs(cls):
         known = properties[key].get("description", "")
         properties[key] = properties[key] | {"description": f"{words.replace('`', '')} {known}".strip()}
 

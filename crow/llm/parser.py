@@ -276,11 +276,10 @@ class AnswerParser(ABC):
         chunks, is_done = chunks_in(data)
         if not chunks:
             who, title = self._origin.endpoint, page_title(data)
+            words = on_one_line(replace_lone(data[:200] if title is None else title))
             if title is None:
-                raise ProtocolError(
-                    f"{who} sent something other than {self.kind}: {on_one_line(replace_lone(data[:200]))}"
-                )
-            page = f'{who} answered with a web page ("{on_one_line(replace_lone(title))}") instead of {self.kind}.'
+                raise ProtocolError(f"{who} sent something other than {self.kind}: {words}")
+            page = f'{who} answered with a web page ("{words}") instead of {self.kind}.'
             raise ProtocolError(f"{page} Check the base URL; it usually ends in /v1.")
         for chunk in chunks:
             self._read_event(chunk)

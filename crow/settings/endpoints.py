@@ -32,6 +32,8 @@ class Preset:
 
     base_url: str = ""
     """The URL. Empty if it differs from user to user."""
+    url_pattern: str = ""
+    """The URL with words in capitals for what differs from user to user."""
     key_env: str | None = None
     """The environment variable that holds the key."""
     thinking: Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"] = "effort"
@@ -64,8 +66,8 @@ PRESETS: Mapping[str, Preset] = {
         wires=("responses", "chat"),
     ),
     # https://learn.microsoft.com/en-us/azure/foundry/openai/api-version-lifecycle
-    # The URL has the name of the user's resource: https://RESOURCE.openai.azure.com/openai/v1
     "azure": Preset(
+        url_pattern="https://RESOURCE.openai.azure.com/openai/v1",
         host=r"\.azure\.com",
         key_env="AZURE_OPENAI_API_KEY",
         limit_field="max_completion_tokens",
@@ -93,16 +95,19 @@ PRESETS: Mapping[str, Preset] = {
     ),
     # https://docs.aws.amazon.com/bedrock/latest/userguide/bedrock-mantle.html
     # https://docs.aws.amazon.com/bedrock/latest/userguide/inference-messages-api.html
-    # The URL has the region: https://bedrock-mantle.REGION.api.aws/v1 and the like
     "bedrock": Preset(
+        url_pattern="https://bedrock-mantle.REGION.api.aws/v1",
         host=r"\bbedrock-(mantle\..+\.api\.aws|runtime\..+\.amazonaws\.com)",
         messages_path="/anthropic/v1",
         key_env="AWS_BEARER_TOKEN_BEDROCK",
         wires=("responses", "chat", "messages"),
     ),
     # https://docs.cloud.google.com/vertex-ai/generative-ai/docs/start/openai
-    # The URL has the project: https://aiplatform.googleapis.com/v1/projects/PROJECT/locations/global/endpoints/openapi
-    "vertex": Preset(host=r"\baiplatform\.googleapis\.com", wires=("chat",)),
+    "vertex": Preset(
+        url_pattern="https://aiplatform.googleapis.com/v1/projects/PROJECT/locations/global/endpoints/openapi",
+        host=r"\baiplatform\.googleapis\.com",
+        wires=("chat",),
+    ),
     # https://api-docs.deepseek.com/
     "deepseek": Preset(base_url="https://api.deepseek.com", key_env="DEEPSEEK_API_KEY", thinking="switch_effort"),
     # https://platform.kimi.ai/docs/api/overview
@@ -160,6 +165,12 @@ def messages_url_at(base_url: str) -> str:
     """Return the URL of the Messages API of an endpoint. The result is empty if it is the endpoint's own URL."""
     path, parts = preset_at(base_url).messages_path, urlsplit(base_url)
     return urlunsplit((parts.scheme, parts.netloc, path, "", "")) if path else ""
+
+
+def pattern_named(answer: str) -> str:
+    """Return the URL pattern of the preset with this name. Return an empty string if there is none."""
+    preset = PRESETS.get(answer.strip().lower())
+    return preset.url_pattern if preset is not None else ""
 
 
 def url_named(answer: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from crow.domain.errors import ConfigError
+from crow.settings.endpoints import PRESETS
 from crow.settings.write import save_model_settings, set_model_keys
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, failing, text
 from tests.support.terminal import start
@@ -82,6 +83,19 @@ def test_each_invalid_answer_is_asked_for_again_before_the_next_question(
     assert [part for part in parts if part in out] == parts
     assert sorted(map(out.index, parts)) == list(map(out.index, parts))
     assert tomllib.loads((tmp_path / "config.toml").read_text())["model"]["api_key"] == "sk-good-0123"
+
+
+def test_every_preset_is_offered_and_asks_for_the_url_if_it_is_the_users_own(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    endpoint.models = ["small"]
+    own = [name for name, preset in PRESETS.items() if not preset.base_url]
+    code, out, err = login(tmp_path, *own, endpoint.base_url, "sk-test-0123456789", "")
+    assert (code, err) == (0, "")
+    words = " ".join(out.split())
+    assert f"one of these names: {', '.join(PRESETS)}." in words
+    assert words.count("Enter it: https://") == len(own)
+    assert tomllib.loads((tmp_path / "config.toml").read_text())["model"]["base_url"] == endpoint.base_url
 
 
 @pytest.mark.parametrize(

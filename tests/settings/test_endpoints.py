@@ -269,6 +269,14 @@ def test_the_host_the_path_and_the_model_tell_which_apis_to_try(
     assert wires_at(base_url, model) == wires
 
 
+@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if not preset.base_url])
+def test_the_url_pattern_of_a_preset_is_recognised(name: str) -> None:
+    preset = PRESETS[name]
+    url = preset.url_pattern.replace("RESOURCE", "nest").replace("REGION", "eu-west-1").replace("PROJECT", "p")
+    assert preset_at(url) == preset
+    assert wires_at(url, "gpt-x") == preset.wires
+
+
 @pytest.mark.parametrize(
     ("base_url", "url"),
     [
