@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from crow import __version__
+from crow.version import __version__
 
 _AddCommand: TypeAlias = Callable[..., argparse.ArgumentParser]
 """Adds a command of `crow sessions`: its name, function and help, and how many sessions it takes, if any."""

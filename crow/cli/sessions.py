@@ -35,7 +35,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.receipts import receipt_in
 from crow.domain.spending import Spending
 from crow.domain.text import plural, safe, safe_json, title_line
-from crow.llm.chat.encode import Encoder
+from crow.llm.chat.encode import ChatEncoder
 from crow.llm.dialect import Dialect
 from crow.settings import Loaded, load_settings
 from crow.store import GROUPS, Group, Scope, SessionRow, Store, UsageTotal, hits_by_session, node_of
@@ -203,7 +203,7 @@ async def _show_context(context: SessionsContext, session_id: str) -> None:
         # Crow sends an endpoint only the opaque fields that this endpoint has made. Here, assume the endpoint of the
         # newest answer.
         endpoint = next((e.body.endpoint for e in reversed(tail.entries) if isinstance(e.body, Assistant)), "")
-        sent = Encoder().messages(messages, endpoint=endpoint, dialect=Dialect())
+        sent = ChatEncoder().messages(messages, endpoint=endpoint, dialect=Dialect())
         text = b"[\n" + b",\n".join(sent) + b"\n]\n"
         sys.stdout.buffer.write(safe_json(text.decode()).encode() if in_terminal() else text)
         sys.stdout.buffer.flush()

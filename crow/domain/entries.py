@@ -164,7 +164,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """A file that a built-in tool changed."""
+    """A file that a built-in tool changed, or all files that a command changed."""
 
     call: CallRef
     path: str
@@ -172,13 +172,18 @@ class File:
     """The content before the change, or None if the file did not exist."""
     after_hash: str
     """The sha256 (hex) of the new content, or empty if the tool removed the file."""
+    mode: int | None = None
+    """The permission bits before the change. None if there was no file, or if an older version stored this entry."""
     recorded_here: bool = False
     """False for an imported entry, whose content is never restored."""
+    change_set: str = ""
+    """If set, a command changed any number of files in the directory `path`. This is the name of what undoes the
+    change, which is on the disk of the machine where the command ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """A file in a tool result. The user gets the file, but the model gets only a description of it."""
+    """A file in a tool result, for the user."""
 
     name: str
     uri: str | None = None
@@ -186,6 +191,8 @@ class Attachment:
     mime_type: str | None = None
     data: str = ""
     """The content of the file in base64."""
+    for_model: bool = False
+    """Whether the model gets the file too, if it takes files. Otherwise it gets only a description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +365,7 @@ class Custom:
 
     namespace: str
     """The owner of the entry. Crow does not interpret this name. Crow's own entries have the namespace `crow`. They
-    tell the model which work in the background has ended."""
+    say which work in the background has ended, or what became of a patch that was interrupted."""
     text: str = ""
     is_shown: bool = False
     """If set, the user sees `text`."""

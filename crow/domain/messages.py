@@ -24,6 +24,13 @@ def is_too_deep(value: object) -> bool:
     return True
 
 
+PDF_BYTES = 10_000_000
+"""No larger PDF is sent to a model."""
+
+PDF_START = b"%PDF-"
+PDF_TYPE = "application/pdf"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
     """Plain text."""
@@ -39,6 +46,17 @@ class Image:
     """The image in base64."""
     mime_type: str
     """For example, `image/png`."""
+    uri: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A file that some models can read, such as a PDF."""
+
+    name: str
+    data: str
+    """The content in base64."""
+    mime_type: str
     uri: str | None = None
 
 
@@ -60,7 +78,7 @@ class Link:
     mime_type: str | None = None
 
 
-Part: TypeAlias = Text | Image | Resource | Link
+Part: TypeAlias = Text | Image | File | Resource | Link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +164,8 @@ def _sum(one: int | None, other: int | None) -> int | None:
 WireName: TypeAlias = Literal["chat", "responses", "messages"]
 """The form of requests and answers: OpenAI's Chat Completions, OpenAI's Responses, or Anthropic's Messages."""
 
-FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "interrupted"]
+FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "interrupted", "paused"]
+"""`paused`: the endpoint runs tools of its own, and goes on with the answer when it gets it back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +216,8 @@ class AssistantMessage:
     is_before_break: bool = False
     """Whether the message has opaque fields and was made before a break: the system message, the tools or earlier
     messages may no longer be those that the model had."""
+    is_paused: bool = False
+    """Whether the next message goes on with this answer, or the endpoint goes on if nothing follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +228,7 @@ class ToolMessage:
     """The model's id of the call."""
     text: str
     images: tuple[Image, ...] = ()
+    files: tuple[File, ...] = ()
 
 
 Message: TypeAlias = SystemMessage | UserMessage | AssistantMessage | ToolMessage

@@ -17,7 +17,7 @@ from tempfile import SpooledTemporaryFile
 from crow.domain import entries as kinds
 from crow.domain.diff import diff_lines
 from crow.domain.entries import Assistant, CallRef, Checkpoint, Diff, Entry, StopReason, ToolResult
-from crow.domain.messages import Image, Link, Part, Resource, Text, ToolCall
+from crow.domain.messages import File, Image, Link, Part, Resource, Text, ToolCall
 from crow.domain.rendering import interrupted_text, plan_line
 from crow.domain.spending import Spending, duration
 from crow.domain.text import on_one_line, plural, safe, shorten, shorten_end
@@ -421,6 +421,8 @@ class _EntryRenderer:
                 return f"<p>Linked: {link_to(address, words)}</p>"
             case Image():
                 return page.take_image(part)
+            case File(name=name, mime_type=mime_type):
+                return f"<p>Attached: {page.line(f'{name} ({mime_type})')}</p>"
 
     def _answer(self, entry: Entry, body: Assistant) -> str:
         page, outline = self._page, self._outline

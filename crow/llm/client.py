@@ -27,7 +27,6 @@ import httpx2
 import openai
 from openai import RequestOptions
 
-from crow import __version__
 from crow.domain import errors
 from crow.domain.messages import Answer, WireName
 from crow.domain.trace_context import current_trace_context
@@ -48,7 +47,8 @@ from crow.llm.facts import OUTPUT_LIMIT, utc_today
 from crow.llm.models import EndpointFacts, Offered, RequestForm, read_listing
 from crow.llm.parser import AnswerParser
 from crow.llm.stream import MAX_ADAPTATIONS, AnswerStream, RetryTiming
-from crow.llm.wires import Encoder, wire_named
+from crow.llm.wires import AnyEncoder, wire_named
+from crow.version import __version__
 
 _MAX_ENCODERS = 64
 _MAX_BUFFERED_BYTES = 256 * 1024
@@ -75,16 +75,17 @@ _NO_KEY = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Client:
-    """The client of an endpoint.
-
-    `templates` holds a request without a body for each wire that was used. Each request is built from its template,
-    because merging all headers again would take 0.1 ms.
-    """
+    """The client of an endpoint."""
 
     api: openai.AsyncOpenAI
+    """The client of the package, which lists the models."""
     http: httpx2.AsyncClient
+    """The connections."""
     headers: httpx2.Headers
+    """The headers of all requests."""
     templates: dict[WireName, httpx2.Request] = field(default_factory=dict)
+    """A request without a body for each wire that was used. Each request is built from its template, because merging
+    all headers again would take 0.1 ms."""
 
 
 class EndpointClient:
@@ -222,7 +223,7 @@ class EndpointClient:
                 raise error
         raise errors.ProtocolError(f"{self.origin.endpoint} refused the request in {MAX_ADAPTATIONS} different forms.")
 
-    def _body(self, encoder: Encoder, request: Request, dialect: Dialect, max_output: int | None) -> bytes:
+    def _body(self, encoder: AnyEncoder, request: Request, dialect: Dialect, max_output: int | None) -> bytes:
         return encoder.body(
             request,
             model=self._endpoint.model,
@@ -348,7 +349,8 @@ class EndpointClient:
         """Return the request without a body for this wire."""
         if (known := client.templates.get(name)) is not None:
             return known
-        url, wire = str(client.api.base_url).rstrip("/"), wire_named(name)
+        wire, own = wire_named(name), self._endpoint.messages_url if name == "messages" else ""
+        url = (own or str(client.api.base_url)).rstrip("/")
         template = client.http.build_request("POST", url + wire.path, headers=self._wire_headers(client.headers, name))
         del template.headers["Content-Length"]
         client.templates[name] = template

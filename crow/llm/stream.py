@@ -33,11 +33,12 @@ _CLOSE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryTiming:
-    """The functions that time retries. `sleep` waits for a number of seconds, and `chance` returns a random number from
-    0 to 1."""
+    """The functions that time retries."""
 
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+    """Waits for a number of seconds."""
     chance: Callable[[], float] = random.random
+    """Returns a random number from 0 to 1."""
 
 
 class ResponseBody(Protocol):
@@ -116,12 +117,12 @@ class AnswerStream:
         return self._answer
 
     def partial(self) -> Answer:
-        """What was shown so far."""
+        """Return what was shown so far."""
         return self._parser.partial()
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """The attempts that the endpoint accepted. An attempt is left out if the endpoint sent nothing but an error for
-        it."""
+        """Return the attempts that the endpoint accepted. An attempt is left out if the endpoint sent nothing but an
+        error for it."""
         if self._answer is not None:
             return (*self._failed, Attempt(usage=self._answer.usage))
         return (*self._failed, self._parser.attempt()) if self._is_accepted else tuple(self._failed)
@@ -136,7 +137,6 @@ class AnswerStream:
     async def _run(self) -> AsyncGenerator[Delta, None]:
         tries = adaptations = 0
         while True:
-            self._parser = self._transport.parser(self._request)
             try:
                 async with aclosing(self._attempt()) as deltas:
                     async for delta in deltas:
@@ -151,6 +151,7 @@ class AnswerStream:
                 if not is_shown and parser.error_body is not None and adaptations < MAX_ADAPTATIONS:
                     adaptations += 1
                     if await self._transport.adapt(self._request, parser.error_body):
+                        self._parser = self._transport.parser(self._request)
                         continue
                 tries += 1
                 self._transport.redact(error)
@@ -166,6 +167,7 @@ class AnswerStream:
                 await self._transport.learn_from(answer)
                 self._answer = answer
                 return
+            self._parser = self._transport.parser(self._request)
             yield Retrying(reason=reason, wait_s=wait_s)
             await self._timing.sleep(wait_s)
 
@@ -180,7 +182,7 @@ class AnswerStream:
         # The request may have changed its wire.
         self._parser = parser = self._transport.parser(self._request)
         try:
-            decoder = SseDecoder()
+            decoder = SseDecoder(parser.kind)
             head: bytearray | None = bytearray()  # the bytes before the first event
             received = 0
             while not parser.is_done:
@@ -196,7 +198,7 @@ class AnswerStream:
                 if head is not None and not events:
                     head += data
                     if len(head) > MAX_EVENT_BYTES:
-                        raise EventTooLarge(MAX_EVENT_BYTES)
+                        raise EventTooLarge(MAX_EVENT_BYTES, parser.kind)
                 else:
                     head = None
                 for piece in parser.feed(events):

@@ -135,6 +135,9 @@ class ModelOptions(Section):
     the endpoint's own limit applies."""
     takes_images: _Switch = True
     """Whether the model accepts images."""
+    takes_files: _Switch | None = None
+    """Whether the model accepts PDF files. If unset, models of OpenAI, Azure, Anthropic and OpenRouter
+    do, and so does Claude wherever crow speaks Anthropic's API."""
     input_price: _Price | None = None
     """US dollars per million input tokens. Crow uses the prices to compute the cost of sessions."""
     cached_price: _Price | None = None
@@ -441,6 +444,8 @@ class PermissionSettings(Section):
     ] = ()
     """Protected names that are not protected any more. Git's own files, crow's files and places of keys stay
     protected."""
+    keep_ignored: _Switch = True
+    """Whether commands may change files that git ignores, such as builds and caches, without a question."""
     fetch_private: _Switch = False
     """Whether fetch may read private addresses, such as those of this machine."""
 

@@ -21,7 +21,7 @@ from crow.domain.events import Event, TextShown, ThoughtShown
 from crow.domain.messages import Answer, AssistantMessage, ToolSpec
 from crow.domain.rendering import NO_ANSWER, interrupted_text
 from crow.llm import ModelInfo, Request
-from crow.llm.chat.encode import Encoder
+from crow.llm.chat.encode import ChatEncoder as Encoder
 from crow.llm.chat.parser import StreamParser
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import EndpointTimeouts

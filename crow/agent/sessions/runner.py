@@ -98,6 +98,7 @@ class TurnRunner:
             plan=_CurrentPlan(branch),
             subagents=self.subagents,
             agents=OfferedAgents(adapters=self._adapters, permissions=self._permissions),
+            reviewer=self._permissions,
             elicitation=client,
             sampler=ModelSampler(
                 branch,
