@@ -22,6 +22,7 @@ from crow.doctor import Finding, check_everything, sandbox_advice, try_to_escape
 from crow.settings import load_settings
 from crow.store.sqlite.store import SqliteStore
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, OnOutput
+from crow.tools.layers import Layer
 from crow.tools.sandbox.confiner import choose_sandbox
 from crow.tools.workspace import DiskWorkspace
 from tests.store.scenes import converse, new_session
@@ -384,9 +385,11 @@ class Unconfined(DiskWorkspace):
         timeout_s: float,
         on_output: OnOutput,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
+        layer: Layer | None = None,
     ) -> tuple[int | None, str]:
         assert access
         assert not excluded.patterns
+        assert layer is None
         return await super().run(command, access="full", timeout_s=timeout_s, on_output=on_output)
 
 
@@ -513,7 +516,7 @@ def test_doctor_tries_tools_with_reasoning_and_understands_each_refusal(
     (tmp_path / "config.toml").write_text('model.wire = "chat"\n')
     (tmp_path / "config.toml").chmod(0o600)
     (tmp_path / "crow.db").unlink()
-    found = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))["tool calling"]
-    assert found["state"] == "failed"
-    assert found["words"].startswith("the endpoint refuses tools while the model reasons: ")
-    assert 'thought_level = "off"' in found["advice"]
+    tried = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))["tool calling"]
+    assert tried["state"] == "failed"
+    assert tried["words"].startswith("the endpoint refuses tools while the model reasons: ")
+    assert 'thought_level = "off"' in tried["advice"]
