@@ -15,6 +15,12 @@ Outcome: TypeAlias = Literal["passed", "failed", "unknown"]
 """`unknown`: the exit code does not show how the check ended."""
 
 _MAX_CHARS = 32_000
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 _RUNNERS = "npm|pnpm|yarn|bun"
 
 _CHECKS: tuple[tuple[CheckKind, str], ...] = (
@@ -62,199 +68,39 @@ _CHANGES = (
 )
 """Commands that change files although they look like checks."""
 
-_HARMLESS = frozenset(
-    [
-        "cd",
-        "pushd",
-        "popd",
-        "echo",
-        "printf",
-        "ls",
-        "cat",
-        "bat",
-        "head",
-        "tail",
-        "less",
-        "wc",
-        "grep",
-        "egrep",
-        "rg",
-        "ag",
-        "fd",
-        "tree",
-        "pwd",
-        "which",
-        "whereis",
-        "type",
-        "true",
-        "false",
-        "test",
-        "[",
-        "export",
-        "set",
-        "unset",
-        "shopt",
-        "sleep",
-        "stat",
-        "file",
-        "du",
-        "df",
-        "date",
-        "whoami",
-        "id",
-        "uname",
-        "env",
-        "printenv",
-        "diff",
-        "cmp",
-        "sort",
-        "uniq",
-        "cut",
-        "tr",
-        "jq",
-        "nl",
-        "od",
-        "xxd",
-        "md5sum",
-        "sha256sum",
-        "ps",
-        "basename",
-        "dirname",
-        "realpath",
-        "readlink",
-        "seq",
-        "column",
-        "ulimit",
-        ":",
-        "wait",
-        "jobs",
-    ]
+_HARMLESS = _words(
+    "cd pushd popd echo printf ls cat bat head tail less wc grep egrep rg ag fd tree pwd which whereis type "
+    "true false test [ export set unset shopt sleep stat file du df date whoami id uname env printenv diff cmp "
+    "sort uniq cut tr jq nl od xxd md5sum sha256sum ps basename dirname realpath readlink seq column ulimit : "
+    "wait jobs"
 )
 """Programs that change no files, unless their output goes to one."""
-_HARMLESS_GIT = frozenset(
-    [
-        "status",
-        "diff",
-        "log",
-        "show",
-        "branch",
-        "blame",
-        "grep",
-        "ls-files",
-        "ls-tree",
-        "rev-parse",
-        "describe",
-        "remote",
-        "add",
-        "commit",
-        "push",
-        "fetch",
-        "tag",
-        "config",
-        "shortlog",
-        "reflog",
-        "cat-file",
-    ]
+_HARMLESS_GIT = _words(
+    "status diff log show branch blame grep ls-files ls-tree rev-parse describe remote add commit push fetch "
+    "tag config shortlog reflog cat-file"
 )
-_IDLE = frozenset(
-    [
-        "--version",
-        "-V",
-        "--help",
-        "-h",
-        "--collect-only",
-        "--co",
-        "--fixtures",
-        "--listTests",
-        "--list",
-        "--list-tests",
-        "--dry-run",
-        "--setup-plan",
-        "--no-run",
-        "--showconfig",
-        "--just-print",
-        "--show-files",
-        "--show-settings",
-        "--showConfig",
-        "--print-config",
-    ]
+_IDLE = _words(
+    "--version -V --help -h --collect-only --co --fixtures --listTests --list --list-tests --dry-run "
+    "--setup-plan --no-run --showconfig --just-print --show-files --show-settings --showConfig --print-config"
 )
 """With one of these options, a program checks nothing."""
-_NARROWING = frozenset(
-    [
-        "-k",
-        "-m",
-        "-t",
-        "-p",
-        "-g",
-        "--lf",
-        "--last-failed",
-        "--ff",
-        "--sw",
-        "--deselect",
-        "--ignore",
-        "-run",
-        "--run",
-        "--testNamePattern",
-        "--filter",
-        "--grep",
-        "--only",
-        "--lib",
-        "--bins",
-        "--package",
-        "--bin",
-        "--testPathPattern",
-        "--onlyChanged",
-        "--changed",
-        "--related",
-        "-R",
-        "--tests-regex",
-        "--select",
-        "--workspaces",
-        "-E",
-        "--example",
-        "--doc",
-        "--test",
-        "--spec",
-        "--project",
-        "-w",
-        "--workspace",
-    ]
+_NARROWING = _words(
+    "-k -m -t -p -g --lf --last-failed --ff --sw --deselect --ignore -run --run --testNamePattern --filter "
+    "--grep --only --lib --bins --package --bin --testPathPattern --onlyChanged --changed --related -R "
+    "--tests-regex --select --workspaces -E --example --doc --test --spec --project -w --workspace"
 )
 """With one of these options, a program runs only a part of the tests."""
 _RUN_ALL = frozenset(("--test", "--project", "-p", "-w"))
 """Options that narrow nothing for some programs; see `_is_partial`."""
-_VALUED = frozenset(
-    [
-        "--config-file",
-        "--config",
-        "-c",
-        "--select",
-        "--extend-select",
-        "--ignore",
-        "--exclude",
-        "--python-version",
-        "--project",
-        "-p",
-        "--rcfile",
-        "-f",
-        "--max-warnings",
-        "--ext",
-        "-j",
-        "--output-format",
-        "--format",
-        "--line-length",
-        "-n",
-        "--timeout",
-    ]
+_VALUED = _words(
+    "--config-file --config -c --select --extend-select --ignore --exclude --python-version --project -p "
+    "--rcfile -f --max-warnings --ext -j --output-format --format --line-length -n --timeout"
 )
 """Options of linters and type checkers whose next word is their value."""
-_WITH_VERB = frozenset(["ruff", "biome", "dmypy", "ty", "pyrefly", "go", "golangci-lint", "flow", "phpstan", "deno"])
+_WITH_VERB = _words("ruff biome dmypy ty pyrefly go golangci-lint flow phpstan deno")
 """Linters and type checkers whose first operand is not a path."""
 _PATHLESS = frozenset((*_RUNNERS.split("|"), "make", "just", "cargo", "pre-commit", "terraform", "srb", "lint-imports"))
-_HIDING = frozenset(
-    ["exit", "exec", "return", "trap", "eval", "alias", "kill", "enable", "break", "continue", "builtin"]
-)
+_HIDING = _words("exit exec return trap eval alias kill enable break continue builtin")
 """With one of these commands in a line, the exit code of the line says little about the others."""
 _SUFFIXES = {
     "py pyi": "mypy dmypy pyright basedpyright pyrefly ty pytype ruff black isort flake8 pylint bandit",
@@ -278,50 +124,9 @@ _TOKEN = re.compile(
     r"""|(?P<bare>[^\s;&|()<>'"\\]+)""",
     re.DOTALL,
 )
-_KEYWORDS = frozenset(
-    [
-        "if",
-        "then",
-        "else",
-        "elif",
-        "fi",
-        "for",
-        "while",
-        "until",
-        "do",
-        "done",
-        "case",
-        "esac",
-        "function",
-        "{",
-        "}",
-        "!",
-        "[[",
-        "select",
-        "coproc",
-    ]
-)
+_KEYWORDS = _words("if then else elif fi for while until do done case esac function { } ! [[ select coproc")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
-_WRAPPERS = frozenset(
-    [
-        "env",
-        "time",
-        "nice",
-        "nohup",
-        "command",
-        "exec",
-        "sudo",
-        "xvfb-run",
-        "stdbuf",
-        "chronic",
-        "npx",
-        "bunx",
-        "uvx",
-        "pnpx",
-        "xargs",
-        "timeout",
-    ]
-)
+_WRAPPERS = _words("env time nice nohup command exec sudo xvfb-run stdbuf chronic npx bunx uvx pnpx xargs timeout")
 _RUN_WRAPPERS = {
     **dict.fromkeys(["uv", "poetry", "pipenv", "pdm", "rye", "hatch", "conda", "micromamba", "pixi"], "run"),
     **dict.fromkeys(["bundle", "npm", "pnpm", "yarn", "mise", "direnv"], "exec"),

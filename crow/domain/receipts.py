@@ -27,6 +27,7 @@ _ENDED = re.compile(r"ended with exit code ([0-9]+)|ended by signal ([0-9]+)")
 _TOLD = re.compile(
     r"The background command (job[0-9]+) \(.*\) has (ended (?:with exit code|by signal) [0-9]+)\.", re.DOTALL
 )
+_LEFT_BEHIND = re.compile(r"(?:^|/)(?:\.|__pycache__/|build/|dist/|target/|node_modules/|coverage|htmlcov/)")
 _NEVER = 2**62
 _SHOWN_FILES = 4
 _SHOWN_CHARS = 60
@@ -116,6 +117,8 @@ class _Turn:
     """The edited files, and the id of the entry that ended the last edit of each."""
     edits: set[CallRef] = field(default_factory=set)
     commands: list[str] = field(default_factory=list)
+    kept: set[CallRef] = field(default_factory=set)
+    """The commands that ran in a layer, and whose changes were kept."""
     last_change: int = 0
     unknown_change: bool = False
     """A command may have changed files that the log does not name."""
@@ -175,6 +178,8 @@ def _read(entries: Sequence[Entry], cwd: str, named: tuple[str, ...]) -> _Turn:
                 calls.update({CallRef(assistant=entry.id, index=index): call for index, call in enumerate(made)})
             case Started(call=call):
                 began[call] = entry.id
+            case File(call=call, change_set=change_set) if change_set:
+                turn.kept.add(call)
             case File(call=call, path=path):
                 _note_change(turn, _relative(path, cwd), call, entry.id)
             case Custom(namespace="crow", text=text) if (told := _TOLD.match(text)) is not None:
@@ -220,6 +225,8 @@ def _note_result(
     elif result.name in ("shell_output", "shell_kill"):
         _end_job(jobs.get((entry.session, str(raw.get("job")))), str(raw.get("state", "")), entry.id)
     elif result.name == "shell" and ("exit_code" in raw or raw.get("cancelled") is True):
+        if raw.get("access") == "layer":
+            raw = {**raw, "changed": _changed_in_layer(turn, result)}
         _note_command(turn, str(arguments.get("command", "")), _code(raw), raw, began, entry.id)
     elif result.announcement.kind in _CHANGING and not result.is_error:
         turn.commands.append(result.name)
@@ -237,6 +244,13 @@ def _note_command(turn: _Turn, line: str, exit_code: int | None, raw: JsonObject
     )
     facts = command_facts(line, exit_code, cwd=turn.cwd, named=turn.named, pipes=known)
     changes = facts.may_change and raw.get("access", "full") != "read"
+    changed = raw.get("changed")
+    if isinstance(changed, list):  # a layer shows what a command really changed
+        modified = [name for name, is_new in changed if not is_new]
+        changes = bool(modified) or (facts.may_change and bool(changed))
+        turn.files.update(dict.fromkeys([name for name, _ in changed if name] if changes else [], ended))
+        if changes and not facts.may_change:
+            turn.last_change = max(turn.last_change, ended)
     if changes:
         turn.commands.append(line)
         turn.unknown_change = True
@@ -253,6 +267,16 @@ def _note_job(turn: _Turn, job: _Job) -> None:
         turn.commands.append(job.line)
         turn.unknown_change = True
         turn.open_writers.append(f"{_shown(job.line)} still runs")
+
+
+def _changed_in_layer(turn: _Turn, result: ToolResult) -> list[tuple[str, bool]]:
+    """Return the files that a command in a layer has changed, without what checks leave behind, such as caches. The
+    second value says whether the file is new. An empty name stands for files that the log does not name."""
+    if result.call not in turn.kept:
+        return []
+    diffs = result.announcement.diffs
+    names = [(_relative(diff.path, turn.cwd), diff.old_text is None) for diff in diffs] or [("", True)]
+    return [(name, is_new) for name, is_new in names if not _LEFT_BEHIND.search(name)]
 
 
 def _end_job(job: _Job | None, state: str, at: int) -> None:

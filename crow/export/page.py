@@ -286,17 +286,21 @@ class _HtmlPage:
     def _times(self) -> str:
         """Return the HTML of a bar that shows where the time went, or an empty string if it is unknown."""
         spent = self._spending
-        parts = (("model", spent.model_ms), ("tools", spent.tools_ms), ("you", spent.waiting_ms))
-        whole = sum(ms for _, ms in parts)
+        parts = (
+            ("answer-time", "model", spent.model_ms),
+            ("ran", "tools", spent.tools_ms),
+            ("asked", "you", spent.waiting_ms),
+        )
+        whole = sum(ms for _, _, ms in parts)
         if not whole:
             return ""
         bars, legend, x = "", [], 0.0
-        for name, ms in parts:
+        for kind, name, ms in parts:
             width = 1000 * ms / whole
-            bars += f'<polygon class="{name}" points="{x:.1f},0 {x + width:.1f},0 {x + width:.1f},100 {x:.1f},100"/>'
-            legend.append(f'<span class="key {name}">{name} {duration(ms)}</span>')
+            bars += f'<polygon class="{kind}" points="{x:.1f},0 {x + width:.1f},0 {x + width:.1f},100 {x:.1f},100"/>'
+            legend.append(f'<span class="key {kind}">{name} {duration(ms)}</span>')
             x += width
-        words = "Time: " + ", ".join(f"{name} {duration(ms)}" for name, ms in parts)
+        words = "Time: " + ", ".join(f"{name} {duration(ms)}" for _, name, ms in parts)
         return (
             f'<figure class="plot times"><figcaption>{" ".join(legend)}</figcaption><svg viewBox="0 0 1000 100"'
             f' preserveAspectRatio="none" role="img" aria-label="{escape(words)}">{bars}</svg></figure>'

@@ -475,13 +475,12 @@ class SandboxSettings(Section):
 
 
 class ReceiptSettings(Section):
-    """Receipts: what a turn changed, and which checks ran after its last change."""
+    """What a turn changed, and which checks ran after its last change."""
 
     show: _Switch = True
-    """Whether editors show the receipt of each turn that changed files. Receipts are stored in any case."""
+    """Whether editors show receipts, which are stored in any case."""
     checks: Annotated[Strings, Expected('a list of command lines, such as ["just ci"]')] = ()
-    """More commands that verify changes. A command that begins with the same words is a check, too. Crow knows the
-    usual tests, type checks, builds and linters, and the commands of `[checks]`."""
+    """More commands that verify changes. A command that begins with the same words is a check, too."""
 
 
 class LimitSettings(Section):

@@ -16,6 +16,7 @@ from crow.domain.entries import (
     Body,
     CallRef,
     Custom,
+    Diff,
     Entry,
     File,
     Started,
@@ -421,6 +422,29 @@ def test_scripted_turns_get_the_right_state(seed: int) -> None:
 
 def test_every_scenario_is_among_the_scripted_turns() -> None:
     assert len(SCENARIOS) >= 30
+
+
+def _in_layer(line: str, *changed: tuple[str, str | None]) -> Script:
+    """A turn with an edit, a check, and a command in a layer."""
+    script = Script()
+    _verified(script)
+    ref = script.begin("shell", {"command": line})
+    if changed:
+        script.add(File(call=ref, path=CWD, before=None, after_hash="", recorded_here=True, change_set="x"))
+    diffs = tuple(Diff(path=f"{CWD}/{path}", old_text=old, new_text="new") for path, old in changed)
+    shown = Announcement(title=line, kind="execute", diffs=diffs)
+    raw = {"exit_code": 0, "timed_out": False, "access": "layer"}
+    script.add(ToolResult(call=ref, name="shell", text="", announcement=shown, raw_output=raw))
+    return script
+
+
+def test_a_layer_shows_whether_a_command_really_changed_files() -> None:
+    assert _in_layer("python look.py").state() == V
+    changed = _in_layer("python generate.py", ("src/b.py", "old")).receipt()
+    assert changed is not None
+    assert (changed.state, changed.files, changed.edits) == (N, ("src/a.py", "src/b.py"), 1)
+    assert _in_layer("make test", ("src/b.py", "old")).state() == N
+    assert _in_layer("pytest", (".pytest_cache/v/lastfailed", "{}"), ("junit.xml", None)).state() == V
 
 
 def test_the_user_names_checks() -> None:

@@ -122,7 +122,7 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
         raw_output={
             "exit_code": code,
             "timed_out": code is None,
-            "access": access,
+            "access": "layer" if layers is not None else access,
             **({"pipes": [list(each) for each in (codes, *earlier)]} if codes else {}),
         },
         max_chars=MAX_CHARS if len(shown) > MAX_CHARS else None,
