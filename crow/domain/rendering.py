@@ -36,11 +36,6 @@ from crow.domain.messages import (
     ToolMessage,
     UserMessage,
 )
-from crow.domain.text import TITLE_CHARS as TITLE_CHARS
-from crow.domain.text import on_one_line as on_one_line
-from crow.domain.text import safe as safe
-from crow.domain.text import safe_json as safe_json
-from crow.domain.text import title_line as title_line
 from crow.domain.tokens import head_and_tail
 
 INTERRUPTED = "[This answer was interrupted here.]"

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, Link, Part, Resource, Text
-from crow.frontend.frames import describe
+from crow.frontend.frames import describe_member
 from crow.frontend.tool_calls import PIECE_BYTES, limit_text, split_text
 
 _URI_BYTES = 20_000
@@ -34,7 +34,7 @@ def parts_from(prompt: object) -> tuple[Part, ...]:
     :raises ArgumentError: the prompt is empty, or a content block is invalid. The message names the block.
     """
     if not isinstance(prompt, list):
-        raise ArgumentError(f"prompt is {describe(prompt)}; expected a list of content blocks.")
+        raise ArgumentError(f"prompt is {describe_member(prompt)}; expected a list of content blocks.")
     parts = [part for index, block in enumerate(prompt) if (part := _part(f"prompt[{index}]", block)) is not None]
     if all(isinstance(part, Text) and not part.text.strip() for part in parts):
         raise ArgumentError("The prompt is empty; send at least one content block with some text.")
@@ -87,7 +87,9 @@ def _optional(key: str, value: str | None) -> dict[str, str]:
 
 def _part(where: str, block: object) -> Part | None:
     if not isinstance(block, dict):
-        raise ArgumentError(f'{where} is {describe(block)}; expected a content block, such as {{"type": "text"}}.')
+        raise ArgumentError(
+            f'{where} is {describe_member(block)}; expected a content block, such as {{"type": "text"}}.'
+        )
     match block.get("type"):
         case "text":
             text = _string(where, block, "text")
@@ -113,13 +115,13 @@ def _part(where: str, block: object) -> Part | None:
             return Link(uri=uri, name=_optional_string(block, "name") or _name(uri), mime_type=link_type)
         case kind:
             known = "text, image, audio, resource or resource_link"
-            raise ArgumentError(f"{where}.type is {describe(kind)}; expected {known}.")
+            raise ArgumentError(f"{where}.type is {describe_member(kind)}; expected {known}.")
 
 
 def _resource(where: str, resource: object) -> Part:
     if not isinstance(resource, dict):
         raise ArgumentError(
-            f'{where} is {describe(resource)}; expected an object with "uri" and either "text" or "blob".'
+            f'{where} is {describe_member(resource)}; expected an object with "uri" and either "text" or "blob".'
         )
     uri, mime_type = _string(where, resource, "uri"), _optional_string(resource, "mimeType")
     match resource:
@@ -162,7 +164,7 @@ def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
 def _string(where: str, block: Mapping[str, Any], key: str) -> str:
     value = block.get(key)
     if not isinstance(value, str):
-        raise ArgumentError(f"{where}.{key} is {describe(value)}; expected a string.")
+        raise ArgumentError(f"{where}.{key} is {describe_member(value)}; expected a string.")
     return value
 
 

@@ -27,7 +27,7 @@ from crow.agent.turns.adapters import Adapters
 from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_sandbox
 from crow.domain.errors import ArgumentError, StoreError
 from crow.domain.events import OptionsChanged
-from crow.domain.rendering import title_line
+from crow.domain.text import title_line
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection
 from crow.frontend.clients import Origin, SessionClients
@@ -238,14 +238,14 @@ class SessionHost:
         return self._locks.setdefault(session_id, asyncio.Lock())
 
     def refuse_if_running(self, session_id: str) -> None:
-        """Check that the session is not a running sub-agent.
+        """Check that the session is not a running subagent.
 
-        :raises ArgumentError: the session is a sub-agent that works for an open session.
+        :raises ArgumentError: the session is a subagent that works for an open session.
         """
         for hosted in self.open.values():
             if hosted.session.has_subagent(session_id):
                 raise ArgumentError(
-                    f"{session_id} is a sub-agent that works for session {hosted.session.id}. Cancel it with "
+                    f"{session_id} is a subagent that works for session {hosted.session.id}. Cancel it with "
                     "session/cancel, or wait until it is idle."
                 )
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from crow.agent.permissions.rules import MODES, Mode
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import title_line
-from crow.frontend.frames import describe
+from crow.domain.text import title_line
+from crow.frontend.frames import describe_member
 from crow.frontend.tool_calls import is_plain
 
 _MODE_TEXTS: Mapping[Mode, tuple[str, str]] = {
@@ -86,7 +86,7 @@ def mode_named(value: object) -> Mode:
     for mode in MODES:
         if value == mode:
             return mode
-    raise ArgumentError(f"There is no mode {describe(value)}; choose one of {', '.join(MODES)}.")
+    raise ArgumentError(f"There is no mode {describe_member(value)}; choose one of {', '.join(MODES)}.")
 
 
 def option_value(option: object, value: object, *, model: str, models: Sequence[str]) -> str | bool:
@@ -106,20 +106,20 @@ def option_value(option: object, value: object, *, model: str, models: Sequence[
             remedy = "none is offered; run `crow login`, or set CROW_MODEL or model.name in config.toml"
             if names:
                 remedy = f"choose one of {', '.join(names)}"
-            raise ArgumentError(f"There is no model {describe(value)}; {remedy}.")
+            raise ArgumentError(f"There is no model {describe_member(value)}; {remedy}.")
         case "thought_level":
             if isinstance(value, str) and value in _THOUGHT_LEVELS:
                 return "" if value == "default" else value
             raise ArgumentError(
-                f"There is no thought level {describe(value)}; choose one of {', '.join(_THOUGHT_LEVELS)}."
+                f"There is no thought level {describe_member(value)}; choose one of {', '.join(_THOUGHT_LEVELS)}."
             )
         case "auto_compact":
             if isinstance(value, bool):
                 return value
-            raise ArgumentError(f"auto_compact is {describe(value)}; expected true or false.")
+            raise ArgumentError(f"auto_compact is {describe_member(value)}; expected true or false.")
         case _:
             known = "mode, model, thought_level and auto_compact"
-            raise ArgumentError(f"There is no config option {describe(option)}; the options are {known}.")
+            raise ArgumentError(f"There is no config option {describe_member(option)}; the options are {known}.")
 
 
 def _select(option_id: str, name: str, text: str, current: str, choices: list[dict[str, str]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import anyio
 from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.domain import events
 from crow.domain.events import Elicitation, ElicitationAnswer
-from crow.domain.rendering import safe, title_line
+from crow.domain.text import safe, title_line
 from crow.frontend import tool_calls
 from crow.frontend.frames import RequestError
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
@@ -34,7 +34,7 @@ _PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
 
 
 class Dialogs:
-    """The dialogs that one client shows for a session and its sub-agents.
+    """The dialogs that one client shows for a session and its subagents.
 
     The user sees at most one permission request and one question from an MCP server at a time. Otherwise, a new dialog
     might replace the one that the user is answering. `has_network` means that confined commands with the access `write`

@@ -29,7 +29,7 @@ from crow.domain.errors import (
     StoreUnavailable,
 )
 from crow.domain.events import NoticeShown, TitleChanged
-from crow.domain.rendering import title_line
+from crow.domain.text import title_line
 from crow.frontend.client import ClientConnection, Outlet, SessionClient
 from crow.frontend.clients import ClientQueue, Origin, SessionClients
 from crow.frontend.cursors import CURSOR_KEY
@@ -173,11 +173,11 @@ class ClientSessions:
         return self._opened.get(session_id) if isinstance(session_id, str) else None
 
     def cancel(self, session_id: object) -> None:
-        """Cancel the turn of an open session, or the work of a sub-agent of an open session. Do nothing to
+        """Cancel the turn of an open session, or the work of a subagent of an open session. Do nothing to
         a session that this connection only watches.
 
         :raises NoSuchSession: the id belongs neither to a session that this connection has opened nor to a running
-        sub-agent of such a session.
+        subagent of such a session.
         """
         for opened in self._opened.values():
             if isinstance(session_id, str) and self._may_write(opened) and opened.session.cancel_subagent(session_id):

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 from crow.domain.diff import DiffHunk, changed_regions
 from crow.domain.entries import Announcement, Attachment, Diff, ToolResult
 from crow.domain.messages import is_too_deep
-from crow.domain.rendering import in_title, safe, title_line
+from crow.domain.rendering import in_title
+from crow.domain.text import safe, title_line
 from crow.tools import PlannedCall
 
 Fields: TypeAlias = dict[str, Any]

@@ -268,8 +268,9 @@ class EndpointFacts:
             known = {each.name: listed.get(each.name) for each in fields(ModelLimits)}
             limits: dict[str, Any] = {key: value for key, value in known.items() if _is_possible(key, value)}
             levels = listed.get("thought_levels")
-            is_stated = isinstance(levels, (list, tuple))
-            taken = tuple(level for level in THOUGHT_LEVELS if level in levels) if is_stated else None
+            taken = None
+            if isinstance(levels, (list, tuple)):
+                taken = tuple(level for level in THOUGHT_LEVELS if level in levels)
             self._listed = Offered(name=self._endpoint.model, thought_levels=taken, **limits)
 
     async def refresh(self) -> None:

@@ -299,14 +299,17 @@ class Toolbox(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStat:
-    """The state of a resolved path. If two states of the same path are equal, the file was not written between them, as
-    far as `mtime_ns` can tell."""
+    """The state of a resolved path. If two states of the same path are equal, the file was probably not written between
+    them."""
 
     path: Path
     kind: Literal["file", "directory", "other", "missing"]
     size: int = 0
     """In bytes."""
     mtime_ns: int = 0
+    """The time of the last write. A file may be written twice within the resolution of this time."""
+    mode: int | None = field(default=None, compare=False)
+    """The permission bits of a file."""
     head: bytes = field(default=b"", repr=False)
     """The first bytes of the file, if they were requested."""
 
@@ -403,9 +406,10 @@ class Workspace(Protocol):
         save it. :raises OSError: the file cannot be written.
         """
 
-    async def restore(self, path: Path, content: bytes | None) -> None:
+    async def restore(self, path: Path, content: bytes | None, *, mode: int | None = None) -> None:
         """Give a file this content again, or remove the file if `content` is None. Keep the file's mode, and create
-        missing parent directories. :raises OSError: the file cannot be written or removed."""
+        missing parent directories. If there is no file, the new one gets the permission bits `mode`. :raises OSError:
+        the file cannot be written or removed."""
 
     @property
     def is_bounded(self) -> bool:
@@ -512,12 +516,12 @@ RecallScope: TypeAlias = Literal["this", "workspace", "all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallQuery:
-    """A query of `recall`. If only `words` is given, find the entries that contain all of the words. If only `entry` is
-    given, read that entry. If both are given, find the places in that entry where one of the words occurs."""
+    """A query of `recall`."""
 
     words: str = ""
+    """Find the entries that contain all of these words."""
     entry: int | None = None
-    """The id of an entry."""
+    """The id of an entry to read. If `words` are given too, find the places in it where one of them occurs."""
     session: str | None = None
     """If given, only this session is searched."""
     scope: RecallScope = "this"
@@ -534,9 +538,12 @@ class Log(Protocol):
         """Return the text that `query` asks for, with at most `limit` entries or places. Compacted entries are
         included. For any scope other than `this`, the caller must first get the user's permission."""
 
-    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes | None) -> None:
-        """Record that a tool call is about to replace the content of a file. `before` is the old content, or None if
-        there was no file. `after` is the new content, or None if the file is removed."""
+    async def before_change(
+        self, call_id: str, path: Path, before: bytes | None, after: bytes | None, *, mode: int | None = None
+    ) -> None:
+        """Record that a tool call is about to replace the content of a file. `before` is the old content, and `mode`
+        has the permission bits. Both are None if there was no file. `after` is the new content, or None if the file is
+        removed."""
 
 
 class Plan(Protocol):

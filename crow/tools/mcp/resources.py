@@ -34,11 +34,11 @@ _COMPLETIONS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalResource:
-    """A resource that a server lists, or a template for the URIs of resources. `about` describes the resource for the
-    model."""
+    """A resource that a server lists, or a template for the URIs of resources."""
 
     uri: str
     about: str = ""
+    """A description for the model."""
     is_template: bool = False
 
     @property
