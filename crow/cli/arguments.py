@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from crow import __version__
+from crow.version import __version__
 
 _AddCommand: TypeAlias = Callable[..., argparse.ArgumentParser]
 """Adds a command of `crow sessions`: its name, function and help, and how many sessions it takes, if any."""
@@ -202,7 +202,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         "List sessions, most recently used first, or run a command on them. SESSION is the id of a session, the start"
         " of its id, its alias, or its whole title."
     )
-    parser.set_defaults(run=sessions.list_sessions, all=False, archived=False, newest=False, json=False)
+    parser.set_defaults(run=sessions.list_sessions, all=False, archived=False, newest=False, receipts=False, json=False)
     parser.set_defaults(cwd=None, repo=None, model=None, since=None, until=None, title=None, tag=None)
     commands = parser.add_subparsers(metavar="COMMAND")
 
@@ -250,6 +250,12 @@ def _add_reading_commands(parser: argparse.ArgumentParser, add: _AddCommand) -> 
     stats.add_argument(
         "--disk", action="store_true", help="show what takes up space in the database, instead of tokens and cost"
     )
+    stats.add_argument(
+        "--breakdown",
+        action="store_true",
+        help="show what was read from the cache, cache breaks, the outputs and tools that cost the most, and times",
+    )
+    stats.add_argument("--session", metavar="SESSION", help="the breakdown of this session and its subagents")
     for each in (search, stats):
         _add_limits(each)
 
@@ -262,6 +268,8 @@ def _add_list_options(parser: argparse.ArgumentParser) -> None:
     words = "only sessions in any directory of the Git repository that contains DIR (default: .)"
     parser.add_argument("--repo", metavar="DIR", nargs="?", const=".", default=argparse.SUPPRESS, help=words)
     parser.add_argument("--title", metavar="TEXT", default=argparse.SUPPRESS, help="only titles that contain TEXT")
+    words = "also show the state of each session's newest receipt"
+    parser.add_argument("--receipts", action="store_true", default=argparse.SUPPRESS, help=words)
     words = "only sessions with this tag; repeat the option to require several tags"
     parser.add_argument("--tag", metavar="TAG", action="append", default=argparse.SUPPRESS, help=words)
     for flag, name, words in (

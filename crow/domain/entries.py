@@ -177,7 +177,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """A file that a built-in tool changed."""
+    """A file that a built-in tool changed, or all files that a command changed."""
 
     call: CallRef
     path: str
@@ -189,6 +189,9 @@ class File:
     """The permission bits before the change. None if there was no file, or if an older version stored this entry."""
     recorded_here: bool = False
     """False for an imported entry, whose content is never restored."""
+    change_set: str = ""
+    """If set, a command changed any number of files in the directory `path`. This is the name of what undoes the
+    change, which is on the disk of the machine where the command ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,13 @@ def is_too_deep(value: object) -> bool:
     return True
 
 
+PDF_BYTES = 10_000_000
+"""No larger PDF is sent to a model."""
+
+PDF_START = b"%PDF-"
+PDF_TYPE = "application/pdf"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
     """Plain text."""
@@ -50,6 +57,7 @@ class File:
     data: str
     """The content in base64."""
     mime_type: str
+    uri: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +78,7 @@ class Link:
     mime_type: str | None = None
 
 
-Part: TypeAlias = Text | Image | Resource | Link
+Part: TypeAlias = Text | Image | File | Resource | Link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeAlias
 
 import anyio.abc
 
-from crow import __version__
 from crow.agent import new_message_id
 from crow.agent.history.options import set_mode, set_model, set_option
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
@@ -45,6 +44,7 @@ from crow.frontend.subagents import Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.frontend.updates import ViewLimits, usage_object
 from crow.store import SessionRow, node_of
+from crow.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -259,7 +259,9 @@ class Methods:
                 await opened.client.resume(
                     lambda: missed_since(cursor, store, session.id, session.branch.entries),
                     is_running=lambda: session.is_running,
-                    is_own=lambda prompt: opened.has_sent(prompt, sent),
+                    is_own=lambda prompt: (
+                        opened.has_sent(prompt.message_id) or (prompt.name is not None and prompt.name.id in sent)
+                    ),
                 )
             yield opened
 

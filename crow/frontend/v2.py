@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
-from crow import __version__
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError
@@ -31,6 +30,7 @@ from crow.frontend.sessions import ClientSession
 from crow.frontend.updates import Update
 from crow.frontend.v2_updates import FINAL_STATUSES, Wording, commands, config_options, permission_params
 from crow.store import NamedPrompt
+from crow.version import __version__
 
 logger = logging.getLogger(__name__)
 

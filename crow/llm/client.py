@@ -27,7 +27,6 @@ import httpx2
 import openai
 from openai import RequestOptions
 
-from crow import __version__
 from crow.domain import errors
 from crow.domain.messages import Answer, SentRequest, WireName
 from crow.domain.trace_context import current_trace_context
@@ -50,6 +49,7 @@ from crow.llm.parser import AnswerParser
 from crow.llm.sent import sent_request
 from crow.llm.stream import MAX_ADAPTATIONS, AnswerStream, RetryTiming
 from crow.llm.wires import AnyEncoder, wire_named
+from crow.version import __version__
 
 _MAX_ENCODERS = 64
 _MAX_BUFFERED_BYTES = 256 * 1024
@@ -360,7 +360,8 @@ class EndpointClient:
         """Return the request without a body for this wire."""
         if (known := client.templates.get(name)) is not None:
             return known
-        url, wire = str(client.api.base_url).rstrip("/"), wire_named(name)
+        wire, own = wire_named(name), self._endpoint.messages_url if name == "messages" else ""
+        url = (own or str(client.api.base_url)).rstrip("/")
         template = client.http.build_request("POST", url + wire.path, headers=self._wire_headers(client.headers, name))
         del template.headers["Content-Length"]
         client.templates[name] = template

@@ -145,7 +145,6 @@ class AnswerStream:
     async def _run(self) -> AsyncGenerator[Delta, None]:
         tries = adaptations = 0
         while True:
-            self._parser = self._transport.parser(self._request)
             try:
                 async with aclosing(self._attempt()) as deltas:
                     async for delta in deltas:
@@ -160,6 +159,7 @@ class AnswerStream:
                 if not is_shown and parser.error_body is not None and adaptations < MAX_ADAPTATIONS:
                     adaptations += 1
                     if await self._transport.adapt(self._request, parser.error_body):
+                        self._parser = self._transport.parser(self._request)
                         continue
                 tries += 1
                 self._transport.redact(error)
@@ -175,6 +175,7 @@ class AnswerStream:
                 await self._transport.learn_from(answer)
                 self._answer = answer
                 return
+            self._parser = self._transport.parser(self._request)
             yield Retrying(reason=reason, wait_s=wait_s)
             await self._timing.sleep(wait_s)
 
