@@ -77,11 +77,15 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         _add_mcp_commands(mcp)
     add("config", "print the settings in effect, and where each comes from", [settings])
     trace = add("trace", "print a recording of an ACP connection (CROW_TRACE=FILE makes one)")
-    trace.add_argument("action", choices=["show"], help='"show" prints the recording')
-    trace.add_argument("file", metavar="FILE", help="a recording by crow")
+    _add_trace_arguments(trace)
     _add_completion_arguments(add("completion", "print a completion script for bash, zsh or fish"))
     add("man", "print the manual page; to read it: crow man | man -l -")
     return parser
+
+
+def _add_trace_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=["show"], help='"show" prints the recording')
+    parser.add_argument("file", metavar="FILE", help="a recording by crow")
 
 
 def _add_completion_arguments(parser: argparse.ArgumentParser) -> None:

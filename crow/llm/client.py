@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
@@ -60,6 +60,9 @@ _LISTING_TIMEOUT_S = 1.5
 _CLOSE_TIMEOUT_S = 1.0
 _KEEPALIVE_S = 30.0
 _MIN_SECRET_CHARS = 6
+_THINKS_S = 0.05
+"""The digest of a request is computed this long after the request began (in seconds), while the model thinks. If the
+answer is complete earlier, it is computed then."""
 _TELEMETRY = ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version", "Async", "Retry-Count")
 _NO_TELEMETRY: RequestOptions = {"headers": {f"X-Stainless-{about}": openai.omit for about in _TELEMETRY}}
 """Request options that remove the headers in which the client library describes this machine."""
@@ -206,12 +209,14 @@ class EndpointClient:
             wire = form.dialect.wire
             dialect, limit = form.dialect, self._limit(request, wire, form.max_output)
             body = self._body(self._encoder(request.cache_key, wire), request, dialect, form.max_output)
+            endpoint, extra = self._endpoint.name, self._endpoint.extra_body
+            describe = cache(
+                partial(sent_request, body, request, endpoint=endpoint, dialect=dialect, limit=limit, extra=extra)
+            )
+            asyncio.get_running_loop().call_later(_THINKS_S, describe)
             response = await self._post(body, wire)
             if isinstance(response, _HttpBody):
-                endpoint, extra = self._endpoint.name, self._endpoint.extra_body
-                response.describe = partial(
-                    sent_request, body, request, endpoint=endpoint, dialect=dialect, limit=limit, extra=extra
-                )
+                response.describe = describe
                 return response
             if await self.adapt(request, form, response):
                 if first is None and form.dialect.wire != wire:
@@ -428,7 +433,6 @@ class EndpointTransport:
         self._request = request
         self._form: RequestForm | None = None
         self._describe: Callable[[], SentRequest] | None = None
-        self._sent: SentRequest | None = None
 
     @property
     def origin(self) -> Origin:
@@ -438,13 +442,11 @@ class EndpointTransport:
         if self._form is None:
             self._form = await self._model.form_for(request)
         response = await self._model.send(request, self._form)
-        self._describe, self._sent = response.describe, None
+        self._describe = response.describe
         return response
 
     def sent(self) -> SentRequest | None:
-        if self._sent is None and self._describe is not None:
-            self._sent, self._describe = self._describe(), None
-        return self._sent
+        return self._describe() if self._describe is not None else None
 
     def parser(self, request: Request) -> AnswerParser:
         return self._model.parser(request, self._form)

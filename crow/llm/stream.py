@@ -70,8 +70,8 @@ class RequestTransport(Protocol):
         """
 
     def sent(self) -> SentRequest | None:
-        """Return how the request was last sent. This is computed when it is first called, so that neither the request
-        nor the first words of the answer wait for it."""
+        """Return how the request was last sent, or None if nothing was sent. Neither the request nor the first words of
+        the answer wait for this."""
 
     def parser(self, request: Request) -> AnswerParser:
         """Return a new parser for the answer to `request` as it was last sent."""

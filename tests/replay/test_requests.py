@@ -20,8 +20,9 @@ from tests.store.scenes import ANNOUNCED
 ENDPOINT = "http://127.0.0.1:1/v1 m1"
 WORDS = "Twigs and string. " * 40
 TOOL = ToolSpec(name="read_file", description="Reads.", input_schema={"type": "object"})
+PROMPT = Prompt(system="Build a nest.", tools=(TOOL,), cwd="/repo", model="m1", recorded_here=True)
 PATH: tuple[Body, ...] = (
-    Prompt(system="Build a nest.", tools=(TOOL,), cwd="/repo", model="m1", recorded_here=True),
+    PROMPT,
     User(parts=(Text(text=f"First {WORDS}"),), message_id="u1"),
     Assistant(text=f"Second {WORDS}", message_id="a1", calls=(ToolCall(id="c1", name="read_file", arguments="{}"),)),
     ToolResult(call=CallRef(assistant=3, index=0), name="read_file", text=f"Third {WORDS}", announcement=ANNOUNCED),
@@ -115,9 +116,7 @@ def test_the_log_says_why_a_request_is_not_compared() -> None:
         return found.words
 
     sent = sent_of(PATH, Dialect())
-    first = PATH[0]
-    assert isinstance(first, Prompt)
-    imported = (replace(first, recorded_here=False), *PATH[1:])
+    imported = (replace(PROMPT, recorded_here=False), *PATH[1:])
     assert "it was imported" in why(None, imported)
     assert "an older version" in why(None)
     assert "does not know" in why(replace(sent, dialect={"wires": ["telepathy"]}))

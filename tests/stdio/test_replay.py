@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import anyio
 import anyio.to_thread
 import pytest
 
@@ -17,7 +18,7 @@ from crow.cli import main
 from crow.llm.sent import digest_of
 from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
-from tests.support.fake_endpoint import FakeEndpoint
+from tests.support.fake_endpoint import HANG, FakeEndpoint, Reply
 from tests.support.prefix_cache import CachingEndpoint, call, run_session, say, write_config
 
 SEEDS = [(wire, seed) for wire in ("chat", "responses", "messages") for seed in range(10)]
@@ -78,6 +79,11 @@ def stored(home: Path, query: str, *values: object) -> list[Any]:
 async def test_a_random_session_and_its_case_are_built_again_byte_for_byte(
     crow: StartCrow, home: Path, tmp_path: Path, run: Commands, seed: int, wire: str
 ) -> None:
+    await check_session(crow, home, tmp_path, run, wire=wire, seed=seed)
+
+
+async def check_session(crow: StartCrow, home: Path, tmp_path: Path, run: Commands, *, wire: str, seed: int) -> None:
+    """Run a random session, and check its replay and that of its case."""
     session, got = await random_session(crow, home, tmp_path, wire=wire, seed=seed)
     found = await run.replay(session)
     assert {each["words"] for each in found} == {""}
@@ -88,6 +94,32 @@ async def test_a_random_session_and_its_case_are_built_again_byte_for_byte(
     assert code == 0, said
     again = await run.replay(str(tmp_path / "case.jsonl"))
     assert [(each["outcome"], each["turn"]) for each in again] == [("identical", each["turn"]) for each in found]
+
+
+async def test_a_session_whose_process_was_killed_is_built_again(
+    crow: StartCrow, home: Path, place: Path, run: Commands
+) -> None:
+    """The answer that was cut off has no digest; the requests before and after it are the same."""
+    async with FakeEndpoint(otherwise=lambda _: fake.text("Twigs.")) as endpoint:
+        async with crow(endpoint=endpoint) as agent:
+            await agent.initialize()
+            session = await agent.new_session(place)
+            await agent.prompt(session, "What is it made of?")
+            endpoint.script(Reply(steps=(fake.sse(fake.chunk({"content": "It is "}), done=False), HANG)))
+            since = len(agent.log)
+            await agent.start_prompt(session, "And what else?")
+            await agent.wait_for_text(session, "It is ", since=since)
+            with anyio.fail_after(30):
+                while not stored(home, "SELECT text FROM drafts"):  # noqa: ASYNC110  # another process writes it
+                    await anyio.sleep(0.05)
+            await agent.kill()
+        async with crow(endpoint=endpoint) as agent:
+            await agent.initialize()
+            await agent.request("session/load", {"sessionId": session, "cwd": str(place), "mcpServers": []})
+            await agent.prompt(session, "Go on.")
+    found = await run.replay(session)
+    assert [each["outcome"] for each in found] == ["identical", "unproven", "identical"]
+    assert found[1]["words"] == "crow was stopped before it could store how the request was sent"
 
 
 async def test_a_case_is_redacted_and_says_what_differed(
