@@ -14,10 +14,10 @@ from functools import partial
 from benchmarks.rows import Row, arguments, report
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, Text, ToolSpec, UserMessage, WireName
 from crow.llm import Request
-from crow.llm.chat.encode import Encoder as ChatEncoder
+from crow.llm.chat.encode import ChatEncoder
 from crow.llm.dialect import Dialect
 from crow.llm.sse import SseDecoder
-from crow.llm.wires import Encoder, wire_named
+from crow.llm.wires import AnyEncoder, wire_named
 
 CHUNKS = 20_000
 ROUNDS = 5
@@ -143,7 +143,7 @@ OTHERS: tuple[WireName, ...] = ("responses", "messages")
 ALL: tuple[WireName, ...] = ("chat", *OTHERS)
 
 
-def encode_again(encoder: Encoder, wire: WireName, messages: tuple[Message, ...], times: int) -> None:
+def encode_again(encoder: AnyEncoder, wire: WireName, messages: tuple[Message, ...], times: int) -> None:
     request, dialect = Request(messages=messages, tools=(TOOL,)), Dialect(wires=(wire,))
     for _ in range(times):
         encoder.body(request, model="m", endpoint="here m", dialect=dialect, limit=1000)

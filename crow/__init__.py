@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from crow.version import __version__ as __version__
+
 TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`; importing `typing` would double the import time
 if TYPE_CHECKING:
     from crow.sessions import Sessions as Sessions
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:

@@ -28,7 +28,7 @@ from crow.log import mask_in_log
 from crow.programs import Programs
 from crow.runtime import forbid_inspection, name_processor, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target, names_offered, target_of
-from crow.settings.endpoints import preset_at, run_key_command
+from crow.settings.endpoints import messages_url_at, preset_at, run_key_command
 from crow.settings.load import Paths
 from crow.settings.servers import expand_variables
 from crow.settings.values import DatabaseSettings, McpServerSettings, static_part
@@ -132,6 +132,7 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
         key = "pending"
     return Endpoint(
         base_url=target.base_url,
+        messages_url=messages_url_at(target.base_url),
         model=target.model,
         api_key=key,
         key_hint=target.key_hint,
@@ -155,6 +156,7 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
             limit_field=preset.limit_field,
             cache=preset.cache,
             takes_images=options.takes_images,
+            takes_files=target.takes_files,
             wires=target.wires,
         ),
         proxy=settings.proxy,
@@ -217,13 +219,14 @@ def open_workspace(
         cwd,
         directories,
         keys=lambda: hidden_keys(loaded()),
-        own=(paths.config_file, paths.database, paths.log_file, *_server_files(loaded())),
+        own=(paths.config_file, paths.database, paths.log_file, paths.layers, *_server_files(loaded())),
         own_folders=own_folders(paths, cwd),
         own_readable=(config / "skills", config / "agents", config / "commands"),
         names=protected_names(loaded()),
         confiner=_open_confiner(loaded(), cwd, directories, is_bounded=is_bounded),
         is_bounded=is_bounded,
         programs=programs,
+        keeps_ignored=loaded().settings.permissions.keep_ignored,
     )
 
 
@@ -261,9 +264,10 @@ def _open_confiner(
         writable=sandbox.writable,
         sockets=sandbox.sockets,
         programs=Programs(paths.programs),
-        own=(*files, *_server_files(loaded), *own_folders(paths, cwd)),
+        own=(*files, paths.layers, *_server_files(loaded), *own_folders(paths, cwd)),
         masked=tuple(map(static_part, loaded.settings.serve.roots)) if is_bounded else (),
         caches=paths.cache_dir / "commands",
+        layers=paths.layers,
         names=protected_names(loaded),
     )
     return KernelConfiner([Path(cwd), *map(Path, directories)], options)

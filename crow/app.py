@@ -29,16 +29,17 @@ from crow.agent.permissions.rules import user_rules
 from crow.agent.templates import Template, read_templates
 from crow.agent.turns.adapters import Adapters, SessionSettings
 from crow.domain.errors import AuthError, CrowError
+from crow.domain.receipts import without_files
 from crow.frontend.agent import Negotiate
 from crow.frontend.agent import serve as serve_connection
 from crow.frontend.endpoints import AuthState, Credentials, Provider
 from crow.frontend.host import ServerDependencies
 from crow.frontend.transport import StdioTransport, claim_stdio
-from crow.llm import Model, ModelInfo
+from crow.llm import Model, ModelInfo, ThoughtLevel
 from crow.log import start_logging
 from crow.runtime import importing, keep_little, trim
 from crow.settings import OFFLINE, Loaded, Target, edit_tool_of, fallback_of, names_offered, target_of
-from crow.settings.endpoints import MAIN_PROVIDER, Gateways, provider_target
+from crow.settings.endpoints import MAIN_PROVIDER, ApiType, Gateway, Gateways, provider_target
 from crow.settings.load import tokens_in_headers
 from crow.store import Store
 from crow.tools import SandboxStatus, Workspace
@@ -113,6 +114,8 @@ class Wiring:
         # The names of the configured models, then those of the models that the endpoint lists. All sessions share this
         # list, so it is changed in place.
         self._names = list(self._offered())
+        # The thought levels of the models that the endpoint lists.
+        self._levels: Mapping[str, tuple[ThoughtLevel, ...] | None] = {}
 
     @property
     def store(self) -> Store:
@@ -209,17 +212,18 @@ class Wiring:
         """Set the open models aside, so that each model is opened again when it is next used. Running turns keep the
         old models."""
         self._retired_models += self._models.values()
-        self._models = {}
+        self._models, self._levels = {}, {}
         self._generation += 1
 
     def providers(self) -> tuple[Provider, ...]:
         """See :class:`crow.frontend.endpoints.Endpoints`."""
-        urls = self._gateways.base_urls(self._settings)
-        return tuple(Provider(id=id_, base_url=url, is_required=id_ == MAIN_PROVIDER) for id_, url in urls.items())
+        found = self._gateways.current(self._settings).items()
+        return tuple(Provider(id=id_, current=current, is_required=id_ == MAIN_PROVIDER) for id_, current in found)
 
-    def set_provider(self, provider_id: str, base_url: str, headers: Mapping[str, str]) -> None:
+    def set_provider(self, provider_id: str, api_type: ApiType, base_url: str, headers: Mapping[str, str]) -> None:
         """See :class:`crow.frontend.endpoints.Endpoints`."""
-        self._gateways.set(provider_id, base_url, headers, self._settings)
+        gateway = Gateway(base_url=base_url, headers=headers, api_type=api_type)
+        self._gateways.set(provider_id, gateway, self._settings)
         for token in tokens_in_headers(headers):
             self._note_key(token)
         self._mask(headers.values())
@@ -320,6 +324,8 @@ class Wiring:
                 cost_per_turn=self._settings.limits.cost_per_turn,
                 cost_per_session=self._settings.limits.cost_per_session,
                 title_model=self._settings.titles.model or "",
+                checks=tuple(map(without_files, (*self._settings.receipts.checks, *self._settings.checks.values()))),
+                shows_receipts=self._settings.receipts.show,
                 rules=user_rules(permissions.allow, permissions.deny),
                 compaction=CompactionPolicy(
                     auto=compaction.auto,
@@ -360,7 +366,8 @@ class Wiring:
         if name == OFFLINE:
             return adapters.offline_model(self._settings).info
         target = target_of(name, self._settings)
-        return adapters.endpoint_of(target if self._gateways.is_disabled(target) else self._target(name)).info
+        info = adapters.endpoint_of(target if self._gateways.is_disabled(target) else self._target(name)).info
+        return replace(info, thought_levels=self._levels.get(name or self._default_model()))
 
     async def _model(self, name: str) -> Model:
         while name not in self._models:
@@ -392,8 +399,9 @@ class Wiring:
         except (CrowError, TimeoutError) as error:
             logger.info("The endpoint does not list its models: %s", error)
             return ()
-        names = dict.fromkeys(self._name_at(name, each.name) for each in listed[:_MODELS_LISTED])
+        names = {self._name_at(name, each.name): each for each in listed[:_MODELS_LISTED]}
         self._names += [each for each in names if each and each not in self._names]
+        self._levels = {each: offered.thought_levels for each, offered in names.items() if each}
         return tuple(self._names)
 
     def _name_at(self, default: str, model: str) -> str:

@@ -16,7 +16,7 @@ import anyio.to_thread
 from crow.domain.conversation import for_model
 from crow.domain.entries import Checkpoint, Entry, Mask, Restore
 from crow.domain.errors import ArgumentError
-from crow.llm.chat.encode import Encoder
+from crow.llm.chat.encode import ChatEncoder
 from crow.llm.dialect import Dialect
 from crow.settings import load_settings
 from crow.store import Scope, SessionRow, Store
@@ -259,7 +259,7 @@ async def _openai_messages(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """Return entries as messages. The work is done in a thread, because it may take long for a long session."""
 
     def render() -> list[dict[str, Any]]:
-        sent = Encoder().messages(for_model(entries).messages, endpoint="", dialect=_PLAIN)
+        sent = ChatEncoder().messages(for_model(entries).messages, endpoint="", dialect=_PLAIN)
         messages: list[dict[str, Any]] = json.loads(b"[" + b",".join(sent) + b"]")
         return messages
 

@@ -59,7 +59,7 @@ class _OpenCall:
     started: EntryStored | None = None
     """The entry that says that it has started."""
     linked: SubagentLinked | None = None
-    """The sub-agent that carries it out."""
+    """The subagent that carries it out."""
     progress: CallProgressed | None = None
     """Its whole output so far."""
 
@@ -171,7 +171,7 @@ class Feed:
                 self._message, self._calls = _OpenMessage(), {}
             case _:
                 pass
-        if entry.session == self._session_id:  # otherwise a sub-agent has stored it
+        if entry.session == self._session_id:  # otherwise a subagent has stored it
             self.entry = max(self.entry, entry.id)
 
 

@@ -63,10 +63,10 @@ def connect_to_resident(path: str) -> int | None:
 
     Return the exit code, or None if no server of this version listens there.
     """
-    from crow import __version__
     from crow.bridge.loop import Bridge, Times, first_headers
     from crow.bridge.websocket import Address
     from crow.bridge.wire import NotConnected, connect
+    from crow.version import __version__
 
     address = Address(path)
     try:

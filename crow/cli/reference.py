@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from crow import __version__
 from crow.cli.arguments import whole_parser
 from crow.domain.errors import ArgumentError
+from crow.version import __version__
 
 SHELLS = ("bash", "zsh", "fish")
 _MAX_SESSIONS = 200

@@ -309,11 +309,15 @@ class Rows:
 
     def push(self, message: Message, origin: int) -> None:
         """Add a message. User and assistant messages must alternate. If this message breaks that rule, first add a
-        fixed line in the other role."""
+        fixed line in the other role. Only an answer that goes on with a paused one follows it at once."""
         last = self.messages[-1]
         if isinstance(message, UserMessage) and isinstance(last, UserMessage):
             self._append(AssistantMessage(text=rendering.NO_ANSWER), origin)
-        elif isinstance(message, AssistantMessage) and isinstance(last, (SystemMessage, AssistantMessage)):
+        elif (
+            isinstance(message, AssistantMessage)
+            and isinstance(last, (SystemMessage, AssistantMessage))
+            and not (isinstance(last, AssistantMessage) and last.is_paused)
+        ):
             self._append(UserMessage(parts=(Text(text=rendering.NO_QUESTION),)), origin)
         self._append(message, origin)
         self.openness = "closed"

@@ -24,12 +24,18 @@ from crow.domain.entries import (
     ToolResult,
     User,
 )
-from crow.domain.messages import AssistantMessage, Image, Link, Part, Resource, Text, ToolCall, ToolMessage, UserMessage
-from crow.domain.text import TITLE_CHARS as TITLE_CHARS
-from crow.domain.text import on_one_line as on_one_line
-from crow.domain.text import safe as safe
-from crow.domain.text import safe_json as safe_json
-from crow.domain.text import title_line as title_line
+from crow.domain.messages import (
+    AssistantMessage,
+    File,
+    Image,
+    Link,
+    Part,
+    Resource,
+    Text,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
 from crow.domain.tokens import head_and_tail
 
 INTERRUPTED = "[This answer was interrupted here.]"
@@ -43,6 +49,8 @@ _IMAGE_LEFT_OUT = "[An image.]"
 
 _NEVER_MASKED = frozenset({"update_plan", "skill"})
 """Tools whose outputs stay visible because they guide the model's work."""
+
+_FILE_NAME_CHARS = 200
 
 _MASK_MIN_CHARS = 400
 """An output without images is hidden only if it is longer than this. The line that replaces a shorter output would be
@@ -107,6 +115,8 @@ def part_text(part: Part) -> str:
             return f"[{name}: {uri}]"
         case Image():
             return _IMAGE_LEFT_OUT
+        case File(name=name, mime_type=mime_type):
+            return f"[The file {name} ({mime_type}).]"
         case _ as never:
             assert_never(never)
 
@@ -123,7 +133,8 @@ def added_part(body: Reminder | Skill | Custom) -> Text:
 def assistant_message(body: Assistant, calls: tuple[ToolCall, ...], entry: int) -> AssistantMessage | None:
     """Return an answer as a message with `calls`, whose ids are unique in the request. If `body.cut` is set, the
     longest arguments are shortened. Return None if there is nothing to send."""
-    if not calls and not body.text.strip():
+    is_paused = body.finish == "paused" and not calls
+    if not calls and not body.text.strip() and not (is_paused and body.opaque):
         return None
     interrupted = body.finish == "interrupted"
     return AssistantMessage(
@@ -135,6 +146,7 @@ def assistant_message(body: Assistant, calls: tuple[ToolCall, ...], entry: int) 
         reasoning_field=body.reasoning_field,
         endpoint=body.endpoint,
         wire=body.wire,
+        is_paused=is_paused,
     )
 
 
@@ -185,7 +197,17 @@ def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
     """Return a tool result as a message. If the result was stored with a `cut`, the message has only the head and tail
     of its text."""
     text = body.text if body.cut is None else head_and_tail(body.text, body.cut, entry)
-    return ToolMessage(call_id=call_id, text=text or _EMPTY_OUTPUT, images=body.images)
+    files = tuple(
+        File(name=file_name(each.name), data=each.data, mime_type=each.mime_type)
+        for each in body.attachments
+        if each.for_model and each.data and each.mime_type
+    )
+    return ToolMessage(call_id=call_id, text=text or _EMPTY_OUTPUT, images=body.images, files=files)
+
+
+def file_name(name: str) -> str:
+    """Return the last part of a path or URI, as endpoints take it for the name of a file."""
+    return name.rstrip("/").rpartition("/")[2][-_FILE_NAME_CHARS:] or "file"
 
 
 def excerpt(head: str, tail: str, omitted_bytes: int, call_id: str) -> str:
@@ -210,7 +232,7 @@ def is_maskable(body: ToolResult) -> bool:
     if body.name in _NEVER_MASKED or body.plan is not None:
         return False
     shown = len(body.text) if body.cut is None else min(len(body.text), body.cut)
-    return shown > _MASK_MIN_CHARS or bool(body.images)
+    return shown > _MASK_MIN_CHARS or bool(body.images) or any(each.for_model for each in body.attachments)
 
 
 def elided_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:

@@ -18,6 +18,10 @@ from crow.domain.messages import Message, Part, ToolSpec
 IMAGE_TOKENS = 1_500
 """The estimate for an image of any size. For one megapixel, the large providers charge about as many tokens."""
 
+_FILE_TOKENS = 2_000
+_BASE64_PER_FILE_TOKEN = 100
+"""How many characters of base64 count as one token of a file, beside `_FILE_TOKENS`. Pages with pictures have more."""
+
 MESSAGE_TOKENS = 4
 _CALL_TOKENS = 8
 
@@ -75,10 +79,16 @@ def estimate_message(message: Message) -> int:
             return MESSAGE_TOKENS + sum(map(_estimate_part, parts))
         case messages.AssistantMessage():
             return MESSAGE_TOKENS + _estimate_assistant(message)
-        case messages.ToolMessage(text=text, images=images):
-            return MESSAGE_TOKENS + _CALL_TOKENS + estimate_text(text) + IMAGE_TOKENS * len(images)
+        case messages.ToolMessage(text=text, images=images, files=files):
+            attached = IMAGE_TOKENS * len(images) + sum(map(_estimate_file, files))
+            return MESSAGE_TOKENS + _CALL_TOKENS + estimate_text(text) + attached
         case _ as never:
             assert_never(never)
+
+
+def _estimate_file(file: messages.File) -> int:
+    """Return about how many tokens a file uses. Models read the text of its pages, and a picture of each."""
+    return _FILE_TOKENS + len(file.data) // _BASE64_PER_FILE_TOKEN
 
 
 def estimate_tools(tools: Sequence[ToolSpec]) -> int:
@@ -96,6 +106,8 @@ def _estimate_part(part: Part) -> int:
             return estimate_text(text)
         case messages.Image():
             return IMAGE_TOKENS
+        case messages.File():
+            return _estimate_file(part)
         case messages.Resource(uri=uri, text=text) | messages.Link(uri=uri, name=text):
             return 2 * MESSAGE_TOKENS + estimate_text(uri) + estimate_text(text)
         case _ as never:

@@ -44,7 +44,7 @@ class OpenCall:
     content: list[Fields] = field(default_factory=list)
     """The content that the client shows."""
     subagent: str = ""
-    """The id of the sub-agent that carries out the call, if the client knows that sub-agent."""
+    """The id of the subagent that carries out the call, if the client knows that subagent."""
 
     @property
     def terminal_chars(self) -> int:
@@ -89,7 +89,7 @@ class OpenCall:
         return call_update(self.ref, "in_progress") | changed
 
     def linked(self, session_id: str) -> Update:
-        """Return an update that links the call to the session of the sub-agent that carries it out."""
+        """Return an update that links the call to the session of the subagent that carries it out."""
         self.subagent, self.content = session_id, [link(session_id)]
         return call_update(self.ref, self.status) | {"content": self.content}
 

@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeAlias
 from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.agent.feed import Feed, Item
 from crow.domain import events
-from crow.domain.entries import Assistant, CallRef, Entry, ToolResult, User
+from crow.domain.entries import Assistant, CallRef, Command, Entry, ToolResult, User
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
-from crow.domain.rendering import title_line
+from crow.domain.text import title_line
 from crow.frontend.cursors import CURSOR_KEY, PIECEMEAL, Cursor, CursorGap
 from crow.frontend.frames import RequestId
 from crow.frontend.missed import Missed
@@ -123,7 +123,7 @@ class SessionClient:
         self.is_closed = False
         self._parent: SessionClient | None = None
         self.subagents: dict[str, SessionClient] = {}
-        """The clients that show running sub-agents as sessions of their own, by the ids of these sessions."""
+        """The clients that show running subagents as sessions of their own, by the ids of these sessions."""
         self._states: dict[str, events.SubagentChanged] = {}
         self._loaded: dict[str, events.SubagentChanged] = {}
 
@@ -187,7 +187,7 @@ class SessionClient:
         read: Callable[[], Awaitable[Missed]],
         *,
         is_running: Callable[[], bool],
-        is_own: Callable[[str], bool],
+        is_own: Callable[[User | Command], bool],
     ) -> Missed:
         """Send what the client has missed since its cursor, except the prompts for which `is_own` is true. `read`
         reads the log. Return what it has read.
@@ -208,7 +208,7 @@ class SessionClient:
                     body = result.body if result is not None and isinstance(result.body, ToolResult) else None
                     await self._send_shown(view.end_missed(call, body))
             for entry in missed.entries:
-                is_known = is_own(getattr(entry.body, "message_id", ""))
+                is_known = isinstance(entry.body, User | Command) and is_own(entry.body)
                 await self._send_shown(view.apply(events.EntryStored(entry=entry), is_own=is_known))
             await self._send_shown(view.end_reading(is_running=was_running or is_running()))
             for item in items:
@@ -238,11 +238,11 @@ class SessionClient:
             raise CursorGap(f"the message {cursor.message} is not in the current history of this session.")
 
     async def _tell_missed_subagents(self, missed: Missed) -> None:
-        """Warn the user if updates of sub-agents may be missing. The sessions of sub-agents have no cursors, so crow
+        """Warn the user if updates of subagents may be missing. The sessions of subagents have no cursors, so crow
         cannot send those updates again."""
         results = (entry.body for entry in missed.entries if isinstance(entry.body, ToolResult))
         if self._caps.subagents and (self.subagents or any(result.name == "task" for result in results)):
-            title = "Updates of sub-agents were missed. Load the session to see all of them."
+            title = "Updates of subagents were missed. Load the session to see all of them."
             await self._send_shown(self.view.apply(events.NoticeShown(severity="warning", title=title)))
 
     def _view(self, **options: Any) -> View:
@@ -266,7 +266,7 @@ class SessionClient:
         """Return the `_meta` with a cursor, by default that of the view. It is empty if the client uses no cursors."""
         return {CURSOR_KEY: str(cursor or self.view.cursor)} if self._caps.cursors else {}
 
-    # Sub-agents.
+    # Subagents.
 
     @property
     def shows_subagents(self) -> bool:
@@ -274,29 +274,29 @@ class SessionClient:
         return self._caps.subagents
 
     def open_subagent(self, session_id: str, feed: Feed) -> SessionClient:
-        """Return the client that shows a running sub-agent of this session. `feed` is the sub-agent's feed."""
+        """Return the client that shows a running subagent of this session. `feed` is the subagent's feed."""
         client = self.subagents[session_id] = self._subagent(session_id, feed)
         return client
 
     def close_subagent(self, session_id: str) -> None:
-        """Forget a sub-agent whose work has ended."""
+        """Forget a subagent whose work has ended."""
         self.subagents.pop(session_id, None)
 
     def note_state(self, event: events.SubagentChanged) -> None:
-        """Remember the state of a sub-agent."""
+        """Remember the state of a subagent."""
         self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
 
     async def load_subagents(self, store: Store, family: Family, limits: ViewLimits) -> None:
-        """Announce the session's sub-agents and sends their logs. Must be called before `load`."""
+        """Announce the session's subagents and sends their logs. Must be called before `load`."""
         rows = [row for row in await store.subagents(self._session_id) if row.has_prompt]
         for index, row in enumerate(rows):
             running, state = self.subagents.get(row.id), row.state
-            if running is None and state == "running":  # the process of the sub-agent may have died
+            if running is None and state == "running":  # the process of the subagent may have died
                 state = (await store.open_session(row.id)).row.state
             title = title_line(row.title or "")
             await self.send({"sessionUpdate": "subagent_update", "sessionId": row.id, "title": title})
             family.known.add(row.id)
-            # A sub-agent that runs in another process cannot be observed here.
+            # A subagent that runs in another process cannot be observed here.
             shown = events.SubagentChanged(
                 session_id=row.id, title=row.title or "", state="unknown" if state == "running" else "idle"
             )
@@ -313,7 +313,7 @@ class SessionClient:
             self._loaded[row.id] = replace(shown, stop=view.stop, detail=view.detail)
 
     async def tell_subagents(self) -> None:
-        """Send the state of each sub-agent. Must be called right after the response to the request that opened the
+        """Send the state of each subagent. Must be called right after the response to the request that opened the
         session."""
         known, self._loaded = self._loaded, {}
         for session_id in dict.fromkeys([*known, *self.subagents]):
@@ -337,7 +337,7 @@ class SessionClient:
         return client
 
     def _subagent_with(self, call: CallRef | None) -> SessionClient | None:
-        """Return the client of the sub-agent that made the call, or None if no sub-agent of this session made the
+        """Return the client of the subagent that made the call, or None if no subagent of this session made the
         call."""
         return next((subagent for subagent in self.subagents.values() if subagent.view.knows(call)), None)
 
@@ -354,19 +354,19 @@ class SessionClient:
         return self._caps.question_kinds
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
-        """Ask the user for a permission. A question about the call of a sub-agent is asked in the sub-agent's session.
+        """Ask the user for a permission. A question about the call of a subagent is asked in the subagent's session.
 
         :raises ConnectionError: the client is gone.
         """
         if (subagent := self._subagent_with(question.call)) is not None:
             return await subagent.ask(question)
         if not self.view.knows(question.call):
-            return "cannot_ask"  # the call belongs to a sub-agent that the editor cannot show
+            return "cannot_ask"  # the call belongs to a subagent that the editor cannot show
         return await self._dialogs.ask(self._session_id, question, self.view, self._outlet.request)
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-        """Ask the user a question of an MCP server. A question during the call of a sub-agent is asked in the
-        sub-agent's session.
+        """Ask the user a question of an MCP server. A question during the call of a subagent is asked in the
+        subagent's session.
 
         :raises ConnectionError: the client is gone.
         :raises RequestError: the client cannot ask its user.
@@ -375,7 +375,7 @@ class SessionClient:
         if (subagent := self._subagent_with(question.call)) is not None:
             return await subagent.elicit(question)
         if question.call is not None and not self.view.knows(question.call):
-            return ElicitationAnswer(action="cancel")  # the call belongs to a sub-agent that the editor cannot show
+            return ElicitationAnswer(action="cancel")  # the call belongs to a subagent that the editor cannot show
         return await self._dialogs.elicit(
             self._session_id, question, self._outlet.request, self.question_kinds, self.show
         )

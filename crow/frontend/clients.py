@@ -177,7 +177,7 @@ class ClientQueue:
 
     def publish(self, client: SessionClient, item: Item, *, is_own: bool) -> None:
         """Add an item to the queue. `client` is the object that will send the item: either this client's own
-        `SessionClient`, or the one that shows a sub-agent to this client."""
+        `SessionClient`, or the one that shows a subagent to this client."""
         if isinstance(item, CallProgressed):
             # Each progress item holds the whole output so far, so a newer one replaces one that still waits.
             waiting = self._progress.get(item.call)
@@ -257,8 +257,7 @@ class ClientQueue:
 
 @dataclass(frozen=True, slots=True)
 class _Failure(Generic[Answer]):
-    """The result of a question that one client could not ask its user. If none of the clients can ask its user,
-    `answer` is used as the answer to the question."""
+    """The result of a question that one client could not ask its user."""
 
     answer: Answer
     """The answer if no client can ask its user."""
@@ -365,7 +364,7 @@ class _OpenQuestion(Generic[Answer]):
 
 
 class _ClientGroup:
-    """A :class:`crow.agent.Client` that stands for all clients of a session, or of one of its sub-agents."""
+    """A :class:`crow.agent.Client` that stands for all clients of a session, or of one of its subagents."""
 
     root: SessionClients
 
@@ -373,7 +372,7 @@ class _ClientGroup:
         self.feed = Feed(session_id)
 
     def client_of(self, attachment: ClientQueue) -> SessionClient | None:
-        """Return the object that shows this session or sub-agent to an attached client, or None if that client does
+        """Return the object that shows this session or subagent to an attached client, or None if that client does
         not show it."""
         raise NotImplementedError
 
@@ -454,13 +453,13 @@ class _ClientGroup:
     @property
     def shows_subagents(self) -> bool:
         """See :class:`crow.agent.Client`. True only if at least one client is attached and all attached clients show
-        sub-agents."""
+        subagents."""
         shown = [client.shows_subagents for _, client in self.pairs()]
         return bool(shown) and all(shown)
 
     def open_subagent(self, session_id: str) -> _ClientGroup:
         """See :class:`crow.agent.Client`."""
-        group = _SubagentClients(self.root, session_id)
+        group = _SubagentGroup(self.root, session_id)
         for attachment, client in self.pairs():
             if client.shows_subagents:
                 group.clients[attachment] = client.open_subagent(session_id, group.feed)
@@ -474,8 +473,8 @@ class _ClientGroup:
             attachment.put(partial(_close_subagent, client, session_id))
 
 
-class _SubagentClients(_ClientGroup):
-    """The clients of a session that show one of its sub-agents."""
+class _SubagentGroup(_ClientGroup):
+    """The clients of a session that show one of its subagents."""
 
     def __init__(self, root: SessionClients, session_id: str) -> None:
         super().__init__(session_id)
@@ -508,7 +507,7 @@ class SessionClients(_ClientGroup):
         self.wait_s = wait_s
         self.attachments: list[ClientQueue] = []
         self.questions: list[_OpenQuestion[Any]] = []
-        self.subagents: dict[str, _SubagentClients] = {}
+        self.subagents: dict[str, _SubagentGroup] = {}
         self.known_kinds: frozenset[ElicitationKind] = frozenset()
         self.last_turn: dict[str, Any] = {"state": "idle"}
         """The state of the last turn, as clients get it in `_meta["acp/turnState"]`."""

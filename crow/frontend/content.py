@@ -11,8 +11,9 @@ from typing import Any, assert_never
 from urllib.parse import unquote
 
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import Image, Link, Part, Resource, Text
-from crow.frontend.frames import describe
+from crow.domain.messages import PDF_BYTES, PDF_START, PDF_TYPE, File, Image, Link, Part, Resource, Text
+from crow.domain.rendering import file_name
+from crow.frontend.frames import describe_member
 from crow.frontend.tool_calls import PIECE_BYTES, limit_text, split_text
 
 _URI_BYTES = 20_000
@@ -34,7 +35,7 @@ def parts_from(prompt: object) -> tuple[Part, ...]:
     :raises ArgumentError: the prompt is empty, or a content block is invalid. The message names the block.
     """
     if not isinstance(prompt, list):
-        raise ArgumentError(f"prompt is {describe(prompt)}; expected a list of content blocks.")
+        raise ArgumentError(f"prompt is {describe_member(prompt)}; expected a list of content blocks.")
     parts = [part for index, block in enumerate(prompt) if (part := _part(f"prompt[{index}]", block)) is not None]
     if all(isinstance(part, Text) and not part.text.strip() for part in parts):
         raise ArgumentError("The prompt is empty; send at least one content block with some text.")
@@ -71,6 +72,16 @@ def blocks(part: Part) -> tuple[dict[str, Any], ...]:
             if len(data) > PIECE_BYTES:
                 return ({"type": "text", "text": f"({_sized('an image', mime_type, data)}: too large to show again)"},)
             return ({"type": "image", "data": data, "mimeType": mime_type} | _optional("uri", uri),)
+        case File(name=name, data=data, mime_type=mime_type, uri=uri):
+            if len(data) > PIECE_BYTES:
+                return (
+                    {
+                        "type": "text",
+                        "text": f"({_sized(f'the file {name}', mime_type, data)}: too large to show again)",
+                    },
+                )
+            file = {"uri": limit_text(uri or name, _URI_BYTES), "blob": data, "mimeType": mime_type}
+            return ({"type": "resource", "resource": file},)
         case Resource(uri=uri, text=text, mime_type=mime_type):
             resource = {"uri": limit_text(uri, _URI_BYTES), "text": limit_text(text, PIECE_BYTES)}
             return ({"type": "resource", "resource": resource | _optional("mimeType", mime_type)},)
@@ -87,7 +98,9 @@ def _optional(key: str, value: str | None) -> dict[str, str]:
 
 def _part(where: str, block: object) -> Part | None:
     if not isinstance(block, dict):
-        raise ArgumentError(f'{where} is {describe(block)}; expected a content block, such as {{"type": "text"}}.')
+        raise ArgumentError(
+            f'{where} is {describe_member(block)}; expected a content block, such as {{"type": "text"}}.'
+        )
     match block.get("type"):
         case "text":
             text = _string(where, block, "text")
@@ -113,13 +126,13 @@ def _part(where: str, block: object) -> Part | None:
             return Link(uri=uri, name=_optional_string(block, "name") or _name(uri), mime_type=link_type)
         case kind:
             known = "text, image, audio, resource or resource_link"
-            raise ArgumentError(f"{where}.type is {describe(kind)}; expected {known}.")
+            raise ArgumentError(f"{where}.type is {describe_member(kind)}; expected {known}.")
 
 
 def _resource(where: str, resource: object) -> Part:
     if not isinstance(resource, dict):
         raise ArgumentError(
-            f'{where} is {describe(resource)}; expected an object with "uri" and either "text" or "blob".'
+            f'{where} is {describe_member(resource)}; expected an object with "uri" and either "text" or "blob".'
         )
     uri, mime_type = _string(where, resource, "uri"), _optional_string(resource, "mimeType")
     match resource:
@@ -134,8 +147,9 @@ def _resource(where: str, resource: object) -> Part:
 def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
     """Convert base64 data or a data URI into a part.
 
-    The part is an image if models accept images of this type. Otherwise, it is a resource if the data is text. In all
-    other cases, it is a sentence that describes the file and says that crow cannot read it.
+    The part is an image if models accept images of this type, and a file if it is a PDF of at most `PDF_BYTES`.
+    Otherwise, it is a resource if the data is text. In all other cases, it is a sentence that describes the file and
+    says that crow cannot read it.
     """
     data_uri = _DATA_URI.match(data)
     if data_uri is not None:
@@ -150,6 +164,9 @@ def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
     if image_type in _IMAGE_TYPES and raw:
         # Encode the image again: it is sent with every later request, and providers reject malformed base64.
         return Image(data=base64.b64encode(raw).decode(), mime_type=image_type, uri=uri)
+    if raw.startswith(PDF_START) and len(raw) <= PDF_BYTES:
+        name = file_name(unquote(uri)) if uri else "attachment.pdf"
+        return File(name=name, data=base64.b64encode(raw).decode(), mime_type=PDF_TYPE, uri=uri)
     try:
         if b"\0" not in raw:
             return Resource(uri=uri or "attachment", text=raw.decode(), mime_type=mime_type or None)
@@ -162,7 +179,7 @@ def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
 def _string(where: str, block: Mapping[str, Any], key: str) -> str:
     value = block.get(key)
     if not isinstance(value, str):
-        raise ArgumentError(f"{where}.{key} is {describe(value)}; expected a string.")
+        raise ArgumentError(f"{where}.{key} is {describe_member(value)}; expected a string.")
     return value
 
 

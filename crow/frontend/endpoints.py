@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from crow.domain.errors import ArgumentError
-from crow.frontend.frames import describe
+from crow.frontend.frames import describe_member
 
-_API_TYPE = "openai"
-"""The only kind of endpoint that crow can use."""
+ApiType: TypeAlias = Literal["openai", "anthropic", "azure"]
+"""The kinds of endpoints that crow can use, as the protocol names them."""
 
 AuthState: TypeAlias = Literal["authenticated", "unauthenticated", "not_required", "unknown"]
 
@@ -25,16 +25,17 @@ class Provider:
     """A model provider whose address the client may set."""
 
     id: str
-    """Its name."""
-    base_url: str | None
-    """Its address. None if the client has disabled the provider."""
+    """The id by which clients name the provider."""
+    current: tuple[ApiType, str] | None
+    """The kind and the URL of the endpoint, or None if the client has disabled the provider."""
     is_required: bool
     """Whether the client may not disable the provider."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the provider as an item of the response to `providers/list`."""
-        current = None if self.base_url is None else {"apiType": _API_TYPE, "baseUrl": self.base_url}
-        return {"providerId": self.id, "supported": [_API_TYPE], "required": self.is_required, "current": current}
+        current = None if self.current is None else {"apiType": self.current[0], "baseUrl": self.current[1]}
+        supported = list(get_args(ApiType))
+        return {"providerId": self.id, "supported": supported, "required": self.is_required, "current": current}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class Endpoints(Protocol):
         """Return all providers, including those that the client has disabled."""
         ...
 
-    def set_provider(self, provider_id: str, base_url: str, headers: Mapping[str, str]) -> None:
+    def set_provider(self, provider_id: str, api_type: ApiType, base_url: str, headers: Mapping[str, str]) -> None:
         """Change the address of a provider. From now on, requests to the provider go to that address, with these
         headers and without the user's key.
 
@@ -88,16 +89,18 @@ class Endpoints(Protocol):
 def set_provider(endpoints: Endpoints, params: Mapping[str, Any]) -> None:
     """Carry out `providers/set`. :raises ArgumentError: a parameter cannot be used. In this case, nothing is
     changed."""
-    if params["apiType"] != _API_TYPE:
-        raise ArgumentError(f'apiType is {describe(params["apiType"])}; crow supports only "{_API_TYPE}".')
+    api_type: ApiType | None = next((each for each in get_args(ApiType) if each == params["apiType"]), None)
+    if api_type is None:
+        known = ", ".join(f'"{each}"' for each in get_args(ApiType))
+        raise ArgumentError(f"apiType is {describe_member(params['apiType'])}; crow supports {known}.")
     headers = params.get("headers", {})
     if len(headers) > _MAX_HEADERS:
         raise ArgumentError(f"headers has {len(headers)} members; expected at most {_MAX_HEADERS}.")
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
-            raise ArgumentError(f"headers: {describe(name)} is not the name of an HTTP header.")
+            raise ArgumentError(f"headers: {describe_member(name)} is not the name of an HTTP header.")
         if len(value) > _MAX_VALUE_CHARS or not (value.isascii() and (not value or value.isprintable())):
             raise ArgumentError(
                 f"headers.{name}: expected at most {_MAX_VALUE_CHARS} printable ASCII characters without line breaks."
             )
-    endpoints.set_provider(params["providerId"], params["baseUrl"], headers)
+    endpoints.set_provider(params["providerId"], api_type, params["baseUrl"], headers)

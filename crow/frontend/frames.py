@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from crow.domain.messages import MAX_DEPTH, is_too_deep
+from crow.domain.text import describe
 
 Message: TypeAlias = dict[str, Any]
 RequestId: TypeAlias = int | str | None
@@ -132,7 +133,7 @@ def parse(line: bytes) -> Message | FrameError | None:
     if isinstance(value, list):
         return FrameError(INVALID_REQUEST, "ACP does not allow batches. Send one object per line.")
     if not isinstance(value, dict):
-        return FrameError(INVALID_REQUEST, f"A message must be a JSON object, not {describe(value)}.")
+        return FrameError(INVALID_REQUEST, f"A message must be a JSON object, not {describe_member(value)}.")
     is_response = value.get("method") is None and (
         "result" in value or "error" in value or ("id" in value and "method" not in value)
     )
@@ -155,13 +156,9 @@ def encode(message: Message) -> bytes:
         return (_SURROGATE.sub("\ufffd", text) + "\n").encode()
 
 
-def describe(value: object) -> str:
-    """Describe `value` for an error message. An object or list is described by its type. Any other value is shown as
-    JSON, and cut if it is long."""
-    if type(value) in _KINDS:
-        return _KINDS[type(value)]
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else f"{text[:80]}…"
+def describe_member(value: object) -> str:
+    """Describe a member of a message for an error message. An object or list is described by its type."""
+    return _KINDS.get(type(value)) or describe(value)
 
 
 def _decode(line: bytes) -> Any:
@@ -201,17 +198,17 @@ def _call(value: Message) -> Message | FrameError | None:
     if crow must ignore it."""
     request_id, method, params = value.get("id"), value.get("method"), value.get("params")
     if "id" in value and not _is_id(request_id):
-        problem = f"A request's id is {describe(request_id)}; expected a whole number or a short string."
+        problem = f"A request's id is {describe_member(request_id)}; expected a whole number or a short string."
         return FrameError(INVALID_REQUEST, problem)
     if not isinstance(method, str):
-        return FrameError(INVALID_REQUEST, f"method is {describe(method)}; expected a string.", request_id)
+        return FrameError(INVALID_REQUEST, f"method is {describe_member(method)}; expected a string.", request_id)
     if value.get("jsonrpc") != "2.0":
-        problem = f'jsonrpc is {describe(value.get("jsonrpc"))}; expected "2.0".'
+        problem = f'jsonrpc is {describe_member(value.get("jsonrpc"))}; expected "2.0".'
         return FrameError(INVALID_REQUEST, problem, request_id)
     if params is not None and not isinstance(params, dict):
         if "id" not in value:
             return None  # notifications are never answered
-        return FrameError(INVALID_PARAMS, f"params is {describe(params)}; expected an object.", request_id)
+        return FrameError(INVALID_PARAMS, f"params is {describe_member(params)}; expected an object.", request_id)
     message: Message = {"jsonrpc": "2.0", "method": method, "params": {} if params is None else params}
     return message | {"id": request_id} if "id" in value else message
 
@@ -221,7 +218,7 @@ def _response(value: Message) -> Message | FrameError | None:
     if response_id is None and ("result" in value or "error" in value):
         return None  # the client could not read one of crow's lines, so its error has no id
     if not _is_id(response_id):
-        problem = f"A response's id is {describe(response_id)}; expected a whole number or a short string."
+        problem = f"A response's id is {describe_member(response_id)}; expected a whole number or a short string."
         return FrameError(INVALID_REQUEST, problem)
     response: Message = {"jsonrpc": "2.0", "id": response_id}
     if error is None:

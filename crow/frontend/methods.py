@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeAlias
 
 import anyio.abc
 
-from crow import __version__
 from crow.agent import new_message_id
 from crow.agent.history.options import set_mode, set_model, set_option
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
@@ -34,6 +33,7 @@ from crow.frontend.params import (
     new_title,
     open_request_from,
     prompt_name,
+    sent_prompts,
     session_alias,
     session_metadata,
     wants_full_replay,
@@ -44,6 +44,7 @@ from crow.frontend.subagents import Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.frontend.updates import ViewLimits, usage_object
 from crow.store import SessionRow, node_of
+from crow.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -250,15 +251,17 @@ class Methods:
     @asynccontextmanager
     async def resumed(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[ClientSession]:
         """Open a stored session. If the request has a cursor, also sends the updates that the client missed after that
-        cursor."""
-        cursor = cursor_in(params)
+        cursor, except the prompts that the client has sent itself."""
+        cursor, sent = cursor_in(params), sent_prompts(params)
         async with self.sessions.reopened(params["sessionId"], request) as opened:
             if cursor is not None:
                 store, session = await self.sessions.store(), opened.session
                 await opened.client.resume(
                     lambda: missed_since(cursor, store, session.id, session.branch.entries),
                     is_running=lambda: session.is_running,
-                    is_own=opened.has_sent,
+                    is_own=lambda prompt: (
+                        opened.has_sent(prompt.message_id) or (prompt.name is not None and prompt.name.id in sent)
+                    ),
                 )
             yield opened
 

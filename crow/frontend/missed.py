@@ -27,7 +27,7 @@ class Missed:
     before: tuple[Entry, ...] = ()
     """Earlier entries, among them the answers that made the calls whose results are in `entries`."""
     results: Mapping[CallRef, Entry] = field(default_factory=dict)
-    """The results of those calls in the cursor that sub-agents made."""
+    """The results of those calls in the cursor that subagents made."""
 
 
 async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Sequence[Entry]) -> Missed:
@@ -65,7 +65,7 @@ async def _answers_of_calls(store: Store, session_id: str, missed: Sequence[Entr
 
 
 async def _results(store: Store, session_id: str, calls: Sequence[CallRef]) -> dict[CallRef, Entry]:
-    """Return the results of those `calls` that sub-agents of the session made."""
+    """Return the results of those `calls` that subagents of the session made."""
     found: dict[CallRef, Entry] = {}
     subagents = await store.subagents(session_id) if calls else ()
     for call in calls:

@@ -17,9 +17,9 @@ from crow.domain.entries import PromptName
 from crow.domain.errors import ArgumentError
 from crow.domain.events import ElicitationKind
 from crow.domain.messages import JsonObject
-from crow.domain.rendering import TITLE_CHARS, on_one_line
+from crow.domain.text import TITLE_CHARS, on_one_line, shorten
 from crow.domain.trace_context import trace_context_from
-from crow.frontend.frames import describe
+from crow.frontend.frames import describe_member
 from crow.store.codec import merged_metadata
 from crow.tools.servers import HttpServer, McpServer, StdioServer
 
@@ -61,7 +61,7 @@ class ClientCapabilities:
     marked_remarks: bool = False
     """Whether the client can tell crow's remarks from the model's answers, if they are marked."""
     subagents: bool = False
-    """Whether the client shows sub-agents as sessions."""
+    """Whether the client shows subagents as sessions."""
     cancelled_calls: bool = False
     """Whether crow may give a tool call the status `cancelled`."""
     cursors: bool = False
@@ -171,7 +171,7 @@ def mcp_servers_from(servers: object) -> tuple[McpServer, ...]:
     if servers is None:
         return ()
     if not isinstance(servers, list):
-        raise ArgumentError(f"mcpServers is {describe(servers)}; expected a list of servers.")
+        raise ArgumentError(f"mcpServers is {describe_member(servers)}; expected a list of servers.")
     found: dict[str, McpServer] = {}
     for index, entry in enumerate(servers):
         server = _server(f"mcpServers[{index}]", entry)
@@ -207,7 +207,7 @@ def session_metadata(params: Mapping[str, Any]) -> JsonObject:
         return {}
     if not isinstance(metadata, dict):
         raise ArgumentError(
-            f'_meta.crow.metadata is {describe(metadata)}; expected an object such as {{"task": "42"}}.'
+            f'_meta.crow.metadata is {describe_member(metadata)}; expected an object such as {{"task": "42"}}.'
         )
     merged_metadata({}, metadata)
     return metadata
@@ -223,11 +223,22 @@ def prompt_name(params: Mapping[str, Any]) -> PromptName | None:
         return None
     if not isinstance(prompt_id, str) or not 0 < len(prompt_id) <= MAX_NAME_CHARS or not prompt_id.isprintable():
         raise ArgumentError(
-            f"_meta.crow.promptId is {describe(prompt_id)}; expected a string of 1 to {MAX_NAME_CHARS} printable "
-            "characters that no other prompt of the session has, such as a UUID."
+            f"_meta.crow.promptId is {describe_member(prompt_id)}; expected a string of 1 to {MAX_NAME_CHARS} "
+            "printable characters that no other prompt of the session has, such as a UUID."
         )
     text = json.dumps(params.get("prompt"), sort_keys=True)
     return PromptName(id=prompt_id, digest=hashlib.sha256(text.encode()).hexdigest())
+
+
+def sent_prompts(params: Mapping[str, Any]) -> frozenset[str]:
+    """Read `_meta.crow.promptIds`, the ids of prompts that the client has sent and therefore shows already.
+
+    :raises ArgumentError: the value is not a list of strings.
+    """
+    ids = _crow_meta(params).get("promptIds", ())
+    if not isinstance(ids, list | tuple) or not all(isinstance(each, str) for each in ids):
+        raise ArgumentError(f"_meta.crow.promptIds is {describe_member(ids)}; expected a list of the ids of prompts.")
+    return frozenset(ids)
 
 
 def fork_entry(params: Mapping[str, Any]) -> int | None:
@@ -239,7 +250,9 @@ def fork_entry(params: Mapping[str, Any]) -> int | None:
     if entry is None:
         return None
     if not isinstance(entry, int) or isinstance(entry, bool) or not 0 < entry < 2**63:
-        raise ArgumentError(f"_meta.crow.entry is {describe(entry)}; expected the id of an entry, a positive number.")
+        raise ArgumentError(
+            f"_meta.crow.entry is {describe_member(entry)}; expected the id of an entry, a positive number."
+        )
     return entry
 
 
@@ -261,7 +274,7 @@ def archived_filter(params: Mapping[str, Any]) -> bool | None:
     if wanted is None:
         return _crow_meta(params).get("archived") is True
     if not isinstance(wanted, str) or wanted not in _ARCHIVED_FILTERS:
-        raise ArgumentError(f"archived is {describe(wanted)}; expected one of {', '.join(_ARCHIVED_FILTERS)}.")
+        raise ArgumentError(f"archived is {describe_member(wanted)}; expected one of {', '.join(_ARCHIVED_FILTERS)}.")
     return _ARCHIVED_FILTERS[wanted]
 
 
@@ -273,7 +286,7 @@ def new_title(text: str) -> str:
     title = on_one_line(text)
     if not title:
         raise ArgumentError("title contains no visible characters.")
-    return title if len(title) <= TITLE_CHARS else title[: TITLE_CHARS - 1].rstrip() + "…"
+    return shorten(title, TITLE_CHARS)
 
 
 def resume_cursor(params: Mapping[str, Any]) -> str | None:
@@ -284,7 +297,7 @@ def resume_cursor(params: Mapping[str, Any]) -> str | None:
     """
     cursor = _object(params, "_meta").get("acp/cursor")
     if cursor is not None and not isinstance(cursor, str):
-        raise ArgumentError(f'_meta["acp/cursor"] is {describe(cursor)}; expected the cursor of an update.')
+        raise ArgumentError(f'_meta["acp/cursor"] is {describe_member(cursor)}; expected the cursor of an update.')
     return cursor
 
 
@@ -296,14 +309,16 @@ def wants_full_replay(params: Mapping[str, Any]) -> bool:
     """
     replay = _crow_meta(params).get("replay")
     if replay not in (None, "full", "short"):
-        raise ArgumentError(f'_meta.crow.replay is {describe(replay)}; expected "full" or "short" (the default).')
+        raise ArgumentError(
+            f'_meta.crow.replay is {describe_member(replay)}; expected "full" or "short" (the default).'
+        )
     return replay == "full"
 
 
 def _server(where: str, entry: object) -> McpServer:
     if not isinstance(entry, dict):
         raise ArgumentError(
-            f'{where} is {describe(entry)}; expected an object with "name" and either "command" or "url".'
+            f'{where} is {describe_member(entry)}; expected an object with "name" and either "command" or "url".'
         )
     name = _text(where, entry, "name")
     match entry.get("type"):
@@ -317,7 +332,7 @@ def _server(where: str, entry: object) -> McpServer:
             url, headers = _text(where, entry, "url"), _pairs(where, entry, "headers")
             return HttpServer(name=name, url=url, headers=headers, transport=transport)
         case kind:
-            raise ArgumentError(f"{where}.type ({name}) is {describe(kind)}; expected stdio, http or sse.")
+            raise ArgumentError(f"{where}.type ({name}) is {describe_member(kind)}; expected stdio, http or sse.")
 
 
 def _text(where: str, entry: Mapping[str, Any], key: str) -> str:
@@ -367,12 +382,12 @@ def _system_prompt(prompt: object) -> dict[str, object]:
     if prompt is None:
         return {}
     if not isinstance(prompt, dict):
-        raise ArgumentError(f'systemPrompt is {describe(prompt)}; expected an object with "mode" and "content".')
+        raise ArgumentError(f'systemPrompt is {describe_member(prompt)}; expected an object with "mode" and "content".')
     mode, content = prompt.get("mode"), prompt.get("content")
     if mode not in ("append", "override"):
-        raise ArgumentError(f'systemPrompt.mode is {describe(mode)}; expected "append" or "override".')
+        raise ArgumentError(f'systemPrompt.mode is {describe_member(mode)}; expected "append" or "override".')
     if not isinstance(content, list):
-        raise ArgumentError(f"systemPrompt.content is {describe(content)}; expected a list of text blocks.")
+        raise ArgumentError(f"systemPrompt.content is {describe_member(content)}; expected a list of text blocks.")
     texts = []
     for index, block in enumerate(content):
         match block:

@@ -11,7 +11,7 @@ import anyio
 from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.domain import events
 from crow.domain.events import Elicitation, ElicitationAnswer
-from crow.domain.rendering import safe, title_line
+from crow.domain.text import safe, title_line
 from crow.frontend import tool_calls
 from crow.frontend.frames import RequestError
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
@@ -27,6 +27,7 @@ _PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
     "allow_once": "allow_once",
     "allow_always": "allow_always",
     "allow_writes": "allow_always",
+    "allow_below": "allow_always",
     "reject_once": "reject_once",
     "reject_always": "reject_always",
 }
@@ -34,7 +35,7 @@ _PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
 
 
 class Dialogs:
-    """The dialogs that one client shows for a session and its sub-agents.
+    """The dialogs that one client shows for a session and its subagents.
 
     The user sees at most one permission request and one question from an MCP server at a time. Otherwise, a new dialog
     might replace the one that the user is answering. `has_network` means that confined commands with the access `write`
@@ -144,12 +145,19 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
     if always and question.offers_writes:
         network = " or use the network" if has_network else ""
         labels["allow_writes"] = f"Always allow commands that can only change files here{network}"
+    if always and question.below:
+        labels["allow_below"] = f"Always keep what commands change below {title_line(question.below)}"
     options = [
         {"optionId": answer, "kind": kind, "name": labels[answer]}
         for answer, kind in _PERMISSION_KINDS.items()
         if answer in labels
     ]
-    params = {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
+    status = "in_progress" if question.plan.changed else "pending"
+    params = {
+        "sessionId": session_id,
+        "toolCall": {"status": status} | call,
+        "options": options,
+    }
     # A rule with hidden characters would have to be escaped, and would then no longer match this call.
     has_rule = question.rule and safe(question.rule) == question.rule
     return params | ({"_meta": {"crow": {"rule": question.rule}}} if has_rule else {})

@@ -29,7 +29,7 @@ from crow.domain.errors import (
     StoreUnavailable,
 )
 from crow.domain.events import NoticeShown, TitleChanged
-from crow.domain.rendering import title_line
+from crow.domain.text import title_line
 from crow.frontend.client import ClientConnection, Outlet, SessionClient
 from crow.frontend.clients import ClientQueue, Origin, SessionClients
 from crow.frontend.cursors import CURSOR_KEY
@@ -171,11 +171,11 @@ class ClientSessions:
         return self._opened.get(session_id) if isinstance(session_id, str) else None
 
     def cancel(self, session_id: object) -> None:
-        """Cancel the turn of an open session, or the work of a sub-agent of an open session. Do nothing to
+        """Cancel the turn of an open session, or the work of a subagent of an open session. Do nothing to
         a session that this connection only watches.
 
         :raises NoSuchSession: the id belongs neither to a session that this connection has opened nor to a running
-        sub-agent of such a session.
+        subagent of such a session.
         """
         for opened in self._opened.values():
             if isinstance(session_id, str) and self._may_write(opened) and opened.session.cancel_subagent(session_id):
@@ -530,11 +530,11 @@ class ClientSessions:
 
     def options(self, session: Session) -> list[dict[str, Any]]:
         """Return all config options of a session."""
-        row, caps = session.branch.row, self.caps
-        model = row.model or self.host.dependencies.model
-        config = {"auto_compact": self.host.dependencies.auto_compact, **row.config}
+        row, host, levels = session.branch.row, self.host, session.thought_levels
+        model, booleans = row.model or host.dependencies.model, self.caps.boolean_options
+        config = {"auto_compact": host.dependencies.auto_compact, **row.config}
         return config_options(
-            mode=row.mode, model=model, models=self.host.models, config=config, booleans=caps.boolean_options
+            mode=row.mode, model=model, models=host.models, config=config, booleans=booleans, levels=levels
         )
 
     def _start(self, start: Start, *, is_watcher: bool = False) -> ClientSession:
@@ -689,6 +689,7 @@ class ClientSessions:
         if self.host.is_warm:
             session.warm()
             await self.host.warn_about_sandbox()
+            await self.host.recover_changes()
 
 
 def iso_time(ms: int) -> str:

@@ -1,4 +1,4 @@
-"""Shows sub-agents as sessions of their own, if the client supports this."""
+"""Shows subagents as sessions of their own, if the client supports this."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, TypeAlias, assert_never
 
 from crow.domain.entries import CallRef, ToolResult
 from crow.domain.events import SessionMessage, SubagentChanged
-from crow.domain.rendering import title_line
 from crow.domain.subagents import answer_id, answer_text, order_id, task_of
+from crow.domain.text import title_line
 from crow.frontend.tool_calls import Fields, limit_text, parsed_arguments, shown_text, split_text
 
 Update: TypeAlias = dict[str, Any]
@@ -17,38 +17,38 @@ Update: TypeAlias = dict[str, Any]
 _ERROR_CODE = -32603
 STOP_REASONS = frozenset({"end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled", "error"})
 MAX_REPLAYED = 200
-"""A replay of a session sends the histories of at most this many of its newest sub-agents. Older sub-agents are only
+"""A replay of a session sends the histories of at most this many of its newest subagents. Older subagents are only
 announced."""
 
 CAPABILITIES: Mapping[str, Any] = {"cancel": {}}
-"""The capabilities of a sub-agent's session, as they are announced to the client."""
+"""The capabilities of a subagent's session, as they are announced to the client."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Family:
-    """The sub-agents that a replay of a session has found. Replaying a sub-agent adds to `tasks` and `answers`."""
+    """The subagents that a replay of a session has found. Replaying a subagent adds to `tasks` and `answers`."""
 
     session_id: str
     """The id of the session."""
     parent_id: str = ""
-    """The id of the parent session, if the session is a sub-agent and is replayed together with its parent, else
+    """The id of the parent session, if the session is a subagent and is replayed together with its parent, else
     empty."""
     tasks: dict[str, str] = field(default_factory=dict)
-    """The ids of the sub-agents that carried out `task` calls, by the ids of these calls."""
+    """The ids of the subagents that carried out `task` calls, by the ids of these calls."""
     answers: dict[str, str] = field(default_factory=dict)
-    """The answers of these sub-agents, by the ids of the calls."""
+    """The answers of these subagents, by the ids of the calls."""
     known: set[str] = field(default_factory=set)
-    """The ids of the sub-agents that were announced."""
+    """The ids of the subagents that were announced."""
 
     def task(self, call: CallRef, result: ToolResult | None = None) -> str | None:
-        """Return the id of the sub-agent that carried out a call, or None if the client does not know that
-        sub-agent."""
+        """Return the id of the subagent that carried out a call, or None if the client does not know that
+        subagent."""
         named = task_of(result) if result is not None else None
         return self.tasks.get(call.call_id) or (named if named in self.known else None)
 
 
 def merged_state(known: SubagentChanged | None, event: SubagentChanged) -> SubagentChanged:
-    """Return the state of a sub-agent after `event`. `known` is the state before `event`, or None if there is none."""
+    """Return the state of a subagent after `event`. `known` is the state before `event`, or None if there is none."""
     if known is None:
         return event
     title = known.title if event.title is None else event.title
@@ -61,8 +61,8 @@ def link(session_id: str) -> Fields:
 
 
 def subagent_update(event: SubagentChanged, usage: Fields | None = None) -> Update:
-    """Return an update that tells the session's client about a sub-agent. `usage` has the token counts of the
-    sub-agent's last turn."""
+    """Return an update that tells the session's client about a subagent. `usage` has the token counts of the
+    subagent's last turn."""
     update: Update = {"sessionUpdate": "subagent_update", "sessionId": event.session_id}
     if event.title is not None:
         update |= {"title": title_line(event.title), "capabilities": dict(CAPABILITIES)}
@@ -109,7 +109,7 @@ def message_updates(message: SessionMessage, seen_by: str) -> tuple[Update, ...]
 
 
 def order_of(call: CallRef, arguments: str | None, sender: str, recipient: str) -> SessionMessage | None:
-    """Return the instructions that a `task` call gave to the sub-agent, or None if the call's arguments have no
+    """Return the instructions that a `task` call gave to the subagent, or None if the call's arguments have no
     prompt."""
     prompt = (parsed_arguments(arguments or "") or {}).get("prompt")
     if not isinstance(prompt, str):
@@ -118,7 +118,7 @@ def order_of(call: CallRef, arguments: str | None, sender: str, recipient: str) 
 
 
 def answer_of(result: ToolResult, sender: str, recipient: str, later: str | None = None) -> SessionMessage | None:
-    """Return a message with the sub-agent's answer to a `task` call. The answer is taken from the call's result, or
+    """Return a message with the subagent's answer to a `task` call. The answer is taken from the call's result, or
     from `later` if the result has no answer. Return None if neither has one."""
     text = answer_text(result) or later
     if text is None:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from crow.domain import entries, events
 from crow.domain.entries import CallRef, PlanItem, ToolResult
 from crow.domain.messages import Part, Usage
-from crow.domain.rendering import safe, title_line
+from crow.domain.text import safe, title_line
 from crow.frontend import tool_calls
 from crow.frontend.content import blocks
 from crow.frontend.tool_calls import Fields, limit_text, shown_text, split_text
@@ -47,7 +47,7 @@ class ViewLimits:
     """The limits for the parts of each call that a view shows. The longer the log that the view reads, the lower the
     limits.
 
-    If several logs are read one after the other, such as those of sub-agents, their total length so far counts.
+    If several logs are read one after the other, such as those of subagents, their total length so far counts.
     `is_full` means that the client asked for whole results.
     """
 

@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
-from crow import __version__
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError
@@ -23,7 +22,7 @@ from crow.domain.events import ElicitationKind
 from crow.frontend.client import HISTORY, Outlet, RequestParams
 from crow.frontend.cursors import CURSOR_KEY, cursor_in
 from crow.frontend.errors import REQUEST_CANCELLED, request_error, turn_error
-from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, describe
+from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, describe_member
 from crow.frontend.host import PromptRun
 from crow.frontend.methods import Methods, MethodTable, auth_methods
 from crow.frontend.params import ClientCapabilities, OpenRequest, open_request_from, session_alias
@@ -31,6 +30,7 @@ from crow.frontend.sessions import ClientSession
 from crow.frontend.updates import Update
 from crow.frontend.v2_updates import FINAL_STATUSES, Wording, commands, config_options, permission_params
 from crow.store import NamedPrompt
+from crow.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -181,11 +181,11 @@ class Translation:
             await self._show_state(state)
 
     def _is_blocked(self) -> bool:
-        """Whether the turn cannot continue until the user answers. A question from a sub-agent blocks the `task` call
-        that the sub-agent carries out."""
+        """Whether the turn cannot continue until the user answers. A question from a subagent blocks the `task` call
+        that the subagent carries out."""
         working = self._running_calls - self._questions.keys()
         tasks = {call_id for call_id in working if self._names.get(call_id) == "task"}
-        own = self._session.running_calls  # a question about a call that is not in here comes from a sub-agent
+        own = self._session.running_calls  # a question about a call that is not in here comes from a subagent
         asked_by_subagents = sum(count for call_id, count in self._questions.items() if call_id not in own)
         return bool(self._questions) and working == tasks and len(tasks) <= asked_by_subagents
 
@@ -231,7 +231,7 @@ class VersionTwo:
     async def _initialize(self, params: RequestParams) -> dict[str, Any]:
         version = params.get("protocolVersion")
         if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= _MAX_VERSION:
-            raise ArgumentError(f"protocolVersion is {describe(version)}; expected a whole number, such as 2.")
+            raise ArgumentError(f"protocolVersion is {describe_member(version)}; expected a whole number, such as 2.")
         agreed, spoken = min(max(version, 1), PROTOCOL_VERSION), PROTOCOL_VERSION if self._is_chosen else 1
         if agreed != spoken and (self._sessions.is_used or self._is_chosen):
             problem = f"This connection already uses version {spoken} of the protocol. Start crow again to use another."
@@ -321,9 +321,11 @@ class VersionTwo:
     async def _list(self, params: RequestParams) -> dict[str, Any]:
         cwd, cursor = params.get("cwd"), params.get("cursor")
         if cwd is not None and not (isinstance(cwd, str) and os.path.isabs(cwd)):
-            raise ArgumentError(f'cwd is {describe(cwd)}; expected an absolute path, such as "/home/me/project".')
+            raise ArgumentError(
+                f'cwd is {describe_member(cwd)}; expected an absolute path, such as "/home/me/project".'
+            )
         if cursor is not None and not isinstance(cursor, str):
-            raise ArgumentError(f"cursor is {describe(cursor)}; expected the nextCursor of an earlier answer.")
+            raise ArgumentError(f"cursor is {describe_member(cursor)}; expected the nextCursor of an earlier answer.")
         return await self._v1.list(params)
 
     async def _cancel(self, session_id: object) -> None:
@@ -365,7 +367,7 @@ class VersionTwo:
         text_in(params, "configId")
         kind, value = params.get("type"), params.get("value")
         if (kind, type(value)) not in (("id", str), ("boolean", bool)):
-            given = f"type is {describe(kind)} and value is {describe(value)}"
+            given = f"type is {describe_member(kind)} and value is {describe_member(value)}"
             raise ArgumentError(
                 f'{given}; expected the type "id" with a string, or the type "boolean" with true or false.'
             )
@@ -376,7 +378,7 @@ class VersionTwo:
         opened, call_id = await self._v1.writable(text_in(params, "sessionId")), text_in(params, "toolCallId")
         scope = opened.session.running_calls.get(call_id)
         if scope is None:
-            raise ArgumentError(f"toolCallId is {describe(call_id)}; no call with this id can be cancelled now.")
+            raise ArgumentError(f"toolCallId is {describe_member(call_id)}; no call with this id can be cancelled now.")
         scope.cancel()
         return {}
 
@@ -487,10 +489,12 @@ def _open_request_v2(params: Mapping[str, Any], *, may_be_missing: bool = False)
     text_in(params, "cwd")
     for key in ("additionalDirectories", "mcpServers"):
         if not isinstance(params.get(key), list | None):
-            raise ArgumentError(f"{key} is {describe(params[key])}; expected a list.")
+            raise ArgumentError(f"{key} is {describe_member(params[key])}; expected a list.")
     for index, server in enumerate(params.get("mcpServers") or ()):
         if isinstance(server, dict) and server.get("type") not in ("stdio", "http"):
-            raise ArgumentError(f"mcpServers[{index}].type is {describe(server.get('type'))}; expected stdio or http.")
+            raise ArgumentError(
+                f"mcpServers[{index}].type is {describe_member(server.get('type'))}; expected stdio or http."
+            )
     if params.get("systemPrompt") is not None:
         raise ArgumentError("Version 2 of the protocol has no systemPrompt; send _meta.systemPrompt instead.")
     return open_request_from(params, may_be_missing=may_be_missing)
@@ -504,7 +508,7 @@ def _wants_replay(params: Mapping[str, Any]) -> bool:
         case {"type": "start"}:
             return True
         case other:
-            raise ArgumentError(f'replayFrom is {describe(other)}; expected {{"type": "start"}} or null.')
+            raise ArgumentError(f'replayFrom is {describe_member(other)}; expected {{"type": "start"}} or null.')
 
 
 def _object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -512,7 +516,7 @@ def _object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     an object."""
     value = params.get(key)
     if not isinstance(value, dict):
-        raise ArgumentError(f"{key} is {describe(value)}; expected an object.")
+        raise ArgumentError(f"{key} is {describe_member(value)}; expected an object.")
     return value
 
 
@@ -521,5 +525,5 @@ def text_in(params: Mapping[str, Any], key: str, where: str = "") -> str:
     string."""
     value = params.get(key)
     if not isinstance(value, str):
-        raise ArgumentError(f"{where}{key} is {describe(value)}; expected a string.")
+        raise ArgumentError(f"{where}{key} is {describe_member(value)}; expected a string.")
     return value

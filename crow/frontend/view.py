@@ -10,8 +10,9 @@ from crow.agent.feed import Item, TurnBegan, TurnEnded, announcements
 from crow.domain import entries, events
 from crow.domain.entries import Announcement, CallRef, Entry, ToolResult
 from crow.domain.messages import Part
-from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN, interrupted_text, parts_text, safe, title_line
+from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN, interrupted_text, parts_text
 from crow.domain.subagents import answer_id, call_of_order, order_id
+from crow.domain.text import safe, title_line
 from crow.frontend.calls import OpenCall, call_update, terminal_content, whole_call
 from crow.frontend.cursors import Cursor
 from crow.frontend.errors import turn_error
@@ -110,7 +111,7 @@ class View:
         for entry in before:
             view._remember(entry, cursor)
         for call in cursor.calls:
-            if call not in view._calls:  # a sub-agent made it
+            if call not in view._calls:  # a subagent made it
                 view._calls[call] = OpenCall(call, "", None, Announcement(title=call.call_id), is_announced=True)
         view._entry, view._skipped = cursor.entry, cursor.pieces
         view._pieces = cursor.pieces
@@ -181,7 +182,7 @@ class View:
         return self._shown
 
     def end_missed(self, call: CallRef, result: ToolResult | None) -> list[Shown]:
-        """Return updates that end a call that the client still shows as running. The call was a sub-agent's, so it is
+        """Return updates that end a call that the client still shows as running. The call was a subagent's, so it is
         not in the session's own log."""
         self._shown = []
         self._calls.pop(call, None)
@@ -258,7 +259,7 @@ class View:
     # Stored entries.
 
     def _store(self, entry: Entry, *, is_own: bool) -> None:
-        if not self.is_reading and entry.session != self.session_id:  # a sub-agent that has no session of its own
+        if not self.is_reading and entry.session != self.session_id:  # a subagent that has no session of its own
             self._show_stored(entry, is_own=False)
         elif self.is_reading or entry.id > self._entry:
             self._show_stored(entry, is_own=is_own)
@@ -348,7 +349,7 @@ class View:
         return message_updates(order, family.session_id)
 
     def _answered(self, stop: str) -> tuple[Update, ...]:
-        """Return updates with the answer that a sub-agent sent to its parent session."""
+        """Return updates with the answer that a subagent sent to its parent session."""
         if self._family is None or not self._order or stop != "end_turn" or not self._answer:
             return ()
         self._family.answers[self._order] = self._answer
@@ -441,7 +442,7 @@ class View:
             self._emit(new_update("tool_call", status="in_progress") | call_fields(call.call_id, announcement))
 
     def _link(self, call_id: str, session_id: str) -> None:
-        """Link a running call to the session of the sub-agent that carries it out."""
+        """Link a running call to the session of the subagent that carries it out."""
         opened = next((each for each in self._calls.values() if each.ref.call_id == call_id), None)
         if opened is not None and self._caps.subagents and opened.subagent != session_id:
             self._emit(opened.linked(session_id))
@@ -474,7 +475,7 @@ class View:
     def _with_messages(
         self, updates: tuple[Update, ...], call: CallRef, arguments: str | None, result: ToolResult | None = None
     ) -> tuple[Update, ...]:
-        """Add three things to the updates of a `task` call in a log: a link to the sub-agent, the sub-agent's
+        """Add three things to the updates of a `task` call in a log: a link to the subagent, the subagent's
         instructions and its answer."""
         family = self._family
         task = family.task(call, result) if family is not None else None

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, get_args
 
-from crow.domain.messages import Answer, Message, ToolSpec, Usage, WireName
+from crow.domain.messages import Answer, Message, SentRequest, ToolSpec, Usage, WireName
 from crow.llm.facts import Refusal
 
 ThoughtLevel: TypeAlias = Literal["off", "low", "medium", "high"]
@@ -34,10 +34,12 @@ class ThoughtDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retrying:
-    """The request failed and will be sent again after `wait_s` seconds. `reason` is a sentence for the user."""
+    """The request failed and will be sent again."""
 
     reason: str
+    """A sentence for the user."""
     wait_s: float
+    """The seconds until then."""
 
 
 Delta: TypeAlias = TextDelta | ThoughtDelta | Retrying
@@ -45,19 +47,21 @@ Delta: TypeAlias = TextDelta | ThoughtDelta | Retrying
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request to a model; `messages[0]` is the system message.
-
-    If `max_output_tokens` is None, the endpoint decides the limit. If `tool_choice` is `none`, the model may not call
-    tools. The request still lists the tools, so that the prefix of the prompt stays the same. `cache_key` is the same
-    for all requests of a session. If `thought_level` is None, the endpoint's configuration decides.
-    """
+    """A request to a model."""
 
     messages: tuple[Message, ...]
+    """The conversation. The first message is the system message."""
     tools: tuple[ToolSpec, ...] = ()
+    """The tools that the model may call."""
     tool_choice: Literal["auto", "none"] = "auto"
+    """If `none`, the model may not call tools. The request still lists them, so that the prefix of the prompt stays the
+    same."""
     max_output_tokens: int | None = None
+    """The output limit. If None, the endpoint decides."""
     cache_key: str = ""
+    """The same text for all requests of a session."""
     thought_level: ThoughtLevel | None = None
+    """How much the model should think. If None, the endpoint's configuration decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,30 +78,35 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo(ModelLimits):
-    """What crow knows about a model. `endpoint` is the base URL and the model name, separated by a space. If the
-    context window is neither configured nor listed by the endpoint, it is unknown. `refused` lists the refusals that
-    change how messages are written, oldest first. `is_local` means that the model runs on this machine or its local
-    network."""
+    """What crow knows about a model. If the context window is neither configured nor listed by the endpoint, it is
+    unknown."""
 
     name: str
+    """The model's name at its endpoint."""
     endpoint: str
+    """The base URL and the model name, separated by a space."""
     is_local: bool = False
+    """Whether the model runs on this machine or its local network."""
     is_window_configured: bool = False
+    """Whether the context window comes from the user's settings."""
     refused: tuple[Refusal, ...] = ()
+    """The refusals that change how messages are written, oldest first."""
     wire: WireName = "chat"
     """The form in which requests are sent."""
+    thought_levels: tuple[ThoughtLevel, ...] | None = None
+    """The thought levels that the model takes, as the endpoint's list of models says. None if it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One attempt at a request. The endpoint accepted this attempt, and probably charges for it.
-
-    `usage` is what the endpoint has reported for this attempt. `output_tokens` is crow's estimate for the text,
-    reasoning and tool arguments that have arrived.
-    """
+    """One attempt at a request. The endpoint accepted this attempt, and probably charges for it."""
 
     usage: Usage | None = None
+    """What the endpoint has reported for this attempt."""
     output_tokens: int = 0
+    """Crow's estimate for the text, reasoning and tool arguments that have arrived."""
+    sent: SentRequest | None = None
+    """How the request was sent, if bytes were sent."""
 
 
 class Stream(Protocol):

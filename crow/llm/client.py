@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import lru_cache
+from functools import lru_cache, partial
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
@@ -27,9 +27,8 @@ import httpx2
 import openai
 from openai import RequestOptions
 
-from crow import __version__
 from crow.domain import errors
-from crow.domain.messages import Answer, WireName
+from crow.domain.messages import Answer, SentRequest, WireName
 from crow.domain.trace_context import current_trace_context
 from crow.llm import EndpointMemory, ModelInfo, Request
 from crow.llm.dialect import Dialect, is_wire, wire_part
@@ -47,8 +46,10 @@ from crow.llm.errors import (
 from crow.llm.facts import OUTPUT_LIMIT, utc_today
 from crow.llm.models import EndpointFacts, Offered, RequestForm, read_listing
 from crow.llm.parser import AnswerParser
+from crow.llm.sent import sent_request
 from crow.llm.stream import MAX_ADAPTATIONS, AnswerStream, RetryTiming
-from crow.llm.wires import Encoder, wire_named
+from crow.llm.wires import AnyEncoder, wire_named
+from crow.version import __version__
 
 _MAX_ENCODERS = 64
 _MAX_BUFFERED_BYTES = 256 * 1024
@@ -75,16 +76,17 @@ _NO_KEY = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Client:
-    """The client of an endpoint.
-
-    `templates` holds a request without a body for each wire that was used. Each request is built from its template,
-    because merging all headers again would take 0.1 ms.
-    """
+    """The client of an endpoint."""
 
     api: openai.AsyncOpenAI
+    """The client of the package, which lists the models."""
     http: httpx2.AsyncClient
+    """The connections."""
     headers: httpx2.Headers
+    """The headers of all requests."""
     templates: dict[WireName, httpx2.Request] = field(default_factory=dict)
+    """A request without a body for each wire that was used. Each request is built from its template, because merging
+    all headers again would take 0.1 ms."""
 
 
 class EndpointClient:
@@ -202,9 +204,14 @@ class EndpointClient:
         first: tuple[ErrorBody, WireName] | None = None  # the first refusal of a wire
         for _ in range(MAX_ADAPTATIONS):
             wire = form.dialect.wire
-            body = self._body(self._encoder(request.cache_key, wire), request, form.dialect, form.max_output)
+            dialect, limit = form.dialect, self._limit(request, wire, form.max_output)
+            body = self._body(self._encoder(request.cache_key, wire), request, dialect, form.max_output)
             response = await self._post(body, wire)
             if isinstance(response, _HttpBody):
+                endpoint, extra = self._endpoint.name, self._endpoint.extra_body
+                response.describe = partial(
+                    sent_request, body, request, endpoint=endpoint, dialect=dialect, limit=limit, extra=extra
+                )
                 return response
             if await self.adapt(request, form, response):
                 if first is None and form.dialect.wire != wire:
@@ -222,7 +229,7 @@ class EndpointClient:
                 raise error
         raise errors.ProtocolError(f"{self.origin.endpoint} refused the request in {MAX_ADAPTATIONS} different forms.")
 
-    def _body(self, encoder: Encoder, request: Request, dialect: Dialect, max_output: int | None) -> bytes:
+    def _body(self, encoder: AnyEncoder, request: Request, dialect: Dialect, max_output: int | None) -> bytes:
         return encoder.body(
             request,
             model=self._endpoint.model,
@@ -348,7 +355,8 @@ class EndpointClient:
         """Return the request without a body for this wire."""
         if (known := client.templates.get(name)) is not None:
             return known
-        url, wire = str(client.api.base_url).rstrip("/"), wire_named(name)
+        wire, own = wire_named(name), self._endpoint.messages_url if name == "messages" else ""
+        url = (own or str(client.api.base_url)).rstrip("/")
         template = client.http.build_request("POST", url + wire.path, headers=self._wire_headers(client.headers, name))
         del template.headers["Content-Length"]
         client.templates[name] = template
@@ -419,6 +427,8 @@ class EndpointTransport:
         self._model = model
         self._request = request
         self._form: RequestForm | None = None
+        self._describe: Callable[[], SentRequest] | None = None
+        self._sent: SentRequest | None = None
 
     @property
     def origin(self) -> Origin:
@@ -427,7 +437,14 @@ class EndpointTransport:
     async def send(self, request: Request) -> _HttpBody:
         if self._form is None:
             self._form = await self._model.form_for(request)
-        return await self._model.send(request, self._form)
+        response = await self._model.send(request, self._form)
+        self._describe, self._sent = response.describe, None
+        return response
+
+    def sent(self) -> SentRequest | None:
+        if self._sent is None and self._describe is not None:
+            self._sent, self._describe = self._describe(), None
+        return self._sent
 
     def parser(self, request: Request) -> AnswerParser:
         return self._model.parser(request, self._form)
@@ -490,6 +507,8 @@ class _HttpBody:
         self._has_news = asyncio.Event()
         self._has_room = asyncio.Event()
         self._reader = asyncio.create_task(self._read_all())
+        self.describe: Callable[[], SentRequest] | None = None
+        """Returns how the request was sent."""
 
     async def read(self) -> bytes:
         """Wait for at least one byte, and return all bytes that have arrived since the last call. At the end of the

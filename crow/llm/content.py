@@ -1,4 +1,4 @@
-"""What the encoders of all wires share: the content of user messages, and JSON as bytes."""
+"""What the encoders of all wires share: the content of user messages and tool results, and JSON as bytes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from crow.domain import messages as domain
+from crow.llm.dialect import Dialect
 from crow.llm.sse import replace_lone
 
 EMPTY_TEXT = "(empty message)"
@@ -15,11 +16,14 @@ EMPTY_TEXT = "(empty message)"
 NO_OUTPUT = "(no output)"
 """Sent in place of an empty tool result."""
 
+GO_ON = "Continue."
+"""Sent as the user's message where an endpoint needs one to go on."""
 
-def user_content(parts: Sequence[domain.Part], *, takes_images: bool) -> list[str | domain.Image]:
-    """Return the texts and images of a user message in order. Adjacent texts are joined. If there is no image, the
-    result is exactly one text."""
-    content: list[str | domain.Image] = []
+
+def user_content(parts: Sequence[domain.Part], dialect: Dialect) -> list[str | domain.Image | domain.File]:
+    """Return the texts, images and files of a user message in order. Adjacent texts are joined. If there are no images
+    and files, the result is exactly one text."""
+    content: list[str | domain.Image | domain.File] = []
     texts: list[str] = []
     before: domain.Part | None = None
     for part in parts:
@@ -34,9 +38,11 @@ def user_content(parts: Sequence[domain.Part], *, takes_images: bool) -> list[st
                 texts.append(f"[{name}]({uri})")
             case domain.Resource(uri=uri, text=text):
                 texts.append(f'\n<resource uri="{uri}">\n{text}\n</resource>\n')
-            case domain.Image() if not takes_images:
-                texts.append(f"\n{left_out(part)}\n")
-            case domain.Image():
+            case domain.Image() if not dialect.sends_images:
+                texts.append(f"\n{_image_left_out(part)}\n")
+            case domain.File() if not dialect.sends_files:
+                texts.append(f"\n{_file_left_out(part)}\n")
+            case domain.Image() | domain.File():
                 content += [_joined(texts)] if texts else []
                 texts = []
                 content.append(part)
@@ -45,10 +51,44 @@ def user_content(parts: Sequence[domain.Part], *, takes_images: bool) -> list[st
     return [*content, _joined(texts)] if texts or not content else content
 
 
-def left_out(image: domain.Image) -> str:
+def result_content(
+    message: domain.ToolMessage, dialect: Dialect
+) -> tuple[str, tuple[domain.Image, ...], tuple[domain.File, ...]]:
+    """Return the text, the images and the files of a tool result. If the model does not take images or files, the text
+    says that they were left out."""
+    images = message.images if dialect.sends_images else ()
+    files = message.files if dialect.sends_files else ()
+    if images == message.images and files == message.files:
+        return message.text, images, files
+    notes = [_image_left_out(image) for image in message.images[len(images) :]]
+    notes += [_file_left_out(file) for file in message.files[len(files) :]]
+    return "\n".join((message.text, *notes)), images, files
+
+
+def _image_left_out(image: domain.Image) -> str:
     """Return the text that takes the place of an image."""
-    kilobytes = max(1, len(image.data) * 3 // 4 // 1024)
-    return f"[An image ({image.mime_type}, {kilobytes} KB) was left out: this model takes no images.]"
+    return f"[An image ({image.mime_type}, {_kilobytes(image.data)} KB) was left out: this model takes no images.]"
+
+
+def _file_left_out(file: domain.File) -> str:
+    return (
+        f"[The file {file.name} ({file.mime_type}, {_kilobytes(file.data)} KB) was left out: this model takes no files."
+        " A program such as pdftotext may give its text.]"
+    )
+
+
+def _kilobytes(data: str) -> int:
+    return max(1, len(data) * 3 // 4 // 1024)
+
+
+def data_url(part: domain.Image | domain.File) -> str:
+    """Return the URL that holds an image or a file."""
+    return f"data:{part.mime_type};base64,{part.data}"
+
+
+def is_paused(message: domain.Message | None) -> bool:
+    """Whether this is an answer that its endpoint has not finished yet."""
+    return isinstance(message, domain.AssistantMessage) and message.is_paused
 
 
 def json_bytes(value: object) -> bytes:

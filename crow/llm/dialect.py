@@ -17,19 +17,7 @@ in the member of this name."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """The form of requests to one endpoint: which parts requests have, and how these parts are written. A dialect
-    starts as configured. When the endpoint rejects a part of a request by name, the dialect changes. `refused` lists
-    the names of the rejected parts, oldest first.
-
-    `limit_field` is the name of the member that limits the output. `usage_option` means that
-    `stream_options.include_usage` is sent. If `parallel_calls` is None, the endpoint decides whether the model may make
-    parallel calls. If it is False, the model may not make parallel calls, and an earlier message with several calls is
-    sent as several messages with one call each. `empty_content` is the content of a message that has calls but no text.
-    If `reasoning` is `own`, each thought is sent back in the field that it came in. If `reasoning` is `always`,
-    messages without a thought also contain this field, with an empty text, because some endpoints require it. If
-    `cache` is `key`, requests contain a cache key. If `cache` is `marker`, requests ask for caching with a marker if
-    the model needs one. `thinking` says how requests state the thought level. If `thinking` is None, they do not state
-    it. If `streams` is False, the answer comes in one piece.
-    """
+    starts as configured. When the endpoint rejects a part of a request by name, the dialect changes."""
 
     wires: tuple[WireName, ...] = ("chat",)
     """The wires that the endpoint may speak, best first. Requests use the first one."""
@@ -37,23 +25,50 @@ class Dialect:
     """Parts that requests do not contain on the wires `responses` and `messages`. See `_REMOVABLE`."""
 
     limit_field: LimitField | None = "max_tokens"
+    """The name of the member that limits the output."""
     usage_option: bool = True
+    """Whether `stream_options.include_usage` is sent."""
     tool_choice: bool = True
+    """Whether requests may forbid calls with `tool_choice`."""
     parallel_calls: bool | None = None
+    """Whether the model may make parallel calls. If None, the endpoint decides. If False, an earlier message with
+    several calls is sent as several messages with one call each."""
     empty_content: Literal["null", "omitted", "blank"] = "null"
+    """The content of a message that has calls but no text."""
     reasoning: Literal["none", "own", "always"] = "own"
+    """`own`: each thought is sent back in the field that it came in. `always`: messages without a thought also contain
+    this field, with an empty text, because some endpoints require it."""
     system_role: Literal["system", "developer", "user"] = "system"
+    """The role of the system message."""
     takes_images: bool = True
+    """Whether images are sent. If not, a text says that they were left out."""
+    takes_files: bool = False
+    """Whether files in tool results are sent. If not, a text says that they were left out."""
     cache: Literal["key", "marker"] | None = None
+    """`key`: requests contain a cache key. `marker`: requests ask for caching with a marker if the model needs one."""
     thinking: Thinking | None = "effort"
+    """How requests state the thought level. If None, they do not state it."""
     opaque: bool = True
+    """Whether opaque members of answers are sent back on Chat Completions."""
     streams: bool = True
+    """Whether the answer is streamed. If not, it comes in one piece."""
     refused: tuple[str, ...] = ()
+    """The names of the parts that the endpoint rejected, oldest first."""
 
     @property
     def wire(self) -> WireName:
         """The wire that requests use."""
         return self.wires[0]
+
+    @property
+    def sends_images(self) -> bool:
+        """Whether requests contain images."""
+        return self.takes_images and "images" not in self.left_out
+
+    @property
+    def sends_files(self) -> bool:
+        """Whether requests contain files."""
+        return self.takes_files and "files" not in self.left_out
 
     def refusing(self, part: str) -> Dialect:
         """Return the dialect to use after the endpoint refused `part`, a name that `name_of` returned. Return this
@@ -127,8 +142,8 @@ def changes_messages(part: str) -> bool:
 
 _MESSAGE_PARTS = frozenset(
     {
-        *("null_content", "no_content", "reasoning", "no_reasoning", "opaque", "images", "parallel_calls"),
-        *("system_role", "developer_role", "custom_tools", "strict", "earlier_thoughts"),
+        *("null_content", "no_content", "reasoning", "no_reasoning", "opaque", "images", "files"),
+        *("parallel_calls", "system_role", "developer_role", "custom_tools", "strict", "earlier_thoughts"),
     }
 )
 
@@ -136,13 +151,13 @@ _REMOVABLE: dict[str, frozenset[str]] = {
     "responses": frozenset(
         {
             *("include", "summary", "thought_level", "prompt_cache_key", "cache_retention", "tool_choice", "strict"),
-            *("parallel_tool_calls", "images", "opaque", "stream", "output_limit", "custom_tools", "store"),
+            *("parallel_tool_calls", "images", "files", "opaque", "stream", "output_limit", "custom_tools", "store"),
         }
     ),
     "messages": frozenset(
         {
-            *("thought_level", "cache_marker", "tool_choice", "parallel_tool_calls", "images", "opaque", "stream"),
-            *("strict", "earlier_thoughts"),
+            *("thought_level", "cache_marker", "tool_choice", "parallel_tool_calls", "images", "files", "opaque"),
+            *("stream", "strict", "earlier_thoughts"),
             *("adaptive_thinking", "thinking_budget", "thinking_off", "thinking_display", "effort"),
         }
     ),
@@ -159,6 +174,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "thought_level": {"thinking": None},
     "opaque": {"opaque": False},
     "images": {"takes_images": False},
+    "files": {"takes_files": False},
 }
 """Maps a refused part of a request to the dialect's new values. A part is not in this table if its new value depends on
 the old value."""

@@ -14,37 +14,48 @@ from crow.llm.dialect import Dialect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointTimeouts:
-    """Timeouts in seconds. `first_byte_s` limits the wait for the first event; a local model may take minutes to read
-    its prompt. `idle_s` limits each later wait for more data. `grace_s` limits the wait for usage and `[DONE]` after
-    the finish reason."""
+    """Timeouts in seconds."""
 
     connect_s: float = 15.0
+    """The limit for opening a connection."""
     first_byte_s: float = 300.0
+    """The limit for the first event. A local model may take minutes to read its prompt."""
     idle_s: float = 120.0
+    """The limit for each later wait for more data."""
     grace_s: float = 2.0
+    """The limit for usage and `[DONE]` after the finish reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint(ModelLimits):
-    """A base URL (without `/chat/completions` and the like), a model that it serves, and the settings for requests.
-
-    No key is required if the endpoint is on this machine or its local network, or if `needs_key` is false. `key_hint`
-    tells the user where to set the key. `extra_body` is added to every request. If `proxy` is None, the environment
-    variables for proxies apply.
-    """
+    """An endpoint, a model that it serves, and the settings for requests."""
 
     base_url: str
+    """The URL without `/chat/completions` and the like."""
+    messages_url: str = ""
+    """The URL of the Messages API without `/messages`, if it differs."""
     model: str
+    """The model's name."""
     api_key: str | None = field(default=None, repr=False)
+    """The key, if one is set."""
     key_hint: str = "Set OPENAI_API_KEY"
+    """Tells the user where to set the key."""
     needs_key: bool = True
+    """Whether a key is required, unless the endpoint is on this machine or its local network."""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """The user's own headers."""
     timeouts: EndpointTimeouts = field(default_factory=EndpointTimeouts)
+    """How long crow waits."""
     extra_body: Mapping[str, object] = field(default_factory=dict, repr=False)
+    """Members that are added to every request."""
     thought_level: ThoughtLevel | None = None
+    """The thought level of requests that name none."""
     dialect: Dialect = field(default_factory=Dialect)
+    """The form of requests, before anything was refused."""
     proxy: str | None = field(default=None, repr=False)
+    """The proxy. If None, the environment variables for proxies apply."""
     ca_file: str | None = None
+    """A file with more certificate authorities."""
 
     @property
     def name(self) -> str:

@@ -32,6 +32,7 @@ from functools import reduce
 
 from crow.domain import errors
 from crow.domain.messages import WireName
+from crow.domain.text import on_one_line
 from crow.llm.dialect import Dialect
 
 _SHOWN_CHARS = 1000
@@ -73,6 +74,9 @@ no path
     not found|not allowed|cannot post|no route|unknown (?:path|url)|invalid url
 tools need a flag
     \b(?:tools?|tool_choice) param(?:eter)? requires\b
+tools with reasoning
+    \btools?\b[^.]{0,40}\breasoning.{0,80}not (?:supported|allowed|available|compatible)
+    |\breasoning[^.]{0,60}(?:not (?:supported|allowed|available|compatible)|unsupported)[^.]{0,40}\btools?\b
 no tools
     (?:not|n't) support (?:tool|function)s?\b(?! choice)|support tool use
     |tools?\W{0,2} (?:is|are) not supported|tool calling|--enable-auto-tool-choice
@@ -156,8 +160,11 @@ class Origin:
     """The endpoint and the model of a request, as error messages name them."""
 
     endpoint: str = "the endpoint"
+    """The endpoint's URL."""
     model: str = ""
+    """The model's name."""
     wire: WireName = "chat"
+    """The wire of the request."""
 
     @property
     def api(self) -> str:
@@ -167,14 +174,18 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBody:
-    """The information that an endpoint sent about an error. `everything` is the whole body or event, because the reason
-    may be hidden in nested metadata. `wait_s` is the number of seconds to wait, if the headers ask for a wait."""
+    """The information that an endpoint sent about an error."""
 
     message: str = ""
+    """The reason in words."""
     code: str = ""
+    """The codes and types of the error."""
     status: int | None = None
+    """The HTTP status."""
     everything: str = ""
+    """The whole body or event, because the reason may be hidden in nested metadata."""
     wait_s: float | None = None
+    """The number of seconds to wait, if the headers ask for a wait."""
 
     @property
     def searched(self) -> str:
@@ -185,10 +196,10 @@ class ErrorBody:
     def shown(self) -> str:
         """The text to show to the user. It consists of the message, the status and the code. The code is left out if
         the message contains it."""
-        message = " ".join(self.message.split())[:_SHOWN_CHARS].rstrip(" .")
+        message = on_one_line(self.message[: 4 * _SHOWN_CHARS])[:_SHOWN_CHARS].rstrip(" .")
         facts = [f"HTTP {self.status}"] if self.status is not None else []
         if self.code and self.code.lower() not in message.lower():
-            facts.append(self.code[:100])
+            facts.append(on_one_line(self.code[:100]))
         if not message:
             return ", ".join(facts) or "it gave no reason"
         return f"{message} ({', '.join(facts)})" if facts else message
@@ -477,6 +488,11 @@ reasoning              near  \breasoning(?:_content|_text)?\b
 developer_role         near  developer
 system_role            near  system (?:role|message|prompt)|['\"`]system['\"`]
 system_role            any   roles must alternate|only user(?:,| and) assistant roles
+files                  any   \b(?:pdf|document|file)s?\b.{0,80}(?:could not be (?:read|processed)|password)
+files                  any   (?:could not|cannot|unable to) (?:read|process|parse).{0,40}\b(?:pdf|document)\b
+files                  any   \bpdf\b.{0,40}(?:too many|maximum of \d+) pages|too many pages
+files                  near  \binput_file\b|\bfile_data\b|\bpdfs?\b|\bdocument\b|['\"`]file['\"`]
+files                  near  \bfile (?:inputs?|parts?)\b
 images                 any   image exceeds|image dimensions exceed|could not process image
 images                 near  \bimage(?:_url|s)?\b|\bvision\b|multi-?modal content
 images                 any   not a multimodal
@@ -550,7 +566,8 @@ def refuses_wire(body: ErrorBody, wire: WireName) -> bool:
     is_no_path = not body.message or _PATTERNS["no path"].search(body.message) is not None
     if body.status in {404, 405, 501} and (is_no_path or page_title(body.everything) is not None):
         return True
-    return body.status is not None and _PATTERNS["no tools"].search(body.searched) is not None
+    says = (_PATTERNS[kind].search(body.searched) for kind in ("no tools", "tools with reasoning"))
+    return body.status is not None and any(match is not None for match in says)
 
 
 def max_output_tokens(body: ErrorBody) -> int | None:

@@ -37,14 +37,8 @@ _Fact = TypeVar("_Fact", "LearnedWindow", "Refusal", "UsageShape")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedWindow:
-    """A window size that crow learned from how an endpoint behaved.
-
-    A window that was learned only once (`times` is 1) applies only to `session`. A window that was learned more than
-    once applies to every session. `checked_on` is the day on which a check last confirmed the window, and `answers` is
-    the number of answers since that check. Crow tests the window again after `patience` answers, or on a later day than
-    `checked_on`. In a test, crow does not compact a full context, but sends a longer request. `source` says what the
-    size was learned from. Dates are ISO dates in UTC. `is_silent` means that the endpoint truncates longer requests
-    instead of refusing them.
+    """A window size that crow learned from how an endpoint behaved. To test it again, crow does not compact a full
+    context, but sends a longer request. Dates are ISO dates in UTC.
 
     When the endpoint accepts a longer request, `times` becomes 0, and the window no longer applies. The fact is kept,
     because a window that is learned later takes over its `patience`. If the endpoint accepts a longer request on the
@@ -53,14 +47,23 @@ class LearnedWindow:
     """
 
     tokens: int
+    """The size."""
     source: str
+    """What the size was learned from."""
     learned_on: str
+    """The day on which it was learned last."""
     session: str
+    """The session that learned it last."""
     times: int = 1
+    """How often it was learned. If once, it applies only to `session`, else to every session."""
     is_silent: bool = False
+    """Whether the endpoint truncates longer requests instead of refusing them."""
     answers: int = 0
+    """The number of answers since a check last confirmed the window."""
     patience: int = FIRST_WINDOW_PATIENCE
+    """Crow tests the window after this many answers, or on a later day than `checked_on`."""
     checked_on: str = ""
+    """The day on which a check last confirmed the window."""
 
     def applies_to(self, session: str) -> bool:
         return self.times > 1 or (self.times == 1 and self.session == session)
@@ -86,23 +89,27 @@ class LearnedWindow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """A part of a request that the endpoint refused. When crow left out the part, the endpoint accepted the request.
-
-    `part` is a name that :class:`crow.llm.dialect.Dialect` uses, or `max_output_tokens`. If `part` is
-    `max_output_tokens`, `limit` is the largest output limit that the endpoint accepts. `patience` days after
-    `checked_on`, crow tests the part by sending it in one request. If the endpoint refuses the part, the patience is
-    doubled. If the endpoint accepts the part, `holds` becomes false, and all requests contain the part again. The fact
-    is kept, so that crow does not count a later refusal as the first one.
-    """
+    Crow tests the part again by sending it in one request."""
 
     part: str
+    """A name that :class:`crow.llm.dialect.Dialect` uses, or `max_output_tokens`."""
     source: str
+    """What it was learned from."""
     learned_on: str
+    """The day on which it was learned last."""
     session: str
+    """The session that learned it last."""
     times: int = 1
+    """How often it was learned. If once, it applies only to `session`, else to every session."""
     limit: int | None = None
+    """The largest output limit that the endpoint accepts, if the part is `max_output_tokens`."""
     checked_on: str = ""
+    """The day on which the endpoint last refused the part."""
     patience: int = 1
+    """Crow tests the part this many days later. If it is refused again, the patience is doubled."""
     holds: bool = True
+    """False once the endpoint has accepted the part again. The fact is kept, so that crow does not count a later
+    refusal as the first one."""
 
     def applies_to(self, session: str) -> bool:
         return self.holds and (self.times > 1 or self.session == session)
@@ -118,20 +125,24 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageShape:
-    """The token counts that the endpoint reports. `counts` has their names, separated by spaces, such as `input output
-    cached`. `counts` is empty if the endpoint reports no token counts."""
+    """The token counts that the endpoint reports."""
 
     counts: str
+    """Their names, separated by spaces, such as `input output cached`. Empty if the endpoint reports none."""
     learned_on: str
+    """The day on which this was learned."""
     times: int = 1
+    """How often this was seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedFact:
-    """One learned fact for the user. `words` are full sentences."""
+    """One learned fact for the user."""
 
     about: str
+    """The name of what was learned."""
     words: str
+    """Full sentences."""
 
 
 def utc_today() -> date:
@@ -234,6 +245,7 @@ _PART_NAMES = {
     "chat_wire": "API Chat Completions",
     "responses_wire": "API Responses",
     "messages_wire": "API Messages",
+    "files": "files in tool results",
     "include": "encrypted reasoning (include)",
     "summary": "summaries of reasoning",
     "cache_retention": "cache breakpoints",

@@ -140,16 +140,15 @@ class OfflineStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfflineStep:
-    """What the model sends for one step of a prompt, or as a whole reply: a thought, then a text, then at most one call
-    (name and arguments).
-
-    `is_slow` means that the text is streamed at reading speed.
-    """
+    """What the model sends for one step of a prompt, or as a whole reply: a thought, then a text, then at most one
+    call."""
 
     text: str = ""
     thought: str = ""
     call: tuple[str, domain.JsonObject] | None = None
+    """The name and the arguments."""
     is_slow: bool = False
+    """Whether the text is streamed at reading speed."""
 
 
 _TOOL_RULES = tuple(

@@ -1,7 +1,8 @@
 """Decodes server-sent events: takes the bytes of a response and returns the data of each event.
 
-Follows WHATWG HTML 9.2.6. Bytes are decoded per event, and invalid UTF-8 becomes U+FFFD. Event names, IDs and retry
-times have no meaning in chat completions and are dropped. This module also repairs invalid Unicode in text.
+Follows WHATWG HTML 9.2.6. Bytes are decoded per event, and invalid UTF-8 becomes U+FFFD. Event names are repeated in
+the data, and IDs and retry times have no meaning here, so all of them are dropped. This module also repairs invalid
+Unicode in text.
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ _BOM = b"\xef\xbb\xbf"
 class EventTooLarge(AnswerTooLong):
     """An event, or a line, is larger than the limit."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, kind: str) -> None:
         super().__init__(
-            f"The endpoint sent more than {max_bytes:,} bytes as one event, which is not a chat completion. Check the "
-            "base URL and the server's log."
+            f"The endpoint sent more than {max_bytes:,} bytes as one event, which is not {kind}. Check the base URL "
+            "and the server's log."
         )
 
 
 class SseDecoder:
     """Decodes the events of one response. Call `feed` with bytes as they arrive. Each call returns the events that
-    became complete.
+    became complete. `kind` is what the response should be, as error messages name it.
 
     Events without data are skipped. Only LF, CR and CRLF end a line. A piece may end anywhere, even within CRLF.
     """
 
-    def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+    def __init__(self, kind: str = "a model's answer", *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._kind = kind
         self._max_bytes = max_event_bytes
         self._at_start = True
         self._skip_lf = False
@@ -117,7 +119,7 @@ class SseDecoder:
 
     def _check_size(self) -> None:
         if len(self._rest) + self._data_bytes > self._max_bytes:
-            raise EventTooLarge(self._max_bytes)
+            raise EventTooLarge(self._max_bytes, self._kind)
 
 
 # Reads event data that is not one JSON object.

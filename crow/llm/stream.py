@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import anyio
 
 from crow.domain import errors
-from crow.domain.messages import Answer
+from crow.domain.messages import Answer, SentRequest
 from crow.llm import Attempt, Delta, Request, Retrying
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import ErrorBody, Origin
@@ -33,11 +33,12 @@ _CLOSE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryTiming:
-    """The functions that time retries. `sleep` waits for a number of seconds, and `chance` returns a random number from
-    0 to 1."""
+    """The functions that time retries."""
 
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+    """Waits for a number of seconds."""
     chance: Callable[[], float] = random.random
+    """Returns a random number from 0 to 1."""
 
 
 class ResponseBody(Protocol):
@@ -67,6 +68,10 @@ class RequestTransport(Protocol):
 
         :raises ~crow.domain.errors.ModelError: the request failed.
         """
+
+    def sent(self) -> SentRequest | None:
+        """Return how the request was last sent. This is computed when it is first called, so that neither the request
+        nor the first words of the answer wait for it."""
 
     def parser(self, request: Request) -> AnswerParser:
         """Return a new parser for the answer to `request` as it was last sent."""
@@ -116,27 +121,30 @@ class AnswerStream:
         return self._answer
 
     def partial(self) -> Answer:
-        """What was shown so far."""
+        """Return what was shown so far."""
         return self._parser.partial()
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """The attempts that the endpoint accepted. An attempt is left out if the endpoint sent nothing but an error for
-        it."""
+        """Return the attempts that the endpoint accepted. An attempt is left out if the endpoint sent nothing but an
+        error for it."""
         if self._answer is not None:
-            return (*self._failed, Attempt(usage=self._answer.usage))
-        return (*self._failed, self._parser.attempt()) if self._is_accepted else tuple(self._failed)
+            return (*self._failed, Attempt(usage=self._answer.usage, sent=self._transport.sent()))
+        return (*self._failed, self._attempted()) if self._is_accepted else tuple(self._failed)
+
+    def _attempted(self) -> Attempt:
+        """Return the attempt whose answer was last read."""
+        return replace(self._parser.attempt(), sent=self._transport.sent())
 
     def _end_attempt(self, error: errors.ModelError) -> None:
         """Keep the usage of the failed attempt, unless the endpoint sent nothing but an error."""
         is_broken = isinstance(error, (errors.NetworkError, errors.ModelTimeout))
         if self._is_accepted and (is_broken or self._parser.has_begun):
-            self._failed.append(self._parser.attempt())
+            self._failed.append(self._attempted())
         self._is_accepted = False
 
     async def _run(self) -> AsyncGenerator[Delta, None]:
         tries = adaptations = 0
         while True:
-            self._parser = self._transport.parser(self._request)
             try:
                 async with aclosing(self._attempt()) as deltas:
                     async for delta in deltas:
@@ -151,6 +159,7 @@ class AnswerStream:
                 if not is_shown and parser.error_body is not None and adaptations < MAX_ADAPTATIONS:
                     adaptations += 1
                     if await self._transport.adapt(self._request, parser.error_body):
+                        self._parser = self._transport.parser(self._request)
                         continue
                 tries += 1
                 self._transport.redact(error)
@@ -166,6 +175,7 @@ class AnswerStream:
                 await self._transport.learn_from(answer)
                 self._answer = answer
                 return
+            self._parser = self._transport.parser(self._request)
             yield Retrying(reason=reason, wait_s=wait_s)
             await self._timing.sleep(wait_s)
 
@@ -180,7 +190,7 @@ class AnswerStream:
         # The request may have changed its wire.
         self._parser = parser = self._transport.parser(self._request)
         try:
-            decoder = SseDecoder()
+            decoder = SseDecoder(parser.kind)
             head: bytearray | None = bytearray()  # the bytes before the first event
             received = 0
             while not parser.is_done:
@@ -196,7 +206,7 @@ class AnswerStream:
                 if head is not None and not events:
                     head += data
                     if len(head) > MAX_EVENT_BYTES:
-                        raise EventTooLarge(MAX_EVENT_BYTES)
+                        raise EventTooLarge(MAX_EVENT_BYTES, parser.kind)
                 else:
                     head = None
                 for piece in parser.feed(events):

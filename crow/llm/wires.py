@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Protocol, assert_never
+from typing import Any, TypeAlias, assert_never
 
-from crow.domain.messages import Message, WireName
-from crow.llm import Request
-from crow.llm.dialect import Dialect
+from crow.domain.messages import WireName
+from crow.llm.encoder import Encoder
 from crow.llm.parser import AnswerParser
 
-
-class Encoder(Protocol):
-    """Encodes the requests of one session to one endpoint, and caches the encoded messages of the last request.
-
-    The bytes of a message depend only on the messages up to it, the dialect and the endpoint. Therefore, as long as
-    messages are only appended, each request starts with the bytes of the previous one.
-    """
-
-    def body(
-        self,
-        request: Request,
-        *,
-        model: str,
-        endpoint: str,
-        dialect: Dialect,
-        limit: int | None,
-        extra: Mapping[str, object] | None = None,
-    ) -> bytes:
-        """Return the request body. `endpoint` names the receiver: opaque members of an answer are sent back only to the
-        endpoint that they came from. `limit` is the output limit in tokens, or None if none is set. Members of `extra`
-        replace crow's own members of the same name, except those that hold the conversation."""
-
-    def messages(self, messages: Sequence[Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
-        """Return the bytes of the messages in order, including what the encoder inserts between them."""
+AnyEncoder: TypeAlias = Encoder[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +21,7 @@ class Wire:
     name: WireName
     path: str
     """The path of the wire's endpoint below the base URL."""
-    encoder: Callable[[], Encoder]
+    encoder: Callable[[], AnyEncoder]
     parser: type[AnswerParser]
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers of every request on this wire."""
@@ -61,18 +37,17 @@ def wire_named(name: WireName) -> Wire:
     # A wire that is not used is not imported.
     match name:
         case "chat":
-            from crow.llm.chat.encode import Encoder as ChatEncoder
+            from crow.llm.chat.encode import ChatEncoder
             from crow.llm.chat.parser import StreamParser
 
             return Wire(name=name, path="/chat/completions", encoder=ChatEncoder, parser=StreamParser)
         case "responses":
-            from crow.llm.responses.encode import Encoder as ResponsesEncoder
+            from crow.llm.responses.encode import ResponsesEncoder
             from crow.llm.responses.parser import ResponsesParser
 
             return Wire(name=name, path="/responses", encoder=ResponsesEncoder, parser=ResponsesParser)
         case "messages":
-            from crow.llm.messages.encode import Encoder as MessagesEncoder
-            from crow.llm.messages.encode import default_limit
+            from crow.llm.messages.encode import MessagesEncoder, default_limit
             from crow.llm.messages.parser import MessagesParser
 
             return Wire(

@@ -22,7 +22,6 @@ from starlette.websockets import WebSocket
 from uvicorn.protocols.utils import ClientDisconnected
 from websockets.frames import CloseCode
 
-from crow import __version__
 from crow.domain.errors import StoreError
 from crow.domain.text import on_one_line
 from crow.frontend.client import Handler
@@ -43,6 +42,7 @@ from crow.serve.websocket import (
 )
 from crow.store import AccessStore
 from crow.tools.limits import FairLimiter
+from crow.version import __version__
 
 _CONNECTION_ID = "acp-connection-id"
 CURSORS = "crow-cursors"

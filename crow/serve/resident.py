@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from crow import __version__
 from crow.bridge.resident import PLACES, absolute, is_private, socket_path
 from crow.bridge.wire import peer
 from crow.domain.errors import ConfigError, CrowError
 from crow.domain.text import plural
+from crow.version import __version__
 
 START_S = 60.0
 """A server has this many seconds to start, and as many to end after its drain time. Its imports alone take one second,

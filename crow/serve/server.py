@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 import uvicorn
 
-from crow import __version__, adapters
+from crow import adapters
 from crow.app import Wiring
 from crow.domain.errors import ConfigError, StoreError
 from crow.frontend.agent import Negotiate
@@ -38,6 +38,7 @@ from crow.settings import Loaded
 from crow.settings.values import ServeSettings
 from crow.store import Store
 from crow.store.principals import PrincipalStore, session_view
+from crow.version import __version__
 
 CLOSE_S = 5.0
 """After the drain, crow cancels the turns that still run. These turns have this many seconds to end. Then clients have

@@ -9,8 +9,8 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
-from urllib.parse import urlsplit
+from typing import Literal, TypeAlias
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import ValidationError
 
@@ -22,6 +22,7 @@ from crow.settings.values import OFFLINE, ModelOptions, ModelSettings, NamedMode
 _KEY_COMMAND_TIMEOUT_S = 30.0
 _ALL_WIRES: tuple[WireName, ...] = ("chat", "responses", "messages")
 _CLAUDE = re.compile(r"\bclaude|anthropic", re.IGNORECASE)
+_VERSION = re.compile(r"(?:\A|/)v\d+\Z")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 
@@ -30,6 +31,7 @@ class Preset:
     """Facts about an endpoint, from its public pages."""
 
     base_url: str = ""
+    """The URL. Empty if it differs from user to user."""
     key_env: str | None = None
     """The environment variable that holds the key."""
     thinking: Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"] = "effort"
@@ -38,8 +40,12 @@ class Preset:
     """The request field that limits the output."""
     cache: Literal["key", "marker"] | None = None
     """What crow adds to a request so that the endpoint caches the prompt: a cache key, a marker, or nothing."""
+    takes_files: bool = False
+    """Whether models get PDF files."""
     host: str = ""
-    """How the host names of the endpoint end, if its URL differs from user to user."""
+    """A regular expression for the end of the endpoint's host names, if its URL differs from user to user."""
+    messages_path: str = ""
+    """The path of the Messages API at the host, if it is not below the URL."""
     wires: tuple[WireName, ...] = ()
     """The APIs of the endpoint, best first. If empty, crow finds out which one works."""
 
@@ -54,20 +60,25 @@ PRESETS: Mapping[str, Preset] = {
         key_env="OPENAI_API_KEY",
         limit_field="max_completion_tokens",
         cache="key",
+        takes_files=True,
         wires=("responses", "chat"),
     ),
     # https://learn.microsoft.com/en-us/azure/foundry/openai/api-version-lifecycle
     # The URL has the name of the user's resource: https://RESOURCE.openai.azure.com/openai/v1
     "azure": Preset(
-        host=".azure.com",
+        host=r"\.azure\.com",
         key_env="AZURE_OPENAI_API_KEY",
         limit_field="max_completion_tokens",
         cache="key",
+        takes_files=True,
         wires=("responses", "chat"),
     ),
     # https://platform.claude.com/docs/en/api/messages, https://platform.claude.com/docs/en/api/openai-sdk
     "anthropic": Preset(
-        base_url="https://api.anthropic.com/v1", key_env="ANTHROPIC_API_KEY", wires=("messages", "chat")
+        base_url="https://api.anthropic.com/v1",
+        key_env="ANTHROPIC_API_KEY",
+        takes_files=True,
+        wires=("messages", "chat"),
     ),
     # https://openrouter.ai/docs/quickstart
     # https://openrouter.ai/docs/use-cases/reasoning-tokens
@@ -77,14 +88,21 @@ PRESETS: Mapping[str, Preset] = {
         key_env="OPENROUTER_API_KEY",
         thinking="reasoning",
         cache="marker",
+        takes_files=True,
         wires=("chat", "responses", "messages"),
     ),
     # https://docs.aws.amazon.com/bedrock/latest/userguide/bedrock-mantle.html
-    # The URL has the region: https://bedrock-mantle.REGION.api.aws/v1
-    "bedrock": Preset(host=".api.aws", key_env="AWS_BEARER_TOKEN_BEDROCK", wires=("responses", "chat", "messages")),
+    # https://docs.aws.amazon.com/bedrock/latest/userguide/inference-messages-api.html
+    # The URL has the region: https://bedrock-mantle.REGION.api.aws/v1 and the like
+    "bedrock": Preset(
+        host=r"\bbedrock-(mantle\..+\.api\.aws|runtime\..+\.amazonaws\.com)",
+        messages_path="/anthropic/v1",
+        key_env="AWS_BEARER_TOKEN_BEDROCK",
+        wires=("responses", "chat", "messages"),
+    ),
     # https://docs.cloud.google.com/vertex-ai/generative-ai/docs/start/openai
     # The URL has the project: https://aiplatform.googleapis.com/v1/projects/PROJECT/locations/global/endpoints/openapi
-    "vertex": Preset(host="aiplatform.googleapis.com", wires=("chat",)),
+    "vertex": Preset(host=r"\baiplatform\.googleapis\.com", wires=("chat",)),
     # https://api-docs.deepseek.com/
     "deepseek": Preset(base_url="https://api.deepseek.com", key_env="DEEPSEEK_API_KEY", thinking="switch_effort"),
     # https://platform.kimi.ai/docs/api/overview
@@ -133,9 +151,15 @@ def preset_at(base_url: str) -> Preset:
     """Return the preset for the endpoint's host. An unknown host gets an empty preset."""
     host = urlsplit(base_url).hostname or ""
     for preset in PRESETS.values():
-        if urlsplit(preset.base_url).hostname == host or (preset.host and host.endswith(preset.host)):
+        if urlsplit(preset.base_url).hostname == host or (preset.host and re.search(rf"{preset.host}\Z", host)):
             return preset
     return Preset()
+
+
+def messages_url_at(base_url: str) -> str:
+    """Return the URL of the Messages API of an endpoint. The result is empty if it is the endpoint's own URL."""
+    path, parts = preset_at(base_url).messages_path, urlsplit(base_url)
+    return urlunsplit((parts.scheme, parts.netloc, path, "", "")) if path else ""
 
 
 def url_named(answer: str) -> str:
@@ -155,21 +179,34 @@ def wires_at(base_url: str, model: str) -> tuple[WireName, ...]:
     return wires
 
 
+ApiType: TypeAlias = Literal["openai", "anthropic", "azure"]
+"""The kinds of endpoints that a client may set, as the protocol names them."""
+
+_API_WIRES: Mapping[ApiType, tuple[WireName, ...]] = {
+    "openai": ("chat", "responses"),
+    "anthropic": ("messages",),
+    "azure": ("responses", "chat"),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """The endpoint and the model that a model name refers to."""
 
     model: str
-    """The name of the model at the endpoint."""
+    """The model's name at the endpoint."""
     endpoint: ProviderSettings
-    """Always has a URL and the time limits for answers."""
+    """The endpoint. It always has a URL and the time limits for answers."""
     options: ModelOptions
+    """The settings of the model."""
     key_hint: str
     """The beginning of a sentence that tells the user how to set a key."""
     provider: str | None = None
     """The NAME of `[providers.NAME]`, or None for the endpoint in `[model]`."""
     needs_key: bool = True
     """If false, the endpoint is used without a key even if it is not local."""
+    api_type: ApiType | None = None
+    """The kind of the endpoint, if the client has set it."""
 
     @property
     def base_url(self) -> str:
@@ -178,9 +215,24 @@ class Target:
 
     @property
     def wires(self) -> tuple[WireName, ...]:
-        """The APIs to try, best first. If the user has chosen one, it is the only one."""
+        """The APIs to try, best first. If the user has chosen one, it is the only one. If the client has set the
+        endpoint, only those of its kind are tried."""
         chosen = self.options.wire or self.endpoint.wire
-        return wires_at(self.base_url, self.model) if chosen == "auto" else (chosen,)
+        wires = wires_at(self.base_url, self.model) if chosen == "auto" else (chosen,)
+        if self.api_type is None:
+            return wires
+        spoken = _API_WIRES[self.api_type]
+        if self.api_type == "azure" and chosen == "auto":
+            return spoken
+        return tuple(wire for wire in wires if wire in spoken) or spoken
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether the model gets PDF files."""
+        if self.options.takes_files is not None:
+            return self.options.takes_files
+        is_claude = _CLAUDE.search(self.model) is not None and self.wires[0] == "messages"
+        return is_claude or preset_at(self.base_url).takes_files
 
 
 def names_offered(settings: Settings) -> tuple[str, ...]:
@@ -236,13 +288,26 @@ class Gateway:
     user's settings."""
 
     base_url: str
+    """The URL as the client wrote it."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The headers of all requests, instead of a key."""
+    api_type: ApiType = "openai"
+    """The kind of the endpoint."""
+
+    @property
+    def url(self) -> str:
+        """The URL for crow's requests. Clients of Anthropic's API add `/v1` to the URL themselves, and Azure serves the
+        API below a path of its own."""
+        path = urlsplit(self.base_url).path.strip("/")
+        if self.api_type == "anthropic" and not _VERSION.search(path):
+            return f"{self.base_url}/v1"
+        return f"{self.base_url}/openai/v1" if self.api_type == "azure" and not path else self.base_url
 
     def apply(self, target: Target) -> Target:
         """Return a copy of the target with this endpoint."""
         unset = {"api_key": None, "api_key_env": None, "api_key_command": None}
-        endpoint = target.endpoint.model_copy(update=unset | {"base_url": self.base_url, "headers": self.headers})
-        return replace(target, endpoint=endpoint, needs_key=False)
+        endpoint = target.endpoint.model_copy(update=unset | {"base_url": self.url, "headers": self.headers})
+        return replace(target, endpoint=endpoint, needs_key=False, api_type=self.api_type)
 
 
 class Gateways:
@@ -252,7 +317,7 @@ class Gateways:
     def __init__(self) -> None:
         self._by_id: dict[str, Gateway | None] = {}
 
-    def set(self, provider_id: str, base_url: str, headers: Mapping[str, str], settings: Settings) -> None:
+    def set(self, provider_id: str, gateway: Gateway, settings: Settings) -> None:
         """Set the endpoint of a provider.
 
         :raises ArgumentError: there is no such provider, or the URL is invalid. The message omits the URL, which may
@@ -262,13 +327,15 @@ class Gateways:
         if provider_id not in known:
             raise ArgumentError(f"providerId {json.dumps(provider_id)[:200]} is unknown; expected {', '.join(known)}.")
         try:
-            checked = ProviderSettings(base_url=base_url)
+            checked = ProviderSettings(base_url=gateway.base_url)
         except ValidationError:
             problem = "expected an http or https URL without user name and query"
             raise ArgumentError(f"baseUrl: {problem}, such as http://localhost:11434/v1.") from None
         # If the name were spelled in another case, the `openai` package would send its own header as well.
-        named = {"Authorization" if name.lower() == "authorization" else name: text for name, text in headers.items()}
-        self._by_id[provider_id] = Gateway(base_url=checked.base_url or "", headers=named)
+        named = {
+            "Authorization" if name.lower() == "authorization" else name: text for name, text in gateway.headers.items()
+        }
+        self._by_id[provider_id] = replace(gateway, base_url=checked.base_url or "", headers=named)
 
     def disable(self, provider_id: str, settings: Settings) -> None:
         """Disable a provider; ignore an unknown id. :raises ArgumentError: the provider is required."""
@@ -293,15 +360,26 @@ class Gateways:
         gateway = self._by_id.get(_provider_id(target.provider))
         return target if gateway is None else gateway.apply(target)
 
-    def base_urls(self, settings: Settings) -> dict[str, str | None]:
-        """Return the URL of each provider, by provider id. For a disabled provider, return None instead of the URL."""
-        found: dict[str, str | None] = {}
+    def current(self, settings: Settings) -> dict[str, tuple[ApiType, str] | None]:
+        """Return the kind and the URL of each provider's endpoint, by provider id. For a disabled provider, return
+        None instead."""
+        found: dict[str, tuple[ApiType, str] | None] = {}
         for provider_id, own in _provider_ids(settings).items():
             gateway = self._by_id.get(provider_id)
-            found[provider_id] = None if gateway is None and provider_id in self._by_id else own
             if gateway is not None:
-                found[provider_id] = gateway.base_url
+                found[provider_id] = gateway.api_type, gateway.base_url
+            elif provider_id in self._by_id:
+                found[provider_id] = None
+            else:
+                found[provider_id] = _api_type_at(own), own
         return found
+
+
+def _api_type_at(base_url: str) -> ApiType:
+    """Return the kind of an endpoint of the user."""
+    if preset_at(base_url) is PRESETS["azure"]:
+        return "azure"
+    return "anthropic" if wires_at(base_url, "")[0] == "messages" else "openai"
 
 
 def provider_target(provider: str | None, settings: Settings) -> Target:

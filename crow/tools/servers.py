@@ -11,32 +11,33 @@ from crow.domain.messages import Part
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """The user's options for an MCP server. `allow`, `deny` and `read_only` are globs that match the server's own tool
-    names. If a timeout is None, the general setting applies."""
+    """The user's options for an MCP server. The globs match the server's own tool names."""
 
     allow: tuple[str, ...] = ()
-    """The tools that may be used. If empty, every tool is allowed."""
+    """Globs of the tools that may be used. If empty, every tool is allowed."""
     deny: tuple[str, ...] = ()
-    """The tools that may not be used. Takes precedence over `allow`."""
+    """Globs of the tools that may not be used. Takes precedence over `allow`."""
     read_only: tuple[str, ...] = ()
-    """The tools that may be used in plan mode."""
+    """Globs of the tools that may be used in plan mode."""
     start_timeout_s: float | None = None
+    """The server must start within this time. If None, the general setting applies."""
     call_timeout_s: float | None = None
+    """A call must end within this time. If None, the general setting applies."""
     problem: str = ""
     """Why the server cannot be started with this configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StdioServer:
-    """An MCP server that crow starts. `THE_WORKSPACE` in `args` and `env` stands for the session's working
-    directory."""
+    """An MCP server that crow starts."""
 
     name: str
     command: str
     """An absolute path, or the name of a program on PATH."""
     args: tuple[str, ...] = ()
+    """`THE_WORKSPACE` in an argument stands for the session's working directory."""
     env: tuple[tuple[str, str], ...] = ()
-    """Added to a minimal environment."""
+    """Added to a minimal environment. `THE_WORKSPACE` in a value stands for the session's working directory."""
     sandbox: Literal["read", "write"] | None = None
     """The access that the server is confined to. None means that the server is not confined."""
     options: ServerOptions = ServerOptions()

@@ -76,7 +76,7 @@ async def test_a_model_that_opens_while_the_client_sets_its_provider_uses_the_ne
 
             tasks.start_soon(open_it)
             key = await anyio.open_file(fifo, "w")  # opens once the command reads
-            wiring.set_provider("a", "http://127.0.0.1:10/v1", {})
+            wiring.set_provider("a", "openai", "http://127.0.0.1:10/v1", {})
             await key.write("own-key-0123456789")
             await key.aclose()
     assert models[0].info.endpoint == "http://127.0.0.1:10/v1 m"

@@ -13,7 +13,7 @@ import pytest
 
 from crow.domain.errors import ConfigError
 from crow.settings.write import save_model_settings, set_model_keys
-from tests.support.fake_endpoint import FakeEndpoint, Reply, failing, text
+from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, failing, text
 from tests.support.terminal import start
 
 ROOT = Path(__file__).parents[2]
@@ -162,3 +162,30 @@ def test_an_endpoint_that_refuses_tools_on_one_api_is_tried_on_the_next(tmp_path
     assert code == 0
     assert "It answers (Responses API)." in out
     assert "anthropic" in out
+
+
+REFUSAL = "Function tools with reasoning_effort are not supported for gpt-x"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"{REFUSAL} in /v1/chat/completions. To use them, use /v1/responses or set reasoning_effort to 'none'.",
+        f"{REFUSAL}. Set reasoning_effort to 'none'.",
+    ],
+)
+def test_a_model_that_refuses_tools_with_reasoning_on_one_api_is_tried_on_the_next(
+    tmp_path: Path, endpoint: FakeEndpoint, words: str
+) -> None:
+    def refusing(request: Recorded) -> Reply:
+        is_refused = request.wire == "chat" and "tools" in request.sent
+        return failing(400, words, type="invalid_request_error", param="reasoning_effort") if is_refused else text("OK")
+
+    endpoint.wires = ("chat", "responses")
+    endpoint.answer_with(refusing)
+    code, out, _ = login(tmp_path, endpoint.base_url, "sk-0123456789", "gpt-x")
+    assert code == 0
+    assert "It answers (Responses API)." in out
+    assert [request.wire for request in endpoint.asked] == ["chat", "responses"]
+    saved = tomllib.loads((tmp_path / "config.toml").read_text())["model"]
+    assert saved == {"name": "gpt-x", "base_url": endpoint.base_url, "api_key": "sk-0123456789"}

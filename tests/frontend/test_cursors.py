@@ -308,7 +308,7 @@ async def test_a_client_that_may_have_missed_updates_of_a_subagent_is_told(tmp_p
             [each["title"] for each in client.kinds_and_texts() if each["sessionUpdate"] == "notice"]
             for client in (back_again, joined)
         ]
-        assert notices == [["Updates of sub-agents were missed. Load the session to see all of them."], []]
+        assert notices == [["Updates of subagents were missed. Load the session to see all of them."], []]
         own = [each["update"] for each in joined.updates if each["sessionId"] != session]
         assert "Looking." in [text for kind, _, text in transcript(own) if kind == "agent_message_chunk"]
 

@@ -8,7 +8,7 @@ from crow.domain.conversation import Projection
 from crow.domain.entries import Body, Entry, Prompt
 from crow.domain.messages import Message, ToolSpec
 from crow.llm import Request
-from crow.llm.chat.encode import Encoder
+from crow.llm.chat.encode import ChatEncoder as Encoder
 from crow.llm.dialect import Dialect
 from tests.guards.long import WORDS, turn
 

@@ -121,7 +121,7 @@ def test_crow_run_asks_the_model_before_it_imports_other_sdks(tmp_path: Path) ->
     )
     loaded = set(json.loads(next(line for line in done.stderr.splitlines() if line.startswith("["))))
     assert "openai" in loaded
-    others = {"crow.llm.responses.encode", "crow.llm.responses.parser", "crow.llm.messages.encode"}
+    others = {name for name in loaded if name.startswith(("crow.llm.responses", "crow.llm.messages"))}
     assert "crow.llm.chat.parser" in loaded
-    assert others & loaded == set(), "a wire that is not used is not imported"
+    assert others == set(), "a wire that is not used is not imported"
     assert {"acp", "mcp", "mcp_types", "jsonschema", "rich", "tomlkit", "prompt_toolkit"} & loaded == set()

@@ -23,7 +23,7 @@ from crow.domain.messages import (
     UserMessage,
 )
 from crow.llm import Request
-from crow.llm.chat.encode import Encoder
+from crow.llm.chat.encode import ChatEncoder as Encoder
 from crow.llm.dialect import Dialect
 
 HERE = "http://here/v1 m"

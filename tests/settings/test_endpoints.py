@@ -12,11 +12,14 @@ from crow.adapters import endpoint_of
 from crow.domain.errors import ArgumentError, AuthError, ConfigError
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
-from crow.settings import Loaded, edit_tool_of, load_settings, names_offered, target_of
+from crow.settings import Loaded, Settings, edit_tool_of, load_settings, names_offered, target_of
 from crow.settings.endpoints import (
     PRESETS,
+    ApiType,
+    Gateway,
     Gateways,
     Preset,
+    messages_url_at,
     preset_at,
     provider_target,
     run_key_command,
@@ -221,21 +224,22 @@ def test_a_gateway_replaces_address_key_and_headers_of_its_provider_only(tmp_pat
     settings = load(tmp_path, f'{table}headers = {{ "X-Own" = "own" }}\n[models.m]\nprovider = "a/b"\n').settings
     gateways = Gateways()
     assert gateways.route(target_of("m", settings)) == target_of("m", settings)
-    gateways.set("a/b", "https://gw.example.com/v1/", {"authorization": "Bearer t"}, settings)
+    gateway = Gateway(base_url="https://gw.example.com/v1/", headers={"authorization": "Bearer t"})
+    gateways.set("a/b", gateway, settings)
     routed = endpoint_of(gateways.route(target_of("m", settings)))
     assert (routed.base_url, routed.api_key, routed.proxy) == ("https://gw.example.com/v1", None, "http://proxy:1")
     assert routed.headers == (("Authorization", "Bearer t"),)
     routed.check()
     assert gateways.route(provider_target("a/b", settings)).base_url == "https://gw.example.com/v1"
     assert gateways.route(provider_target(None, settings)) == target_of("", settings)
-    gateways.set("a/b", "https://gw.example.com/v1", {}, settings)
+    gateways.set("a/b", Gateway(base_url="https://gw.example.com/v1"), settings)
     assert not endpoint_of(gateways.route(target_of("m", settings))).sends_authorization
     gateways.disable("a/b", settings)
-    assert gateways.base_urls(settings) == {"main": "https://api.openai.com/v1", "a/b": None}
+    assert gateways.current(settings) == {"main": ("openai", "https://api.openai.com/v1"), "a/b": None}
     with pytest.raises(ConfigError, match='The editor has disabled the provider "a/b"'):
         gateways.route(target_of("m", settings))
     with pytest.raises(ArgumentError, match='providerId "b" is unknown; expected main, a/b'):
-        gateways.set("b", "https://gw.example.com/v1", {}, settings)
+        gateways.set("b", Gateway(base_url="https://gw.example.com/v1"), settings)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +253,10 @@ def test_a_gateway_replaces_address_key_and_headers_of_its_provider_only(tmp_pat
         ("https://openrouter.ai/api/v1", "anthropic/claude-x", ("chat", "responses", "messages")),
         ("https://bedrock-mantle.eu-west-1.api.aws/v1", "openai.gpt-oss-120b", ("responses", "chat", "messages")),
         ("https://bedrock-mantle.eu-west-1.api.aws/v1", "anthropic.claude-x", ("messages", "responses", "chat")),
+        ("https://bedrock-runtime.eu-west-1.amazonaws.com/openai/v1", "gpt-x", ("responses", "chat", "messages")),
+        ("https://us-east1-aiplatform.googleapis.com/v1/projects/p/endpoints/openapi", "google/x", ("chat",)),
+        # Anybody can run a server on a machine of Amazon.
+        ("https://ec2-1.eu-west-1.compute.amazonaws.com/v1", "qwen", ("chat", "responses", "messages")),
         ("https://aiplatform.googleapis.com/v1/projects/p/locations/global/endpoints/openapi", "google/x", ("chat",)),
         ("https://api.deepseek.com/anthropic/v1", "deepseek-x", ("messages", "chat", "responses")),
         ("http://localhost:4000/v1", "claude-x", ("messages", "chat", "responses")),
@@ -259,6 +267,19 @@ def test_the_host_the_path_and_the_model_tell_which_apis_to_try(
     base_url: str, model: str, wires: tuple[str, ...]
 ) -> None:
     assert wires_at(base_url, model) == wires
+
+
+@pytest.mark.parametrize(
+    ("base_url", "url"),
+    [
+        ("https://bedrock-mantle.eu-west-1.api.aws/v1", "https://bedrock-mantle.eu-west-1.api.aws/anthropic/v1"),
+        ("https://bedrock-mantle.eu-west-1.api.aws/openai/v1", "https://bedrock-mantle.eu-west-1.api.aws/anthropic/v1"),
+        ("https://api.anthropic.com/v1", ""),
+        ("http://localhost:4000/v1", ""),
+    ],
+)
+def test_bedrock_serves_the_messages_api_below_a_path_of_its_own(base_url: str, url: str) -> None:
+    assert messages_url_at(base_url) == url
 
 
 def test_a_wire_in_the_settings_is_the_only_one(tmp_path: Path) -> None:
@@ -288,3 +309,28 @@ def test_the_name_of_a_preset_stands_for_its_url() -> None:
         "azure",
         "http://x/v1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("api_type", "url", "used"),
+    [
+        ("anthropic", "https://gw.example.com", "https://gw.example.com/v1"),
+        ("anthropic", "https://gw.example.com/claude/v1/", "https://gw.example.com/claude/v1"),
+        ("azure", "https://r.openai.azure.com", "https://r.openai.azure.com/openai/v1"),
+        ("openai", "https://gw.example.com", "https://gw.example.com"),
+    ],
+)
+def test_a_gateway_has_the_url_that_its_kind_of_endpoint_needs(api_type: ApiType, url: str, used: str) -> None:
+    gateways, settings = Gateways(), Settings()
+    gateways.set("main", Gateway(base_url=url, api_type=api_type), settings)
+    assert gateways.route(provider_target(None, settings)).base_url == used
+    assert gateways.current(settings)["main"] == (api_type, url.rstrip("/"))
+
+
+def test_models_of_known_endpoints_and_claude_get_files_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+    files = {"claude-x": True, "other": False, "told": True, "none": False}
+    tables = '[models."claude-x"]\nprovider = "gw"\n[models.other]\nprovider = "gw"\n[models.told]\nprovider = "gw"\n'
+    more = 'takes_files = true\n[models.none]\ntakes_files = false\nprovider = "gw"\n'
+    more += '[providers.gw]\nbase_url = "https://gw.example.com/v1"\n'
+    found = {name: endpoint(tmp_path, name, tables + more).dialect.takes_files for name in ("m", *files)}
+    assert found == {"m": True, **files}

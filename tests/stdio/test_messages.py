@@ -143,3 +143,103 @@ async def test_another_model_gets_no_thoughts_of_the_first_which_gets_its_own_ba
     assert claude.refused == []
     sent = {asked.sent["model"]: thoughts(asked.sent) for asked in claude.asked}
     assert sent == {"claude-opus-5-5": ["One.", "Two."], "claude-sonnet-4-5": ["Three."]}
+
+
+SEARCH = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "nests"}}
+FOUND = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
+
+
+def plain(message: Any) -> list[dict[str, Any]]:
+    """The blocks of a message without cache marks."""
+    return [{key: value for key, value in block.items() if key != "cache_control"} for block in message["content"]]
+
+
+@pytest.mark.parametrize("first", [({"text": ["Searching."]}, {"block": SEARCH}), ({"block": SEARCH},)])
+async def test_a_paused_answer_goes_on_in_the_same_turn_and_is_stored_and_counted(
+    crow: StartCrow, home: Path, place: Path, claude: MessagesEndpoint, first: tuple[dict[str, Any], ...]
+) -> None:
+    configure(home)
+    claude.answer(
+        says(*first, stop="pause_turn"), says({"block": FOUND}, {"text": ["It is a nest."]}), says({"text": ["Yes."]})
+    )
+    async with start(crow, claude) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        call = await agent.start_prompt(session, "What is this?")
+        assert await call.result() == {"stopReason": "end_turn"}
+        usage = agent.usage(call)
+        shown = agent.text(session)
+        await agent.kill()
+    assert shown == ("Searching." if len(first) == 2 else "") + "It is a nest."
+    assert usage["outputTokens"] == 18
+    async with start(crow, claude) as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        assert agent.text(session) == shown
+        assert await agent.prompt(session, "Sure?") == {"stopReason": "end_turn"}
+    assert claude.refused == []
+    _, second, third = (asked.sent["messages"] for asked in claude.asked)
+    said = [{"type": "text", "text": "Searching."}] if len(first) == 2 else []
+    assert [message["role"] for message in second] == ["user", "assistant"]
+    assert plain(second[-1]) == [*said, SEARCH]
+    assert [message["role"] for message in third] == ["user", "assistant", "assistant", "user"]
+    assert plain(third[1]) == [*said, SEARCH]
+    assert plain(third[2]) == [FOUND, {"type": "text", "text": "It is a nest."}]
+
+
+async def test_an_endpoint_that_pauses_for_ever_ends_the_turn_and_the_next_prompt_works(
+    crow: StartCrow, home: Path, place: Path, claude: MessagesEndpoint
+) -> None:
+    configure(home)
+    claude.otherwise = says({"block": SEARCH}, stop="pause_turn")
+    async with start(crow, claude) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        assert await agent.prompt(session, "What is this?") == {"stopReason": "max_turn_requests"}
+        assert len(claude.asked) == 11
+        assert "the endpoint paused 11 times in a row" in json.dumps([each.message for each in agent.log])
+        claude.answer(says({"text": ["A nest."]}))
+        assert await agent.prompt(session, "And now?") == {"stopReason": "end_turn"}
+        assert agent.text(session).endswith("A nest.")
+    assert claude.refused == []
+
+
+async def test_another_wire_goes_on_after_a_paused_answer(
+    crow: StartCrow, home: Path, place: Path, claude: MessagesEndpoint
+) -> None:
+    configure(home)
+    with (home / "config.toml").open("a") as file:
+        file.write('[models."claude-chat"]\nwire = "chat"\n[models."claude-items"]\nwire = "responses"\n')
+    claude.wires = ("chat", "responses", "messages")
+    claude.answer(says({"text": ["Searching."]}, {"block": SEARCH}, stop="pause_turn"), says({"text": ["A nest."]}))
+    async with start(crow, claude) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "What is this?")
+        for model in ("claude-chat", "claude-items"):
+            choice = {"sessionId": session, "configId": "model", "value": model}
+            await agent.request("session/set_config_option", choice)
+            assert await agent.prompt(session, "And now?") == {"stopReason": "end_turn"}
+    chat, items = (request.body["messages"] for request in claude.requests if request.path.endswith(("ions", "ses")))
+    for messages in (chat, items):
+        assert [(each["role"], each["content"]) for each in messages[2:5]] == [
+            ("assistant", "Searching."),
+            ("user", "Continue."),
+            ("assistant", "A nest."),
+        ]
+
+
+async def test_a_tool_of_the_server_runs_after_the_results_of_the_calls_beside_it(
+    crow: StartCrow, home: Path, place: Path, claude: MessagesEndpoint
+) -> None:
+    configure(home)
+    claude.answer(says({"block": SEARCH}, READ), says({"block": FOUND}, {"text": ["It is a nest."]}))
+    async with start(crow, claude) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        assert await agent.prompt(session, "What is this?") == {"stopReason": "end_turn"}
+        assert await agent.prompt(session, "Sure?") == {"stopReason": "end_turn"}
+    assert claude.refused == []
+    last = claude.asked[-1].sent["messages"]
+    assert plain(last[1])[0] == SEARCH
+    assert plain(last[3])[0] == FOUND

@@ -405,7 +405,7 @@ async def test_a_subagent_goes_on_as_a_session_of_its_own(
         child = child_of(agent, session)
         for method in (*OPENING, "session/delete", "session/archive"):
             params = {"sessionId": child} | (open_it if method in OPENING else {})
-            with pytest.raises(RpcError, match=f"{child} is a sub-agent that works for session {session}") as error:
+            with pytest.raises(RpcError, match=f"{child} is a subagent that works for session {session}") as error:
                 await agent.request(method, params)
             assert error.value.code == INVALID
         for method, more in (

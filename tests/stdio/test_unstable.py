@@ -210,15 +210,40 @@ async def test_a_client_that_asks_gets_plans_by_id(crow: StartCrow, place: Path,
 GATEWAY_KEY = "gw-5d0c1e7a9b3f4826"
 
 
-def provider(provider_id: str, base_url: str | None) -> dict[str, Any]:
+def provider(provider_id: str, base_url: str | None, api_type: str = "openai") -> dict[str, Any]:
     """A provider as `providers/list` returns it."""
-    current = None if base_url is None else {"apiType": "openai", "baseUrl": base_url}
-    return {"providerId": provider_id, "supported": ["openai"], "required": provider_id == "main", "current": current}
+    current = None if base_url is None else {"apiType": api_type, "baseUrl": base_url}
+    supported = ["openai", "anthropic", "azure"]
+    return {"providerId": provider_id, "supported": supported, "required": provider_id == "main", "current": current}
 
 
-def gateway(provider_id: str, base_url: str, **headers: str) -> dict[str, Any]:
+def gateway(provider_id: str, base_url: str, api_type: str = "openai", **headers: str) -> dict[str, Any]:
     """The parameters of `providers/set`."""
-    return {"providerId": provider_id, "apiType": "openai", "baseUrl": base_url, "headers": headers}
+    return {"providerId": provider_id, "apiType": api_type, "baseUrl": base_url, "headers": headers}
+
+
+@pytest.mark.parametrize(
+    ("api_type", "path", "wires"),
+    [
+        ("anthropic", "", ["messages"]),
+        ("anthropic", "/v1", ["messages"]),
+        ("openai", "/v1", ["chat", "responses"]),
+        ("azure", "/v1", ["responses"]),
+    ],
+)
+async def test_a_gateway_is_asked_on_the_api_that_the_client_names(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint, api_type: str, path: str, wires: list[str]
+) -> None:
+    endpoint.wires = ("responses", "messages")
+    url = endpoint.base_url.removesuffix("/v1") + path
+    async with crow(endpoint=endpoint, env={"CROW_MODEL": "claude-opus-5-5"}) as agent:
+        await agent.initialize()
+        assert await agent.request("providers/set", gateway("main", url, api_type, Authorization="Bearer gw")) == {}
+        assert await agent.request("providers/list", {}) == {"providers": [provider("main", url, api_type)]}
+        session = await agent.new_session(place)
+        assert await agent.prompt(session, "Hello") == {"stopReason": "end_turn"}
+    assert [request.wire for request in endpoint.requests if request.method == "POST"] == wires
+    assert {name.lower(): text for name, text in endpoint.requests[-1].headers.items()}["authorization"] == "Bearer gw"
 
 
 async def test_a_gateway_replaces_address_key_and_headers_and_its_secrets_are_not_recorded(
@@ -362,7 +387,7 @@ async def test_bad_provider_requests_change_nothing(
         await agent.initialize()
         wrong_values: Iterable[dict[str, Any]] = (
             *({"providerId": wrong} for wrong in (None, 7, ["main"], "", "other", "Main", "x" * 5000)),
-            *({"apiType": wrong} for wrong in (None, 7, "", "anthropic", "OpenAI", "_mine", ["openai"])),
+            *({"apiType": wrong} for wrong in (None, 7, "", "vertex", "bedrock", "OpenAI", "_mine", ["openai"])),
             *(
                 {"baseUrl": wrong}
                 for wrong in (None, 7, "", "example.com", "file:///etc/passwd", "http://", "http://[")

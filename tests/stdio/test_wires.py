@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -22,21 +25,40 @@ REFUSAL = (
     "Function tools with reasoning_effort are not supported for gpt-x in /v1/chat/completions. To use function tools, "
     "use /v1/responses or set reasoning_effort to 'none'."
 )
+SHORT_REFUSAL = "Function tools with reasoning_effort are not supported for this model. Set reasoning_effort to 'none'."
+NEWEST = pytest.mark.parametrize("words", [REFUSAL, SHORT_REFUSAL])
+LEVEL = pytest.mark.parametrize("level", ["", 'thought_level = "high"'])
 
 
-def answer_as_the_newest(request: Recorded) -> Reply:
-    """Refuse tools on Chat Completions unless the request turns the reasoning off."""
-    if request.wire == "chat" and "tools" in request.sent and request.sent.get("reasoning_effort") != "none":
-        return fake.failing(400, REFUSAL, type="invalid_request_error", param="reasoning_effort", code=None)
+def as_the_newest(words: str) -> Callable[[Recorded], Reply]:
+    """Return an endpoint that refuses tools on Chat Completions unless the request turns the reasoning off."""
+
+    def answer(request: Recorded) -> Reply:
+        if request.wire == "chat" and "tools" in request.sent and request.sent.get("reasoning_effort") != "none":
+            return fake.failing(400, words, type="invalid_request_error", param="reasoning_effort", code=None)
+        return look_and_answer(request)
+
+    return answer
+
+
+def set_level(home: Path, level: str) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text(f"[model]\n{level}\n")
+
+
+def look_and_answer(request: Recorded) -> Reply:
     if request.body["messages"][-1]["role"] == "user":
         return fake.calls(("read_file", {"path": "README.md"}), say="I look.")
     return fake.text("It is ", "a nest.")
 
 
+@NEWEST
+@LEVEL
 async def test_the_newest_models_work_at_the_first_prompt_with_reasoning_on(
-    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, words: str, level: str
 ) -> None:
-    endpoint.answer_with(answer_as_the_newest)
+    set_level(home, level)
+    endpoint.answer_with(as_the_newest(words))
     endpoint.wires = ("chat", "responses")
     async with crow(endpoint=endpoint) as agent:
         session = await opened(agent, place)
@@ -47,6 +69,8 @@ async def test_the_newest_models_work_at_the_first_prompt_with_reasoning_on(
         await agent.prompt(session, "/context")
         said = agent.text(session, since=since)
     assert [request.wire for request in endpoint.asked] == ["chat", *["responses"] * 4]
+    efforts = [request.sent["reasoning"].get("effort") for request in endpoint.asked[1:]]
+    assert efforts == ["high" if level else None] * 4
     assert "API: Responses." in said
     assert "- API Chat Completions: Crow uses another API of this endpoint" in said
     async with crow(endpoint=endpoint) as agent:
@@ -55,8 +79,13 @@ async def test_the_newest_models_work_at_the_first_prompt_with_reasoning_on(
     assert [request.wire for request in endpoint.asked[5:]] == ["responses", "responses"]
 
 
-async def test_crow_run_answers_with_a_newest_model(home: Path, place: Path, endpoint: FakeEndpoint) -> None:
-    endpoint.answer_with(answer_as_the_newest)
+@NEWEST
+@LEVEL
+async def test_crow_run_answers_with_a_newest_model(
+    home: Path, place: Path, endpoint: FakeEndpoint, words: str, level: str
+) -> None:
+    set_level(home, level)
+    endpoint.answer_with(as_the_newest(words))
     endpoint.wires = ("chat", "responses")
     env = {**os.environ, "CROW_HOME": str(home), "OPENAI_BASE_URL": endpoint.base_url, "CROW_MODEL": "gpt-x"}
     argv = [sys.executable, "-m", "crow", "run", "What is in README.md?"]
@@ -105,3 +134,112 @@ async def test_items_that_the_endpoint_no_longer_accepts_are_left_out_in_the_sam
             endpoint.is_forgetful = True
             assert await agent.prompt(session, "And now?") == {"stopReason": "end_turn"}
     assert endpoint.faults == []
+
+
+PDF = b"%PDF-1.7\n1 0 obj\n<< /Type /Catalog >>\nendobj\n"
+DATA = base64.b64encode(PDF).decode()
+FILE_PARTS = {
+    "chat": {"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{DATA}"}},
+    "responses": {"type": "input_file", "filename": "a.pdf", "file_data": f"data:application/pdf;base64,{DATA}"},
+    "messages": {
+        "type": "document",
+        "source": {"type": "base64", "media_type": "application/pdf", "data": DATA},
+        "title": "a.pdf",
+    },
+}
+
+
+def configure(home: Path, wire: str, takes_files: str) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text(f'[model]\nwire = "{wire}"\ntakes_files = {takes_files}\n')
+
+
+def read_the_file(request: Recorded) -> Reply:
+    """Read the PDF in the first request."""
+    asked = json.dumps(request.body["messages"])
+    return fake.text("A nest.") if "a.pdf is a PDF" in asked else fake.calls(("read_file", {"path": "docs/a.pdf"}))
+
+
+@pytest.mark.parametrize("takes_files", ["true", "false"])
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_pdf_goes_to_a_model_that_takes_files_in_the_form_of_its_wire(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, wire: str, takes_files: str
+) -> None:
+    (place / "docs").mkdir()
+    (place / "docs" / "a.pdf").write_bytes(PDF)
+    configure(home, wire, takes_files)
+    endpoint.wires = WIRES
+    endpoint.answer_with(read_the_file)
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        assert await agent.prompt(session, "What does it say?") == {"stopReason": "end_turn"}
+        await agent.kill()
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        assert await agent.prompt(session, "Again?") == {"stopReason": "end_turn"}
+    for request in endpoint.asked[1:]:
+        assert (FILE_PARTS[wire] in parts_of(request.sent)) == (takes_files == "true")
+        note = "a.pdf (application/pdf, 1 KB) was left out: this model takes no files"
+        assert (note in json.dumps(request.sent)) == (takes_files == "false")
+
+
+@pytest.mark.parametrize("takes_files", ["true", "false"])
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_pdf_in_a_prompt_goes_to_a_model_that_takes_files(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, wire: str, takes_files: str
+) -> None:
+    configure(home, wire, takes_files)
+    endpoint.wires = WIRES
+    resource = {"uri": "file:///docs/a.pdf", "blob": DATA, "mimeType": "application/pdf"}
+    prompt = [{"type": "resource", "resource": resource}, {"type": "text", "text": "What does it say?"}]
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        answer = await agent.request("session/prompt", {"sessionId": session, "prompt": prompt})
+        assert answer["stopReason"] == "end_turn"
+        await agent.kill()
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        shown = [each["content"] for each in agent.updates(session) if each["sessionUpdate"] == "user_message_chunk"]
+        assert {"type": "resource", "resource": resource} in shown
+        assert await agent.prompt(session, "Again?") == {"stopReason": "end_turn"}
+    assert len(endpoint.asked) >= 2
+    for request in endpoint.asked:
+        assert (FILE_PARTS[wire] in parts_of(request.sent)) == (takes_files == "true")
+        note = "a.pdf (application/pdf, 1 KB) was left out: this model takes no files"
+        assert (note in json.dumps(request.sent)) == (takes_files == "false")
+
+
+def parts_of(value: object) -> list[object]:
+    """All objects in a request, at any depth."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    found = [part for each in inner for part in parts_of(each)]
+    return [*found, value] if isinstance(value, dict) else found
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_file_that_the_endpoint_refuses_is_left_out_in_the_same_prompt(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, wire: str
+) -> None:
+    (place / "docs").mkdir()
+    (place / "docs" / "a.pdf").write_bytes(PDF)
+    configure(home, wire, "true")
+    words = {
+        "chat": "Invalid content type: 'file' is not supported by this model",
+        "responses": "Unsupported content part: input_file",
+        "messages": "messages.2.content.0.tool_result.content.1.document: Could not process PDF",
+    }
+
+    def refuse(request: Recorded) -> Reply:
+        if FILE_PARTS[wire] in parts_of(request.sent):
+            return fake.failing(400, words[wire], type="invalid_request_error")
+        return read_the_file(request)
+
+    endpoint.wires = WIRES
+    endpoint.answer_with(refuse)
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        assert await agent.prompt(session, "What does it say?") == {"stopReason": "end_turn"}
+        assert agent.text(session).endswith("A nest.")
+    assert len(endpoint.asked) == 3

@@ -35,6 +35,7 @@ SHAPES: Mapping[str, tuple[set[str], set[str]]] = {
     "tool": ({"name", "input_schema"}, {"description", "type", "cache_control", "strict"}),
     "text": ({"type", "text"}, {"cache_control", "citations"}),
     "image": ({"type", "source"}, {"cache_control"}),
+    "document": ({"type", "source"}, {"cache_control", "citations", "context", "title"}),
     "tool_use": ({"type", "id", "name", "input"}, {"cache_control", "caller"}),
     "tool_result": ({"type", "tool_use_id"}, {"content", "is_error", "cache_control"}),
     "thinking": ({"type", "thinking", "signature"}, set()),
@@ -63,6 +64,7 @@ class Answered:
     model: str
     blocks: list[dict[str, Any]]
     before: str
+    is_paused: bool = False
 
 
 Script: TypeAlias = "Sequence[dict[str, Any]] | Callable[[Recorded], Reply]"
@@ -154,7 +156,12 @@ class MessagesEndpoint(FakeEndpoint):
     def _stream(self, asked: Mapping[str, Any], answer: Sequence[dict[str, Any]]) -> Reply:
         usage = self._cache.usage(list(_prompt(asked)))
         self.usages.append(usage)
-        sent = Answered(model=asked["model"], blocks=[], before=before(asked, len(asked["messages"])))
+        sent = Answered(
+            model=asked["model"],
+            blocks=[],
+            before=before(asked, len(asked["messages"])),
+            is_paused=answer[-1]["stop"] == "pause_turn",
+        )
         message = {"id": "msg_1", "type": "message", "role": "assistant", "content": [], "usage": usage}
         events: list[dict[str, Any]] = [{"type": "message_start", "message": message}]
         for index, short in enumerate(block for block in answer if "stop" not in block):
@@ -178,8 +185,9 @@ class MessagesEndpoint(FakeEndpoint):
         if "anthropic-version" not in request.headers:
             raise Refused("anthropic-version: header is required")
         asked = request.sent
-        for fault in shape_faults(asked):
+        for fault in shape_faults(asked, may_continue=bool(self._sent) and self._sent[-1].is_paused):
             raise Refused(fault)
+        self._check_server_calls(asked["messages"])
         form = asked.get("thinking", {}).get("type")
         if form is not None and form not in self.forms:
             raise Refused(f'"thinking.type.{form}" is not supported for this model. Use "thinking.type.adaptive".')
@@ -187,6 +195,26 @@ class MessagesEndpoint(FakeEndpoint):
         if form == "enabled":
             check_loop(asked["messages"])
         self._check_thoughts(asked)
+
+    def _check_server_calls(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """A call of a server's tool has its result in the same answer, or in its continuation at once, or after the
+        results of the calls beside it. A result follows its call.
+
+        :raises Refused: it does not.
+        """
+        for at, message in enumerate(messages):
+            kinds = {block["type"] for block in message["content"]}
+            followed = messages[at + 1]["role"] == "assistant" if at + 1 < len(messages) else True
+            results = {
+                block["tool_use_id"]
+                for each in messages[at : at + 2]
+                for block in each["content"]
+                if block["type"] == "web_search_tool_result"
+            }
+            for block in message["content"]:
+                is_open = block["type"] == "server_tool_use" and block["id"] not in results
+                if is_open and not followed and "tool_use" not in kinds:
+                    raise Refused(f"messages.{at}: `server_tool_use` ids were found without results: {block['id']}")
 
     def _check_thoughts(self, asked: Mapping[str, Any]) -> None:
         seen: set[str] = set()
@@ -229,8 +257,9 @@ def _is_asked(request: Recorded) -> bool:
     return request.path.partition("?")[0].endswith("/messages")
 
 
-def shape_faults(asked: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the shape of a request, in the words of the real endpoint."""
+def shape_faults(asked: Mapping[str, Any], *, may_continue: bool = False) -> Iterator[str]:
+    """Yield what is wrong with the shape of a request, in the words of the real endpoint. `may_continue` means that the
+    request may end with an answer, because the model paused in it."""
     yield from _members("request", asked, "")
     if asked.get("max_tokens", 0) < 1:
         yield "max_tokens: Input should be greater than or equal to 1"
@@ -248,7 +277,7 @@ def shape_faults(asked: Mapping[str, Any]) -> Iterator[str]:
     messages = asked["messages"]
     if not messages or messages[0]["role"] != "user":
         yield "messages: first message must use the user role"
-    if messages and messages[-1]["role"] != "user":
+    if messages and messages[-1]["role"] != "user" and not may_continue:
         yield "This model does not support assistant message prefill. The conversation must end with a user message."
     for at, message in enumerate(messages):
         yield from _members("message", message, f"messages.{at}.")

@@ -21,7 +21,7 @@ from crow.domain.events import Event, TextShown, ThoughtShown
 from crow.domain.messages import Answer, AssistantMessage, ToolSpec
 from crow.domain.rendering import NO_ANSWER, interrupted_text
 from crow.llm import ModelInfo, Request
-from crow.llm.chat.encode import Encoder
+from crow.llm.chat.encode import ChatEncoder as Encoder
 from crow.llm.chat.parser import StreamParser
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import EndpointTimeouts
@@ -75,6 +75,9 @@ class StreamTransport:
 
     async def send(self, request: Request) -> StreamBody:
         return StreamBody(self.streams.pop(0) if self.streams else Stream(pieces=[DONE]))
+
+    def sent(self) -> None:
+        """No bytes are sent."""
 
     def parser(self, request: Request) -> StreamParser:
         return StreamParser(request.tools, origin=self.origin)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.domain.entries import Announcement, Diff, Location
+from crow.domain.entries import Announcement, Attachment, Diff, Location
 from crow.domain.messages import Image
 from crow.tools import Outcome, PlannedCall, Touched, builtin
 from crow.tools.builtin.files import LineWindow
@@ -70,7 +70,7 @@ async def test_any_lines_of_a_huge_file_can_be_read_in_pieces(
     )
     assert last.text == "49\tline 49\n50\tline 50"
     assert beyond == Outcome(text="read_file: line is 51; huge.txt has only 50 lines", is_error=True)
-    assert binary.text == "read_file: zero.bin is binary (99 bytes); only text and images can be read"
+    assert binary.text == "read_file: zero.bin is binary (99 bytes); only text, images and PDFs can be read"
 
 
 @given(
@@ -138,8 +138,8 @@ async def test_unreadable_files_are_refused_with_a_reason(open_box: OpenBox, roo
         "other": "read_file: other does not exist; use list_files to see which files exist",
         "src": "read_file: src is a directory; expected a file; use list_files for directories",
         "pipe": "read_file: pipe is a device, pipe or socket; expected a file; use list_files for directories",
-        "data.bin": "read_file: data.bin is binary (6 bytes); only text and images can be read",
-        "packed": "read_file: packed is binary (128 bytes); only text and images can be read",
+        "data.bin": "read_file: data.bin is binary (6 bytes); only text, images and PDFs can be read",
+        "packed": "read_file: packed is binary (128 bytes); only text, images and PDFs can be read",
         "src/settings.py": "(src/settings.py is empty)",
         "latin.txt": "1\tdéjà vu, encore une fois\n[the file is latin-1; the tools keep this encoding]",
         "a\0b": "read_file: path is 'a\\x00b'; expected the path of a file or directory",
@@ -312,19 +312,30 @@ async def test_a_file_of_five_megabytes_can_be_edited(open_box: OpenBox, root: P
 async def test_images_are_returned_as_images_and_utf_16_as_text(open_box: OpenBox, root: Path) -> None:
     png = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
     (root / "a.png").write_bytes(png)
+    (root / "a.pdf").write_bytes(b"%PDF-1.7\n\0")
+    (root / "large.pdf").write_bytes(b"%PDF-1.7" + bytes(10_000_000))
     (root / "large.jpg").write_bytes(b"\xff\xd8\xff" + bytes(3_000_000))
     (root / "wide.txt").write_bytes("déjà\nvu".encode("utf-16"))
     (root / "wider.txt").write_bytes("déjà".encode("utf-32"))
     (root / "half.txt").write_bytes("x".encode("utf-16") + b"!")
     async with open_box() as box:
         picture = await box.run("read_file", path="a.png")
-        said = {name: (await box.run("read_file", path=name)).text for name in ("large.jpg", "wide.txt", "wider.txt")}
+        pdf = await box.run("read_file", path="a.pdf")
+        names = ("large.jpg", "wide.txt", "wider.txt", "large.pdf")
+        said = {name: (await box.run("read_file", path=name)).text for name in names}
         assert (await box.run("read_file", path="half.txt")).is_error
     assert picture == Outcome(
         text="a.png is an image (image/png, 16 bytes).",
         images=(Image(data=base64.b64encode(png).decode(), mime_type="image/png"),),
     )
+    data = base64.b64encode(b"%PDF-1.7\n\0").decode()
+    assert pdf == Outcome(
+        text="a.pdf is a PDF (10 bytes).",
+        attachments=(Attachment(name="a.pdf", mime_type="application/pdf", data=data, for_model=True),),
+    )
     assert said == {
+        "large.pdf": "read_file: large.pdf is a PDF of 10,000,008 bytes; at most 10,000,000 bytes can be read. A "
+        "program such as pdftotext may give its text",
         "large.jpg": "read_file: large.jpg is an image of 3,000,003 bytes; at most 3,000,000 bytes can be shown",
         "wide.txt": "1\tdéjà\n2\tvu\n[the file is utf-16-le; the tools keep this encoding]",
         "wider.txt": "1\tdéjà\n[the file is utf-32-le; the tools keep this encoding]",

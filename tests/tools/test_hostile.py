@@ -97,7 +97,7 @@ async def test_reading_searching_and_listing_end_and_stay_inside_the_workspace(
     assert reads["loop"][1].is_error
     assert (
         reads["huge.txt"][1].text
-        == "read_file: huge.txt is binary (1,000,000,000 bytes); only text and images can be read"
+        == "read_file: huge.txt is binary (1,000,000,000 bytes); only text, images and PDFs can be read"
     )
     assert "needle" in reads["two\nlines\x1b[31m.txt"][1].text
 

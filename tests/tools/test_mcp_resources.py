@@ -51,6 +51,7 @@ async def test_resources_are_listed_and_read(open_box: OpenBox, era: str) -> Non
             uri: await box.run("read_resource", server="my_docs", uri=uri)
             for uri in (
                 *("docs:///a.md", "docs:///logo.png", "docs:///a.zip", "docs:///both", "docs:///nothing"),
+                *("docs:///a.pdf", "docs:///bad.pdf"),
                 *("issue://me/7", "docs:///missing"),
             )
         }
@@ -63,6 +64,26 @@ async def test_resources_are_listed_and_read(open_box: OpenBox, era: str) -> Non
             text="[docs:///a.zip, application/zip, 3 bytes: binary, models cannot read it]",
             attachments=(
                 Attachment(name="docs:///a.zip", uri="docs:///a.zip", mime_type="application/zip", data="AAAA"),
+            ),
+        ),
+        "docs:///a.pdf": Outcome(
+            text="[docs:///a.pdf: a PDF, 9 bytes]",
+            attachments=(
+                Attachment(
+                    name="docs:///a.pdf",
+                    uri="docs:///a.pdf",
+                    mime_type="application/pdf",
+                    data="JVBERi0xLjcK",
+                    for_model=True,
+                ),
+            ),
+        ),
+        "docs:///bad.pdf": Outcome(
+            text="[docs:///bad.pdf, application/pdf, 9 bytes: binary, models cannot read it]",
+            attachments=(
+                Attachment(
+                    name="docs:///bad.pdf", uri="docs:///bad.pdf", mime_type="application/pdf", data="JVBERi0xLjcK!"
+                ),
             ),
         ),
         "docs:///both": Outcome(text="docs:///1:\none\ndocs:///Read\\u202e\\x1b[2K me now:\ntwo"),

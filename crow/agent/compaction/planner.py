@@ -131,12 +131,15 @@ class _Cuts:
 
     def find_boundaries(self) -> list[int]:
         """Return the indexes at which the kept messages may start. The message at each index is the first one of an
-        entry and not a tool result. Before each index, there is at least one message that a checkpoint can cover."""
+        entry, and neither a tool result nor the rest of a paused answer. Before each index, there is at least one
+        message that a checkpoint can cover."""
         boundaries: list[int] = []
         newest = 0
         for index in range(self.first, self.count):
             origin = self.context.origins[index]
-            if origin > newest and index > self.first and not isinstance(self.context.messages[index], ToolMessage):
+            message, before = self.context.messages[index], self.context.messages[index - 1]
+            goes_on = isinstance(message, AssistantMessage) and isinstance(before, AssistantMessage)
+            if origin > newest and index > self.first and not isinstance(message, ToolMessage) and not goes_on:
                 boundaries.append(index)
             newest = max(newest, origin)
         return boundaries

@@ -15,6 +15,7 @@ from crow.agent.turns.adapters import WaitableToolbox
 from crow.agent.turns.factory import TurnFactory, Worker
 from crow.domain.errors import CrowError
 from crow.domain.events import CommandsChanged
+from crow.domain.messages import ToolSpec
 from crow.domain.tokens import estimate_tools
 from crow.tools import Ports, ServerStatus, Toolbox
 from crow.tools.servers import McpServer, ServerPrompt
@@ -135,6 +136,8 @@ class ToolOffer:
         """The indexes of the servers that were still starting when the turn began."""
         self._told_window = 0
         """The context window, in tokens, for which the user was told that tools do not fit into it."""
+        self._measured: tuple[tuple[ToolSpec, ...], int] = ((), 0)
+        """The tools that were offered last, and their tokens. Most turns have the same tools as the turn before."""
 
     async def begin(self, toolbox: Toolbox) -> Toolbox:
         """Offer the tools with which a turn begins. Tell the user which servers have failed."""
@@ -176,7 +179,10 @@ class ToolOffer:
         that case, tell the user."""
         model = self._worker.branch.row.model
         info = self._conversation.adapters.info(model)
-        tokens, window = estimate_tools(toolbox.specs()), self._conversation.window.cautious_tokens(info)
+        specs = toolbox.specs()
+        if specs != self._measured[0]:
+            self._measured = (specs, estimate_tools(specs))
+        tokens, window = self._measured[1], self._conversation.window.cautious_tokens(info)
         limits = limits_for(window, info.max_output_tokens, tokens, CompactionPolicy())
         if not limits.is_tiny or tokens < limits.threshold // _MAX_TOOL_SHARE:
             self._told_window = 0

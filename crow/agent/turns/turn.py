@@ -12,7 +12,7 @@ killed at any moment. A failure of the model is raised; a failure of a tool beco
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import anyio
@@ -29,10 +29,16 @@ from crow.agent.turns.news import News
 from crow.agent.turns.prompt import Briefing
 from crow.agent.turns.requests import Requests, Standby
 from crow.domain import errors
-from crow.domain.entries import Assistant, StopReason, TurnEnd, User
+from crow.domain.entries import Assistant, NewEntry, StopReason, TurnEnd, User
 from crow.tools import Toolbox
 
 _END_S = 5.0
+_MAX_PAUSES = 10
+"""If the endpoint pauses in one answer after another, at most this many of them are sent back so that it goes on."""
+_PAUSED = (
+    "Stopped: the endpoint paused {count} times in a row while it used tools of its own. Send another prompt to "
+    "continue."
+)
 _ONLY_THOUGHT = (
     "The model reached its output limit before it gave an answer. Raise max_output_tokens (in [model] or "
     "[models.NAME]), lower the thought level, or ask for less."
@@ -73,6 +79,8 @@ class Turn:
         self._news = News(branch, briefing, inbox)
         self._steps = steps
         self._steps_taken = 0
+        self._pauses = 0
+        """In how many answers in a row the endpoint has paused."""
         self._bounded_by = bounded_by
         self._budget = budget
         self._find_late_tools = find_late_tools
@@ -105,8 +113,11 @@ class Turn:
             self._steps_taken += 1
             await self._tell_model()
             entry, answer, plans = await self._requests.ask()
+            self._pauses = self._pauses + 1 if answer.finish == "paused" else 0
+            if self._pauses > _MAX_PAUSES:
+                return await self._stop(_PAUSED.format(count=self._pauses))
             if not answer.calls:
-                if self._news.are_waiting and answer.finish != "refusal":
+                if self._pauses or (self._news.are_waiting and answer.finish != "refusal"):
                     continue
                 return await self._finish(answer)
             results = await self._calls.run(entry, answer, plans)
@@ -149,13 +160,18 @@ class Turn:
         """See :meth:`Requests.mute`."""
         return self._requests.mute()
 
-    async def end(self, end: TurnEnd) -> None:
+    @property
+    def has_run_calls(self) -> bool:
+        """Whether at least one call was started."""
+        return self._calls.ran
+
+    async def end(self, end: TurnEnd, *, receipt: Sequence[NewEntry] = ()) -> None:
         """Store the end of the turn, together with everything that the turn has not stored yet, and release the turn.
         Cancellation does not interrupt this.
 
         :raises ~crow.domain.errors.StoreError: the end could not be stored. It stays pending for :meth:`Branch.settle`.
         """
-        self._branch.store_at_end([*self._requests.unstored_answer(), *self._news.take_steered()])
+        self._branch.store_at_end([*self._requests.unstored_answer(), *self._news.take_steered(), *receipt])
         with anyio.move_on_after(_END_S, shield=True):
             await self._calls.end_open()
         await self._branch.end_turn(end)

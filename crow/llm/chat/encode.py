@@ -1,9 +1,7 @@
-"""Encodes requests as the bytes that are sent.
+"""Encodes requests of Chat Completions.
 
-Each message is encoded once and its bytes are cached, so that the next request only has to join them. The bytes of a
-message depend only on the message, the dialect and the endpoint. Therefore, as long as messages are only appended, each
-request starts with the messages of the previous one. Since tool results can contain only text, the images of
-consecutive results are sent in a user message after these results.
+Since tool results can contain only text, the images and files of consecutive results are sent in a user message after
+these results.
 """
 
 from __future__ import annotations
@@ -15,55 +13,57 @@ from typing import assert_never
 
 from crow.domain import messages as domain
 from crow.llm import Request, ThoughtLevel
-from crow.llm.content import EMPTY_TEXT, NO_OUTPUT, json_bytes, left_out, user_content
+from crow.llm.content import (
+    EMPTY_TEXT,
+    GO_ON,
+    NO_OUTPUT,
+    data_url,
+    is_paused,
+    json_bytes,
+    result_content,
+    user_content,
+)
 from crow.llm.dialect import Dialect, Thinking
+from crow.llm.encoder import Encoder
 
-_FIXED_MEMBERS = frozenset({"messages", "tools", "stream"})
 _OWN_KEYS = frozenset({"role", "content", "tool_calls", "id", "type", "function", "name", "arguments"})
 _CACHES_ON_REQUEST = re.compile(r"claude|anthropic", re.IGNORECASE)
 """Matches the names of models that cache a prompt only if the request contains a cache marker."""
+_GO_ON = json_bytes({"role": "user", "content": GO_ON})
 
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A message in the form in which it is sent. `images` are the images of a tool result. They are sent in a user
-    message after this result and the results that directly follow it. If an endpoint accepts only one call per message,
-    `calls` contains a message for each call after the first. Each of these messages is inserted before the result of
-    its call."""
+    """A message in the form in which it is sent."""
 
     message: domain.Message
     sent: bytes
-    images: tuple[bytes, ...] = ()
+    attached: tuple[bytes, ...] = ()
+    """The images and files of a tool result. They are sent in a user message after this result and the results that
+    directly follow it."""
     calls: tuple[bytes, ...] = ()
+    """If an endpoint accepts only one call per message, a message for each call after the first. Each is inserted
+    before the result of its call."""
 
 
-class Encoder:
-    """Encodes the requests of one session to one endpoint. Caches the encoded messages of the last request."""
+class ChatEncoder(Encoder[_Encoded]):
+    """Encodes requests; see :class:`crow.llm.encoder.Encoder`."""
+
+    member = "messages"
+    fixed_members = frozenset({"messages", "tools", "stream"})
 
     def __init__(self) -> None:
-        self._messages: tuple[domain.Message, ...] = ()
-        self._encoded: list[_Encoded] = []
+        super().__init__()
         self._sequence = _Sequence()
-        self._for: tuple[Dialect, str] | None = None
-        self._tools: tuple[domain.ToolSpec, ...] = ()
-        self._tools_sent = b""
 
-    def body(
-        self,
-        request: Request,
-        *,
-        model: str,
-        endpoint: str,
-        dialect: Dialect,
-        limit: int | None,
-        extra: Mapping[str, object] | None = None,
-    ) -> bytes:
-        """Return the request body. `endpoint` names the receiver: opaque members of an answer are sent back only to the
-        endpoint that they came from. `limit` is the output limit in tokens, or None to send no limit. Members of
-        `extra` replace crow's own members of the same name, except those in `_FIXED_MEMBERS`."""
-        if self._for != (dialect, endpoint):
-            self._for = (dialect, endpoint)
-            self._messages, self._encoded = (), []
+    def messages(self, messages: Sequence[domain.Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
+        """Return the bytes of each message in order, including messages that the encoder inserts between them."""
+        self._use(model="", endpoint=endpoint, dialect=dialect)
+        self._read(tuple(messages))
+        return self._sequence.sent()
+
+    def _head(self, request: Request, *, limit: int | None) -> dict[str, object]:
+        dialect, model = self._dialect, self._model
         head: dict[str, object] = {"model": model, "stream": dialect.streams}
         if dialect.usage_option:
             head["stream_options"] = {"include_usage": True}
@@ -81,70 +81,63 @@ class Encoder:
             head["tool_choice"] = "none"
         if request.tools and dialect.parallel_calls is not None:
             head["parallel_tool_calls"] = dialect.parallel_calls
-        head.update({key: value for key, value in (extra or {}).items() if key not in _FIXED_MEMBERS})
-        pieces = [json_bytes(head)[:-1]]
-        if request.tools:
-            if not self._tools_sent or (request.tools is not self._tools and request.tools != self._tools):
-                self._tools = request.tools
-                self._tools_sent = b",".join(json_bytes(_tool(tool)) for tool in request.tools)
-            pieces.append(b',"tools":[' + self._tools_sent + b"]")
-        messages = self.messages(request.messages, endpoint=endpoint, dialect=dialect)
-        # With a single join, a long conversation is copied only once.
-        messages[0] = b"".join((*pieces, b',"messages":[', messages[0]))
-        messages[-1] += b"]}"
-        return b",".join(messages)
+        return head
 
-    def messages(self, messages: Sequence[domain.Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
-        """Return the bytes of each message in order, including messages that the encoder inserts between them."""
-        messages = tuple(messages)
-        old: Sequence[_Encoded] = ()
-        if not self._messages or self._messages != messages[: len(self._messages)]:
-            self._messages, self._sequence = (), _Sequence()
-            old, self._encoded = self._encoded, []
-        for position in range(len(self._messages), len(messages)):
-            message = messages[position]
-            known = old[position] if position < len(old) else None
-            if known is None or (known.message is not message and known.message != message):
-                known = _encode(message, endpoint=endpoint, dialect=dialect)
-            self._encoded.append(known)
-            self._sequence.add(known)
-        self._messages = messages
-        return self._sequence.sent()
+    def _conversation(self) -> tuple[bytes, list[bytes]]:
+        return b"", self._sequence.sent()
+
+    def _restart(self) -> None:
+        self._sequence = _Sequence()
+
+    def _add(self, each: _Encoded) -> None:
+        self._sequence.add(each)
+
+    def _encode(self, message: domain.Message) -> _Encoded:
+        return _encode(message, endpoint=self._endpoint, dialect=self._dialect)
+
+    def _tool(self, spec: domain.ToolSpec) -> dict[str, object]:
+        function = {"name": spec.name, "description": spec.description, "parameters": spec.input_schema}
+        return {"type": "function", "function": function}
 
 
 class _Sequence:
-    """Collects messages in the order in which they are sent. The images of consecutive tool results come directly after
-    these results."""
+    """Collects messages in the order in which they are sent. The images and files of consecutive tool results come
+    directly after these results."""
 
     def __init__(self) -> None:
         self._sent: list[bytes] = []
-        self._images: list[bytes] = []
+        self._attached: list[bytes] = []
         self._calls: tuple[bytes, ...] = ()
-        self._is_after_result = False
+        self._last: domain.Message | None = None
 
     def add(self, each: _Encoded) -> None:
         """Add the next message."""
         is_result = isinstance(each.message, domain.ToolMessage)
-        if self._calls and is_result and self._is_after_result:
+        if self._calls and is_result and isinstance(self._last, domain.ToolMessage):
             self._sent.append(self._calls[0])
             self._calls = self._calls[1:]
         self._calls = each.calls or self._calls
-        self._is_after_result = is_result
-        if self._images and not is_result:
+        if self._attached and not is_result:
             self._sent = self.sent()
-            self._images = []
+            self._attached = []
             if isinstance(each.message, domain.UserMessage):
                 self._sent.append(json_bytes({"role": "assistant", "content": "Seen."}))
+        elif is_paused(self._last) and isinstance(each.message, domain.AssistantMessage):
+            self._sent.append(_GO_ON)
+        self._last = each.message
         self._sent.append(each.sent)
-        self._images.extend(each.images)
+        self._attached.extend(each.attached)
 
     def sent(self) -> list[bytes]:
-        """Return all messages so far. If they end with tool results that have images, a message with these images
+        """Return all messages so far. If they end with tool results that have images or files, a message with these
         follows."""
-        if not self._images:
+        if is_paused(self._last):
+            return [*self._sent, _GO_ON]
+        if not self._attached:
             return list(self._sent)
-        intro = json_bytes({"type": "text", "text": "Images of the tool results above:"})
-        return [*self._sent, b'{"role":"user","content":[' + b",".join((intro, *self._images)) + b"]}"]
+        what = "Images and files" if any(each.startswith(b'{"type":"file"') for each in self._attached) else "Images"
+        intro = json_bytes({"type": "text", "text": f"{what} of the tool results above:"})
+        return [*self._sent, b'{"role":"user","content":[' + b",".join((intro, *self._attached)) + b"]}"]
 
 
 def _thinking(level: ThoughtLevel, thinking: Thinking) -> dict[str, object]:
@@ -183,22 +176,27 @@ def _encode(message: domain.Message, *, endpoint: str, dialect: Dialect) -> _Enc
                 alone[1:] = [replace(each, text="", thought="", opaque={}) for each in alone[1:]]
             first, *rest = (json_bytes(_assistant(each, endpoint=endpoint, dialect=dialect)) for each in alone)
             return _Encoded(message, first, calls=tuple(rest))
-        case domain.ToolMessage(call_id=call_id, text=text, images=images):
-            if not dialect.takes_images:
-                text = "\n".join((text, *map(left_out, images)))
-                images = ()
+        case domain.ToolMessage(call_id=call_id):
+            text, images, files = result_content(message, dialect)
+            attached = (*map(_image, images), *map(_file, files))
             result = {"role": "tool", "tool_call_id": call_id, "content": text if text.strip() else NO_OUTPUT}
-            return _Encoded(message, json_bytes(result), tuple(json_bytes(_image(image)) for image in images))
+            return _Encoded(message, json_bytes(result), tuple(map(json_bytes, attached)))
         case _ as never:
             assert_never(never)
 
 
 def _user_content(parts: Sequence[domain.Part], dialect: Dialect) -> object:
     """Return one string if all parts can be written as text, else the list of parts."""
-    content = user_content(parts, takes_images=dialect.takes_images)
+    content = user_content(parts, dialect)
     if len(content) == 1 and isinstance(content[0], str):
         return content[0]
-    return [{"type": "text", "text": each} if isinstance(each, str) else _image(each) for each in content]
+    return [_user_block(each) for each in content]
+
+
+def _user_block(each: str | domain.Image | domain.File) -> dict[str, object]:
+    if isinstance(each, str):
+        return {"type": "text", "text": each}
+    return _image(each) if isinstance(each, domain.Image) else _file(each)
 
 
 def _assistant(message: domain.AssistantMessage, *, endpoint: str, dialect: Dialect) -> dict[str, object]:
@@ -231,10 +229,9 @@ def _call(call: domain.ToolCall, *, with_extra: bool) -> dict[str, object]:
     return sent
 
 
-def _tool(tool: domain.ToolSpec) -> dict[str, object]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {"type": "function", "function": function}
-
-
 def _image(image: domain.Image) -> dict[str, object]:
-    return {"type": "image_url", "image_url": {"url": f"data:{image.mime_type};base64,{image.data}"}}
+    return {"type": "image_url", "image_url": {"url": data_url(image)}}
+
+
+def _file(file: domain.File) -> dict[str, object]:
+    return {"type": "file", "file": {"filename": file.name, "file_data": data_url(file)}}

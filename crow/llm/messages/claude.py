@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from crow.llm import ThoughtLevel
@@ -48,6 +49,7 @@ _OTHER = Claude(
 """Models that are not named after Claude."""
 
 
+@lru_cache(64)
 def claude(model: str) -> Claude:
     """Return what the model of this name takes."""
     found = _NAME.search(model)

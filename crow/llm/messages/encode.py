@@ -1,9 +1,8 @@
-"""Encodes requests of Anthropic's Messages API as the bytes that are sent.
+"""Encodes requests of Anthropic's Messages API.
 
-Each message is encoded once, as the bytes of its blocks, so that the next request only has to join them. The blocks
-depend only on the message, the dialect and the endpoint. Therefore, as long as messages are only appended, each request
-starts with the blocks of the previous one. Only the marks that ask the endpoint to cache the prompt move: they stand
-after the system prompt, after the newest message, and after the message that was the newest one in the request before.
+Each request starts with the blocks of the previous one. Only the marks that ask the endpoint to cache the prompt move:
+they stand after the system prompt, after the newest message, and after the message that was the newest one in the
+request before.
 """
 
 from __future__ import annotations
@@ -11,18 +10,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, TypeAlias, assert_never
 
 from crow.domain import messages as domain
 from crow.llm import Request
-from crow.llm.content import EMPTY_TEXT, NO_OUTPUT, json_bytes, left_out, user_content
+from crow.llm.content import EMPTY_TEXT, GO_ON, NO_OUTPUT, json_bytes, result_content, user_content
 from crow.llm.dialect import Dialect
+from crow.llm.encoder import Encoder
 from crow.llm.items import Item, PlainText, items_of
 from crow.llm.messages import schema
 from crow.llm.messages.claude import claude, thinking_members
 
-_CONTINUE = "Continue."
-_FIXED_MEMBERS = frozenset({"messages", "system", "tools", "stream"})
 _THOUGHTS = frozenset({"thinking", "redacted_thinking"})
 _IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 _MARK = b',"cache_control":{"type":"ephemeral"}'
@@ -39,41 +38,39 @@ Role: TypeAlias = Literal["user", "assistant"]
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A message as its blocks in the form in which they are sent. `starts_with_thought` means that its first block is a
-    thought."""
+    """A message as its blocks in the form in which they are sent."""
 
     message: domain.Message
     role: Role
     blocks: bytes
     starts_with_thought: bool = False
+    """Whether the first block is a thought."""
+    ended: bytes | None = None
+    """If the endpoint paused in this answer, the blocks to send once something else than the rest of the answer
+    follows. A call of a tool that the server runs itself is then left out if it has no result."""
 
 
-class Encoder:
-    """Encodes the requests of one session to one endpoint. Caches the encoded messages of the last request."""
+class MessagesEncoder(Encoder[_Encoded]):
+    """Encodes requests; see :class:`crow.llm.encoder.Encoder`. Requests without a limit get one that the model accepts,
+    because this API requires one."""
+
+    member = "messages"
+    fixed_members = frozenset({"messages", "system", "tools", "stream"})
 
     def __init__(self) -> None:
-        self._messages: tuple[domain.Message, ...] = ()
-        self._encoded: list[_Encoded] = []
+        super().__init__()
         self._sequence = _Sequence()
-        self._for: tuple[Dialect, str] | None = None
         self._system = _System()
-        self._tools: tuple[domain.ToolSpec, ...] = ()
-        self._tools_sent = b""
 
-    def body(
-        self,
-        request: Request,
-        *,
-        model: str,
-        endpoint: str,
-        dialect: Dialect,
-        limit: int | None,
-        extra: Mapping[str, object] | None = None,
-    ) -> bytes:
-        """Return the request body; see :meth:`crow.llm.wires.Encoder.body`. If `limit` is None, the request has a limit
-        that the model accepts, because this API requires one."""
+    def messages(self, messages: Sequence[domain.Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
+        """Return the bytes of the system prompt and of each message in order, without cache marks."""
+        self._use(model="", endpoint=endpoint, dialect=dialect)
+        self._read(tuple(messages))
+        return [*filter(None, [self._system.block]), *self._sequence.sent()[0]]
+
+    def _head(self, request: Request, *, limit: int | None) -> dict[str, object]:
+        dialect, model = self._dialect, self._model
         limit = limit or default_limit(model)
-        self._read(request.messages, endpoint=endpoint, dialect=dialect)
         is_streamed = dialect.streams and "stream" not in dialect.left_out
         head: dict[str, object] = {"model": model, "max_tokens": limit, "stream": is_streamed}
         if "thought_level" not in dialect.left_out:
@@ -81,55 +78,42 @@ class Encoder:
             head.update(thinking_members(request.thought_level, model, limit=limit, forms=forms, may_think=may_think))
         if choice := _tool_choice(request, dialect):
             head["tool_choice"] = choice
-        head.update({key: value for key, value in (extra or {}).items() if key not in _FIXED_MEMBERS})
-        pieces = [json_bytes(head)[:-1]]
-        if request.tools:
-            if not self._tools_sent or (request.tools is not self._tools and request.tools != self._tools):
-                self._tools = request.tools
-                self._tools_sent = b",".join(json_bytes(schema.tool(tool)) for tool in request.tools)
-            pieces.append(b',"tools":[' + self._tools_sent + b"]")
+        return head
+
+    def _conversation(self) -> tuple[bytes, list[bytes]]:
         messages, marked = self._sequence.sent()
-        if "cache_marker" in dialect.left_out:
-            pieces.append(self._system.sent)
-        else:
-            minimum = claude(model).min_cached_tokens * _BYTES_PER_TOKEN
-            size = len(self._system.sent) + (len(self._tools_sent) if request.tools else 0)
-            pieces.append(self._system.marked if size >= minimum else self._system.sent)
-            for at in marked:
-                if size >= minimum or size + sum(map(len, messages[: at + 1])) >= minimum:
-                    messages[at] = messages[at][: -len(_END)] + _MARK + _END
-        # With a single join, a long conversation is copied only once.
-        messages[0] = b"".join((*pieces, b',"messages":[', messages[0]))
-        messages[-1] += b"]}"
-        return b",".join(messages)
+        if "cache_marker" in self._dialect.left_out:
+            return self._system.sent, messages
+        minimum = claude(self._model).min_cached_tokens * _BYTES_PER_TOKEN
+        size = len(self._system.sent) + self._tools_size
+        system = self._system.marked if size >= minimum else self._system.sent
+        enough = next(
+            (at for at, total in enumerate(accumulate(map(len, messages), initial=size)) if total >= minimum), None
+        )
+        for at in marked:
+            if enough is not None and at + 1 >= enough:
+                messages[at] = messages[at][: -len(_END)] + _MARK + _END
+        return system, messages
 
-    def messages(self, messages: Sequence[domain.Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
-        """Return the bytes of the system prompt and of each message in order, without cache marks."""
-        self._read(tuple(messages), endpoint=endpoint, dialect=dialect)
-        return [*filter(None, [self._system.block]), *self._sequence.sent()[0]]
-
-    def _read(self, messages: tuple[domain.Message, ...], *, endpoint: str, dialect: Dialect) -> None:
-        """Encode the messages that were not in the last request."""
+    def _read(self, messages: tuple[domain.Message, ...]) -> None:
         first = messages[0] if messages else None
         if isinstance(first, domain.SystemMessage):
             messages = messages[1:]
             if first.text != self._system.text:
                 self._system = _System(first.text)
-        if self._for != (dialect, endpoint):
-            self._for = (dialect, endpoint)
-            self._messages, self._encoded = (), []
-        old: Sequence[_Encoded] = ()
-        if not self._messages or self._messages != messages[: len(self._messages)]:
-            self._messages, self._sequence = (), _Sequence()
-            old, self._encoded = self._encoded, []
-        for position in range(len(self._messages), len(messages)):
-            message = messages[position]
-            known = old[position] if position < len(old) else None
-            if known is None or (known.message is not message and known.message != message):
-                known = _encode(message, endpoint=endpoint, dialect=dialect)
-            self._encoded.append(known)
-            self._sequence.add(known)
-        self._messages = messages
+        super()._read(messages)
+
+    def _restart(self) -> None:
+        self._sequence = _Sequence()
+
+    def _add(self, each: _Encoded) -> None:
+        self._sequence.add(each)
+
+    def _encode(self, message: domain.Message) -> _Encoded:
+        return _encode(message, endpoint=self._endpoint, dialect=self._dialect)
+
+    def _tool(self, spec: domain.ToolSpec) -> dict[str, object]:
+        return schema.tool(spec)
 
 
 def default_limit(model: str) -> int:
@@ -155,6 +139,7 @@ class _Sequence:
         self._sent: list[bytes] = []
         self._roles: list[Role] = []
         self._is_after_result = False
+        self._paused: _Encoded | None = None
 
     def add(self, each: _Encoded) -> None:
         """Add the next message."""
@@ -162,10 +147,14 @@ class _Sequence:
         if is_result and self._is_after_result:
             self._sent[-1] = self._sent[-1].removesuffix(b"]}") + b"," + each.blocks + b"]}"
             return
-        if not self._roles and each.role == "assistant":
-            self._append("user", json_bytes(_text(EMPTY_TEXT)))
+        if each.role == "assistant":
+            if self._paused is None and (not self._roles or self._roles[-1] == "assistant"):
+                self._append("user", json_bytes(_text(GO_ON if self._roles else EMPTY_TEXT)))
+        elif self._paused is not None and self._paused.ended is not None:
+            self._sent[-1] = _message("assistant", self._paused.ended)
         self._append(each.role, each.blocks)
         self._is_after_result = is_result
+        self._paused = each if each.ended is not None else None
 
     def _append(self, role: Role, blocks: bytes) -> None:
         self._roles.append(role)
@@ -174,10 +163,10 @@ class _Sequence:
     def sent(self) -> tuple[list[bytes], list[int]]:
         """Return all messages so far, and the positions of those that may have a cache mark: the newest message, and
         the one that was the newest in the request before, where the endpoint finds what it cached then. A conversation
-        ends with a message of the user, because newer models do not continue an answer."""
+        ends with a message of the user, because newer models do not continue an answer, unless they paused in it."""
         sent, at = list(self._sent), len(self._roles) - 1
-        if at < 0 or self._roles[at] == "assistant":
-            sent.append(_message("user", json_bytes(_text(_CONTINUE if sent else EMPTY_TEXT))))
+        if at < 0 or (self._roles[at] == "assistant" and self._paused is None):
+            sent.append(_message("user", json_bytes(_text(GO_ON if sent else EMPTY_TEXT))))
         while at >= 0 and self._roles[at] == "user":
             at -= 1
         while at >= 0 and self._roles[at] == "assistant":
@@ -221,26 +210,29 @@ def _encode(message: domain.Message, *, endpoint: str, dialect: Dialect) -> _Enc
             return _Encoded(message, "user", json_bytes(_result(message, dialect)))
         case domain.AssistantMessage():
             blocks = _assistant_blocks(message, endpoint=endpoint, dialect=dialect)
-            return _Encoded(
-                message,
-                "assistant",
-                b",".join(map(json_bytes, blocks)),
-                starts_with_thought=blocks[0]["type"] in _THOUGHTS,
-            )
+            is_own = message.is_paused and (message.endpoint, message.wire) == (endpoint, "messages")
+            starts_with_thought = blocks[0]["type"] in _THOUGHTS
+            sent = b",".join(map(json_bytes, blocks if is_own or message.calls else _ended(blocks)))
+            ended = b",".join(map(json_bytes, _ended(blocks))) if is_own else None
+            return _Encoded(message, "assistant", sent, starts_with_thought, ended)
         case _ as never:
             assert_never(never)
 
 
 def _user_blocks(parts: Sequence[domain.Part], dialect: Dialect) -> list[dict[str, object]]:
-    content = user_content(parts, takes_images=_takes_images(dialect))
-    return [_text(each) if isinstance(each, str) else _image(each) for each in content]
+    return [_user_block(each) for each in user_content(parts, dialect)]
+
+
+def _user_block(each: str | domain.Image | domain.File) -> dict[str, object]:
+    if isinstance(each, str):
+        return _text(each)
+    return _image(each) if isinstance(each, domain.Image) else _file(each)
 
 
 def _result(message: domain.ToolMessage, dialect: Dialect) -> dict[str, object]:
-    text = message.text if _takes_images(dialect) else "\n".join((message.text, *map(left_out, message.images)))
-    content = [_text(text if text.strip() else NO_OUTPUT)] if text.strip() or not message.images else []
-    if _takes_images(dialect):
-        content += map(_image, message.images)
+    text, images, files = result_content(message, dialect)
+    content = [_text(text if text.strip() else NO_OUTPUT)] if text.strip() or not (images or files) else []
+    content += [*map(_image, images), *map(_file, files)]
     return {"type": "tool_result", "tool_use_id": schema.call_id(message.call_id), "content": content}
 
 
@@ -252,15 +244,25 @@ def _assistant_blocks(message: domain.AssistantMessage, *, endpoint: str, dialec
     blocks = [block for item in items if (block := _own_block(item, message)) is not None]
     if "earlier_thoughts" in dialect.left_out and message.is_before_break:
         blocks = [block for block in blocks if block["type"] not in _THOUGHTS]
-    # A tool of the server that was paused or cut off has no result, and a call without a result is refused.
-    finished = {block.get("tool_use_id") for block in blocks}
-    blocks = [block for block in blocks if not _is_server_call(block) or block.get("id") in finished]
-    # An answer may not consist of thoughts alone, or end with one.
+    return _with_end(blocks)
+
+
+def _with_end(blocks: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Return the blocks in a form that may stand at the end: an answer may not consist of thoughts alone, or end with
+    one."""
     return [*blocks, _text(EMPTY_TEXT)] if not blocks or blocks[-1]["type"] in _THOUGHTS else blocks
 
 
+def _ended(blocks: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Return the blocks of an answer that does not go on. A call of a server's tool that has no result is refused
+    there."""
+    finished = {block.get("tool_use_id") for block in blocks}
+    return _with_end([block for block in blocks if not _is_server_call(block) or block.get("id") in finished])
+
+
 def _is_server_call(block: Mapping[str, object]) -> bool:
-    """Whether the block is a call of a tool that the server runs itself."""
+    """Whether the block is a call of a tool that the server runs itself. Beside calls that crow runs, it may have no
+    result: the server runs it when it gets their results."""
     return str(block["type"]).endswith("_tool_use")
 
 
@@ -300,10 +302,6 @@ def _call(call: domain.ToolCall) -> dict[str, object]:
     }
 
 
-def _takes_images(dialect: Dialect) -> bool:
-    return dialect.takes_images and "images" not in dialect.left_out
-
-
 def _image(image: domain.Image) -> dict[str, object]:
     """Return the block of an image. Images of a kind that this API does not have become a text."""
     kind = "image/jpeg" if image.mime_type == "image/jpg" else image.mime_type
@@ -311,6 +309,11 @@ def _image(image: domain.Image) -> dict[str, object]:
         return _text(f"[An image was left out: its type {kind} is not supported.]")
     source = {"type": "base64", "media_type": kind, "data": image.data}
     return {"type": "image", "source": source}
+
+
+def _file(file: domain.File) -> dict[str, object]:
+    source = {"type": "base64", "media_type": file.mime_type, "data": file.data}
+    return {"type": "document", "source": source, "title": file.name}
 
 
 def _text(text: str) -> dict[str, object]:

@@ -29,14 +29,15 @@ _PARAGRAPH = "\n\n"
 
 @dataclass(slots=True)
 class _Block:
-    """A block that is being received. `growing` has the pieces of members that arrive in several deltas. `call` is the
-    number of a call in the assembler."""
+    """A block that is being received."""
 
     kind: _Kind
     index: object
     members: dict[str, object] = field(default_factory=dict)
     growing: dict[str, list[str]] = field(default_factory=dict)
+    """The pieces of members that arrive in several deltas, by member."""
     call: int = 0
+    """The number of the call in the assembler."""
     has_words: bool = False
 
     def add(self, key: str, piece: str) -> None:
@@ -320,6 +321,8 @@ class MessagesParser(AnswerParser):
                 if not (self._text.getvalue().strip() or self._calls):
                     raise ContextOverflow(f'The request is too long for the model (stop reason "{word}").')
                 return "length"
+            case "pause_turn":
+                return "paused"
             case "refusal":
                 self._explain_refusal()
                 return "refusal"

@@ -1,8 +1,7 @@
-"""Encodes requests to Responses as the bytes that are sent.
+"""Encodes requests to Responses.
 
 The log is crow's own, so nothing is stored at the endpoint: each request has the whole conversation. Reasoning comes
-back encrypted, and returns with its answer to the endpoint that made it. The bytes of an item depend only on the
-messages up to it, the dialect and the endpoint. So each request starts with the items of the previous one.
+back encrypted, and returns with its answer to the endpoint that made it.
 """
 
 from __future__ import annotations
@@ -15,11 +14,20 @@ from typing import assert_never
 
 from crow.domain import messages as domain
 from crow.llm import Request
-from crow.llm.content import EMPTY_TEXT, NO_OUTPUT, json_bytes, left_out, user_content
+from crow.llm.content import (
+    EMPTY_TEXT,
+    GO_ON,
+    NO_OUTPUT,
+    data_url,
+    is_paused,
+    json_bytes,
+    result_content,
+    user_content,
+)
 from crow.llm.dialect import Dialect
+from crow.llm.encoder import Encoder
 from crow.llm.items import Item, PlainText, items_of
 
-_FIXED_MEMBERS = frozenset({"input", "tools", "stream", "store", "previous_response_id", "conversation", "background"})
 _TAKES_BREAKPOINTS = re.compile(r"\bgpt-(?:5\.(?:[6-9]|\d\d)|[6-9]|\d\d)")
 """Matches the names of models that accept explicit cache breakpoints."""
 
@@ -31,84 +39,83 @@ _STRICT_KEYS = frozenset(
 )
 """The JSON Schema keywords that strict function tools may have."""
 _MAX_STRICT_DEPTH = 5
+_GO_ON = json_bytes({"type": "message", "role": "user", "content": GO_ON})
 
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A message in the form in which it is sent. `after` are the ids of the custom calls before it, whose results have
-    another form."""
+    """A message in the form in which it is sent."""
 
     message: domain.Message
     sent: bytes
     after: frozenset[str]
+    """The ids of the custom calls before the message. Their results have another form."""
 
 
-class Encoder:
-    """Encodes the requests of one session to one endpoint; see :class:`crow.llm.wires.Encoder`."""
+class ResponsesEncoder(Encoder[_Encoded]):
+    """Encodes requests; see :class:`crow.llm.encoder.Encoder`."""
+
+    member = "input"
+    fixed_members = frozenset(
+        {"input", "tools", "stream", "store", "previous_response_id", "conversation", "background"}
+    )
 
     def __init__(self) -> None:
-        self._messages: tuple[domain.Message, ...] = ()
-        self._encoded: list[_Encoded] = []
+        super().__init__()
         self._sent: list[bytes] = []
-        self._for: tuple[Dialect, str] | None = None
+        self._last: domain.Message | None = None
         self._marks_system = False
-        self._tools: tuple[domain.ToolSpec, ...] = ()
-        self._tools_sent = b""
-
-    def body(
-        self,
-        request: Request,
-        *,
-        model: str,
-        endpoint: str,
-        dialect: Dialect,
-        limit: int | None,
-        extra: Mapping[str, object] | None = None,
-    ) -> bytes:
-        """Return the request body."""
-        marks_system = dialect.cache == "key" and _TAKES_BREAKPOINTS.search(model) is not None
-        marks_system = marks_system and "cache_retention" not in dialect.left_out
-        if self._for != (dialect, endpoint) or self._marks_system != marks_system:
-            self._for, self._marks_system = (dialect, endpoint), marks_system
-            self._messages, self._encoded = (), []
-            self._tools, self._tools_sent = (), b""
-        head = _head(request, model=model, dialect=dialect, limit=limit)
-        head.update({key: value for key, value in (extra or {}).items() if key not in _FIXED_MEMBERS})
-        pieces = [json_bytes(head)[:-1]]
-        if request.tools:
-            if not self._tools_sent or (request.tools is not self._tools and request.tools != self._tools):
-                self._tools = request.tools
-                self._tools_sent = b",".join(json_bytes(_tool(tool, dialect)) for tool in request.tools)
-            pieces.append(b',"tools":[' + self._tools_sent + b"]")
-        items = self.messages(request.messages, endpoint=endpoint, dialect=dialect)
-        # With a single join, a long conversation is copied only once.
-        items[0] = b"".join((*pieces, b',"input":[', items[0]))
-        items[-1] += b"]}"
-        return b",".join(items)
 
     def messages(self, messages: Sequence[domain.Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
         """Return the bytes of each message in order. A message may be several items."""
-        messages = tuple(messages)
-        old: Sequence[_Encoded] = ()
-        if not self._messages or self._messages != messages[: len(self._messages)]:
-            self._messages, self._sent = (), []
-            old, self._encoded = self._encoded, []
-        for position in range(len(self._messages), len(messages)):
-            message = messages[position]
-            known = old[position] if position < len(old) else None
-            custom = self._encoded[-1].after if self._encoded else frozenset()
-            if isinstance(message, domain.AssistantMessage):
-                custom = _custom_calls(message, endpoint, dialect)
-            is_same = known is not None and known.after == custom
-            if known is None or not is_same or (known.message is not message and known.message != message):
-                sent = self._encode(message, custom, endpoint=endpoint, dialect=dialect)
-                known = _Encoded(message, sent, custom)
-            self._encoded.append(known)
-            self._sent.append(known.sent)
-        self._messages = messages
-        return list(self._sent)
+        self._use(model="", endpoint=endpoint, dialect=dialect)
+        self._read(tuple(messages))
+        return self._items()
 
-    def _encode(self, message: domain.Message, custom: frozenset[str], *, endpoint: str, dialect: Dialect) -> bytes:
+    def _use(self, *, model: str, endpoint: str, dialect: Dialect) -> None:
+        super()._use(model=model, endpoint=endpoint, dialect=dialect)
+        marks_system = dialect.cache == "key" and _TAKES_BREAKPOINTS.search(model) is not None
+        marks_system = marks_system and "cache_retention" not in dialect.left_out
+        if self._marks_system != marks_system:
+            self._marks_system = marks_system
+            self._forget()
+
+    def _head(self, request: Request, *, limit: int | None) -> dict[str, object]:
+        return _head(request, model=self._model, dialect=self._dialect, limit=limit)
+
+    def _conversation(self) -> tuple[bytes, list[bytes]]:
+        return b"", self._items()
+
+    def _items(self) -> list[bytes]:
+        return [*self._sent, _GO_ON] if is_paused(self._last) else list(self._sent)
+
+    def _restart(self) -> None:
+        self._sent, self._last = [], None
+
+    def _add(self, each: _Encoded) -> None:
+        if is_paused(self._last) and isinstance(each.message, domain.AssistantMessage):
+            self._sent.append(_GO_ON)
+        self._last = each.message
+        self._sent.append(each.sent)
+
+    def _tool(self, spec: domain.ToolSpec) -> dict[str, object]:
+        return _tool(spec, self._dialect)
+
+    def _is_known(self, known: _Encoded, message: domain.Message) -> bool:
+        return known.after == self._custom_before(message) and super()._is_known(known, message)
+
+    def _custom_before(self, message: domain.Message) -> frozenset[str]:
+        """Return the ids of the calls of the last answer, up to this message, that are sent as custom calls."""
+        if isinstance(message, domain.AssistantMessage):
+            return _custom_calls(message, self._endpoint, self._dialect)
+        return self._encoded[-1].after if self._encoded else frozenset()
+
+    def _encode(self, message: domain.Message) -> _Encoded:
+        custom = self._custom_before(message)
+        return _Encoded(message, self._bytes(message, custom), custom)
+
+    def _bytes(self, message: domain.Message, custom: frozenset[str]) -> bytes:
+        dialect = self._dialect
         match message:
             case domain.SystemMessage(text=text):
                 content: object = text
@@ -120,16 +127,12 @@ class Encoder:
                     sent += b"," + json_bytes(_assistant_text("Understood."))
                 return sent
             case domain.UserMessage(parts=parts):
-                takes_images = dialect.takes_images and "images" not in dialect.left_out
-                pieces = user_content(parts, takes_images=takes_images)
-                user: object = [
-                    {"type": "input_text", "text": each} if isinstance(each, str) else _image(each) for each in pieces
-                ]
-                if len(pieces) == 1 and isinstance(pieces[0], str):
-                    user = pieces[0]
+                pieces = user_content(parts, dialect)
+                is_text = len(pieces) == 1 and isinstance(pieces[0], str)
+                user: object = pieces[0] if is_text else [_user_item(each) for each in pieces]
                 return json_bytes({"type": "message", "role": "user", "content": user})
             case domain.AssistantMessage():
-                return b",".join(map(json_bytes, _assistant(message, endpoint=endpoint, dialect=dialect)))
+                return b",".join(map(json_bytes, _assistant(message, endpoint=self._endpoint, dialect=dialect)))
             case domain.ToolMessage(call_id=call_id):
                 kind = "custom_tool_call_output" if call_id in custom else "function_call_output"
                 return json_bytes({"type": kind, "call_id": call_id, "output": _output(message, dialect)})
@@ -237,18 +240,26 @@ def _call(call: domain.ToolCall) -> dict[str, object]:
 
 
 def _output(message: domain.ToolMessage, dialect: Dialect) -> object:
-    """Return the result of a call: a text, or a list if it has images."""
-    text = message.text if message.text.strip() else NO_OUTPUT
-    if not message.images:
+    """Return the result of a call: a text, or a list if it has images or files."""
+    text, images, files = result_content(message, dialect)
+    text = text if text.strip() else NO_OUTPUT
+    if not (images or files):
         return text
-    if not dialect.takes_images or "images" in dialect.left_out:
-        return "\n".join((text, *map(left_out, message.images)))
-    return [{"type": "input_text", "text": text}, *map(_image, message.images)]
+    return [{"type": "input_text", "text": text}, *map(_image, images), *map(_file, files)]
+
+
+def _user_item(each: str | domain.Image | domain.File) -> dict[str, object]:
+    if isinstance(each, str):
+        return {"type": "input_text", "text": each}
+    return _image(each) if isinstance(each, domain.Image) else _file(each)
 
 
 def _image(image: domain.Image) -> dict[str, object]:
-    url = f"data:{image.mime_type};base64,{image.data}"
-    return {"type": "input_image", "image_url": url, "detail": "auto"}
+    return {"type": "input_image", "image_url": data_url(image), "detail": "auto"}
+
+
+def _file(file: domain.File) -> dict[str, object]:
+    return {"type": "input_file", "filename": file.name, "file_data": data_url(file)}
 
 
 def _tool(tool: domain.ToolSpec, dialect: Dialect) -> dict[str, object]:

@@ -18,9 +18,9 @@ from typing import get_args
 
 import anyio.to_thread
 
-from crow.domain.entries import Diff
+from crow.domain.entries import Attachment, Diff
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import Image
+from crow.domain.messages import PDF_BYTES, PDF_START, PDF_TYPE, Image
 from crow.domain.rendering import RESULT_MASK, in_title
 from crow.domain.text import plural
 from crow.tools import FileStat, Outcome, PlannedCall, Protection, Workspace
@@ -38,7 +38,8 @@ from crow.tools.builtin.tool import (
     tool_spec,
 )
 
-PATH = argument("string", "Absolute, or relative to the working directory.", minLength=1)
+PATH = argument("string", minLength=1)
+"""A path, absolute or relative to the working directory."""
 
 WHOLE_BYTES = 32_000_000
 """A file with more bytes than this is read in pieces, and the tools do not change it."""
@@ -109,6 +110,8 @@ async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
     media = image_type(stat.head)
     if media is not None:
         return await read_image(workspace, target, stat, media)
+    if stat.head.startswith(PDF_START):
+        return await read_pdf(workspace, target, stat)
     text, note = None, ""
     if stat.size > WHOLE_BYTES:
         start = (await workspace.read_bytes(target.path, SNIFFED_CHARS)).decode("utf-8", "replace")
@@ -121,7 +124,7 @@ async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
             invocation.context.seen_files.note(target.path, file.text)
             note = "" if file.encoding == "utf-8" else f"\n[the file is {file.encoding}; the tools keep this encoding]"
     if is_binary:
-        raise ArgumentError(f"{target.name} is binary ({stat.size:,} bytes); only text and images can be read")
+        raise ArgumentError(f"{target.name} is binary ({stat.size:,} bytes); only text, images and PDFs can be read")
     window = LineWindow(first=args.get("line", 1), limit=args.get("limit", WINDOW_LINES))
     if text is not None:
         data = text.encode("utf-8", "replace")
@@ -145,6 +148,17 @@ async def read_image(workspace: Workspace, target: PathTarget, stat: FileStat, m
     data = base64.b64encode(await workspace.read_bytes(target.path)).decode("ascii")
     text = f"{target.name} is an image ({media}, {stat.size:,} bytes)."
     return Outcome(text=text, images=(Image(data=data, mime_type=media),))
+
+
+async def read_pdf(workspace: Workspace, target: PathTarget, stat: FileStat) -> Outcome:
+    if stat.size > PDF_BYTES:
+        raise ArgumentError(
+            f"{target.name} is a PDF of {stat.size:,} bytes; at most {PDF_BYTES:,} bytes can be read. A program such "
+            "as pdftotext may give its text"
+        )
+    data = base64.b64encode(await workspace.read_bytes(target.path)).decode("ascii")
+    file = Attachment(name=target.name, mime_type=PDF_TYPE, data=data, for_model=True)
+    return Outcome(text=f"{target.name} is a PDF ({stat.size:,} bytes).", attachments=(file,))
 
 
 def format_window(window: LineWindow, name: str, size: str) -> str:
@@ -383,7 +397,10 @@ class Write:
     change: Change
     old: bytes | None
     """The content of the file, with changes that the user has not saved. None if there is no file."""
+    mode: int | None
+    """The file's permission bits. None if there is no file."""
     text: str
+    """The new text. Empty if the file is removed."""
     data: bytes | None
     """The new content. None removes the file."""
 
@@ -391,7 +408,7 @@ class Write:
 async def apply_change(invocation: ToolInvocation, target: PathTarget, change: Change) -> Outcome:
     """Log the old content, write the new one, and return an outcome that shows the file's new content."""
     write = await prepare_write(invocation.context.workspace, target, change)
-    await invocation.ports.log.before_change(invocation.call_id, target.path, write.old, write.data)
+    await record_write(invocation, write)
     written = await perform_write(invocation.context.workspace, write)
     done, diff = await conclude_write(invocation.context, write, written)
     announcement = target.plan(change.title, "edit", "write", line=change.line, diffs=(diff,)).announcement
@@ -410,12 +427,19 @@ async def prepare_write(workspace: Workspace, target: PathTarget, change: Change
     if after is not None:
         data = after.encode("utf-8") if form is None else form.encode(after, change.argument)
     old = None
+    stat = await workspace.stat(target.path)
     # the editor may show a file that is not on disk yet
-    if (await workspace.stat(target.path)).kind == "file":
+    if stat.kind == "file":
         old = await workspace.read_bytes(target.path)
         if before is not None and before.is_utf8 and old.decode("utf-8", "replace") != before.text:
             old = before.text.encode("utf-8", "replace")  # also log unsaved changes, as the user saw them
-    return Write(target=target, change=change, old=old, text=after or "", data=data)
+    return Write(target=target, change=change, old=old, mode=stat.mode, text=after or "", data=data)
+
+
+async def record_write(invocation: ToolInvocation, write: Write) -> None:
+    """Record what the file contains before the write."""
+    log = invocation.ports.log
+    await log.before_change(invocation.call_id, write.target.path, write.old, write.data, mode=write.mode)
 
 
 async def perform_write(workspace: Workspace, write: Write) -> str:
@@ -532,12 +556,23 @@ def sound_picture_type(data: str) -> str | None:
     return image_type(decoded[:16]) if len(decoded) <= IMAGE_BYTES else None
 
 
+def sound_pdf(data: str, uri: str) -> Attachment | None:
+    """Return the file of a server at `uri` for the model. Return None if the base64 data is invalid, too large, or no
+    PDF."""
+    try:
+        decoded = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    if not decoded.startswith(PDF_START) or len(decoded) > PDF_BYTES:
+        return None
+    return Attachment(name=uri, uri=uri, mime_type=PDF_TYPE, data=data, for_model=True)
+
+
 READ_FILE_SPEC = tool_spec(
     "read_file",
-    "Read a text file, with the number of each line and a tab in front of it, or look at an image. If there is more, "
-    "the last line says how to continue.",
+    "Read a text file, with the number of each line and a tab in front of it, or look at an image or a PDF.",
     required="path",
-    path=PATH,
+    path=argument("string", "Absolute, or relative to the working directory.", minLength=1),
     line=argument("integer", "First line, counted from 1.", minimum=1),
     limit=argument("integer", "Number of lines.", minimum=1),
 )

@@ -17,7 +17,7 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
-from crow.domain.entries import Announcement, Diff, Location, PlanItem
+from crow.domain.entries import Announcement, Attachment, Diff, Location, PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image
 from crow.tools import NOTHING_EXCLUDED, ExcludedPaths, OnOutput, Outcome, PlannedCall, Ports
@@ -114,8 +114,12 @@ def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
             outcome = await TOOLS[params.name].run(invocation, params.arguments or {})
         except (ArgumentError, OSError) as error:
             outcome = Outcome(text=with_name(params.name, describe_error(error)), is_error=True)
-        if not meta.get(FOLLOWED) and (checked := await context.checks.run(context.workspace, invocation.excluded)):
-            outcome = replace(outcome, text=f"{outcome.text}\n{checked}")
+        if (
+            not meta.get(FOLLOWED)
+            and (checked := await context.checks.run(context.workspace, invocation.excluded)).text
+        ):
+            raw = {**outcome.raw_output, "checks": list(checked.ran)}
+            outcome = replace(outcome, text=f"{outcome.text}\n{checked.text}", raw_output=raw)
         return to_result(outcome)
 
     return Server("crow", on_list_tools=list_tools, on_call_tool=call_tool)
@@ -125,6 +129,7 @@ def to_result(outcome: Outcome) -> mcp.CallToolResult:
     """Convert an outcome to an MCP result. `_meta["crow"]` has those fields of the outcome for which MCP has none."""
     fields = asdict(outcome)
     meta = {name: fields[name] for name in ("announcement", "plan", "raw_output", "skill", "max_chars")}
+    meta["attachments"] = fields["attachments"]
     images = [mcp.ImageContent(data=image.data, mime_type=image.mime_type) for image in outcome.images]
     return mcp.CallToolResult(
         content=[mcp.TextContent(text=outcome.text), *images], is_error=outcome.is_error, _meta={META: meta}
@@ -144,6 +149,7 @@ def from_result(result: mcp.CallToolResult) -> Outcome:
         plan=None if plan is None else tuple(PlanItem(**item) for item in plan),
         raw_output=meta["raw_output"],
         images=tuple(Image(data=each.data, mime_type=each.mime_type) for each in images if each.type == "image"),
+        attachments=tuple(Attachment(**file) for file in meta["attachments"]),
         skill=None if skill is None else tuple(skill),
         max_chars=meta["max_chars"],
     )

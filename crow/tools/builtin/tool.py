@@ -50,19 +50,21 @@ OUT_OF_BOUNDS = "is outside the workspace; on this server, tools cannot leave th
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """A built-in tool. `kind` and `access` apply to each of its calls, including invalid ones.
-
-    `plan` describes a call and finds errors in it without changing anything. `run` executes the call. Both may raise
-    :class:`~crow.domain.errors.ArgumentError`; its message goes to the model, with the tool's name in front. `limiter`
-    limits how many calls run at once.
-    """
+    """A built-in tool."""
 
     spec: ToolSpec
+    """The tool as the model sees it."""
     kind: CallKind
+    """The kind of each of its calls, including invalid ones."""
     access: Access
+    """What each of its calls accesses, including invalid ones."""
     plan: Callable[[ToolContext, Arguments], Awaitable[PlannedCall]]
+    """Describes a call and finds errors in it without changing anything. May raise
+    :class:`~crow.domain.errors.ArgumentError`; its message goes to the model, with the tool's name in front."""
     run: Callable[[ToolInvocation, Arguments], Awaitable[Outcome]]
+    """Executes a call. May raise the same error."""
     limiter: FairLimiter | None = None
+    """Limits how many calls run at once."""
 
 
 def tool_spec(name: str, description: str, /, *, required: str = "", **properties: Mapping[str, Any]) -> ToolSpec:
@@ -81,17 +83,25 @@ def argument(kind: str, description: str = "", /, **bounds: object) -> dict[str,
 
 @dataclass(slots=True, kw_only=True)
 class ToolContext:
-    """State that the tools of a session share. `skills` and `agents` are replaced before each turn."""
+    """State that the tools of a session share."""
 
     workspace: Workspace
     jobs: Jobs
+    """The commands that run in the background."""
     seen_files: SeenFiles = field(default_factory=SeenFiles)
+    """What the model knows of the files that it has read or written."""
     outputs: OutputFiles = field(default_factory=OutputFiles)
+    """The files with the whole outputs of commands."""
     skills: tuple[SkillInfo, ...] = ()
+    """The skills that the model can load. Replaced before each turn."""
     agents: tuple[AgentKind, ...] = ()
+    """The kinds of subagents that the model can start. Replaced before each turn."""
     fetches_private: bool = False
+    """Whether `fetch` may reach private addresses."""
     checks: Checks = field(default_factory=lambda: Checks({}))
+    """The user's checks, which run after edits."""
     keys: KeySource = HiddenKeys
+    """The secrets that commands do not get."""
 
     def target(self, path: str) -> PathTarget:
         """The file or directory that `path` leads to.
@@ -109,17 +119,20 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolInvocation:
-    """A running call. `allowed_paths` are the files or directories that the call may touch; empty if they are not known
-    in advance. `allowed_argument` is the argument of its planned call, or None if the call was not planned. `excluded`
-    are the files that a search leaves out and that a confined command cannot read."""
+    """A running call."""
 
     context: ToolContext
     ports: Ports
+    """What the session offers to tools."""
     call_id: str
     on_output: OnOutput
+    """Shows the user a piece of output while the call runs."""
     allowed_paths: tuple[str, ...] = ()
+    """The files or directories that the call may touch. Empty if they are not known in advance."""
     allowed_argument: str | None = None
+    """The argument of its planned call. None if the call was not planned."""
     excluded: ExcludedPaths = NOTHING_EXCLUDED
+    """The files that a search leaves out and that a confined command cannot read."""
     url_rules: UrlRules = NO_URL_RULES
     """The rules for the redirects of a fetch."""
 
@@ -139,26 +152,27 @@ class ToolInvocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathTarget:
-    """A file or directory that a call names, with links resolved.
-
-    `name` is the path for messages: relative to the working directory if the file is inside that directory.
-    `client_path` is the path for the client. If the file is inside the working directory, `client_path` begins with the
-    path that the client gave for that directory, even if that path is a link. `rule_names` are the names by which
-    permission rules can refer to the file. `given_names` are the names before links were resolved. Only deny rules use
-    these names. `read_protection` says whether the file may be read freely, only after asking the user, or never.
-    `has_hard_links` means that the file has several names. `is_out_of_bounds` means that the workspace is bounded and
-    the file is outside of it.
-    """
+    """A file or directory that a call names, with links resolved."""
 
     path: Path
+    """The path with links resolved."""
     name: str
+    """The path for messages: relative to the working directory if the file is inside that directory."""
     client_path: str
+    """The path for the client. If the file is inside the working directory, it begins with the path that the client
+    gave for that directory, even if that path is a link."""
     rule_names: tuple[str, ...]
+    """The names by which permission rules can refer to the file."""
     is_outside: bool
+    """Whether the file is outside the workspace."""
     given_names: tuple[str, ...] = ()
+    """The names before links were resolved. Only deny rules use these names."""
     read_protection: Protection = "none"
+    """Whether the file may be read freely, only after asking the user, or never."""
     has_hard_links: bool = False
+    """The file has several names."""
     is_out_of_bounds: bool = False
+    """The workspace is bounded, and the file is outside of it."""
 
     @classmethod
     def at(cls, workspace: Workspace, path: Path) -> PathTarget:
@@ -244,7 +258,7 @@ def parse_call(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
         tool takes.
     """
     if call.fault is not None:
-        raise ArgumentError(with_expectation(call.fault, spec))
+        raise ArgumentError(with_expectation(f"{call.fault.rstrip('.')}.", spec))
     try:
         return parse(call.name, call.arguments)
     except ArgumentError as error:

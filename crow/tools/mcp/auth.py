@@ -59,19 +59,18 @@ _TOKEN = re.compile(r"[!-~]{1,16384}")
 
 @dataclass(eq=False, kw_only=True)
 class ServerAuth(httpx2.Auth):
-    """Adds the token to each request to an MCP server, and gets a new token if the server asks for one.
-
-    `hold` returns a context that crow enters while it gets a new token. In this context, a server that is starting gets
-    more time. If `forces_login` is set, the user is asked to log in even if a login is stored. `problem` says why crow
-    has no token that the server accepts; it is empty if there is no problem.
-    """
+    """Adds the token to each request to an MCP server, and gets a new token if the server asks for one."""
 
     server: HttpServer
     logins: LoginFolder
     asker: LoginAsker
     hold: Callable[[], AbstractContextManager[None]]
+    """Returns a context that crow enters while it gets a new token. In this context, a server that is starting gets
+    more time."""
     forces_login: bool = False
+    """The user is asked to log in even if a login is stored."""
     problem: str = ""
+    """Why crow has no token that the server accepts. Empty if there is no problem."""
     _login: Login | None = None
     _is_read: bool = False
     _is_final: bool = False

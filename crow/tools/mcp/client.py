@@ -83,18 +83,12 @@ _RESOURCE_TOOLS = {spec.name: spec for spec in (_LIST_RESOURCES, _READ_RESOURCE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSettings:
-    """The user's settings for tools.
-
-    A server must start within `start_timeout_s`, and a call of one of its tools must end within `call_timeout_s`.
-    `skill_folders` and `agent_folders` are the user's own folders. A server without a sandbox starts in its own
-    directory below one of the `server_places`, where only the user can write. Processes that tools start do not get the
-    `keys`, and results do not show the keys. Logins to servers are kept in the `login_folder`. Without this folder,
-    crow does not log in. `on_secrets` is called with each token. `asker` asks the user to log in, even if there is a
-    login already. If `asker` is None, the editor asks the user, but only if there is no valid login.
-    """
+    """The user's settings for tools."""
 
     start_timeout_s: float = 10.0
+    """A server must start within this time."""
     call_timeout_s: float = 600.0
+    """A call of a server's tool must end within this time."""
     offered: int = 100
     """The maximum number of external tools that are sent to the model."""
     offered_tokens: int = 2_000
@@ -103,15 +97,23 @@ class ToolSettings:
     always_offered: tuple[str, ...] = ()
     """Globs that match the names of external tools that are sent in any case, up to `offered` tools."""
     skill_folders: tuple[Path, ...] = ()
+    """The user's own folders of skills."""
     agent_folders: tuple[Path, ...] = ()
+    """The user's own folders of subagents."""
     server_places: tuple[Path, ...] = ()
+    """A server without a sandbox starts in its own directory below one of these, where only the user can write."""
     fetches_private: bool = False
     checks: Mapping[str, str] = field(default_factory=dict)
     """Commands that check changes, by globs of the files that they are for."""
     keys: KeySource = HiddenKeys
+    """Processes that tools start do not get these keys, and results do not show them."""
     login_folder: Path | None = None
+    """Keeps the logins to servers. Without it, crow does not log in."""
     on_secrets: Callable[[Iterable[str]], None] | None = None
+    """Called with each token."""
     asker: LoginAsker | None = None
+    """Asks the user to log in, even if there is a login already. If it is None, the editor asks the user, but only if
+    there is no valid login."""
 
 
 @asynccontextmanager

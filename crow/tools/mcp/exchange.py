@@ -18,12 +18,12 @@ import anyio
 import anyio.to_thread
 import httpx2
 
-from crow import __version__
 from crow.domain.errors import ArgumentError, ToolServerError
 from crow.domain.text import safe
 from crow.tools.mcp.calls import is_this_machine
 from crow.tools.urls import PORTS, is_address, normalize_url
 from crow.tools.web import is_public
+from crow.version import __version__
 
 _MAX_ANSWER_BYTES = 1_000_000
 _TIMEOUT_S = 20.0

@@ -61,18 +61,17 @@ that holds its URI, and the maximum number of items to keep."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalTool:
-    """A tool of a server. `name` is the server's own name for the tool. The model uses `spec.name`, and people see
-    `title`.
-
-    `is_read_only`: the user's settings declare the tool read-only.
-    """
+    """A tool of a server."""
 
     name: str
+    """The server's own name for the tool. The model uses `spec.name`."""
     title: str
+    """The name that people see."""
     spec: ToolSpec
     tokens: int
     """The estimated size of the tool in a request."""
     is_read_only: bool = False
+    """The user's settings declare the tool read-only."""
     output_schema: Mapping[str, Any] | None = None
     """The schema of the tool's structured results. None if there is none, or it is too long to check."""
 

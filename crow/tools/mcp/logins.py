@@ -43,19 +43,18 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """A login: the tokens, and what is needed to refresh and revoke them.
-
-    `client` is crow's registration at the authorization server. `metadata` describes the authorization server.
-    `resource` is the description that the MCP server gave of itself. `expires_at` is the time when the access token
-    expires, in seconds since 1970; None if unknown.
-    """
+    """A login: the tokens, and what is needed to refresh and revoke them."""
 
     account: Account
     tokens: JsonObject = field(repr=False)
     client: JsonObject = field(repr=False)
+    """Crow's registration at the authorization server."""
     metadata: JsonObject = field(default_factory=dict)
+    """Describes the authorization server."""
     resource: JsonObject = field(default_factory=dict)
+    """The description that the MCP server gave of itself."""
     expires_at: float | None = None
+    """When the access token expires, in seconds since 1970. None if unknown."""
 
     @property
     def token(self) -> str:

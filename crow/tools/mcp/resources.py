@@ -14,7 +14,7 @@ from crow.domain.entries import Attachment
 from crow.domain.messages import Image
 from crow.domain.text import on_one_line, shorten
 from crow.tools import Outcome
-from crow.tools.builtin.files import sound_picture_type
+from crow.tools.builtin.files import sound_pdf, sound_picture_type
 from crow.tools.mcp.calls import count_bytes, describe_error, encodable
 from crow.tools.mcp.listing import MAX_RESOURCES, MAX_TEMPLATES, pages
 from crow.tools.mcp.names import URI_CHARS
@@ -34,11 +34,11 @@ _COMPLETIONS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalResource:
-    """A resource that a server lists, or a template for the URIs of resources. `about` describes the resource for the
-    model."""
+    """A resource that a server lists, or a template for the URIs of resources."""
 
     uri: str
     about: str = ""
+    """A description for the model."""
     is_template: bool = False
 
     @property
@@ -132,6 +132,9 @@ def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
         if (media := sound_picture_type(content.blob)) is not None:
             images.append(Image(data=content.blob, mime_type=media))
             pieces.append(f"[{heading}: a picture]")
+        elif (pdf := sound_pdf(content.blob, heading)) is not None:
+            attachments.append(pdf)
+            pieces.append(f"[{heading}: a PDF, {size:,} bytes]")
         else:
             pieces.append(
                 f"[{heading}, {short_line(kind, _NAME_CHARS)}, {size:,} bytes: binary, models cannot read it]"

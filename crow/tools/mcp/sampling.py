@@ -45,10 +45,10 @@ _STOP_REASONS: Mapping[str, Literal["endTurn", "maxTokens", "stopSequence"]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunningCall:
-    """A request from crow that a server is working on. `call_id` is empty if the request does not come from a tool call
-    of the model."""
+    """A request from crow that a server is working on."""
 
     call_id: str
+    """The id of the model's tool call. Empty if the request does not come from one."""
     name: str
     arguments: str
     announcement: Announcement

@@ -65,25 +65,25 @@ class ServerProcess:
     """An MCP server as a child process: a transport for `mcp.Client`. Enter and leave it in the same task, and only
     once.
 
-    The child gets a minimal environment without the `keys`. Its PATH contains no relative directories and no
-    directories of the workspace. It starts in an empty directory, which is removed when the context is left. This
-    directory is made in one of the `places` outside the workspace if possible, because `npx` looks for programs in all
-    parents of the directory where it starts.
+    The child gets a minimal environment. Its PATH contains no relative directories and no directories of the workspace.
+    It starts in an empty directory, which is removed when the context is left.
 
     The child leads a process group. When the context is left, the child's input is closed. After `CLOSE_S`, the whole
     group and all processes that have left the group get SIGTERM. After a further `_TERM_S`, they get SIGKILL. Lines of
     the child's output that are not messages are ignored. Its standard error is logged.
-
-    `closed` is set when the child has ended, closed its output or broken the protocol. `reason` then says which of
-    these happened.
     """
 
     server: StdioServer
     workspace: Workspace
     keys: KeySource = HiddenKeys
+    """Secrets that the child's environment does not contain."""
     places: Sequence[Path] = ()
+    """The directory where the child starts is made in one of these, outside the workspace if possible, because `npx`
+    looks for programs in all parents of the directory where it starts."""
     closed: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the child has ended, closed its output or broken the protocol."""
     reason: str = ""
+    """Which of these has happened."""
     _private: Path | None = None
     _process: Process | None = None
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)

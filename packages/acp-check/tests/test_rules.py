@@ -17,7 +17,8 @@ from acp_check.drive import Drive
 from acp_check.report import Report
 from acp_check.rules import RULES, Rule, judge
 from acp_check.run import EndpointLog, Exit, Run
-from tests.agent import Agent, Disk
+from tests.agent import Agent
+from tests.scripts import Disk
 
 AT_ONCE = TimeLimits(answer_s=0, settle_s=0, exit_s=0, begin_s=0, slow_s=0)
 """The agent answers before a write returns, so nothing has to be waited for."""

@@ -27,7 +27,7 @@ from crow.llm.dialect import Dialect
 from crow.llm.items import Item, stored_items
 from crow.llm.messages import schema
 from crow.llm.messages.claude import claude
-from crow.llm.messages.encode import Encoder
+from crow.llm.messages.encode import MessagesEncoder as Encoder
 from tests.support.messages_endpoint import shape_faults
 
 HERE = "https://api.anthropic.com/v1 claude-opus-5-5"

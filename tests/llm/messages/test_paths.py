@@ -15,7 +15,7 @@ from crow.domain.messages import AssistantMessage, SystemMessage
 from crow.llm import Request
 from crow.llm.dialect import Dialect
 from crow.llm.items import Item, stored_items
-from crow.llm.messages.encode import Encoder
+from crow.llm.messages.encode import MessagesEncoder as Encoder
 from tests.support.messages_endpoint import before, check_loop, check_results, shape_faults
 from tests.support.paths import breaks, damaged, histories, plain_histories
 

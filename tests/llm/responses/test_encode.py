@@ -30,7 +30,8 @@ from crow.domain.messages import (
 from crow.llm import Request, ThoughtLevel
 from crow.llm.dialect import Dialect
 from crow.llm.items import Item, stored_items
-from crow.llm.responses.encode import Encoder, is_strict
+from crow.llm.responses.encode import ResponsesEncoder as Encoder
+from crow.llm.responses.encode import is_strict
 
 HERE = "https://here/v1 gpt-x"
 PLAIN = Dialect(wires=("responses",))

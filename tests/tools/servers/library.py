@@ -39,6 +39,8 @@ CONTENTS: dict[str, list[dict[str, Any]]] = {
     "docs:///a.md": [{"text": "# Notes\nsk-secret-0123456789"}],
     "docs:///logo.png": [{"blob": PICTURE, "mimeType": "image/png"}],
     "docs:///a.zip": [{"blob": "AAAA", "mimeType": "application/zip"}],
+    "docs:///a.pdf": [{"blob": "JVBERi0xLjcK", "mimeType": "application/pdf"}],
+    "docs:///bad.pdf": [{"blob": "JVBERi0xLjcK!", "mimeType": "application/pdf"}],
     "docs:///both": [{"text": "one", "uri": "docs:///1"}, {"text": "two", "uri": f"docs:///{EVIL}"}],
     "docs:///nothing": [],
     "docs:///many": [{"text": str(number)} for number in range(250)],
