@@ -15,6 +15,8 @@ import pytest
 from crow.app import BackgroundImport
 from crow.domain.errors import CrowError
 from tests.cli.test_cli import add_session
+from tests.support.fork_server import ForkedProgram
+from tests.support.terminal import Program, can_fork
 
 ID = "crow-0123456789ab"
 PRINTING = [
@@ -22,6 +24,8 @@ PRINTING = [
     *("sessions", "sessions list --json", "sessions stats --disk", "sessions search hi", f"sessions show {ID}"),
     *(f"sessions export {ID}", f"sessions export {ID} --format markdown", "run hi", "run --json hi", "demo"),
 ]
+STARTED = [*((command, False) for command in PRINTING), ("--help", True), ("sessions", True)]
+"""The commands, and whether a new interpreter runs them."""
 
 
 @pytest.fixture
@@ -33,10 +37,19 @@ def place(tmp_path: Path) -> Path:
 
 
 def start(
-    place: Path, command: str, stdout: int | None, *, ends: Sequence[int] = (), **environment: str
-) -> subprocess.Popen[bytes]:
+    place: Path,
+    command: str,
+    stdout: int,
+    *,
+    ends: Sequence[int] = (),
+    encoding: str = "utf-8",
+    is_fresh: bool = sys.platform != "linux",
+) -> Program:
     """Start a command. `ends` are the descriptors that are closed in the process before it starts."""
-    env = os.environ | {"HOME": str(place), "CROW_HOME": str(place / "home"), "CROW_MODEL": "offline"} | environment
+    env = {"PATH": os.environ["PATH"], "HOME": str(place), "CROW_HOME": str(place / "home"), "CROW_MODEL": "offline"}
+    if not is_fresh and can_fork(env):
+        return ForkedProgram(command.split(), env=env, cwd=place, stdout=stdout, closed=ends, encoding=encoding)
+    env |= {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"} if encoding != "utf-8" else {}
     script = "import os, sys; [os.close(int(fd)) for fd in sys.argv[1].split()]; os.execv(sys.executable, sys.argv[2:])"
     line = [sys.executable, "-c", script, " ".join(map(str, ends)), sys.executable, "-P", "-m", "crow"]
     return subprocess.Popen(
@@ -44,22 +57,22 @@ def start(
     )
 
 
-def ended(process: subprocess.Popen[bytes]) -> tuple[int, list[str]]:
+def ended(process: Program) -> tuple[int, list[str]]:
     """The exit code, and the lines on stderr without those that say what a run did."""
     _, err = process.communicate(timeout=120)
     lines = [line for line in err.decode().splitlines() if line.strip() and not line.startswith("You have not")]
-    return process.returncode, lines
+    return process.wait(), lines
 
 
-@pytest.mark.parametrize("command", PRINTING)
-def test_output_that_cannot_be_written_is_reported_in_one_sentence(place: Path, command: str) -> None:
+@pytest.mark.parametrize(("command", "is_fresh"), STARTED)
+def test_output_that_cannot_be_written_is_reported_in_one_sentence(place: Path, command: str, is_fresh: bool) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with open("/dev/full", "wb") as full, open(writer, "wb") as broken:
         processes = [
-            start(place, command, full.fileno()),
-            start(place, command, None, ends=[1]),
-            start(place, command, broken.fileno()),
+            start(place, command, full.fileno(), is_fresh=is_fresh),
+            start(place, command, full.fileno(), ends=[1], is_fresh=is_fresh),
+            start(place, command, broken.fileno(), is_fresh=is_fresh),
         ]
     assert list(map(ended, processes)) == [
         (1, ["crow: standard output cannot be written: No space left on device"]),
@@ -69,10 +82,10 @@ def test_output_that_cannot_be_written_is_reported_in_one_sentence(place: Path, 
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-@pytest.mark.parametrize("command", PRINTING)
-def test_output_works_in_every_encoding(place: Path, command: str, encoding: str) -> None:
+@pytest.mark.parametrize(("command", "is_fresh"), STARTED)
+def test_output_works_in_every_encoding(place: Path, command: str, is_fresh: bool, encoding: str) -> None:
     with open(place / "out", "wb") as out:
-        code, err = ended(start(place, command, out.fileno(), PYTHONIOENCODING=encoding, PYTHONUTF8="0"))
+        code, err = ended(start(place, command, out.fileno(), encoding=encoding, is_fresh=is_fresh))
     assert (code, [line for line in err if "Error" in line or "Traceback" in line]) == (0, [])
     if command == "sessions list --json":
         assert json.loads((place / "out").read_bytes())["title"] == "hi — … ünï 😀"
@@ -86,8 +99,8 @@ def test_output_works_in_every_encoding(place: Path, command: str, encoding: str
 
 def test_closed_standard_streams_never_become_the_database(place: Path) -> None:
     for ends in ([1], [2], [0, 1, 2]):
-        with start(place, "run hi", None, ends=ends) as process:
-            process.wait(120)
+        with start(place, "run hi", subprocess.PIPE, ends=ends, is_fresh=True) as process:
+            process.communicate(timeout=120)
     with start(place, "doctor", subprocess.PIPE) as process:
         assert "error" not in process.communicate(timeout=120)[0].decode().casefold()
     with open(place / "out", "wb") as out:
@@ -100,7 +113,7 @@ def test_a_deleted_directory_is_named_as_the_cause(place: Path, command: str) ->
     crow = "[sys.executable, '-P', '-m', 'crow', *sys.argv[1:]]"
     script = f"import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, {crow})"
     (place / "gone").mkdir()
-    env = os.environ | {"HOME": str(place), "CROW_HOME": str(place / "home"), "CROW_MODEL": "offline"}
+    env = {"PATH": os.environ["PATH"], "HOME": str(place), "CROW_HOME": str(place / "home"), "CROW_MODEL": "offline"}
     done = subprocess.run(
         [sys.executable, "-c", script, *command.split()],
         cwd=place / "gone",

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any, NoReturn, Self, get_args
 
 from crow.domain.messages import WireName
-from crow.stdio import run_with_output
 
 __all__ = ["ForkedProcess", "ForkedProgram", "start"]
 
@@ -135,7 +134,8 @@ def _fork(request: Mapping[str, object], *fds: int) -> tuple[int, socket.socket]
 class ForkedProgram:
     """The part of :class:`subprocess.Popen` that tests of the command line use. Leaving the context waits for the end.
 
-    Runs `crow` with these arguments: with pipes, or in the terminal whose file is `terminal`.
+    Runs `crow` with these arguments: with pipes, or in the terminal whose file is `terminal`. `stdout` may be a file.
+    The descriptors `closed` are closed, as if before the process started; `encoding` is that of its texts.
     """
 
     def __init__(
@@ -145,20 +145,29 @@ class ForkedProgram:
         env: Mapping[str, str],
         cwd: Path,
         stdin: int = subprocess.DEVNULL,
+        stdout: int = subprocess.PIPE,
         terminal: int | None = None,
+        closed: Sequence[int] = (),
+        encoding: str = "utf-8",
     ) -> None:
-        request = {"arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "terminal": terminal is not None}
+        command = {"terminal": terminal is not None, "closed": list(closed), "encoding": encoding}
+        request = {"arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "command": command}
         self.stdin = self.stdout = self.stderr = None
         if terminal is not None:
             theirs = (os.dup(terminal), os.dup(terminal), os.dup(terminal))
         else:
-            (stdout, child_out), (stderr, child_err) = os.pipe(), os.pipe()
-            child_in = os.open(os.devnull, os.O_RDONLY)
-            self.stdout, self.stderr = open(stdout, "rb"), open(stderr, "rb")  # noqa: SIM115
+            child_in, child_out = os.open(os.devnull, os.O_RDONLY), stdout
             if stdin == subprocess.PIPE:
                 os.close(child_in)
                 child_in, ours = os.pipe()
                 self.stdin = open(ours, "wb")  # noqa: SIM115
+            if stdout == subprocess.PIPE:
+                ours, child_out = os.pipe()
+                self.stdout = open(ours, "rb")  # noqa: SIM115
+            else:
+                child_out = os.dup(stdout)
+            ours, child_err = os.pipe()
+            self.stderr = open(ours, "rb")  # noqa: SIM115
             theirs = (child_in, child_out, child_err)
         self.pid, self._server = _fork(request, *theirs)
         self.returncode: int | None = None
@@ -167,23 +176,20 @@ class ForkedProgram:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in (self.stdin, self.stdout, self.stderr):
-            if file is not None:
-                file.close()
+        self._close_files()
         self.wait()
 
     def communicate(self, data: bytes = b"", timeout: float = 120) -> tuple[bytes, bytes]:
         """Send `data`, and read until the end. Return stdout and stderr."""
-        assert self.stdin is not None
-        assert self.stdout is not None
-        assert self.stderr is not None
         with ThreadPoolExecutor(2) as threads:
-            outputs = [threads.submit(self.stdout.read), threads.submit(self.stderr.read)]
-            with suppress(BrokenPipeError):  # it has ended without reading
-                self.stdin.write(data)
-            with suppress(BrokenPipeError):
-                self.stdin.close()
+            outputs = [threads.submit(file.read if file else bytes) for file in (self.stdout, self.stderr)]
+            if self.stdin is not None:
+                with suppress(BrokenPipeError):  # it has ended without reading
+                    self.stdin.write(data)
+                with suppress(BrokenPipeError):
+                    self.stdin.close()
             out, err = (output.result(timeout) for output in outputs)
+        self._close_files()
         self.wait(timeout)
         return out, err
 
@@ -204,6 +210,11 @@ class ForkedProgram:
     def kill(self) -> None:
         """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
+
+    def _close_files(self) -> None:
+        for file in (self.stdin, self.stdout, self.stderr):
+            if file is not None:
+                file.close()
 
 
 async def _reader(fd: int, limit: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
@@ -317,22 +328,25 @@ def _run(request: dict[str, object], fds: Sequence[int]) -> NoReturn:
     assert isinstance(arguments, list)
     sys.argv = ["crow", *arguments]
     gc.unfreeze()
-    if "terminal" in request:
-        sys.exit(_run_command(in_terminal=bool(request["terminal"])))
+    if "command" in request:
+        sys.exit(_run_command(**request["command"]))  # type: ignore[arg-type]
     sys.exit(importlib.import_module(str(request["program"])).main(arguments))
 
 
-def _run_command(*, in_terminal: bool) -> int:
+def _run_command(*, terminal: bool, closed: Sequence[int], encoding: str) -> int:
     """In the child: do what `python -m crow` does."""
-    if in_terminal:
+    if terminal:
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    # The files of the server know neither how to end a line in a terminal nor that they are no longer pipes.
-    text: dict[str, Any] = {"encoding": "utf-8", "closefd": False}
+    # The server's own files know neither their encoding nor whether they lead to a terminal.
+    text: dict[str, Any] = {"encoding": encoding, "closefd": False}
     sys.stdin = open(0, errors="surrogateescape", **text)  # noqa: SIM115
     sys.stdout = open(1, "w", errors="surrogateescape", **text)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", **text)  # noqa: SIM115
-    return run_with_output(importlib.import_module("crow.cli").main)
+    for fd in closed:
+        os.close(fd)
+        setattr(sys, ("stdin", "stdout", "stderr")[fd], None)
+    return int(importlib.import_module("crow.__main__").main())
 
 
 if __name__ == "__main__":
