@@ -66,6 +66,10 @@ class Case:
     """The path in the call, if it is not the file's."""
     more: Mapping[str, Any] | None = None
     """More arguments of the call."""
+    sections: str = ""
+    """More sections of a patch. `{}` stands for the directory."""
+    others: tuple[tuple[str, str | None, str | None], ...] = ()
+    """The files of these sections: name, text before, and text after the patch. None if there is no such file."""
 
     def encoded(self, text: str) -> bytes:
         return text.replace("\n", self.ends).encode(self.codec)
@@ -104,7 +108,7 @@ def _plain(path: Path, random: Random) -> Case | None:
         return None
     lines = text.split("\n")
     count = random.randint(3, 7)
-    if len(lines) < 50 or "```" in text:
+    if len(lines) < 50 or "```" in text or "�" in text:
         return None
     first = random.randrange(2, len(lines) - count - 3)
     old = lines[first : first + count]
@@ -424,6 +428,52 @@ def _decomposed(case: Case, random: Random) -> Case | None:
     return replace(case, text="\n".join(text), goal="\n".join(goal), old=old, new=new)
 
 
+def _lost_end(case: Case, random: Random) -> Case | None:
+    """The new text lacks the line end that the old text has."""
+    return replace(case, old=f"{case.old}\n") if case.new.strip() else None
+
+
+def _cut_start(case: Case, random: Random) -> Case | None:
+    """The old text begins within a line that the new text has whole."""
+    line = case.old.split("\n")[0]
+    at = random.randrange(len(line) // 2, len(line)) - len(line.rstrip()) // 4
+    if case.new.split("\n")[0] != line or not line[:at].strip() or case.text.count(case.old[at:]) > 1:
+        return None
+    return replace(case, old=case.old[at:])
+
+
+def _cut_end(case: Case, random: Random) -> Case | None:
+    """The old text ends within a line that the new text has whole."""
+    line = case.old.split("\n")[-1]
+    cut = random.randrange(4, max(5, len(line.strip()) // 2))
+    if case.new.split("\n")[-1] != line or not line[:-cut].strip() or not re.search(r"\w", line[-cut:]):
+        return None
+    return replace(case, old=case.old[:-cut])
+
+
+def _cut_both(case: Case, random: Random) -> Case | None:
+    """Both texts begin and end within the same lines."""
+    first, last = case.old.split("\n")[0], case.old.split("\n")[-1]
+    start, cut = len(first) - len(first.lstrip()) + 3, random.randrange(1, 4)
+    if (
+        case.new.split("\n")[0] != first
+        or case.new.split("\n")[-1] != last
+        or min(len(last.strip()), len(first.strip())) < 8
+    ):
+        return None
+    return replace(case, old=case.old[start:-cut], new=case.new[start:-cut])
+
+
+def _and(sections: str, *others: tuple[str, str | None, str | None], fails: bool = False) -> Slip:
+    """The patch has more sections. If one of them `fails`, no file may change."""
+
+    def add(case: Case, random: Random) -> Case:
+        case = replace(case, tool="apply_patch", sections=sections, others=others)
+        return replace(case, goal=None, accepts="other.txt") if fails else case
+
+    return add
+
+
 def _curly(text: str) -> str:
     return text.replace("'", "’").replace('"', "”")
 
@@ -486,11 +536,26 @@ SLIPS: tuple[tuple[str, Slip], ...] = (
     ("empty old_text", _empty_old),
     ("nothing changes", _same),
     ("wrong path", _wrong_path),
+    ("last line end lost", _lost_end),
+    ("cut at the start", _cut_start),
+    ("cut at the end", _cut_end),
+    ("cut alike in both", _cut_both),
+    ("and a second file", _and("*** Update File: {}/other.txt\n@@\n-one\n+two", ("other.txt", "one\n", "two\n"))),
+    ("and a new file", _and("*** Add File: {}/sub/added.txt\n+one", ("sub/added.txt", None, "one\n"))),
+    ("and a deleted file", _and("*** Delete File: {}/other.txt", ("other.txt", "one\n", None))),
+    ("and a moved file", _and(
+        "*** Update File: {}/other.txt\n*** Move to: {}/moved.txt\n@@\n-one\n+two",
+        ("other.txt", "one\n", None), ("moved.txt", None, "two\n"),
+    )),
+    ("and a file that does not fit", _and(
+        "*** Add File: {}/new.txt\n+one\n*** Update File: {}/other.txt\n@@\n-nowhere\n+two",
+        ("new.txt", None, None), ("other.txt", "one\n", "one\n"), fails=True,
+    )),
 )  # fmt: skip
 
 
-def as_patch(case: Case, old: str, new: str, path: str) -> str:
-    """The change as a patch: lines that both texts share are kept."""
+def as_patch(old: str, new: str, path: str, *more: str) -> str:
+    """The change as a patch: lines that both texts share are kept. `more` are other sections."""
     mine, theirs = old.split("\n"), new.split("\n")
     hunk = ["@@"]
     for step, a, b, c, d in SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
@@ -499,7 +564,13 @@ def as_patch(case: Case, old: str, new: str, path: str) -> str:
         else:
             hunk += (f"-{line}" for line in mine[a:b])
             hunk += (f"+{line}" for line in theirs[c:d])
-    return "\n".join(["*** Begin Patch", f"*** Update File: {path}", *hunk, "*** End Patch"])
+    return "\n".join(["*** Begin Patch", f"*** Update File: {path}", *hunk, *more, "*** End Patch"])
+
+
+def _are(case: Case, place: Path, state: Literal[1, 2]) -> bool:
+    """Whether the other files are as before (1) or after (2) the patch."""
+    texts = [(place / other[0]).read_text() if (place / other[0]).exists() else None for other in case.others]
+    return texts == [other[state] for other in case.others]
 
 
 class Judge:
@@ -521,12 +592,15 @@ class Judge:
             path.write_bytes(case.encoded(case.text if case.read_text is None else case.read_text))
             await self._run("read_file", path=real)
         path.write_bytes(case.encoded(case.text))
+        for name, before, _ in case.others:
+            if before is not None:
+                (place / name).write_text(before)
         outcome = await self._edit(case, case.old, case.new, given)
         now = path.read_bytes()
         if not outcome.is_error:
-            is_right = case.goal is not None and now == case.encoded(case.goal)
+            is_right = case.goal is not None and now == case.encoded(case.goal) and _are(case, place, 2)
             return ("right" if is_right else "wrong"), outcome.text
-        if now != case.encoded(case.text):
+        if now != case.encoded(case.text) or not _are(case, place, 1):
             return "wrong", outcome.text
         return await self._second_try(case, path, real, outcome.text)
 
@@ -565,8 +639,10 @@ class Judge:
     async def _edit(self, case: Case, old: str, new: str, path: str) -> Outcome:
         if case.tool == "write_file":
             return await self._run("write_file", path=path, content=new)
-        if self._is_patch and old and not case.more:
-            return await self._run("apply_patch", input=as_patch(case, old, new, path))
+        if case.tool == "apply_patch" or (self._is_patch and old and not case.more):
+            old = old.removesuffix("\n") if case.slip == "last line end lost" else old
+            more = case.sections.replace("{}", path.split("/")[0]).split("\n") if case.sections else ()
+            return await self._run("apply_patch", input=as_patch(old, new, path, *more))
         return await self._run("edit_file", path=path, old_text=old, new_text=new, **(case.more or {}))
 
     async def _run(self, tool: str, **given: Any) -> Outcome:

@@ -60,7 +60,9 @@ class NoLog:
         """Finds nothing."""
         return f"{query} {limit}"
 
-    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes | None) -> None:
+    async def before_change(
+        self, call_id: str, path: Path, before: bytes | None, after: bytes | None, *, mode: int | None = None
+    ) -> None:
         """Stores nothing."""
 
 

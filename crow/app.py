@@ -34,7 +34,7 @@ from crow.frontend.agent import serve as serve_connection
 from crow.frontend.endpoints import AuthState, Credentials, Provider
 from crow.frontend.host import ServerDependencies
 from crow.frontend.transport import StdioTransport, claim_stdio
-from crow.llm import Model, ModelInfo
+from crow.llm import Model, ModelInfo, ThoughtLevel
 from crow.log import start_logging
 from crow.runtime import importing, keep_little, trim
 from crow.settings import OFFLINE, Loaded, Target, edit_tool_of, fallback_of, names_offered, target_of
@@ -113,6 +113,8 @@ class Wiring:
         # The names of the configured models, then those of the models that the endpoint lists. All sessions share this
         # list, so it is changed in place.
         self._names = list(self._offered())
+        # The thought levels of the models that the endpoint lists.
+        self._levels: Mapping[str, tuple[ThoughtLevel, ...] | None] = {}
 
     @property
     def store(self) -> Store:
@@ -209,7 +211,7 @@ class Wiring:
         """Set the open models aside, so that each model is opened again when it is next used. Running turns keep the
         old models."""
         self._retired_models += self._models.values()
-        self._models = {}
+        self._models, self._levels = {}, {}
         self._generation += 1
 
     def providers(self) -> tuple[Provider, ...]:
@@ -361,7 +363,8 @@ class Wiring:
         if name == OFFLINE:
             return adapters.offline_model(self._settings).info
         target = target_of(name, self._settings)
-        return adapters.endpoint_of(target if self._gateways.is_disabled(target) else self._target(name)).info
+        info = adapters.endpoint_of(target if self._gateways.is_disabled(target) else self._target(name)).info
+        return replace(info, thought_levels=self._levels.get(name or self._default_model()))
 
     async def _model(self, name: str) -> Model:
         while name not in self._models:
@@ -393,8 +396,9 @@ class Wiring:
         except (CrowError, TimeoutError) as error:
             logger.info("The endpoint does not list its models: %s", error)
             return ()
-        names = dict.fromkeys(self._name_at(name, each.name) for each in listed[:_MODELS_LISTED])
+        names = {self._name_at(name, each.name): each for each in listed[:_MODELS_LISTED]}
         self._names += [each for each in names if each and each not in self._names]
+        self._levels = {each: offered.thought_levels for each, offered in names.items() if each}
         return tuple(self._names)
 
     def _name_at(self, default: str, model: str) -> str:

@@ -663,7 +663,9 @@ class _NoSession:
     async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
         return ""
 
-    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes | None) -> None: ...
+    async def before_change(
+        self, call_id: str, path: Path, before: bytes | None, after: bytes | None, *, mode: int | None = None
+    ) -> None: ...
 
     def current(self) -> tuple[()]:
         return ()

@@ -81,7 +81,7 @@ _GAP = (
 class _Pending:
     """A request from the editor that has no response yet."""
 
-    __slots__ = ("cancels", "is_named", "is_received", "is_repeated", "line", "message", "number")
+    __slots__ = ("cancels", "is_received", "is_repeated", "line", "message", "number", "prompt_id")
 
     def __init__(self, line: bytes, message: Message, number: int) -> None:
         self.line = line
@@ -90,8 +90,8 @@ class _Pending:
         """The number of the request among the messages to the server."""
         self.cancels: list[bytes] = []
         """The notifications with which the editor cancelled the request."""
-        self.is_named = isinstance(_crow_meta(message).get("promptId"), str)
-        """Whether it is a prompt with a name."""
+        self.prompt_id = _crow_meta(message).get("promptId")
+        """The name of the prompt, or None if the request is not a prompt with a name."""
         self.is_received = False
         """Whether the server has certainly read the request."""
         self.is_repeated = False
@@ -493,6 +493,10 @@ class Journal:
         method = "session/load" if is_unseen and not self._is_v2 else "session/resume"
         if is_unseen and self._is_v2:
             params["replayFrom"] = {"type": "start"}
+        names = [pending.prompt_id for pending in self._pending.values() if pending.session == session]
+        if sent := [name for name in names if isinstance(name, str)]:  # the editor shows these prompts already
+            meta = _object(params.get("_meta"))
+            params["_meta"] = meta | {"crow": _object(meta.get("crow")) | {"promptIds": sent}}
         self._request({"jsonrpc": "2.0", "method": method, "params": _at_cursor(params, cursor)})
 
     def _resumed(self, params: Message, error: Message, message: Message) -> None:
@@ -519,7 +523,7 @@ class Journal:
             method = pending.message["method"]
             if method == "initialize":
                 continue
-            is_named = pending.is_named and self._knows_names
+            is_named = isinstance(pending.prompt_id, str) and self._knows_names
             is_run_again = _is_prompt(pending) and pending.is_received and not (self._is_known or is_named)
             if is_run_again or not (_is_prompt(pending) or is_named or method in _REPEATABLE):
                 del self._pending[request_id]

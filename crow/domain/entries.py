@@ -172,6 +172,8 @@ class File:
     """The content before the change, or None if the file did not exist."""
     after_hash: str
     """The sha256 (hex) of the new content, or empty if the tool removed the file."""
+    mode: int | None = None
+    """The permission bits before the change. None if there was no file, or if an older version stored this entry."""
     recorded_here: bool = False
     """False for an imported entry, whose content is never restored."""
 
@@ -360,7 +362,7 @@ class Custom:
 
     namespace: str
     """The owner of the entry. Crow does not interpret this name. Crow's own entries have the namespace `crow`. They
-    tell the model which work in the background has ended."""
+    say which work in the background has ended, or what became of a patch that was interrupted."""
     text: str = ""
     is_shown: bool = False
     """If set, the user sees `text`."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.agent.feed import Feed, Item
 from crow.domain import events
-from crow.domain.entries import Assistant, CallRef, Entry, ToolResult, User
+from crow.domain.entries import Assistant, CallRef, Command, Entry, ToolResult, User
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.text import title_line
 from crow.frontend.cursors import CURSOR_KEY, PIECEMEAL, Cursor, CursorGap
@@ -187,7 +187,7 @@ class SessionClient:
         read: Callable[[], Awaitable[Missed]],
         *,
         is_running: Callable[[], bool],
-        is_own: Callable[[str], bool],
+        is_own: Callable[[User | Command], bool],
     ) -> Missed:
         """Send what the client has missed since its cursor, except the prompts for which `is_own` is true. `read`
         reads the log. Return what it has read.
@@ -208,7 +208,7 @@ class SessionClient:
                     body = result.body if result is not None and isinstance(result.body, ToolResult) else None
                     await self._send_shown(view.end_missed(call, body))
             for entry in missed.entries:
-                is_known = is_own(getattr(entry.body, "message_id", ""))
+                is_known = isinstance(entry.body, User | Command) and is_own(entry.body)
                 await self._send_shown(view.apply(events.EntryStored(entry=entry), is_own=is_known))
             await self._send_shown(view.end_reading(is_running=was_running or is_running()))
             for item in items:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from crow.domain.errors import ArgumentError
-from crow.frontend.frames import describe
+from crow.frontend.frames import describe_member
 
 ApiType: TypeAlias = Literal["openai", "anthropic", "azure"]
 """The kinds of endpoints that crow can use, as the protocol names them."""
@@ -92,13 +92,13 @@ def set_provider(endpoints: Endpoints, params: Mapping[str, Any]) -> None:
     api_type: ApiType | None = next((each for each in get_args(ApiType) if each == params["apiType"]), None)
     if api_type is None:
         known = ", ".join(f'"{each}"' for each in get_args(ApiType))
-        raise ArgumentError(f"apiType is {describe(params['apiType'])}; crow supports {known}.")
+        raise ArgumentError(f"apiType is {describe_member(params['apiType'])}; crow supports {known}.")
     headers = params.get("headers", {})
     if len(headers) > _MAX_HEADERS:
         raise ArgumentError(f"headers has {len(headers)} members; expected at most {_MAX_HEADERS}.")
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
-            raise ArgumentError(f"headers: {describe(name)} is not the name of an HTTP header.")
+            raise ArgumentError(f"headers: {describe_member(name)} is not the name of an HTTP header.")
         if len(value) > _MAX_VALUE_CHARS or not (value.isascii() and (not value or value.isprintable())):
             raise ArgumentError(
                 f"headers.{name}: expected at most {_MAX_VALUE_CHARS} printable ASCII characters without line breaks."

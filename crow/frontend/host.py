@@ -435,10 +435,11 @@ class SessionHost:
 
     async def _add_models(self) -> None:
         more = await self.dependencies.more_models()
-        self._set_models(tuple(dict.fromkeys([*self.models, *more])))
+        has_levels = any(hosted.session.thought_levels is not None for hosted in self.open.values())
+        self._set_models(tuple(dict.fromkeys([*self.models, *more])), has_levels=has_levels)
 
-    def _set_models(self, models: tuple[str, ...]) -> None:
-        if models != self.models:
+    def _set_models(self, models: tuple[str, ...], *, has_levels: bool = False) -> None:
+        if models != self.models or has_levels:
             self.models = models
             for hosted in self.open.values():
                 self.tasks.start_soon(hosted.clients.publish, OptionsChanged())

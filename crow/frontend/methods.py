@@ -33,6 +33,7 @@ from crow.frontend.params import (
     new_title,
     open_request_from,
     prompt_name,
+    sent_prompts,
     session_alias,
     session_metadata,
     wants_full_replay,
@@ -250,15 +251,15 @@ class Methods:
     @asynccontextmanager
     async def resumed(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[ClientSession]:
         """Open a stored session. If the request has a cursor, also sends the updates that the client missed after that
-        cursor."""
-        cursor = cursor_in(params)
+        cursor, except the prompts that the client has sent itself."""
+        cursor, sent = cursor_in(params), sent_prompts(params)
         async with self.sessions.reopened(params["sessionId"], request) as opened:
             if cursor is not None:
                 store, session = await self.sessions.store(), opened.session
                 await opened.client.resume(
                     lambda: missed_since(cursor, store, session.id, session.branch.entries),
                     is_running=lambda: session.is_running,
-                    is_own=opened.has_sent,
+                    is_own=lambda prompt: opened.has_sent(prompt, sent),
                 )
             yield opened
 

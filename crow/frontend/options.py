@@ -8,7 +8,7 @@ from typing import Any
 from crow.agent.permissions.rules import MODES, Mode
 from crow.domain.errors import ArgumentError
 from crow.domain.text import title_line
-from crow.frontend.frames import describe
+from crow.frontend.frames import describe_member
 from crow.frontend.tool_calls import is_plain
 
 _MODE_TEXTS: Mapping[Mode, tuple[str, str]] = {
@@ -41,13 +41,22 @@ def mode_state(current: str) -> dict[str, Any]:
 
 
 def config_options(
-    *, mode: str, model: str, models: Sequence[str], config: Mapping[str, object], booleans: bool
+    *,
+    mode: str,
+    model: str,
+    models: Sequence[str],
+    config: Mapping[str, object],
+    booleans: bool,
+    levels: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Return all config options of a session whose stored configuration is `config`.
 
     Boolean options are included only if the client supports them. The mode is included as an option too, because some
     clients read only the options, and not `modes`. The current model is offered even if `models` does not contain it.
     If there is no model at all, the option for the model is left out.
+
+    `levels` are the thought levels that the model takes, or None if that is unknown. The current level is always
+    offered. If there is no level to choose, the option for the thought level is left out.
     """
     modes = [{"value": mode, "name": name, "description": text} for mode, (name, text) in _MODE_TEXTS.items()]
     options = [_select("mode", "Mode", "What crow may do without asking", mode, modes)]
@@ -59,10 +68,12 @@ def config_options(
         text = "The model for the next prompt and later ones"
         options.append(_select("model", "Model", text, model or _NO_MODEL, choices))
     level = config.get("thought_level")
-    levels = [{"value": value, "name": name} for value, name in _THOUGHT_LEVELS.items()]
-    text = "How hard the model thinks, if the endpoint supports it"
     current = str(level) if level in _THOUGHT_LEVELS else "default"
-    options.append(_select("thought_level", "Thought level", text, current, levels))
+    taken = _THOUGHT_LEVELS if levels is None else {"default", current, *levels}
+    if len(taken) > 1:
+        choices = [{"value": value, "name": name} for value, name in _THOUGHT_LEVELS.items() if value in taken]
+        text = "How hard the model thinks, if the endpoint supports it"
+        options.append(_select("thought_level", "Thought level", text, current, choices))
     if booleans:
         text = "Summarise older messages when the context window fills up; nothing is deleted"
         option = {"id": "auto_compact", "name": "Automatic compaction", "description": text, "type": "boolean"}
@@ -75,7 +86,7 @@ def mode_named(value: object) -> Mode:
     for mode in MODES:
         if value == mode:
             return mode
-    raise ArgumentError(f"There is no mode {describe(value)}; choose one of {', '.join(MODES)}.")
+    raise ArgumentError(f"There is no mode {describe_member(value)}; choose one of {', '.join(MODES)}.")
 
 
 def option_value(option: object, value: object, *, model: str, models: Sequence[str]) -> str | bool:
@@ -95,20 +106,20 @@ def option_value(option: object, value: object, *, model: str, models: Sequence[
             remedy = "none is offered; run `crow login`, or set CROW_MODEL or model.name in config.toml"
             if names:
                 remedy = f"choose one of {', '.join(names)}"
-            raise ArgumentError(f"There is no model {describe(value)}; {remedy}.")
+            raise ArgumentError(f"There is no model {describe_member(value)}; {remedy}.")
         case "thought_level":
             if isinstance(value, str) and value in _THOUGHT_LEVELS:
                 return "" if value == "default" else value
             raise ArgumentError(
-                f"There is no thought level {describe(value)}; choose one of {', '.join(_THOUGHT_LEVELS)}."
+                f"There is no thought level {describe_member(value)}; choose one of {', '.join(_THOUGHT_LEVELS)}."
             )
         case "auto_compact":
             if isinstance(value, bool):
                 return value
-            raise ArgumentError(f"auto_compact is {describe(value)}; expected true or false.")
+            raise ArgumentError(f"auto_compact is {describe_member(value)}; expected true or false.")
         case _:
             known = "mode, model, thought_level and auto_compact"
-            raise ArgumentError(f"There is no config option {describe(option)}; the options are {known}.")
+            raise ArgumentError(f"There is no config option {describe_member(option)}; the options are {known}.")
 
 
 def _select(option_id: str, name: str, text: str, current: str, choices: list[dict[str, str]]) -> dict[str, Any]:

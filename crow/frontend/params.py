@@ -230,6 +230,17 @@ def prompt_name(params: Mapping[str, Any]) -> PromptName | None:
     return PromptName(id=prompt_id, digest=hashlib.sha256(text.encode()).hexdigest())
 
 
+def sent_prompts(params: Mapping[str, Any]) -> frozenset[str]:
+    """Read `_meta.crow.promptIds`, the ids of prompts that the client has sent and therefore shows already.
+
+    :raises ArgumentError: the value is not a list of strings.
+    """
+    ids = _crow_meta(params).get("promptIds", ())
+    if not isinstance(ids, list | tuple) or not all(isinstance(each, str) for each in ids):
+        raise ArgumentError(f"_meta.crow.promptIds is {describe_member(ids)}; expected a list of the ids of prompts.")
+    return frozenset(ids)
+
+
 def fork_entry(params: Mapping[str, Any]) -> int | None:
     """Read `_meta.crow.entry`, the id of the entry to fork from. Return None if the request has no such member.
 

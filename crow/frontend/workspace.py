@@ -145,12 +145,14 @@ class EditorWorkspace(_DiskBackedWorkspace):
             raise
         return await self._text_after_write(path, text, before)
 
-    async def restore(self, path: Path, content: bytes | None) -> None:
+    async def restore(self, path: Path, content: bytes | None, *, mode: int | None = None) -> None:
         """See :class:`crow.tools.Workspace`.
 
         Text is first written through the editor, so that an open buffer shows the text. If the file on disk still does
         not contain `content` after that, `disk` restores it.
         """
+        if mode is not None and content is not None and (await self.disk.stat(path)).kind == "missing":
+            await self.disk.restore(path, content, mode=mode)  # an editor would create the file with another mode
         with suppress(UnicodeDecodeError):
             if content is not None:
                 await self.write_text(path, content.decode())
@@ -314,14 +316,14 @@ class SharedWorkspace(_DiskBackedWorkspace):
                 raise
             return await self.disk.write_text(path, text)
 
-    async def restore(self, path: Path, content: bytes | None) -> None:
+    async def restore(self, path: Path, content: bytes | None, *, mode: int | None = None) -> None:
         """See :class:`crow.tools.Workspace`."""
         try:
-            await self._current.restore(path, content)
+            await self._current.restore(path, content, mode=mode)
         except PermissionError as error:
             if not isinstance(error.__cause__, ConnectionError):
                 raise
-            await self.disk.restore(path, content)
+            await self.disk.restore(path, content, mode=mode)
 
     @property
     def confines(self) -> bool:

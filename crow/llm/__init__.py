@@ -93,6 +93,8 @@ class ModelInfo(ModelLimits):
     """The refusals that change how messages are written, oldest first."""
     wire: WireName = "chat"
     """The form in which requests are sent."""
+    thought_levels: tuple[ThoughtLevel, ...] | None = None
+    """The thought levels that the model takes, as the endpoint's list of models says. None if it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

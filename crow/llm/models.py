@@ -12,7 +12,7 @@ from typing import Any
 
 from crow.domain.errors import StoreError
 from crow.domain.messages import Usage, WireName
-from crow.llm import EndpointMemory, ModelInfo, ModelLimits
+from crow.llm import THOUGHT_LEVELS, EndpointMemory, ModelInfo, ModelLimits, ThoughtLevel
 from crow.llm.dialect import Dialect, changes_messages, is_wire
 from crow.llm.endpoint import Endpoint
 from crow.llm.facts import (
@@ -47,6 +47,10 @@ _POSSIBLE_WINDOWS = (
     ("inputTokenLimit",),  # Gemini's native API
 )
 _OUTPUTS = (("top_provider", "max_completion_tokens"), ("max_completion_tokens",), ("outputTokenLimit",))
+_THINKS = (
+    ("supports_reasoning",),  # LiteLLM, Moonshot
+    ("capabilities", "reasoning"),  # Mistral
+)
 _MIN_WINDOW = 256
 _MAX_NAME_CHARS = 200
 _LISTING_INTERVAL = 50
@@ -68,6 +72,8 @@ class Offered(ModelLimits):
     """A model that an endpoint lists."""
 
     name: str
+    thought_levels: tuple[ThoughtLevel, ...] | None = None
+    """The thought levels that the model takes. None if the list does not say."""
 
 
 def read_listing(body: object) -> tuple[Offered, ...] | None:
@@ -94,7 +100,31 @@ def _offered(item: object) -> Offered | None:
         cached_price=_price(item, "input_cache_read"),
         cache_write_price=_price(item, "input_cache_write"),
         output_price=_price(item, "completion"),
+        thought_levels=_thought_levels(item),
     )
+
+
+def _thought_levels(item: Mapping[str, object]) -> tuple[ThoughtLevel, ...] | None:
+    """Return the thought levels that a listed model takes: none if it does not think, None if the list does not say."""
+    thinks = _value_at(item, ("capabilities", "thinking", "supported"))  # Anthropic
+    if thinks is True:
+        effort = _value_at(item, ("capabilities", "effort"))
+        has_budget = _value_at(item, ("capabilities", "thinking", "types", "enabled", "supported")) is not False
+        if has_budget or not isinstance(effort, Mapping):
+            return THOUGHT_LEVELS
+        return tuple(
+            level for level in THOUGHT_LEVELS if level == "off" or _value_at(effort, (level, "supported")) is not False
+        )
+    reasoning = item.get("reasoning")
+    if isinstance(reasoning, Mapping):  # OpenRouter
+        efforts, is_mandatory = reasoning.get("supported_efforts"), reasoning.get("mandatory") is True
+        taken = efforts if isinstance(efforts, list) else THOUGHT_LEVELS
+        return tuple(level for level in THOUGHT_LEVELS if (not is_mandatory if level == "off" else level in taken))
+    parameters = item.get("supported_parameters")  # OpenRouter
+    if isinstance(parameters, list):
+        return THOUGHT_LEVELS if "reasoning" in parameters or "reasoning_effort" in parameters else ()
+    flags = (thinks, *(_value_at(item, place) for place in _THINKS))
+    return () if False in (flag for flag in flags if isinstance(flag, bool)) else None
 
 
 def _sizes(item: Mapping[str, object], places: tuple[tuple[str, ...], ...]) -> Iterator[int]:
@@ -237,7 +267,11 @@ class EndpointFacts:
         if isinstance(listed, Mapping):
             known = {each.name: listed.get(each.name) for each in fields(ModelLimits)}
             limits: dict[str, Any] = {key: value for key, value in known.items() if _is_possible(key, value)}
-            self._listed = Offered(name=self._endpoint.model, **limits)
+            levels = listed.get("thought_levels")
+            taken = None
+            if isinstance(levels, (list, tuple)):
+                taken = tuple(level for level in THOUGHT_LEVELS if level in levels)
+            self._listed = Offered(name=self._endpoint.model, thought_levels=taken, **limits)
 
     async def refresh(self) -> None:
         """Read the stored facts again: another session, another process or the user may have changed them."""
@@ -275,6 +309,7 @@ class EndpointFacts:
             wire=self._wire(),
             context_window=window,
             max_output_tokens=self.output_limit(None, known),
+            thought_levels=listed.thought_levels if listed is not None else None,
             refused=tuple(
                 each for each in self._refusals.values() if changes_messages(each.part) and not is_wire(each.part)
             ),

@@ -10,7 +10,7 @@ from typing import Any
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError, ConfigError
-from crow.frontend.frames import describe
+from crow.frontend.frames import describe_member
 from crow.frontend.params import OpenRequest
 from crow.frontend.requests import OPENING
 from crow.settings.values import PRINCIPAL_PART, ServeSettings, static_part
@@ -72,7 +72,7 @@ class ServePolicy:
     def check(self, request: OpenRequest) -> None:
         """Check a request that opens a session. :raises ArgumentError: the principal may not send this request."""
         if request.servers and not self._settings.client_servers:
-            names = ", ".join(describe(server.name) for server in request.servers[:5])
+            names = ", ".join(describe_member(server.name) for server in request.servers[:5])
             raise ArgumentError(
                 f"mcpServers: this server does not start or call MCP servers for its clients ({names}). Remove them "
                 "from the client's settings, or ask the operator to add them to config.toml."
@@ -93,7 +93,9 @@ class ServePolicy:
         for name, path in paths:
             if not await anyio.to_thread.run_sync(self.contains, path):
                 below = " or ".join(self.roots)
-                raise ArgumentError(f"{name} is {describe(path)}; on this server, expected a directory below {below}.")
+                raise ArgumentError(
+                    f"{name} is {describe_member(path)}; on this server, expected a directory below {below}."
+                )
 
     def contains(self, path: str) -> bool:
         """Return whether a path, with its links resolved, is in one of the principal's roots. This method blocks."""

@@ -308,6 +308,8 @@ class FileStat:
     """In bytes."""
     mtime_ns: int = 0
     """The time of the last write. A file may be written twice within the resolution of this time."""
+    mode: int | None = field(default=None, compare=False)
+    """The permission bits of a file."""
     head: bytes = field(default=b"", repr=False)
     """The first bytes of the file, if they were requested."""
 
@@ -404,9 +406,10 @@ class Workspace(Protocol):
         save it. :raises OSError: the file cannot be written.
         """
 
-    async def restore(self, path: Path, content: bytes | None) -> None:
+    async def restore(self, path: Path, content: bytes | None, *, mode: int | None = None) -> None:
         """Give a file this content again, or remove the file if `content` is None. Keep the file's mode, and create
-        missing parent directories. :raises OSError: the file cannot be written or removed."""
+        missing parent directories. If there is no file, the new one gets the permission bits `mode`. :raises OSError:
+        the file cannot be written or removed."""
 
     @property
     def is_bounded(self) -> bool:
@@ -535,9 +538,12 @@ class Log(Protocol):
         """Return the text that `query` asks for, with at most `limit` entries or places. Compacted entries are
         included. For any scope other than `this`, the caller must first get the user's permission."""
 
-    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes | None) -> None:
-        """Record that a tool call is about to replace the content of a file. `before` is the old content, or None if
-        there was no file. `after` is the new content, or None if the file is removed."""
+    async def before_change(
+        self, call_id: str, path: Path, before: bytes | None, after: bytes | None, *, mode: int | None = None
+    ) -> None:
+        """Record that a tool call is about to replace the content of a file. `before` is the old content, and `mode`
+        has the permission bits. Both are None if there was no file. `after` is the new content, or None if the file is
+        removed."""
 
 
 class Plan(Protocol):

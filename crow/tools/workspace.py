@@ -176,17 +176,17 @@ class DiskWorkspace:
         await anyio.to_thread.run_sync(self._replace, path, text.encode("utf-8"))
         return text
 
-    async def restore(self, path: Path, content: bytes | None) -> None:
+    async def restore(self, path: Path, content: bytes | None, *, mode: int | None = None) -> None:
         """See :meth:`crow.tools.Workspace.restore`."""
-        await anyio.to_thread.run_sync(self._replace, path, content)
+        await anyio.to_thread.run_sync(self._replace, path, content, mode)
 
-    def _replace(self, path: Path, content: bytes | None) -> None:
+    def _replace(self, path: Path, content: bytes | None, mode: int | None = None) -> None:
         if self._is_out_of_bounds(path):
             raise PermissionError(errno.EACCES, "tools may not change anything outside the workspace", str(path))
         if content is None:
             path.unlink()
         else:
-            replace_file(path, content)
+            replace_file(path, content, mode)
         if self._confiner is not None and self._protected.covers(path):
             self._confiner.accept(path)
 
@@ -552,7 +552,8 @@ def _file_stat(path: Path, head: int = 0) -> FileStat:
     if not modes.S_ISREG(found.st_mode):
         return FileStat(path=path, kind="directory" if modes.S_ISDIR(found.st_mode) else "other")
     start = read_file(path, 0, head) if head else b""
-    return FileStat(path=path, kind="file", size=found.st_size, mtime_ns=found.st_mtime_ns, head=start)
+    mode = modes.S_IMODE(found.st_mode)
+    return FileStat(path=path, kind="file", size=found.st_size, mtime_ns=found.st_mtime_ns, mode=mode, head=start)
 
 
 def read_file(path: Path, start: int, limit: int | None) -> bytes:
@@ -566,8 +567,9 @@ def read_file(path: Path, start: int, limit: int | None) -> bytes:
             return file.read(-1 if limit is None else limit)
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
     """Replace the file with `data` in one step. Keep the file's mode and owner, and create missing parent directories.
+    If there is no file, the new one gets the permission bits `mode`.
 
     :raises OSError: the file could not be replaced; it is unchanged.
     """
@@ -577,7 +579,7 @@ def replace_file(path: Path, data: bytes) -> None:
         if folder is None:
             temporary, target = str(path.parent / temporary), str(path)
         try:
-            _write_new_file(temporary, target, folder, data)
+            _write_new_file(temporary, target, folder, data, mode)
             os.replace(temporary, target, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException as error:
             with suppress(FileNotFoundError):
@@ -587,8 +589,9 @@ def replace_file(path: Path, data: bytes) -> None:
             raise
 
 
-def _write_new_file(name: str, model: str, folder: int | None, data: bytes) -> None:
-    """Write a new file and flush it to disk. If the file `model` exists, copy its mode and, if possible, its owner."""
+def _write_new_file(name: str, model: str, folder: int | None, data: bytes, mode: int | None) -> None:
+    """Write a new file and flush it to disk. If the file `model` exists, copy its mode and, if possible, its owner.
+    Else the file gets the permission bits `mode`."""
     try:
         like = os.stat(model, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -602,6 +605,8 @@ def _write_new_file(name: str, model: str, folder: int | None, data: bytes) -> N
                 with suppress(PermissionError):
                     os.fchown(handle, like.st_uid, like.st_gid)
             os.fchmod(handle, modes.S_IMODE(like.st_mode))
+        elif mode is not None and hasattr(os, "fchmod"):
+            os.fchmod(handle, mode & 0o777)
         file.flush()
         os.fsync(handle)
 

@@ -150,3 +150,17 @@ def test_the_other_edit_tool_is_left_out_only_if_both_are_there() -> None:
     assert with_edit_tool(alone, "apply_patch") == tuple(alone)
     (spec,) = [tool for tool in SPECS if tool.freeform is not None]
     assert list(spec.input_schema["properties"]) == ["input"]  # type: ignore[call-overload]
+
+
+async def test_undo_and_redo_of_a_deleted_program_keep_its_mode(tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "c.txt").chmod(0o751)
+    async with working(tmp_path, patches(PATCH)) as run:
+        await run.session.prompt(text("go"))
+        await run.session.prompt(text("/undo files"))
+        assert files(tmp_path) == {"a.txt": "was\n", "c.txt": "c\n"}
+        assert (tmp_path / "c.txt").stat().st_mode & 0o777 == 0o751
+        await run.session.prompt(text("/redo files"))
+        assert not (tmp_path / "c.txt").exists()
+        await run.session.prompt(text("/undo files"))
+        assert (tmp_path / "c.txt").stat().st_mode & 0o777 == 0o751

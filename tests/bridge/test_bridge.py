@@ -414,7 +414,7 @@ class Line:
         self.send("initialize", protocolVersion=1)
         self.answer({"result": self.initialized})
         self.send("session/new", cwd="/")
-        self.answer({"result": {"sessionId": "s"}})
+        self.answer({"result": {"sessionId": "s", "_meta": {"acp/cursor": "e1.0"}}})
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
         """What the server gets of a request of the editor."""
@@ -431,7 +431,8 @@ class Line:
         return found
 
     def restart(self) -> list[dict[str, Any]]:
-        """What a new server gets, after the old one has received everything."""
+        """What a new server gets, after the old one has received everything. `own` has the bridge's own requests."""
+        self.own: list[dict[str, Any]] = []
         self.journal.acknowledged(self.journal.number)
         self.journal.lost()
         self.journal.connected(is_known=False)
@@ -439,6 +440,7 @@ class Line:
         while self.journal.to_server:
             message = json.loads(self.journal.to_server.pop(0))
             if str(message["id"]).startswith("crow-bridge"):
+                self.own.append(message)
                 result = self.initialized if message["method"] == "initialize" else {}
                 answer = {"jsonrpc": "2.0", "id": message["id"], "result": result}
                 self.journal.server_sent(json.dumps(answer).encode())
@@ -465,6 +467,15 @@ def test_each_prompt_gets_a_name_of_its_own_and_keeps_it_on_any_server(method: s
     odd: list[Any] = [own, {"crow": []}, [], {"crow": {"promptId": 5}}]
     for given in odd:
         assert line.send(method, sessionId="s", prompt=[], _meta=given)["params"]["_meta"] == given
+
+
+def test_a_new_server_is_told_which_prompts_the_editor_shows_already() -> None:
+    line = Line()
+    sent = [line.send("session/prompt", sessionId="s", prompt=[])["params"]["_meta"]["crow"]["promptId"]]
+    sent.append(line.send("_session/steering", sessionId="s", prompt=[])["params"]["_meta"]["crow"]["promptId"])
+    line.restart()
+    assert line.own[-1]["method"] == "session/resume"
+    assert line.own[-1]["params"]["_meta"] == {"acp/cursor": "e1.0", "crow": {"promptIds": sent}}
 
 
 def test_a_server_without_names_is_sent_no_names_and_no_prompt_twice() -> None:

@@ -15,13 +15,11 @@ import asyncpg
 import pytest
 
 from crow.domain.entries import NewEntry, Note
-from crow.domain.errors import StoreUnavailable
 from crow.frontend.frames import RequestError
 from crow.frontend.requester import Requester
 from crow.store.postgres import paths
 from crow.store.postgres.store import PostgresStore
 from crow.store.principals import PrincipalStore
-from crow.store.watching import SessionRead
 from tests.frontend.test_cursors import CURSORS, V1, V2, Params, back, cursor_of, reload, script, seen
 from tests.support.postgres import new_database
 from tests.support.scripted_model import Say, call
@@ -372,12 +370,21 @@ async def test_a_node_that_lags_by_several_batches_shows_an_unfinished_answer_on
         assert bob.text() == "One.Two.Three."
 
 
+@asynccontextmanager
+async def unreadable_drafts(database: str) -> AsyncIterator[None]:
+    """Lock the table of unfinished answers, so that nobody can read it."""
+    connection = await asyncpg.connect(database)
+    try:
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE crow.drafts IN ACCESS EXCLUSIVE MODE")
+            yield
+    finally:
+        await connection.close()
+
+
 async def test_a_client_can_load_a_session_while_its_unfinished_answer_cannot_be_read(
     tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def look(*_args: object) -> SessionRead:
-        raise StoreUnavailable("The database does not answer.")
-
     hold = anyio.Event()
     say = Say(text=("One.",), hold=hold)
     async with nodes(tmp_path, database, (say,)) as (one, other):
@@ -385,10 +392,11 @@ async def test_a_client_can_load_a_session_while_its_unfinished_answer_cannot_be
         session = await ann.new()
         turn = asyncio.create_task(ann.prompt(session, "a"))
         await say.reached.wait()
-        with monkeypatch.context() as broken, anyio.fail_after(60):
-            broken.setattr("crow.frontend.following.CATCH_UP_S", 0)
-            broken.setattr(PostgresStore, "_look", look)
-            await bob.open("session/load", session)
+        with monkeypatch.context() as impatient, anyio.fail_after(60):
+            impatient.setattr("crow.frontend.following.CATCH_UP_S", 0.1)
+            async with unreadable_drafts(database):
+                await bob.open("session/load", session)
+                assert bob.text() == ""
         await bob.until_kind("agent_message_chunk", "One.")
         hold.set()
         assert (await turn)["stopReason"] == "end_turn"

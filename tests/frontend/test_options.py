@@ -50,6 +50,25 @@ def test_without_models_there_is_no_model_option() -> None:
     assert [option["id"] for option in options] == ["mode", "thought_level"]
 
 
+@pytest.mark.parametrize(
+    ("levels", "current", "offered"),
+    [
+        (None, "", ["default", "off", "low", "medium", "high"]),
+        (("low", "high"), "", ["default", "low", "high"]),
+        (("low",), "high", ["default", "low", "high"]),
+        ((), "off", ["default", "off"]),
+        ((), "", None),
+    ],
+)
+def test_the_levels_of_the_model_and_the_current_one_are_offered(
+    levels: tuple[str, ...] | None, current: str, offered: list[str] | None
+) -> None:
+    config = {"thought_level": current}
+    options = config_options(mode="ask", model="a", models=[], config=config, booleans=False, levels=levels)
+    found = [[one["value"] for one in each["options"]] for each in options if each["id"] == "thought_level"]
+    assert found == ([] if offered is None else [offered])
+
+
 def test_valid_choices_give_the_value_to_store() -> None:
     assert mode_named("auto") == "auto"
     assert option_value("mode", "plan", model="a", models=[]) == "plan"

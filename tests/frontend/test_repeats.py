@@ -18,7 +18,7 @@ from crow.frontend.params import prompt_name
 from crow.frontend.v2 import VersionTwo
 from crow.store import Store
 from crow.store.postgres.store import PostgresStore
-from tests.frontend.test_cursors import reload, seen
+from tests.frontend.test_cursors import CURSORS, cursor_of, reload, seen
 from tests.frontend.test_nodes import follows, nodes, with_waiting_prompt
 from tests.support.postgres import new_database
 from tests.support.scripted_model import Say
@@ -296,3 +296,25 @@ async def test_in_version_2_a_repeat_answers_with_the_first_message(tmp_path: Pa
             shown = [each["messageId"] for each in client.kinds_and_texts() if each["sessionUpdate"] == "user_message"]
             assert shown == [first["messageId"]]
         assert len(one.model.requests) == 1
+
+
+@pytest.mark.parametrize("text", ["go", "/context"])
+async def test_a_client_that_comes_back_to_repeat_its_prompt_does_not_get_it_back(tmp_path: Path, text: str) -> None:
+    """Another server does not know that it is the same client."""
+    async with shared(tmp_path, Say(text=("One.",))) as host:
+        ann = await host.client(capabilities=CURSORS)
+        opened = await ann.call("session/new", cwd=str(host.cwd), mcpServers=[])
+        session, answer = opened["sessionId"], await named(ann, opened["sessionId"], text)
+        await ann.drop()
+    async with shared(tmp_path) as host:
+        at = {"acp/cursor": cursor_of(opened)}
+        again, other = await host.client(capabilities=CURSORS), await host.client(capabilities=CURSORS)
+        await again.open("session/resume", session, _meta=at | {"crow": {"promptIds": ["p0", "p1"]}})
+        await other.open("session/resume", session, _meta=at | {"crow": {"promptIds": ["p0"]}})
+        assert await named(again, session, text) == answer
+        assert (again.text("user_message_chunk"), other.text("user_message_chunk")) == ("", text)
+        assert again.text() == other.text() != ""
+        wrong: list[object] = ["p1", 5, {}, ["p1", 5]]
+        for ids in wrong:
+            with pytest.raises(RequestError, match=r"_meta\.crow\.promptIds is .*; expected a list"):
+                await other.open("session/resume", session, _meta=at | {"crow": {"promptIds": ids}})

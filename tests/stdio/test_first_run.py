@@ -57,11 +57,12 @@ async def log_in(home: Path, *answers: str) -> None:
 
 
 async def model_told(agent: CrowProcess, model: str) -> int:
-    """Wait until the client is notified that this is the current model."""
+    """Wait until the client is told that this is the current model: by an update, or by the answer that opened the
+    session, if the endpoint had listed its models by then."""
 
     def wanted(message: dict[str, Any]) -> bool:
-        update = message.get("params", {}).get("update", {})
-        return (model_option(update.get("configOptions", [])) or ("",))[0] == model
+        told = message.get("params", {}).get("update") or message.get("result") or {}
+        return (model_option(told.get("configOptions") or []) or ("",))[0] == model
 
     return await agent.wait_for(wanted)
 

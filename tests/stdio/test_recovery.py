@@ -309,3 +309,36 @@ async def test_a_prompt_to_a_session_running_elsewhere_names_the_owner_and_takes
             ("user", "me then"),
         ]
         assert "taken over" in other.text(session)
+
+
+@pytest.mark.parametrize("end", ["answered", "killed"])
+async def test_a_repeat_in_another_process_waits_for_the_outcome_of_the_first_one(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, end: str
+) -> None:
+    gate = Gate()
+    endpoint.script(fake.text("ready"), fake.text("partial ", "rest", between=[gate]), fake.text("after"))
+    async with crow(endpoint=endpoint) as one, crow(endpoint=endpoint) as other:
+        session = await opened(one, place)
+        await one.prompt(session, "first")
+        await reloaded(other, session, place)
+        words: dict[str, Any] = {"sessionId": session, "prompt": [{"type": "text", "text": "second"}]}
+        words["_meta"] = {"crow": {"promptId": "p-1"}}
+        first = asyncio.create_task(one.request("session/prompt", words))
+        await one.wait_for_text(session, "partial")
+        await wait_for_draft(home / "crow.db", "partial ")
+        repeat = asyncio.create_task(other.request("session/prompt", words))
+        again = asyncio.create_task(other.request("session/prompt", words))
+        with pytest.raises(RpcError, match="is busy"):  # after the repeats were read
+            await other.prompt(session, "me too")
+        assert not repeat.done()
+        if end == "answered":
+            gate.open()
+            assert await first == await repeat == await again
+        else:
+            await one.kill()
+            for each in (repeat, again):
+                with pytest.raises(RpcError, match="was interrupted"):
+                    await each
+        assert len(endpoint.asked) == 2
+        assert (await other.prompt(session, "third"))["stopReason"] == "end_turn"
+    assert [kind for kind, _ in stored(home, session)].count("user") == 3

@@ -174,6 +174,32 @@ async def test_the_endpoints_models_are_offered_once_they_are_known(
         assert endpoint.asked[-1].body["model"] == "other-model"
 
 
+async def test_the_listed_thought_levels_of_the_model_are_offered(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    def levels(options: list[dict[str, Any]]) -> list[str]:
+        found = (each["options"] for each in options if each["id"] == "thought_level")
+        return [one["value"] for one in next(found, [])]
+
+    reasoning = {"mandatory": True, "supported_efforts": ["high", "low"]}
+    endpoint.models = [{"id": "fake-model", "reasoning": reasoning}, {"id": "plain", "supported_parameters": ["tools"]}]
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        created = await agent.request("session/new", {"cwd": str(place), "mcpServers": []})
+        assert levels(created["configOptions"]) == ["default", "off", "low", "medium", "high"]
+        at = await agent.wait_for_update("config_option_update")
+        assert levels(agent.log[at].message["params"]["update"]["configOptions"]) == ["default", "low", "high"]
+        params = {"sessionId": created["sessionId"], "configId": "model", "value": "plain"}
+        changed = await agent.request("session/set_config_option", params)
+        assert levels(changed["configOptions"]) == []
+        # A level that is not offered is still taken: the list may be wrong.
+        params |= {"configId": "thought_level", "value": "medium"}
+        changed = await agent.request("session/set_config_option", params)
+        assert levels(changed["configOptions"]) == ["default", "medium"]
+        await agent.prompt(created["sessionId"], "hello")
+        assert endpoint.asked[-1].body["reasoning_effort"] == "medium"
+
+
 async def test_meta_options_are_honoured(crow: StartCrow, place: Path, endpoint: FakeEndpoint) -> None:
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize()

@@ -90,6 +90,8 @@ class CrowProcess:
     """
 
     arguments: Sequence[str] = ("acp",)
+    program = "crow.cli"
+    """The module with the function `main` that a forked process calls."""
 
     def __init__(
         self,
@@ -117,7 +119,9 @@ class CrowProcess:
         pipe = asyncio.subprocess.PIPE
         self._process: asyncio.subprocess.Process | fork_server.ForkedProcess
         if self._argv is None and sys.platform == "linux":
-            self._process = await fork_server.start(self.arguments, env=self._env, cwd=self._cwd, limit=STREAM_BYTES)
+            self._process = await fork_server.start(
+                self.arguments, env=self._env, cwd=self._cwd, limit=STREAM_BYTES, program=self.program
+            )
         else:
             argv = self._argv or [sys.executable, "-m", "crow", *self.arguments]
             self._process = await asyncio.create_subprocess_exec(

@@ -379,7 +379,7 @@ class World:
 
         try:
             await client.resume(
-                read, is_running=lambda: self.is_running, is_own=lambda message_id: message_id in person.own
+                read, is_running=lambda: self.is_running, is_own=lambda body: body.message_id in person.own
             )
         except CursorGap:  # the whole message was lost with its process
             await self.load(person)

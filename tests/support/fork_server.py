@@ -24,12 +24,35 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_args
+
+from crow.domain.messages import WireName
 
 __all__ = ["ForkedProcess", "start"]
 
 ROOT = Path(__file__).parents[2]
 REQUEST_BYTES = 1 << 20
+IMPORTED_LATER = (
+    "anyio._backends._asyncio",
+    "concurrent.futures.thread",
+    "crow.agent.sessions.runner",
+    "crow.app",
+    "crow.bridge.resident",
+    "crow.cli.acp",
+    "crow.cli.arguments",
+    "crow.llm.client",
+    "crow.llm.offline",
+    "crow.serve.server",
+    "crow.store.postgres.store",
+    "crow.store.sqlite.store",
+    "crow.tools.mcp.client",
+    "crow.tools.sandbox.confiner",
+    "crow.tools.sandbox.landlock",
+    "crow.tools.workspace",
+    "openai.resources.chat.completions",
+    "resource",
+)
+"""What a running crow imports only when it needs it."""
 
 
 class ForkedProcess:
@@ -173,17 +196,19 @@ def serve(address: str) -> NoReturn:
 
 
 def _import_all() -> None:
-    """Import everything that crow may import later."""
-    import crow.agent.sessions.runner
-    import crow.app
-    import crow.frontend.connection
-    import crow.llm.client
-    import crow.llm.offline
-    import crow.serve.server
-    import crow.store.sqlite.store
-    import crow.tools.mcp.client
-    import crow.tools.workspace  # noqa: F401
+    """Import everything that crow may import later, and build the models that it would build on first use."""
+    for module in IMPORTED_LATER:
+        importlib.import_module(module)
+    from crow.adapters import prepare_calls
+    from crow.frontend.connection import MODELS
+    from crow.llm.wires import wire_named
+    from crow.settings.values import Section
 
+    prepare_calls()
+    for wire in get_args(WireName):
+        wire_named(wire)
+    for model in (*MODELS.values(), *Section.__subclasses__()):
+        model.model_rebuild()
     gc.collect()
     gc.freeze()
 

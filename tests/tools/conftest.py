@@ -37,7 +37,9 @@ class RecordingLog:
         self.queries.append(query)
         return f"words={query.words} entry={query.entry} limit={limit}"
 
-    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes | None) -> None:
+    async def before_change(
+        self, call_id: str, path: Path, before: bytes | None, after: bytes | None, *, mode: int | None = None
+    ) -> None:
         on_disk = await anyio.Path(path).read_bytes() if await anyio.Path(path).exists() else None
         assert on_disk == before, "called before the file changes"
         self.changes.append((call_id, path, before, after))

@@ -587,8 +587,7 @@ def test_nothing_runs_unconfined_if_no_sandbox_works(root: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_LANDLOCK, str(root)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, timeout=300)
     assert done.returncode == 0, done.stderr
-    problem = json.loads(done.stdout)["auto"][-1]
-    assert problem.startswith("bubblewrap is not installed. Landlock: ")
+    problem = "bubblewrap is not installed. Landlock: the kernel has no Landlock; Linux 5.13 and newer have it."
     refused = (
         f'shell: The command was not run, because no sandbox can limit it to the access "write": {problem} {ADVICE}'
     )

@@ -275,3 +275,38 @@ def test_a_refusal_names_the_cause_and_no_edit_that_was_never_made(text: str, ol
         replace_text(text, old, new, every=False, name="a.py")
     assert cause in str(error.value)
     assert "already made" not in str(error.value)
+
+
+def test_whole_lines_without_their_last_line_end_do_not_join_the_next_line() -> None:
+    assert once("a\nb\nc\n", "b\n", "x").text == "a\nx\nc\n"
+    assert once("a\r\nb\r\nc\r\n", "b\n", "x").text == "a\r\nx\r\nc\r\n"
+    assert once("a\nb\n", "b\n", "x").text == "a\nx\n"
+    assert once("a\nb\nc\n", "b\n", "").text == "a\nc\n"
+    assert once("a,\nb\n", "a,\n", "a,").text == "a,b\n"  # nothing else changes, so this is meant
+    assert once("x = 1\ny = 2\n", "1\tx = 1\n", "1\tx = 2").text == "x = 2\ny = 2\n"
+
+
+def test_a_line_end_lost_within_a_line_is_refused_with_the_lines() -> None:
+    words = refused("a = 1\nb = 2\n", "= 1\n", "= 3")
+    assert "the next line would be joined" in words
+    assert "1\ta = 1\n2\tb = 2" in words
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("turn total(nest)", "return count(nest)"),
+        ("total(nest)", "    return count(nest)"),
+        ("return total(", "return count(nest)"),
+    ],
+)
+def test_a_cut_line_that_the_new_text_has_whole_is_not_written_twice(old: str, new: str) -> None:
+    words = refused("def f(nest):\n    return total(nest)\n", old, new)
+    assert "would stand there twice" in words
+    assert "2\t    return total(nest)" in words
+
+
+def test_a_part_of_a_line_may_be_replaced_and_wrapped() -> None:
+    assert once("x = f(a)\n", "f(a)", "f(f(a))").text == "x = f(f(a))\n"
+    assert once("x = f(a)\n", "a", "f(a)").text == "x = f(f(a))\n"
+    assert once("turn on\nturn off\n", "on\nturn", "up\nturn").text == "turn up\nturn off\n"

@@ -138,7 +138,9 @@ class BranchLog:
             return None
         return row if scope == "all" or row.cwd == self._branch.row.cwd else None
 
-    async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes | None) -> None:
+    async def before_change(
+        self, call_id: str, path: Path, before: bytes | None, after: bytes | None, *, mode: int | None = None
+    ) -> None:
         """See :class:`crow.tools.Log`."""
         _, assistant, index = call_id.split("_")
         file = entries.File(
@@ -146,6 +148,7 @@ class BranchLog:
             path=str(path),
             before=before,
             after_hash="" if after is None else hashlib.sha256(after).hexdigest(),
+            mode=mode,
             recorded_here=True,
         )
         await self._others.get(int(assistant), self._branch).record([entries.NewEntry(body=file)])

@@ -35,13 +35,17 @@ class RestorableFile:
 
     path: Path
     name: str
+    """The path, relative to the workspace if it is inside."""
     now: bytes | None = None
-    """The content that the file has. None means that it does not exist."""
+    """The content that the file has. None if it does not exist."""
     then: bytes | None = None
-    """The content that a restore gives it. None means that a restore removes it."""
+    """The content that a restore gives the file. None if a restore removes it."""
+    now_mode: int | None = None
+    """The permission bits that the file has."""
+    then_mode: int | None = None
+    """The permission bits of the file if a restore creates it. None if they are not known."""
     fault: str = ""
-    """Why the file cannot be restored, as the rest of a sentence that begins with the file's name. Empty if it can be
-    restored."""
+    """Why the file cannot be restored, as the rest of a sentence that begins with the file's name. Empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +95,12 @@ async def _inspect_file(
     if is_changed_between(changes, results):
         return replace(file, fault="was changed by someone else between two edits")
     try:
-        now = await content_of(workspace, path)
+        now, mode = await content_of(workspace, path), (await workspace.stat(path)).mode
     except OSError as error:
         return replace(file, fault=f"cannot be read ({error.strerror or error})")
     if now != then and digest(now) not in digests_after(changes[-1], results):
         return replace(file, fault="was deleted since" if now is None else "was changed by someone else since")
-    return replace(file, now=now, then=then)
+    return replace(file, now=now, then=then, now_mode=mode, then_mode=changes[0].mode)
 
 
 def is_changed_between(changes: Sequence[File], results: Mapping[CallRef, ToolResult]) -> bool:
@@ -181,9 +185,10 @@ async def _write_file(branch: Branch, workspace: Workspace, file: RestorableFile
         if workspace.resolve(str(file.path)) != file.path or await content_of(workspace, file.path) != file.now:
             return replace(file, fault="was changed by someone else just now")
         after = digest(file.then)
-        change = File(call=call, path=str(file.path), before=file.now, after_hash=after, recorded_here=True)
+        path, mode = str(file.path), file.now_mode
+        change = File(call=call, path=path, before=file.now, after_hash=after, mode=mode, recorded_here=True)
         await branch.record([NewEntry(body=change)])
-        await workspace.restore(file.path, file.then)
+        await workspace.restore(file.path, file.then, mode=file.then_mode)
     except OSError as error:
         return replace(file, fault=f"cannot be written ({error.strerror or error})")
     return file

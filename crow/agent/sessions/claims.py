@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 
 from crow.agent import new_remark
+from crow.agent.history.interrupted import take_back_patches
 from crow.agent.history.options import set_model
 from crow.agent.history.titles import set_default_title
 from crow.agent.sessions.conversation import Conversation, SessionFollower
@@ -98,6 +99,8 @@ class Claims:
         is_other_node = bool(adapters.node) and node_of(branch.row) != adapters.node
         if is_other_node and await self._conversation.files_elsewhere() is None:
             await branch.change(SessionChanges(config={NODE_KEY: adapters.node}))
+        if not is_other_node:
+            await take_back_patches(branch, adapters.store, self._conversation.workspace)
         if self._remarks:
             remarks, self._remarks = self._remarks, []
             await branch.record([new_remark(text) for text in remarks])

@@ -9,8 +9,12 @@ import anyio
 from crow.agent.sessions.conversation import Conversation
 from crow.agent.sessions.pending import PendingPrompt
 from crow.domain.entries import StopReason
-from crow.domain.errors import SessionBusy, TurnError
+from crow.domain.errors import TurnError
 from crow.store import NamedPrompt
+
+LOOK_S = 0.5
+"""How often the store is asked for the outcome of a prompt that another process runs, if processes do not notify each
+other."""
 
 
 async def answer_of_first(
@@ -37,7 +41,6 @@ async def stored_outcome(
     """Wait for the outcome of the stored prompt that this one repeats. Another process may run it.
 
     :raises ~crow.domain.errors.TurnError: its turn failed, or was interrupted.
-    :raises ~crow.domain.errors.SessionBusy: another process runs it, and processes do not notify each other.
     :raises ~crow.domain.errors.ArgumentError: it has other content.
     """
     prompt.is_repeat, prompt.scope = True, anyio.CancelScope()
@@ -62,18 +65,15 @@ async def stored_outcome(
 
 
 async def _change(conversation: Conversation, queue: Sequence[PendingPrompt]) -> None:
-    """Wait until something has happened in the session. With a follower, wait only for a limited time.
-
-    :raises SessionBusy: only another process works on the session, and this process is not notified.
-    """
+    """Wait until something may have happened in the session, but only for a limited time if another process works on
+    it."""
     if conversation.follower is not None:
         await conversation.follower.until_free()
     elif queue:
         await queue[0].done.wait()
-    else:
-        raise SessionBusy(
-            conversation.id, (await conversation.adapters.store.session(conversation.id)).owner or "another process"
-        )
+    else:  # nothing notifies this process
+        await anyio.sleep(LOOK_S)
+        await conversation.adapters.store.open_session(conversation.id)  # if the other process died, its turn ends now
 
 
 async def _stored(conversation: Conversation, prompt: PendingPrompt) -> NamedPrompt:

@@ -36,6 +36,7 @@ from crow.domain.errors import (
 from crow.domain.events import NoticeShown
 from crow.domain.messages import JsonObject, Part, Text
 from crow.domain.trace_context import use_trace_context
+from crow.llm import ThoughtLevel
 from crow.store import Tail
 from crow.tools import Workspace
 from crow.tools.servers import McpServer, ServerPrompt
@@ -98,6 +99,11 @@ class Session:
     def prompts(self) -> tuple[ServerPrompt, ...]:
         """The prompts that the session's MCP servers offer now."""
         return self._runner.tools.prompts if self._runner is not None else ()
+
+    @property
+    def thought_levels(self) -> tuple[ThoughtLevel, ...] | None:
+        """The thought levels that the session's model takes, or None if that is unknown."""
+        return self.conversation.adapters.info(self.branch.row.model).thought_levels
 
     @property
     def has_turn(self) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
+from bisect import bisect
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +49,8 @@ _PATH_BATCH = 256
 _PATH_BATCH_BYTES = 4 * 1024 * 1024
 _FIRST_BATCH = 16
 _HISTORY_BATCH = 1_024
+_AHEAD = 2
+"""So many batches of excerpts are read while the caller works on another one."""
 _PIECE = 16
 _LONGEST_RUN = 8_192
 _MOST_LEFT = 8
@@ -69,6 +73,20 @@ _RUN = """
     ORDER BY id DESC LIMIT $2
 """
 
+_ROOT = """
+    WITH RECURSIVE first (session, id) AS (
+        (SELECT session, id FROM crow.entries WHERE conversation = $1 ORDER BY session, id LIMIT 1)
+        UNION ALL
+        SELECT n.session, n.id FROM first CROSS JOIN LATERAL (
+            SELECT session, id FROM crow.entries WHERE conversation = $1 AND session > first.session
+            ORDER BY session, id LIMIT 1
+        ) n
+    )
+    SELECT min(id) FROM first
+"""
+"""Selects the oldest entry of the conversation $1. It reads one entry of each session in the index; a minimum with a
+condition reads all entries."""
+
 _LEFT_BEHIND = """
     WITH RECURSIVE walk (a, b, dropped) AS (
         SELECT $1::bigint, $2::bigint, NULL::bigint
@@ -85,6 +103,9 @@ _LEFT_BEHIND = """
 """Selects the ids on the path to $1 that are not on the path to $2. The recursion begins with the entries $1 and $2.
 Each step replaces the newer of the two entries with its parent, until both are the same entry."""
 
+
+_REFERRED = "ARRAY (SELECT r.blob FROM crow.blob_refs r WHERE r.entry = ANY ($1::bigint[]))"
+"""The names of the blobs to which the entries $1 refer."""
 
 _TEXT_SIZES = """
     SELECT e.id, coalesce(octet_length(e.body), 0) + CASE
@@ -113,32 +134,36 @@ class PathMethods(UsesDatabase):
         self, session_id: str, *, result_bytes: Callable[[int], int | None] | None = None
     ) -> AsyncIterator[Sequence[Entry]]:
         row = await self.session(session_id)
-        newest_first = await self._whole_path(row.leaf)
-        newest_first.reverse()
-        most_bytes = None if result_bytes is None else result_bytes(len(newest_first))
+        path = await self._whole_path(row.leaf)
+        path.reverse()
+        most_bytes = None if result_bytes is None else result_bytes(len(path))
+        reading = deque[asyncio.Task[Sequence[Entry]]]()
+        begun, size = 0, _FIRST_BATCH
 
-        async def read(done: int, size: int) -> Sequence[Entry]:
-            ids = list(newest_first[done : done + size])
-            if most_bytes is None:
-                return await self._entries_batch(ids)
-            return await self._excerpts_batch(ids, most_bytes)
+        def begin(most: int) -> None:
+            """Let the server read the next batches while the caller works on the last one. That takes several
+            statements."""
+            nonlocal begun, size
+            while begun < len(path) and len(reading) < most:
+                reading.append(asyncio.create_task(self._batch(list(path[begun : begun + size]), most_bytes)))
+                begun, size = begun + size, min(2 * size, _PATH_BATCH)
 
-        done, size = 0, _FIRST_BATCH
-        reading = asyncio.create_task(read(done, size)) if newest_first else None
+        begin(1)
         try:
-            while reading is not None:
-                entries = await reading
-                done, size = done + len(entries), min(2 * size, _PATH_BATCH)
-                # The server reads the next batch while the caller works on this one. That takes several statements.
-                reading = asyncio.create_task(read(done, size)) if done < len(newest_first) else None
+            while reading:
+                entries = await reading[0]
+                reading.popleft()
+                if most_bytes is None and entries:  # they may be fewer
+                    begun = bisect(path, entries[-1].id)
+                begin(1 if most_bytes is None else _AHEAD)
                 for piece in range(0, len(entries), _PIECE):
                     yield entries[piece : piece + _PIECE]
                     await asyncio.sleep(0)
         finally:
-            if reading is not None:
-                reading.cancel()
-                with anyio.CancelScope(shield=True):
-                    await asyncio.gather(reading, return_exceptions=True)
+            for task in reading:
+                task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.gather(*reading, return_exceptions=True)
 
     async def _whole_path(self, leaf: int | None) -> array[int]:
         """Return the ids on the path that ends at `leaf`, newest first."""
@@ -174,12 +199,10 @@ class PathMethods(UsesDatabase):
         return await _path_batch(sql, start, _HISTORY_BATCH)
 
     @snapshot
-    async def _entries_batch(self, sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
-        return await first_entries(sql, ids)
-
-    @snapshot
-    async def _excerpts_batch(self, sql: Sql, ids: Sequence[int], most_bytes: int) -> tuple[Entry, ...]:
-        return await select_excerpts(sql, ids, most_bytes)
+    async def _batch(self, sql: Sql, ids: Sequence[int], most_bytes: int | None) -> tuple[Entry, ...]:
+        """Return entries with these ids. With `most_bytes`, return all of them, with at most so many bytes of the texts
+        of tool results."""
+        return await (first_entries(sql, ids) if most_bytes is None else select_excerpts(sql, ids, most_bytes))
 
     @snapshot
     async def entry(self, sql: Sql, entry_id: int, *, session_id: str | None = None) -> Entry | None:
@@ -351,8 +374,7 @@ async def load_tail(sql: Sql, session_id: str) -> Tail:
     if path.cut is not None:
         checkpoint = await _newest_checkpoint(sql, path.cut, path.restored)
         user = await newest_of_kind(sql, path.cut.id, "user") if path.lacks_user else None
-        query = "SELECT min(id) FROM crow.entries WHERE conversation = $1 AND parent IS NULL"
-        root = await sql.fetchval(query, row.conversation) or path.cut.id
+        root = await sql.fetchval(_ROOT, row.conversation) or path.cut.id
         named = {entry.id: entry for entry in await select_entries(sql, [one for one in (checkpoint, user) if one])}
         entries = path.entries_after_cut(root, *(named.get(one or 0) for one in (checkpoint, user)))
         return Tail(row=row, entries=entries)
@@ -448,10 +470,7 @@ async def select_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = F
     rows = [_StoredRow(*row) for row in await sql.fetch(query, ids)]
     data: dict[str, bytes] = {}
     if with_blobs := [row.id for row in rows if row.has_blobs]:
-        query = (
-            "SELECT DISTINCT b.hash, b.data FROM crow.blob_refs r JOIN crow.blobs b ON b.hash = r.blob"
-            " WHERE r.entry = ANY ($1::bigint[])"
-        )
+        query = f"SELECT hash, data FROM crow.blobs WHERE hash = ANY ({_REFERRED})"
         data = {name: bytes(content) for name, content in await sql.fetch(query, with_blobs)}
     return tuple(entry_of(row, partial(body_of, row, row.body, data.get)) for row in rows)
 
@@ -464,22 +483,15 @@ async def select_excerpts(sql: Sql, ids: Sequence[int], most_bytes: int) -> tupl
     rows = await sql.fetch(f"SELECT {columns} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id", ids)
     stored = [_StoredRow(*row) for row in rows]
     texts = {row.id: name for row in stored if (name := _name_of_text(row)) is not None}
-    ends = await _ends_of(sql, list(texts.values()), most_bytes)
-    data = {
-        name: bytes(content)
-        for name, content in await sql.fetch(
-            "SELECT DISTINCT b.hash, b.data FROM crow.blob_refs r JOIN crow.blobs b ON b.hash = r.blob"
-            " WHERE r.entry = ANY ($1::bigint[]) AND b.hash <> ALL ($2::text[])",
-            [row.id for row in stored if row.has_blobs],
-            list(ends),
-        )
-    }
+    refers = [row.id for row in stored if row.has_blobs]
+    data, ends = await _blobs_and_ends(sql, refers, list(texts.values()), most_bytes)
     found: list[Entry] = []
     for row in stored:
-        blob = ends.get(texts.get(row.id, ""))
-        entry = entry_of(row, partial(body_of, row, row.body, data.get)) if blob is None else None
-        if blob is not None:
-            entry = _entry_with_ends(row, blob, texts[row.id], most_bytes, data.get)
+        name = texts.get(row.id, "")
+        if name in ends:
+            entry = _entry_with_ends(row, BlobEnds(*ends[name]), name, most_bytes, data.get)
+        else:
+            entry = entry_of(row, partial(body_of, row, row.body, data.get))
         if entry is None:  # its JSON does not have the usual form
             (entry,) = await select_entries(sql, [row.id])
         found.append(with_excerpt(entry, most_bytes))
@@ -496,16 +508,23 @@ def _name_of_text(row: _StoredRow) -> str | None:
     return shared[1].decode() if shared else None
 
 
-async def _ends_of(sql: Sql, names: Sequence[str], most_bytes: int) -> dict[str, BlobEnds]:
-    """Map the names of long blobs to their ends."""
+async def _blobs_and_ends(
+    sql: Sql, ids: Sequence[int], texts: Sequence[str], most_bytes: int
+) -> tuple[dict[str, bytes], dict[str, tuple[int, bytes, bytes]]]:
+    """Map the names of the blobs to which these entries refer to their content. Map long ones of `texts` to their size
+    and their ends instead."""
+    if not ids and not texts:
+        return {}, {}
     rows = await sql.fetch(
-        "SELECT hash, size, substring(data FROM 1 FOR $2), substring(data FROM (size - $2 + 1)::int)"
-        " FROM crow.blobs WHERE hash = ANY ($1::text[]) AND size > $3",
-        names,
-        most_bytes + _ENDS_BYTES,
-        most_bytes + 2 * _ENDS_BYTES,
+        "SELECT hash, size, NOT is_long, CASE WHEN is_long THEN substring(data FROM 1 FOR $3) ELSE data END,"
+        " CASE WHEN is_long THEN substring(data FROM (size - $3 + 1)::int) END"
+        " FROM (SELECT *, hash = ANY ($2::text[]) AND size > $4 AS is_long FROM crow.blobs"
+        f" WHERE hash = ANY ({_REFERRED} || $2::text[])) AS b",
+        *(ids, texts, most_bytes + _ENDS_BYTES, most_bytes + 2 * _ENDS_BYTES),
     )
-    return {name: BlobEnds(size, bytes(head), bytes(tail)) for name, size, head, tail in rows}
+    data = {name: bytes(content) for name, _, is_whole, content, _ in rows if is_whole}
+    ends = {name: (size, bytes(head), bytes(tail)) for name, size, is_whole, head, tail in rows if not is_whole}
+    return data, ends
 
 
 def _entry_with_ends(row: _StoredRow, blob: BlobEnds, name: str, most_bytes: int, load: Load) -> Entry | None:

@@ -34,6 +34,7 @@ from crow.tools.builtin.files import (
     perform_write,
     plan_change,
     prepare_write,
+    record_write,
     stat_kind,
 )
 from crow.tools.builtin.mismatch import excerpt, placeholder_in
@@ -118,7 +119,7 @@ async def run_patch(invocation: ToolInvocation, args: Arguments) -> Outcome:
         raise ArgumentError(_refusal([plan.fault for plan in plans if plan.fault is not None]))
     writes = [await prepare_write(context.workspace, plan.target, change) for plan, change in changes]
     for write in writes:
-        await invocation.ports.log.before_change(invocation.call_id, write.target.path, write.old, write.data)
+        await record_write(invocation, write)
     sources = {plan.target.path: plan.source for plan in plans if plan.source is not None}
     modes = {path: await anyio.to_thread.run_sync(os.stat, source.path) for path, source in sources.items()}
     texts = await _write_all(context.workspace, writes)
@@ -168,7 +169,7 @@ async def _put_back(workspace: Workspace, writes: Sequence[Write]) -> list[str]:
             kind = (await workspace.stat(write.target.path)).kind
             now = await workspace.read_bytes(write.target.path) if kind == "file" else None
             if now != write.old and kind in ("file", "missing"):
-                await workspace.restore(write.target.path, write.old)
+                await workspace.restore(write.target.path, write.old, mode=write.mode)
         except OSError:
             left.append(write.target.name)
     return left

@@ -38,7 +38,8 @@ from crow.tools.builtin.tool import (
     tool_spec,
 )
 
-PATH = argument("string", "Absolute, or relative to the working directory.", minLength=1)
+PATH = argument("string", minLength=1)
+"""A path, absolute or relative to the working directory."""
 
 WHOLE_BYTES = 32_000_000
 """A file with more bytes than this is read in pieces, and the tools do not change it."""
@@ -400,7 +401,10 @@ class Write:
     change: Change
     old: bytes | None
     """The content of the file, with changes that the user has not saved. None if there is no file."""
+    mode: int | None
+    """The file's permission bits. None if there is no file."""
     text: str
+    """The new text. Empty if the file is removed."""
     data: bytes | None
     """The new content. None removes the file."""
 
@@ -408,7 +412,7 @@ class Write:
 async def apply_change(invocation: ToolInvocation, target: PathTarget, change: Change) -> Outcome:
     """Log the old content, write the new one, and return an outcome that shows the file's new content."""
     write = await prepare_write(invocation.context.workspace, target, change)
-    await invocation.ports.log.before_change(invocation.call_id, target.path, write.old, write.data)
+    await record_write(invocation, write)
     written = await perform_write(invocation.context.workspace, write)
     done, diff = await conclude_write(invocation.context, write, written)
     announcement = target.plan(change.title, "edit", "write", line=change.line, diffs=(diff,)).announcement
@@ -427,12 +431,19 @@ async def prepare_write(workspace: Workspace, target: PathTarget, change: Change
     if after is not None:
         data = after.encode("utf-8") if form is None else form.encode(after, change.argument)
     old = None
+    stat = await workspace.stat(target.path)
     # the editor may show a file that is not on disk yet
-    if (await workspace.stat(target.path)).kind == "file":
+    if stat.kind == "file":
         old = await workspace.read_bytes(target.path)
         if before is not None and before.is_utf8 and old.decode("utf-8", "replace") != before.text:
             old = before.text.encode("utf-8", "replace")  # also log unsaved changes, as the user saw them
-    return Write(target=target, change=change, old=old, text=after or "", data=data)
+    return Write(target=target, change=change, old=old, mode=stat.mode, text=after or "", data=data)
+
+
+async def record_write(invocation: ToolInvocation, write: Write) -> None:
+    """Record what the file contains before the write."""
+    log = invocation.ports.log
+    await log.before_change(invocation.call_id, write.target.path, write.old, write.data, mode=write.mode)
 
 
 async def perform_write(workspace: Workspace, write: Write) -> str:
@@ -563,10 +574,9 @@ def sound_pdf(data: str, uri: str) -> Attachment | None:
 
 READ_FILE_SPEC = tool_spec(
     "read_file",
-    "Read a text file, with the number of each line and a tab in front of it, or look at an image or a PDF. If there "
-    "is more, the last line says how to continue.",
+    "Read a text file, with the number of each line and a tab in front of it, or look at an image or a PDF.",
     required="path",
-    path=PATH,
+    path=argument("string", "Absolute, or relative to the working directory.", minLength=1),
     line=argument("integer", "First line, counted from 1.", minimum=1),
     limit=argument("integer", "Number of lines.", minimum=1),
 )

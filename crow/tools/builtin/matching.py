@@ -11,14 +11,15 @@ import html
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
 from crow.domain.errors import ArgumentError
+from crow.domain.text import quote
 from crow.tools.builtin.folding import LOOK_ALIKES, Lines, Place, fold, is_look_alike, look_alikes_in, places_of
-from crow.tools.builtin.mismatch import NEW, OLD, already_made, ambiguous, applied_at, not_found, unclear
+from crow.tools.builtin.mismatch import NEW, OLD, already_made, ambiguous, applied_at, excerpt, not_found, unclear
 
 MAX_COMPARED = 4_000_000
 """Old and new texts are compared line by line only up to this product of their numbers of lines."""
@@ -26,6 +27,9 @@ MAX_COMPARED = 4_000_000
 MAX_LINES_COMPARED = 1_000_000
 MAX_PLACES = 15
 """At most this many places are named if several match."""
+
+_CUT = re.compile(r"(?=.*\w).{4,}")
+"""The rest of a line that is long enough to be told from a part that is meant twice, such as `f(` in `f(f(`."""
 
 _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 
@@ -62,7 +66,7 @@ def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Re
             continue
         exact = replace_exactly(text, meant.old, meant.new, every=every, name=name)
         if exact is not None:
-            return Replacement(text=exact.text, count=exact.count, line=exact.line, remark=meant.remark)
+            return replace(exact, remark="; ".join(each for each in (meant.remark, exact.remark) if each))
     return replace_folded(Lines(text), old, new, name=name)
 
 
@@ -80,10 +84,14 @@ def replace_exactly(text: str, old: str, new: str, *, every: bool, name: str) ->
         if not every and text.find(wanted, at + 1) >= 0:  # a second match may overlap the first
             raise ArgumentError(_ambiguous_exactly(text, wanted, name))
         has_lf_end = "\n" not in old and not every and _line_end_at(text, at) == "\n"
+        made, remark = _with_line_end(text, at, wanted, new if has_lf_end else given, name)
+        if not every:
+            _check_edges(text, at, wanted, made, name)
         return Replacement(
-            text=text.replace(wanted, new if has_lf_end else given),
+            text=text.replace(wanted, made),
             count=text.count(wanted),
             line=text.count("\n", 0, at) + 1,
+            remark=remark,
         )
     return None
 
@@ -92,6 +100,56 @@ def _begins_within_indentation(text: str, at: int) -> bool:
     """Whether the text at `at` begins with a part of its line's indentation, but not with all of it."""
     start = text.rfind("\n", 0, at) + 1
     return start < at and text[at] in " \t" and not text[start:at].strip()
+
+
+def _with_line_end(text: str, at: int, wanted: str, given: str, name: str) -> tuple[str, str]:
+    """Return the new text, and a remark. If it lacks the line end at the end of the old text, give it one: otherwise
+    the next line would be joined to it. If nothing but the line end changes, that is meant.
+
+    :raises ~crow.domain.errors.ArgumentError: the old text begins within a line, so a joined line may be meant.
+    """
+    end = "\r\n" if wanted.endswith("\r\n") else "\n"
+    if not wanted.endswith(end) or given.endswith("\n") or given + end == wanted:
+        return given, ""
+    is_line_start = at == 0 or text[at - 1] == "\n"
+    if is_line_start and not given:
+        return given, ""
+    if not is_line_start and at + len(wanted) < len(text):
+        shown = _matched_lines(text, at, wanted, more=1)
+        raise ArgumentError(
+            "old_text ends with a line end and new_text does not, so that the next line would be joined to it; write "
+            f"the line end, or the next line, too. {name} has:\n{shown}"
+        )
+    return given + end, "the line end at its end was kept"
+
+
+def _check_edges(text: str, at: int, wanted: str, given: str, name: str) -> None:
+    """Refuse an edit that would write a part of a line twice, because the old text cuts the line and the new text has
+    it whole.
+
+    :raises ~crow.domain.errors.ArgumentError: it would. The message shows the whole lines.
+    """
+    stop = at + len(wanted)
+    line_end = text.find("\n", stop)
+    before = text[text.rfind("\n", 0, at) + 1 : at].lstrip()
+    after = "" if wanted.endswith("\n") else text[stop : line_end if line_end >= 0 else len(text)].rstrip()
+    is_cut = _CUT.search(before) or (before and re.match(r"\w\w", before[-1] + wanted[0]))
+    if is_cut and given.lstrip().startswith(before) and not wanted.lstrip().startswith(before):
+        where, twice = "begins", before
+    elif _CUT.search(after) and given.rstrip().endswith(after) and not wanted.rstrip().endswith(after):
+        where, twice = "ends", after
+    else:
+        return
+    raise ArgumentError(
+        f"old_text {where} within a line, and new_text has the rest of it, {quote(twice)}, which would stand there "
+        f"twice; write whole lines. {name} has:\n{_matched_lines(text, at, wanted)}"
+    )
+
+
+def _matched_lines(text: str, at: int, wanted: str, *, more: int = 0) -> str:
+    """Show the whole lines of a match, and `more` lines after them."""
+    first = text.count("\n", 0, at)
+    return excerpt(text.split("\n"), first, first + wanted.removesuffix("\n").count("\n") + 1 + more)
 
 
 def _ambiguous_exactly(text: str, wanted: str, name: str) -> str:

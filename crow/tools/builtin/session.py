@@ -242,7 +242,7 @@ STEP = {
 }
 UPDATE_PLAN_SPEC = tool_spec(
     "update_plan",
-    "Show the user a plan of several steps and keep it up to date. Send all steps each time, at most one in progress.",
+    "Show the user a plan of several steps. Send all of them each time, at most one in progress.",
     required="items",
     items={"type": "array", "maxItems": MAX_ITEMS, "items": STEP},
 )

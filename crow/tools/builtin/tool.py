@@ -248,7 +248,7 @@ def parse_call(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
         tool takes.
     """
     if call.fault is not None:
-        raise ArgumentError(with_expectation(call.fault, spec))
+        raise ArgumentError(with_expectation(f"{call.fault.rstrip('.')}.", spec))
     try:
         return parse(call.name, call.arguments)
     except ArgumentError as error:

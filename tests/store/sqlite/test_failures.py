@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crow.store.sqlite.failures import explain, unusable
+from crow.store.sqlite.failures import unusable
 
 PROJECT = Path(__file__).parents[3]
 
@@ -79,6 +79,37 @@ def test_each_error_of_the_system_has_its_own_advice(code: int, advice: str) -> 
         raise refused
 
 
+SHORTAGE = """
+import asyncio, sqlite3, sys
+from contextlib import closing
+from pathlib import Path
+from crow.domain.errors import StoreError
+from crow.store.sqlite.store import SqliteStore
+from tests.store.scenes import begin, converse, history, new_session
+
+async def main(path):
+    store = await SqliteStore.open(path)
+    await store.create_session(new_session())
+    await converse(store, "s1", "one")
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("PRAGMA hard_heap_limit = 3000000")  # of this process
+    try:
+        await begin(store, "s1", "x" * 8_000_000)
+    except StoreError as error:
+        print(error)
+    print(len(await history(store, "s1")))
+    await converse(store, "s1", "two")
+    print(len(await history(store, "s1")))
+    await store.close()
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
 def test_a_lack_of_memory_is_not_called_damage_alone(tmp_path: Path) -> None:
-    told = str(explain(MemoryError(), tmp_path / "crow.db", 1))
-    assert told.startswith(f"{tmp_path}/crow.db needs more memory than crow gets, or is damaged. End other programs")
+    path = tmp_path / "crow.db"
+    command = [sys.executable, "-c", SHORTAGE, str(path)]
+    said = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True, timeout=120).stdout
+    words, before, after = said.splitlines()
+    assert words.startswith(f"{path} needs more memory than crow gets, or is damaged. End other programs; if that")
+    assert (before, after) == ("3", "6"), "the store works again"

@@ -56,8 +56,11 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return anyio.run(make)
 
 
-async def test_damaged_files_are_repaired(tmp_path: Path, whole: Whole, logged: Whole, other: Whole) -> None:
-    some = list(corpus(whole, logged, other, seed=7, every=16))
+async def test_damaged_files_are_repaired(tmp_path: Path, other: Whole) -> None:
+    """`make soak-repair` repairs all damaged files of a larger database."""
+    whole = await build_whole(tmp_path / "whole.db", turns=5)
+    logged = await with_log(tmp_path / "logged.db", whole, *(f"<{90_000 + turn}> in the log" for turn in range(6)))
+    some = list(corpus(whole, logged, other, seed=7, every=32))
     assert len(some) >= 69
     for damaged in some:
         path = tmp_path / "damaged" / "crow.db"
