@@ -63,6 +63,63 @@ def task() -> list[Reply]:
     return [*steps, fake.text("Done.")]
 
 
+def modules() -> dict[str, str]:
+    """Fifteen modules and their tests, about as long and as deeply indented as those of a real project."""
+    found = {}
+    for name in ("nests", "twigs", "eggs", "wings", "songs", "maps", "winds", "roosts", "flocks", "diets", "molts",
+                 "calls", "routes", "seasons", "guards"):  # fmt: skip
+        one = name.removesuffix("s")
+        parts = [
+            f'"""Keeps the {name} of a colony, and finds those that need care."""\n\nfrom __future__ import annotations'
+        ]
+        parts += [
+            (
+                f"class {one.title()}Part{part}:\n"
+                f'    """One part of a {one}, with its age and its neighbours."""\n\n'
+                f"    def __init__(self, age: int, neighbours: list[str]) -> None:\n"
+                f"        self.age = age\n"
+                f"        self.neighbours = neighbours\n\n"
+                f"    def needs_care(self, season: str, *, limit: int = {part + 3}) -> bool:\n"
+                f'        """Whether the {one} is too old for the season, or stands alone."""\n'
+                f'        if season == "winter":\n'
+                f"            return self.age > limit or not self.neighbours\n"
+                f"        for neighbour in self.neighbours:\n"
+                f'            if neighbour.startswith("{one}"):\n'
+                f"                return False\n"
+                f"        return self.age > limit * 2\n\n"
+                f"    def described(self) -> str:\n"
+                f'        return f"{one} {part} of age {{self.age}} beside {{len(self.neighbours)}} others"'
+            )
+            for part in range(9)
+        ]
+        found[f"colony/{name}.py"] = "\n\n\n".join(parts) + "\n"
+    found["colony/check.py"] = (
+        "import sys\n\nfor number in range(45):\n"
+        '    print(f"test_part_{number} (colony.test_{sys.argv[1]}.TestCare.test_part_{number}) ... ok")\n'
+        "print('-' * 70)\nprint('Ran 45 tests in 0.0s')\nprint('OK')\n"
+    )
+    return found
+
+
+def long_task() -> list[Reply]:
+    """Thirty steps in fifteen files: each is read, in whole or in part, and then searched for, changed or tested."""
+    steps: list[Reply] = []
+    files = [path for path in modules() if not path.endswith("check.py")]
+    for number, path in enumerate(files):
+        name = Path(path).stem
+        part = {} if number % 3 else {"line": 40, "limit": 90}
+        change = {"old_text": f'"""One part of a {name[:-1]}, with', "new_text": f'"""A part of a {name[:-1]}, with'}
+        then = (
+            ("grep", {"pattern": rf"class {name[:-1].title()}Part|limit: int = 5", "path": "colony"}),
+            ("edit_file", {"path": path, "all": True, **change}),
+            ("shell", {"command": f"python3 colony/check.py {name} 2>&1", "access": "write"}),
+        )[number % 3]
+        for each in (("read_file", {"path": path, **part}), then):
+            say = f"Next I look at {name} and what depends on it."
+            steps.append(fake.calls(each, say=say, prefix=f"l{len(steps)}n"))
+    return [*steps, fake.text("Done.")]
+
+
 def tool_task(count: int, *, is_direct: bool) -> list[Reply]:
     """Ten steps that use five of the MCP tools."""
     steps = []
@@ -83,18 +140,23 @@ def tool_task(count: int, *, is_direct: bool) -> list[Reply]:
     return [*steps, fake.text("Done.")]
 
 
-def prepare(home: Path, work: Path, config: str) -> None:
+def prepare(home: Path, work: Path, config: str, files: Mapping[str, str]) -> None:
     """Make crow's home and the workspace."""
     for directory in (home, work):
         directory.mkdir(exist_ok=True)
     (work / "nest.py").write_text(MODULE)
+    for path, text in files.items():
+        (work / path).parent.mkdir(exist_ok=True)
+        (work / path).write_text(text)
     (home / "config.toml").write_text(config)
 
 
-async def requests_of(steps: Sequence[Reply], config: str, home: Path) -> list[Body]:
-    """The requests of one prompt that the endpoint answers with `steps`."""
+async def requests_of(
+    steps: Sequence[Reply], config: str, home: Path, files: Mapping[str, str] | None = None
+) -> list[Body]:
+    """The requests of one prompt that the endpoint answers with `steps`. `files` are more files of the workspace."""
     work = home.with_name(f"{home.name}-work")
-    await anyio.to_thread.run_sync(prepare, home, work, config)
+    await anyio.to_thread.run_sync(prepare, home, work, config, files or {})
     async with FakeEndpoint() as endpoint:
         endpoint.script(*steps)
         env = {
@@ -143,6 +205,9 @@ async def rows(directory: Path) -> list[Row]:
         found.append(row(f"the first request with {count} MCP tools", request_tokens(first), 2_500))
         found.append(row(f"the first request with {count} MCP tools, in characters", characters(first)))
     found.append(row(f"{len(requests)} requests of one task", sum(map(request_tokens, requests)), 150_000))
+    found.append(row("… with a broken prefix", breaks_in(requests), 0))
+    requests = await requests_of(long_task(), "", directory / "long", modules())
+    found.append(row(f"{len(requests)} requests of a task in 15 files", sum(map(request_tokens, requests)), 560_000))
     found.append(row("… with a broken prefix", breaks_in(requests), 0))
     for count in (5, 30, 88, 500):
         for is_direct in (True, False):

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -28,7 +29,7 @@ from crow.log import mask_in_log
 from crow.programs import Programs
 from crow.runtime import forbid_inspection, name_processor, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target, names_offered, target_of
-from crow.settings.endpoints import preset_at, run_key_command
+from crow.settings.endpoints import messages_url_at, preset_at, run_key_command
 from crow.settings.load import Paths
 from crow.settings.servers import expand_variables
 from crow.settings.values import DatabaseSettings, McpServerSettings, static_part
@@ -132,6 +133,7 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
         key = "pending"
     return Endpoint(
         base_url=target.base_url,
+        messages_url=messages_url_at(target.base_url),
         model=target.model,
         api_key=key,
         key_hint=target.key_hint,
@@ -218,20 +220,27 @@ def open_workspace(
         cwd,
         directories,
         keys=lambda: hidden_keys(loaded()),
-        own=(paths.config_file, paths.database, paths.log_file, *_server_files(loaded())),
+        own=(paths.config_file, paths.database, paths.log_file, paths.layers, *_server_files(loaded())),
         own_folders=own_folders(paths, cwd),
         own_readable=(config / "skills", config / "agents", config / "commands"),
         names=protected_names(loaded()),
         confiner=_open_confiner(loaded(), cwd, directories, is_bounded=is_bounded),
         is_bounded=is_bounded,
         programs=programs,
+        keeps_ignored=loaded().settings.permissions.keep_ignored,
     )
 
 
 def protected_names(loaded: Loaded) -> ProtectedNames:
     """Return the names of protected files: those that crow knows, with the user's changes."""
     permissions = loaded.settings.permissions
-    return ProtectedNames(permissions.protect, permissions.unprotect)
+    return _protected_names(tuple(permissions.protect), tuple(permissions.unprotect))
+
+
+@lru_cache(maxsize=4)
+def _protected_names(added: tuple[str, ...], removed: tuple[str, ...]) -> ProtectedNames:
+    """Return the names that all sessions with the same settings share: a set takes 20 kB."""
+    return ProtectedNames(added, removed)
 
 
 def _server_files(loaded: Loaded) -> tuple[Path, ...]:
@@ -262,9 +271,10 @@ def _open_confiner(
         writable=sandbox.writable,
         sockets=sandbox.sockets,
         programs=Programs(paths.programs),
-        own=(*files, *_server_files(loaded), *own_folders(paths, cwd)),
+        own=(*files, paths.layers, *_server_files(loaded), *own_folders(paths, cwd)),
         masked=tuple(map(static_part, loaded.settings.serve.roots)) if is_bounded else (),
         caches=paths.cache_dir / "commands",
+        layers=paths.layers,
         names=protected_names(loaded),
     )
     return KernelConfiner([Path(cwd), *map(Path, directories)], options)

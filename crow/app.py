@@ -29,6 +29,7 @@ from crow.agent.permissions.rules import user_rules
 from crow.agent.templates import Template, read_templates
 from crow.agent.turns.adapters import Adapters, SessionSettings
 from crow.domain.errors import AuthError, CrowError
+from crow.domain.receipts import without_files
 from crow.frontend.agent import Negotiate
 from crow.frontend.agent import serve as serve_connection
 from crow.frontend.endpoints import AuthState, Credentials, Provider
@@ -323,6 +324,8 @@ class Wiring:
                 cost_per_turn=self._settings.limits.cost_per_turn,
                 cost_per_session=self._settings.limits.cost_per_session,
                 title_model=self._settings.titles.model or "",
+                checks=tuple(map(without_files, (*self._settings.receipts.checks, *self._settings.checks.values()))),
+                shows_receipts=self._settings.receipts.show,
                 rules=user_rules(permissions.allow, permissions.deny),
                 compaction=CompactionPolicy(
                     auto=compaction.auto,

@@ -667,6 +667,8 @@ class _NoSession:
         self, call_id: str, path: Path, before: bytes | None, after: bytes | None, *, mode: int | None = None
     ) -> None: ...
 
+    async def before_keeping(self, call_id: str, change_set: str, directory: Path) -> None: ...
+
     def current(self) -> tuple[()]:
         return ()
 

@@ -27,9 +27,11 @@ from benchmarks.questions.repository import changes, ignored, make_area, toolcha
 from benchmarks.rows import Row, arguments, report
 from benchmarks.tools import NoLog, call, chosen, sandboxes, unwatched
 from crow.adapters import open_toolbox, open_workspace
+from crow.agent.permissions.judge import about_changes
 from crow.agent.permissions.rules import Ask, Mode, PermissionRule, decide, rule_for_writes, user_rules
 from crow.settings import load_settings
-from crow.tools import CommandAccess, Outcome, Ports
+from crow.tools import CommandAccess, Outcome, PlannedCall, Ports
+from crow.tools.layers import Changes
 from tests.tools.conftest import FixedPlan
 
 __all__ = ["Command", "Result", "corpus", "summary"]
@@ -228,17 +230,40 @@ class Worker:
         if loaded.problem is not None:
             raise loaded.problem
         workspace = open_workspace(lambda: loaded, str(work), ())
-        async with open_toolbox(lambda: loaded, workspace, Ports(log=NoLog(), plan=FixedPlan()), ()) as box:
+        reviewer = Reviewer()
+        ports = Ports(log=NoLog(), plan=FixedPlan(), reviewer=reviewer)
+        async with open_toolbox(lambda: loaded, workspace, ports, ()) as box:
             shell = call("shell", command=line, access=access, timeout_s=TIMEOUT_S, background=command.background)
             plan = await box.plan(shell)
             assert plan.fault is None, plan.fault
-            asks: Mapping[str, int] = {
-                name: isinstance(decide("shell", plan, mode, rules), Ask) for name, (mode, rules) in MODES.items()
-            }
+            asks = reviewer.ask(plan)
             outcome = await box.run(shell, "call_1_0", unwatched, planned=plan) if runs else None
         await workspace.reap()
         await workspace.close()
         return asks, outcome
+
+
+class Reviewer:
+    """Counts the questions about a command in each mode: before it runs, and about what it has changed in a layer.
+    Everything is kept."""
+
+    def __init__(self) -> None:
+        self._plan: PlannedCall | None = None
+        self._asks = dict.fromkeys(MODES, 0)
+
+    def ask(self, plan: PlannedCall) -> dict[str, int]:
+        """Count the question about a planned call. The returned counts grow with later questions about it."""
+        if self._plan is None:
+            self._plan = plan
+        for name, (mode, rules) in MODES.items():
+            self._asks[name] += isinstance(decide("shell", plan, mode, rules), Ask)
+        return self._asks
+
+    async def review(self, _call_id: str, changes: Changes) -> str:
+        """See :class:`crow.tools.ChangeReviewer`."""
+        if changes.shown and self._plan is not None:
+            self.ask(about_changes(self._plan, changes, ()))
+        return ""
 
 
 def differences(plain: Ran, confined: Ran, skipped: Sequence[str]) -> Iterable[str]:

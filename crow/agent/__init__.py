@@ -30,6 +30,8 @@ class PermissionQuestion:
     """Why crow asks. Empty if the mode and the call make that clear."""
     offers_writes: bool = False
     """The user may also allow all commands that are confined to `write` access."""
+    below: str = ""
+    """The user may also keep all that commands change below this folder. Empty if that answer is not offered."""
     rule: str = ""
     """A rule that the user could add to the settings to allow the call. Empty if no rule can allow the call."""
     changes: str = ""
@@ -40,6 +42,7 @@ PermissionAnswer: TypeAlias = Literal[
     "allow_once",
     "allow_always",
     "allow_writes",
+    "allow_below",
     "reject_once",
     "reject_always",
     "cancelled",

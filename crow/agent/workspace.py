@@ -18,6 +18,7 @@ from crow.agent.instructions import (
 from crow.domain.events import NoticeShown
 from crow.domain.rendering import code
 from crow.tools import AGENT_FOLDERS, SKILL_FOLDERS, AgentKind, SandboxStatus, SkillInfo
+from crow.tools.layers import Recovered
 
 _MAX_SKILLS = 200
 _MAX_AGENTS = 50
@@ -137,6 +138,17 @@ def notice_of_workspace(contents: WorkspaceContents) -> NoticeShown:
         sentences.append("Check this before you trust the workspace; `/permissions` shows more.")
     title = f"You have not worked in {code(contents.cwd)} with crow before"
     return NoticeShown(severity="info", title=title, description=" ".join(sentences))
+
+
+def notice_of_recovery(recovered: Recovered) -> NoticeShown:
+    """Return the notice about a change of a command that crow was keeping when it was killed."""
+    names = _and_more([code(path) for path in recovered.paths], 5)
+    if recovered.problem:
+        words = f"It could be neither completed nor taken back: {recovered.problem}. Check {names}."
+        return NoticeShown(severity="error", title="A change of a command is incomplete", description=words)
+    done = "completed" if recovered.is_kept else "taken back"
+    words = f"Crow was killed while it kept what a command had changed. The change is {done} now: {names}."
+    return NoticeShown(severity="warning", title=f"A change of a command was {done}", description=words)
 
 
 def notice_of_sandbox(status: SandboxStatus) -> NoticeShown | None:

@@ -32,6 +32,7 @@ _COMMANDS = {
     "login": "crow.cli.chat:log_in",
     "demo": "crow.cli.chat:run_demo",
     "sessions": "crow.cli.sessions:run_command",
+    "replay": "crow.cli.replay:run_replay",
     "doctor": "crow.cli.checks:doctor",
     "models": "crow.cli.checks:models",
     "mcp": "crow.cli.mcp:run_command",

@@ -18,11 +18,14 @@ from typing import BinaryIO
 
 from crow.adapters import open_admin, open_store_at
 from crow.cli.output import Column, in_terminal, print_json, print_table, say
+from crow.cli.replay import known_extras, scratch
 from crow.cli.sessions import SessionsContext, all_sessions, parse_age, print_sessions
 from crow.domain.errors import ArgumentError
 from crow.domain.text import plural, safe, safe_json
 from crow.export.page import session_page
 from crow.export.redact import Redactor, redactor
+from crow.replay.case import write_case
+from crow.replay.requests import Rebuilder
 from crow.settings import Loaded
 from crow.store import SessionChanges
 from crow.store.codec import new_tag, tag_name, tags_of, tags_patch
@@ -36,7 +39,7 @@ _MEGABYTE = 1024 * 1024
 
 
 async def export(context: SessionsContext) -> None:
-    """`crow sessions export`: write sessions as complete JSONL, or as Markdown or HTML for reading."""
+    """`crow sessions export`: write sessions as complete JSONL, as Markdown or HTML for reading, or as a case file."""
     options = context.options
     if bool(options.ids) == options.all:
         raise ArgumentError("Name the sessions to export, or give --all.")
@@ -50,10 +53,10 @@ async def export(context: SessionsContext) -> None:
         lines = _markdown(context, ids)
     else:
         if ids is None or len(ids) != 1:
-            raise ArgumentError("--format html writes one session; name one SESSION.")
-        lines = await _html(context, ids[0])
+            raise ArgumentError(f"--format {options.format} writes one session; name one SESSION.")
+        lines = _case(context, ids[0]) if options.format == "case" else await _html(context, ids[0])
     if options.output is None:
-        escape = None if not in_terminal() else safe_json if options.format == "jsonl" else safe
+        escape = None if not in_terminal() else safe_json if options.format in ("jsonl", "case") else safe
         async for line in lines:
             sys.stdout.buffer.write(line if escape is None else escape(line.decode()).encode())
         sys.stdout.buffer.flush()
@@ -277,9 +280,22 @@ async def _html(context: SessionsContext, session_id: str) -> AsyncIterator[byte
     return session_page(context.store, session_id, _redactor(context), window=window)
 
 
-def _redactor(context: SessionsContext) -> Redactor:
+async def _case(context: SessionsContext, session_id: str) -> AsyncIterator[bytes]:
+    async with scratch(context.loaded) as (store, admin, folder):
+        async for line in write_case(
+            (context.store, context.admin),
+            session_id,
+            (store, admin),
+            folder,
+            redact=_redactor(context, is_strict=True),
+            rebuilder=Rebuilder(known_extras(context.loaded)),
+        ):
+            yield line
+
+
+def _redactor(context: SessionsContext, *, is_strict: bool = False) -> Redactor:
     home = os.path.expanduser("~")
-    return redactor(context.loaded.settings.secrets(), home=home, is_strict=context.options.redact)
+    return redactor(context.loaded.settings.secrets(), home=home, is_strict=is_strict or context.options.redact)
 
 
 def _backup_path(path: Path) -> Path:

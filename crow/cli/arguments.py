@@ -12,7 +12,7 @@ from crow.version import __version__
 _AddCommand: TypeAlias = Callable[..., argparse.ArgumentParser]
 """Adds a command of `crow sessions`: its name, function and help, and how many sessions it takes, if any."""
 
-_EVERY_COMMAND = ("run", "chat", "serve", "sessions", "mcp")
+_EVERY_COMMAND = ("run", "chat", "serve", "sessions", "replay", "mcp")
 """The commands whose arguments are added only if the command line names them."""
 
 
@@ -67,6 +67,9 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     sessions = add("sessions", "list, show, search, export, back up and remove sessions", (), ["session"])
     if "sessions" in arguments or "session" in arguments:
         _add_sessions_commands(sessions)
+    replay = add("replay", "build the requests of a stored session again, and compare them with what was sent")
+    if "replay" in arguments:
+        _add_replay_arguments(replay)
     _add_doctor_arguments(add("doctor", "check the configuration, the database, the model and the tools", [settings]))
     _add_models_arguments(add("models", "list the models that an endpoint offers", [settings]))
     mcp = add("mcp", "list, add, remove and try MCP servers, and log in to them")
@@ -76,11 +79,14 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     trace = add("trace", "print a recording of an ACP connection (CROW_TRACE=FILE makes one)")
     trace.add_argument("action", choices=["show"], help='"show" prints the recording')
     trace.add_argument("file", metavar="FILE", help="a recording by crow")
-    completion = add("completion", "print a completion script for bash, zsh or fish")
-    completion.add_argument("shell", choices=["bash", "zsh", "fish"], nargs="?", help="the shell")
-    completion.add_argument("--sessions", metavar="WORD", help=argparse.SUPPRESS)
+    _add_completion_arguments(add("completion", "print a completion script for bash, zsh or fish"))
     add("man", "print the manual page; to read it: crow man | man -l -")
     return parser
+
+
+def _add_completion_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=["bash", "zsh", "fish"], nargs="?", help="the shell")
+    parser.add_argument("--sessions", metavar="WORD", help=argparse.SUPPRESS)
 
 
 def _settings_arguments() -> argparse.ArgumentParser:
@@ -145,6 +151,12 @@ def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
 
 
+def _add_replay_arguments(parser: argparse.ArgumentParser) -> None:
+    from crow.cli.replay import add_arguments
+
+    add_arguments(parser)
+
+
 def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen",
@@ -186,7 +198,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         "List sessions, most recently used first, or run a command on them. SESSION is the id of a session, the start"
         " of its id, its alias, or its whole title."
     )
-    parser.set_defaults(run=sessions.list_sessions, all=False, archived=False, newest=False, json=False)
+    parser.set_defaults(run=sessions.list_sessions, all=False, archived=False, newest=False, receipts=False, json=False)
     parser.set_defaults(cwd=None, repo=None, model=None, since=None, until=None, title=None, tag=None)
     commands = parser.add_subparsers(metavar="COMMAND")
 
@@ -234,6 +246,12 @@ def _add_reading_commands(parser: argparse.ArgumentParser, add: _AddCommand) -> 
     stats.add_argument(
         "--disk", action="store_true", help="show what takes up space in the database, instead of tokens and cost"
     )
+    stats.add_argument(
+        "--breakdown",
+        action="store_true",
+        help="show what was read from the cache, cache breaks, the outputs and tools that cost the most, and times",
+    )
+    stats.add_argument("--session", metavar="SESSION", help="the breakdown of this session and its subagents")
     for each in (search, stats):
         _add_limits(each)
 
@@ -246,6 +264,8 @@ def _add_list_options(parser: argparse.ArgumentParser) -> None:
     words = "only sessions in any directory of the Git repository that contains DIR (default: .)"
     parser.add_argument("--repo", metavar="DIR", nargs="?", const=".", default=argparse.SUPPRESS, help=words)
     parser.add_argument("--title", metavar="TEXT", default=argparse.SUPPRESS, help="only titles that contain TEXT")
+    words = "also show the state of each session's newest receipt"
+    parser.add_argument("--receipts", action="store_true", default=argparse.SUPPRESS, help=words)
     words = "only sessions with this tag; repeat the option to require several tags"
     parser.add_argument("--tag", metavar="TAG", action="append", default=argparse.SUPPRESS, help=words)
     for flag, name, words in (
@@ -286,9 +306,9 @@ def _add_file_commands(add: _AddCommand) -> None:
     export.add_argument("--all", action="store_true", help="every session")
     export.add_argument(
         "--format",
-        choices=("jsonl", "markdown", "html"),
+        choices=("jsonl", "markdown", "html", "case"),
         default="jsonl",
-        help="jsonl (default) is complete; markdown and html are for reading",
+        help="jsonl (default) is complete; markdown and html are for reading; case is redacted, for crow replay",
     )
     export.add_argument("-o", "--output", metavar="FILE", help="a new file that only you can read; default: stdout")
     view = add("view", admin.view, "show a session in the browser, as one private HTML file", "1")

@@ -32,6 +32,8 @@ from crow.cli.output import (
 from crow.domain.conversation import for_model
 from crow.domain.entries import Assistant, CallRef, ToolResult
 from crow.domain.errors import ArgumentError
+from crow.domain.receipts import receipt_in
+from crow.domain.spending import Spending
 from crow.domain.text import plural, safe, safe_json, title_line
 from crow.llm.chat.encode import ChatEncoder
 from crow.llm.dialect import Dialect
@@ -39,6 +41,7 @@ from crow.settings import Loaded, load_settings
 from crow.store import GROUPS, Group, Scope, SessionRow, Store, UsageTotal, hits_by_session, node_of
 from crow.store.admin import Admin, ListedSession, SessionFilter
 from crow.store.codec import encode, tag_name, tags_of
+from crow.store.spending import add_sessions, session_spending
 from crow.store.transcript import Transcript, message_text, time_text
 
 LISTED = 20
@@ -116,8 +119,11 @@ async def list_sessions(context: SessionsContext) -> None:
     chosen = await _chosen(context)
     found = await context.admin.listed(chosen, limit=None if options.all else LISTED + 1)
     shown = found if options.all else found[:LISTED]
+    receipts = await _receipts(context, shown) if options.receipts else {}
     if options.json:
-        return print_json(_listed_values(one) for one in shown)
+        more = {key: {"receipt": receipt} for key, receipt in receipts.items()}
+        return print_json({**_listed_values(one), **more.get(one.row.id, {})} for one in shown)
+    shown = tuple(_with_receipt(one, receipts.get(one.row.id)) for one in shown)
     if not in_terminal():
         for one in shown:
             print_table((), (_cells_in_pipe(one), *(_cells_in_pipe(each) for each in one.subagents)), empty="")
@@ -131,6 +137,26 @@ async def list_sessions(context: SessionsContext) -> None:
     if len(found) > len(shown):
         print(f"These are the newest {LISTED}; --all lists every session.")
     return None
+
+
+async def _receipts(
+    context: SessionsContext, listed: Sequence[ListedSession]
+) -> Mapping[str, Mapping[str, object] | None]:
+    """Return the newest receipt of each session by the session's id. The value is None for a session without any."""
+    found = {}
+    for one in listed:
+        entries = await context.store.left_behind(one.row.leaf, None, ("custom",))
+        found[one.row.id] = next(
+            (data for each in reversed(entries) if (data := receipt_in(each.body)) is not None), None
+        )
+    return found
+
+
+def _with_receipt(one: ListedSession, receipt: Mapping[str, object] | None) -> ListedSession:
+    """Return the session with the state of its receipt in its title."""
+    if receipt is None:
+        return one
+    return replace(one, row=replace(one.row, title=f"[{receipt.get('state', '')}] {one.row.title or ''}"))
 
 
 async def show_session(context: SessionsContext) -> None:
@@ -230,6 +256,8 @@ async def stats(context: SessionsContext) -> None:
     instead."""
     if context.options.disk:
         return await _disk(context)
+    if context.options.breakdown or context.options.session:
+        return await _breakdown(context)
     groups, scope = _groups(context.options.by), _scope(context)
     rows = await context.admin.totals(groups, scope)
     if context.options.json:
@@ -251,6 +279,28 @@ async def stats(context: SessionsContext) -> None:
     total = ["Total", *[""] * (len(columns) - len(numbers) - 1)]
     total += _numbers(sum_of_all, has_estimates=has_estimates)
     print_table(columns, cells, empty="No requests to a model yet.", total=total)
+    return None
+
+
+async def _breakdown(context: SessionsContext) -> None:
+    """Print where tokens and time went, in one session or in all that the options choose."""
+    if context.options.session:
+        spending = await session_spending(context.store, await context.admin.find(context.options.session))
+    else:
+        scope = _scope(context)
+        spending = Spending(since_ms=scope.since_ms or 0, model=scope.model or "")
+        spending.before_ms = spending.before_ms if scope.before_ms is None else scope.before_ms
+        directories = None if scope.cwd is None else (scope.cwd,)
+        for archived in (False, True):
+            listed = await context.admin.listed(SessionFilter(directories=directories, archived=archived))
+            ids = [row.id for one in listed for row in (one.row, *(each.row for each in one.subagents))]
+            await add_sessions(context.store, ids, spending)
+    if context.options.json:
+        return print_json([spending.as_json()])
+    used = f"{spending.tokens_in:,} input and {spending.tokens_out:,} output tokens"
+    print_markdown(
+        f"{plural(spending.requests, 'request')}: {used}, {spending.cost:.4f} US dollars.\n\n{spending.text()}"
+    )
     return None
 
 

@@ -10,7 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from crow.domain.messages import FinishReason, Image, JsonObject, Part, ToolCall, ToolSpec, Usage, WireName
+from crow.domain.messages import (
+    FinishReason,
+    Image,
+    JsonObject,
+    Part,
+    SentRequest,
+    ToolCall,
+    ToolSpec,
+    Usage,
+    WireName,
+)
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
 """Why a turn ended, in the words of ACP. A `TurnEnd` can also have one of two other reasons: `interrupted` and
@@ -149,6 +159,9 @@ class Assistant:
     themselves run with the complete arguments."""
     wire: WireName = "chat"
     """The form in which the answer came. The opaque fields are sent back only in this form."""
+    sent: SentRequest | None = None
+    """The request that this is the answer to. None if an older version stored the entry, if crow died before the end of
+    the answer, or if the model is built in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +177,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """A file that a built-in tool changed."""
+    """A file that a built-in tool changed, or all files that a command changed."""
 
     call: CallRef
     path: str
@@ -176,6 +189,9 @@ class File:
     """The permission bits before the change. None if there was no file, or if an older version stored this entry."""
     recorded_here: bool = False
     """False for an imported entry, whose content is never restored."""
+    change_set: str = ""
+    """If set, a command changed any number of files in the directory `path`. This is the name of what undoes the
+    change, which is on the disk of the machine where the command ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,6 +324,8 @@ class ModelRequest:
     """What crow asked for. `answer`: an answer that never came (the request failed, was sent again, or was cancelled
     before any text). `summary`: a summary of the conversation. `title`: a title of the session. `sampling`: an answer
     for an MCP server."""
+    sent: SentRequest | None = None
+    """See `Assistant.sent`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,13 @@ def is_too_deep(value: object) -> bool:
     return True
 
 
+PDF_BYTES = 10_000_000
+"""No larger PDF is sent to a model."""
+
+PDF_START = b"%PDF-"
+PDF_TYPE = "application/pdf"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
     """Plain text."""
@@ -50,6 +57,7 @@ class File:
     data: str
     """The content in base64."""
     mime_type: str
+    uri: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +78,7 @@ class Link:
     mime_type: str | None = None
 
 
-Part: TypeAlias = Text | Image | Resource | Link
+Part: TypeAlias = Text | Image | File | Resource | Link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +163,34 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 WireName: TypeAlias = Literal["chat", "responses", "messages"]
 """The form of requests and answers: OpenAI's Chat Completions, OpenAI's Responses, or Anthropic's Messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentRequest:
+    """How a request was sent. With it, the request can be built again from the log and compared."""
+
+    digest: str
+    """The beginning of the sha256 (hex) of the bytes."""
+    size: int
+    """The number of bytes."""
+    checks: str = ""
+    """CRC-32 sums of starts of the request, up to each of the last messages and to some positions before. Each is
+    written as the distance to the end, a point and the sum (hex)."""
+    endpoint: str = ""
+    """The base URL and the model name, separated by a space."""
+    dialect: JsonObject = field(default_factory=dict)
+    """The members of the endpoint's dialect that are not the default."""
+    limit: int | None = None
+    """The output limit in tokens, or None if none was sent."""
+    thought_level: str = ""
+    """Empty if the request stated none."""
+    extra: str = ""
+    """A digest of the members that the user adds to every request, or empty if there are none."""
+    version: str = ""
+    """The version of crow that sent the request."""
+    is_case: bool = False
+    """The values are not those of the request that was sent, but of the redacted request in a case file."""
+
 
 FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "interrupted", "paused"]
 """`paused`: the endpoint runs tools of its own, and goes on with the answer when it gets it back."""

@@ -115,6 +115,8 @@ def part_text(part: Part) -> str:
             return f"[{name}: {uri}]"
         case Image():
             return _IMAGE_LEFT_OUT
+        case File(name=name, mime_type=mime_type):
+            return f"[The file {name} ({mime_type}).]"
         case _ as never:
             assert_never(never)
 
@@ -196,14 +198,14 @@ def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
     of its text."""
     text = body.text if body.cut is None else head_and_tail(body.text, body.cut, entry)
     files = tuple(
-        File(name=_file_name(each.name), data=each.data, mime_type=each.mime_type)
+        File(name=file_name(each.name), data=each.data, mime_type=each.mime_type)
         for each in body.attachments
         if each.for_model and each.data and each.mime_type
     )
     return ToolMessage(call_id=call_id, text=text or _EMPTY_OUTPUT, images=body.images, files=files)
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
     """Return the last part of a path or URI, as endpoints take it for the name of a file."""
     return name.rstrip("/").rpartition("/")[2][-_FILE_NAME_CHARS:] or "file"
 

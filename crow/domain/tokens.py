@@ -106,6 +106,8 @@ def _estimate_part(part: Part) -> int:
             return estimate_text(text)
         case messages.Image():
             return IMAGE_TOKENS
+        case messages.File():
+            return _estimate_file(part)
         case messages.Resource(uri=uri, text=text) | messages.Link(uri=uri, name=text):
             return 2 * MESSAGE_TOKENS + estimate_text(uri) + estimate_text(text)
         case _ as never:

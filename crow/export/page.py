@@ -17,8 +17,9 @@ from tempfile import SpooledTemporaryFile
 from crow.domain import entries as kinds
 from crow.domain.diff import diff_lines
 from crow.domain.entries import Assistant, CallRef, Checkpoint, Diff, Entry, StopReason, ToolResult
-from crow.domain.messages import Image, Link, Part, Resource, Text, ToolCall
+from crow.domain.messages import File, Image, Link, Part, Resource, Text, ToolCall
 from crow.domain.rendering import interrupted_text, plan_line
+from crow.domain.spending import Spending, duration
 from crow.domain.text import on_one_line, plural, safe, shorten, shorten_end
 from crow.export.markdown import link_to, plain_text, render_markdown
 from crow.export.redact import Redactor
@@ -68,6 +69,8 @@ class _Point:
     """The tokens in the context after this answer, or None if they are unknown."""
     cost: float
     """The sum of all costs up to this answer, in US dollars."""
+    cached: float | None = None
+    """The share of the request that was read from the provider's cache, or None if it is unknown."""
     is_compaction: bool = False
 
 
@@ -124,6 +127,7 @@ class _HtmlPage:
         self._result_chars = max(least, min(most, _ALL_RESULTS_CHARS // max(1, row.entries)))
         self._images_left = _ALL_IMAGES_CHARS
         self._outline = _PathFacts()
+        self._spending = Spending()
         self._branches: dict[int | None, list[str]] = {}
         self._departures: dict[int, int | None] = {}
         self._body = SpooledTemporaryFile(_MEMORY_BYTES)  # noqa: SIM115  # closed by `close`
@@ -166,6 +170,7 @@ class _HtmlPage:
 
     def feed(self, entry: Entry) -> None:
         """Add the next entry of the current path."""
+        self._spending.add(entry)
         self._write(self._branches_from(None))
         self._write(self._path.render(entry))
         self._write(self._branches_from(entry.id))
@@ -173,6 +178,7 @@ class _HtmlPage:
     def finish(self) -> Iterator[bytes]:
         """Yield the page."""
         self._write(self._path.unanswered())
+        self._spending.finish()
         for left in list(self._branches):
             self._write(self._branches_from(left))
         yield self._head().encode(errors="replace")
@@ -234,6 +240,7 @@ class _HtmlPage:
 <h1>{title}</h1>
 <dl>{listed}</dl>
 {self._plots()}
+{self._where_it_went()}
 </header>
 <div class="tools" role="search" hidden>
 <label for="query">Search</label>
@@ -268,7 +275,39 @@ class _HtmlPage:
             words = f"Cost: {_dollars(self._outline.cost)} for this path."
             costs = [point.cost for point in points]
             figures.append(_plot("cost", words, points, costs, self._outline.cost, _dollars(self._outline.cost), None))
+        shares = [point.cached for point in points]
+        if sum(share is not None for share in shares) > 1:
+            words = f"Read from the provider's cache: {100 * self._spending.cached_share:.0f} % of the input tokens."
+            figures.append(_plot("cache", words, points, shares, 1.0, "100 %", None))
+        if times := self._times():
+            figures.append(times)
         return f'<div class="plots">{"".join(figures)}</div>'
+
+    def _times(self) -> str:
+        """Return the HTML of a bar that shows where the time went, or an empty string if it is unknown."""
+        spent = self._spending
+        parts = (("model", spent.model_ms), ("tools", spent.tools_ms), ("you", spent.waiting_ms))
+        whole = sum(ms for _, ms in parts)
+        if not whole:
+            return ""
+        bars, legend, x = "", [], 0.0
+        for name, ms in parts:
+            width = 1000 * ms / whole
+            bars += f'<polygon class="{name}" points="{x:.1f},0 {x + width:.1f},0 {x + width:.1f},100 {x:.1f},100"/>'
+            legend.append(f'<span class="key {name}">{name} {duration(ms)}</span>')
+            x += width
+        words = "Time: " + ", ".join(f"{name} {duration(ms)}" for name, ms in parts)
+        return (
+            f'<figure class="plot times"><figcaption>{" ".join(legend)}</figcaption><svg viewBox="0 0 1000 100"'
+            f' preserveAspectRatio="none" role="img" aria-label="{escape(words)}">{bars}</svg></figure>'
+        )
+
+    def _where_it_went(self) -> str:
+        """Return the HTML of the breakdown of tokens and time, or an empty string if the path has no requests."""
+        if not self._spending.requests:
+            return ""
+        text = render_markdown(self.clean(self._spending.text()))
+        return f'<details class="spending"><summary>Where tokens and time went</summary>{text}</details>'
 
     def take_image(self, image: Image) -> str:
         """Return the HTML of an image. If the image is too large, or if not every browser can show its format, return a
@@ -378,6 +417,8 @@ class _EntryRenderer:
                 return f"<p>Linked: {link_to(address, words)}</p>"
             case Image():
                 return page.take_image(part)
+            case File(name=name, mime_type=mime_type):
+                return f"<p>Attached: {page.line(f'{name} ({mime_type})')}</p>"
 
     def _answer(self, entry: Entry, body: Assistant) -> str:
         page, outline = self._page, self._outline
@@ -392,7 +433,10 @@ class _EntryRenderer:
             facts.append(f"{usage.input_tokens:,} in, {usage.output_tokens or 0:,} out")
         if entry.cost:
             facts.append(_dollars(entry.cost))
-        outline.points.append(_Point(len(outline.prompts), filled, outline.cost))
+        cached = None
+        if usage is not None and usage.input_tokens and usage.cached_tokens is not None:
+            cached = min(1.0, usage.cached_tokens / usage.input_tokens)
+        outline.points.append(_Point(len(outline.prompts), filled, outline.cost, cached))
         self._calls = {CallRef(assistant=entry.id, index=index): call for index, call in enumerate(body.calls)}
         text = interrupted_text(body) if body.finish == "interrupted" else body.text
         content = ""

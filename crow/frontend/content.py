@@ -11,7 +11,8 @@ from typing import Any, assert_never
 from urllib.parse import unquote
 
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import Image, Link, Part, Resource, Text
+from crow.domain.messages import PDF_BYTES, PDF_START, PDF_TYPE, File, Image, Link, Part, Resource, Text
+from crow.domain.rendering import file_name
 from crow.frontend.frames import describe_member
 from crow.frontend.tool_calls import PIECE_BYTES, limit_text, split_text
 
@@ -71,6 +72,16 @@ def blocks(part: Part) -> tuple[dict[str, Any], ...]:
             if len(data) > PIECE_BYTES:
                 return ({"type": "text", "text": f"({_sized('an image', mime_type, data)}: too large to show again)"},)
             return ({"type": "image", "data": data, "mimeType": mime_type} | _optional("uri", uri),)
+        case File(name=name, data=data, mime_type=mime_type, uri=uri):
+            if len(data) > PIECE_BYTES:
+                return (
+                    {
+                        "type": "text",
+                        "text": f"({_sized(f'the file {name}', mime_type, data)}: too large to show again)",
+                    },
+                )
+            file = {"uri": limit_text(uri or name, _URI_BYTES), "blob": data, "mimeType": mime_type}
+            return ({"type": "resource", "resource": file},)
         case Resource(uri=uri, text=text, mime_type=mime_type):
             resource = {"uri": limit_text(uri, _URI_BYTES), "text": limit_text(text, PIECE_BYTES)}
             return ({"type": "resource", "resource": resource | _optional("mimeType", mime_type)},)
@@ -136,8 +147,9 @@ def _resource(where: str, resource: object) -> Part:
 def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
     """Convert base64 data or a data URI into a part.
 
-    The part is an image if models accept images of this type. Otherwise, it is a resource if the data is text. In all
-    other cases, it is a sentence that describes the file and says that crow cannot read it.
+    The part is an image if models accept images of this type, and a file if it is a PDF of at most `PDF_BYTES`.
+    Otherwise, it is a resource if the data is text. In all other cases, it is a sentence that describes the file and
+    says that crow cannot read it.
     """
     data_uri = _DATA_URI.match(data)
     if data_uri is not None:
@@ -152,6 +164,9 @@ def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
     if image_type in _IMAGE_TYPES and raw:
         # Encode the image again: it is sent with every later request, and providers reject malformed base64.
         return Image(data=base64.b64encode(raw).decode(), mime_type=image_type, uri=uri)
+    if raw.startswith(PDF_START) and len(raw) <= PDF_BYTES:
+        name = file_name(unquote(uri)) if uri else "attachment.pdf"
+        return File(name=name, data=base64.b64encode(raw).decode(), mime_type=PDF_TYPE, uri=uri)
     try:
         if b"\0" not in raw:
             return Resource(uri=uri or "attachment", text=raw.decode(), mime_type=mime_type or None)

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,8 @@ from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
 from crow.agent.templates import hint_of
 from crow.agent.turns.adapters import Adapters
-from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_sandbox
+from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_recovery, notice_of_sandbox
+from crow.domain.entries import CallRef
 from crow.domain.errors import ArgumentError, StoreError
 from crow.domain.events import OptionsChanged
 from crow.domain.text import title_line
@@ -212,6 +213,7 @@ class SessionHost:
         self._opening_store = asyncio.Lock()
         self._known_directories: set[tuple[str | None, str]] = set()
         self._has_checked_sandbox = False
+        self._has_recovered = False
 
     async def store(self) -> Store:
         """Return the store. The first call opens it. :raises StoreError: the store cannot be used."""
@@ -353,6 +355,7 @@ class SessionHost:
         if not any(hosted.session.busy for hosted in self.open.values()):
             await self.dependencies.import_for_calls()
         await self.warn_about_sandbox()
+        await self.recover_changes()
         await self._add_models()
 
     def reload_settings(self) -> None:
@@ -394,6 +397,23 @@ class SessionHost:
         workspace = self.dependencies.workspace(cwd, request.directories)
         may_read = partial(may_attach, workspace=workspace, rules=self.adapters.settings().rules)
         return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
+
+    async def recover_changes(self) -> None:
+        """Complete or take back the changes of commands that a killed process was moving into a workspace, and say so
+        in the history of the session. This is done once per process, in the first session."""
+        hosted = next(iter(self.open.values()), None)
+        layers = None if hosted is None else hosted.session.workspace.layers
+        if hosted is None or layers is None or self._has_recovered:
+            return
+        self._has_recovered = True
+        for each in await layers.recover():
+            hosted.session.remark_later(notice_of_recovery(each))
+        await layers.prune(self._has_call)
+
+    async def _has_call(self, about: Mapping[str, str]) -> bool:
+        """Return whether the call of a change set is still stored."""
+        call = CallRef.parse(about.get("call", ""))
+        return call is None or self._store is None or await self._store.entry(call.assistant) is not None
 
     async def warn_about_sandbox(self) -> None:
         """Warn the user if commands are not confined. The warning is shown once per process, in the first session.

@@ -259,7 +259,9 @@ class Methods:
                 await opened.client.resume(
                     lambda: missed_since(cursor, store, session.id, session.branch.entries),
                     is_running=lambda: session.is_running,
-                    is_own=lambda prompt: opened.has_sent(prompt, sent),
+                    is_own=lambda prompt: (
+                        opened.has_sent(prompt.message_id) or (prompt.name is not None and prompt.name.id in sent)
+                    ),
                 )
             yield opened
 

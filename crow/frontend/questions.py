@@ -27,6 +27,7 @@ _PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
     "allow_once": "allow_once",
     "allow_always": "allow_always",
     "allow_writes": "allow_always",
+    "allow_below": "allow_always",
     "reject_once": "reject_once",
     "reject_always": "reject_always",
 }
@@ -144,12 +145,19 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
     if always and question.offers_writes:
         network = " or use the network" if has_network else ""
         labels["allow_writes"] = f"Always allow commands that can only change files here{network}"
+    if always and question.below:
+        labels["allow_below"] = f"Always keep what commands change below {title_line(question.below)}"
     options = [
         {"optionId": answer, "kind": kind, "name": labels[answer]}
         for answer, kind in _PERMISSION_KINDS.items()
         if answer in labels
     ]
-    params = {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
+    status = "in_progress" if question.plan.changed else "pending"
+    params = {
+        "sessionId": session_id,
+        "toolCall": {"status": status} | call,
+        "options": options,
+    }
     # A rule with hidden characters would have to be escaped, and would then no longer match this call.
     has_rule = question.rule and safe(question.rule) == question.rule
     return params | ({"_meta": {"crow": {"rule": question.rule}}} if has_rule else {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,7 @@ from crow.agent.permissions.rules import bind_rules
 from crow.agent.sessions.session import Session
 from crow.agent.subagents.kinds import changes_of_own
 from crow.agent.workspace import WorkspaceContents, notice_of_workspace
-from crow.domain.entries import Command, NewEntry, Note, User
+from crow.domain.entries import NewEntry, Note
 from crow.domain.errors import ArgumentError, CrowError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.events import NoticeShown, TitleChanged
 from crow.domain.text import title_line
@@ -69,11 +69,9 @@ class ClientSession:
         """Remember that this client sent the prompt with this id."""
         self.hosted.clients.note_sender(message_id, self.attachment)
 
-    def has_sent(self, prompt: User | Command, names: Collection[str]) -> bool:
-        """Whether the client sent this prompt. Crow forgets the senders of old prompts, so the client may tell the
-        `names` of those that it has sent."""
-        is_named = prompt.name is not None and prompt.name.id in names
-        return is_named or self.hosted.clients.has_sent(self.attachment.origin, prompt.message_id)
+    def has_sent(self, message_id: str) -> bool:
+        """Whether crow remembers that the client sent the prompt with this id. Crow forgets old prompts."""
+        return self.hosted.clients.has_sent(self.attachment.origin, message_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -525,14 +523,11 @@ class ClientSessions:
 
     def options(self, session: Session) -> list[dict[str, Any]]:
         """Return all config options of a session."""
-        row, host = session.branch.row, self.host
+        row, host, levels = session.branch.row, self.host, session.thought_levels
+        model, booleans = row.model or host.dependencies.model, self.caps.boolean_options
+        config = {"auto_compact": host.dependencies.auto_compact, **row.config}
         return config_options(
-            mode=row.mode,
-            model=row.model or host.dependencies.model,
-            models=host.models,
-            config={"auto_compact": host.dependencies.auto_compact, **row.config},
-            booleans=self.caps.boolean_options,
-            levels=session.thought_levels,
+            mode=row.mode, model=model, models=host.models, config=config, booleans=booleans, levels=levels
         )
 
     def _start(self, start: Start, *, is_watcher: bool = False) -> ClientSession:
@@ -687,6 +682,7 @@ class ClientSessions:
         if self.host.is_warm:
             session.warm()
             await self.host.warn_about_sandbox()
+            await self.host.recover_changes()
 
 
 def iso_time(ms: int) -> str:

@@ -164,10 +164,12 @@ def announcement_from(name: str, arguments: str) -> Announcement:
 
 
 def result_contents(result: ToolResult, limits: CallLimits = STANDARD) -> list[Fields]:
-    """Return the content of a finished call. If the call succeeded and has diffs, the content is these diffs.
-    Otherwise it is the text of the result, and then its images and attachments."""
-    if result.announcement.diffs and not result.is_error:
-        return diff_contents(result.announcement.diffs, limits.diffs)
+    """Returns the content of a finished call. If the call succeeded and has diffs, the content is these diffs.
+    Otherwise it is the text of the result, and then its images and attachments. A command has both: its output, and
+    the diffs of what it changed."""
+    diffs = diff_contents(result.announcement.diffs, limits.diffs) if result.announcement.diffs else []
+    if diffs and result.announcement.kind != "execute" and not result.is_error:
+        return diffs
     images = [Attachment(name="image", mime_type=image.mime_type, data=image.data) for image in result.images]
     room = limits.attachments
     contents = []
@@ -176,7 +178,8 @@ def result_contents(result: ToolResult, limits: CallLimits = STANDARD) -> list[F
         room -= len(attachment.data) if "data" in block or "resource" in block else 0
         contents.append({"type": "content", "content": block})
     text = _result_text(result, limits.text)
-    return [text_content(text), *contents] if text else contents
+    changed = diffs if result.announcement.kind == "execute" else []
+    return [*([text_content(text)] if text else []), *contents, *changed]
 
 
 def output_text(result: ToolResult) -> str:
@@ -286,7 +289,10 @@ def question_contents(
         add(changes, "diff")
     if hidden:
         blocks.append(f"{hidden:,} characters are not shown.")
-    if plan.command_access is not None:
+    if plan.changed:
+        blocks.append("The command has run. It wants to keep these changes:")
+        add(plan.review_text)
+    elif plan.command_access is not None:
         blocks.append(_ACCESS_WORDS[_access_key(plan, has_network=has_network)])
     if reason and not changes:
         blocks.append(safe(reason))

@@ -20,6 +20,7 @@ from crow.frontend.frames import METHOD_NOT_FOUND, RequestError
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, FileStat, OnOutput, SandboxStatus, Workspace
+from crow.tools.layers import Layer
 
 _SILENCE_S = 2.0
 """While the editor has not responded to a write request, crow checks the file on disk each time this many seconds have
@@ -83,6 +84,7 @@ class _DiskBackedWorkspace:
         self.start_confined = disk.start_confined
         self.end_confined = disk.end_confined
         self.close = disk.close
+        self.layers = disk.layers
 
 
 class EditorWorkspace(_DiskBackedWorkspace):
@@ -107,6 +109,8 @@ class EditorWorkspace(_DiskBackedWorkspace):
         self._writes = caps.writes_files
         self._terminals = EditorTerminals(editor, hidden or ())
         self._in_terminals = hidden is not None
+        if self._in_terminals:  # a terminal of the editor is not in a layer
+            self.layers = None
 
     async def read_text(self, path: Path) -> str:
         """See :class:`crow.tools.Workspace`. A file that exists only as an unsaved buffer in the editor is not
@@ -185,11 +189,14 @@ class EditorWorkspace(_DiskBackedWorkspace):
         timeout_s: float,
         on_output: OnOutput,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
+        layer: Layer | None = None,
     ) -> tuple[int | None, str]:
         """See :class:`crow.tools.Workspace`."""
-        if self._in_terminals:
+        if self._in_terminals and layer is None:
             return await self._terminals.run(command, cwd=str(self.cwd), timeout_s=timeout_s, on_output=on_output)
-        return await self.disk.run(command, access=access, timeout_s=timeout_s, on_output=on_output, excluded=excluded)
+        return await self.disk.run(
+            command, access=access, timeout_s=timeout_s, on_output=on_output, excluded=excluded, layer=layer
+        )
 
     @property
     def has_leftovers(self) -> bool:
@@ -346,11 +353,12 @@ class SharedWorkspace(_DiskBackedWorkspace):
         timeout_s: float,
         on_output: OnOutput,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
+        layer: Layer | None = None,
     ) -> tuple[int | None, str]:
         """See :class:`crow.tools.Workspace`. If a command was allowed in the editor's terminal but cannot run there,
         `disk` does not run the command instead."""
         return await self._current.run(
-            command, access=access, timeout_s=timeout_s, on_output=on_output, excluded=excluded
+            command, access=access, timeout_s=timeout_s, on_output=on_output, excluded=excluded, layer=layer
         )
 
     @property

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, get_args
 
-from crow.domain.messages import Answer, Message, ToolSpec, Usage, WireName
+from crow.domain.messages import Answer, Message, SentRequest, ToolSpec, Usage, WireName
 from crow.llm.facts import Refusal
 
 ThoughtLevel: TypeAlias = Literal["off", "low", "medium", "high"]
@@ -105,6 +105,8 @@ class Attempt:
     """What the endpoint has reported for this attempt."""
     output_tokens: int = 0
     """Crow's estimate for the text, reasoning and tool arguments that have arrived."""
+    sent: SentRequest | None = None
+    """How the request was sent, if bytes were sent."""
 
 
 class Stream(Protocol):

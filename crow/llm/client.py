@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import lru_cache
+from functools import lru_cache, partial
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
@@ -28,7 +28,7 @@ import openai
 from openai import RequestOptions
 
 from crow.domain import errors
-from crow.domain.messages import Answer, WireName
+from crow.domain.messages import Answer, SentRequest, WireName
 from crow.domain.trace_context import current_trace_context
 from crow.llm import EndpointMemory, ModelInfo, Request
 from crow.llm.dialect import Dialect, is_wire, wire_part
@@ -46,6 +46,7 @@ from crow.llm.errors import (
 from crow.llm.facts import OUTPUT_LIMIT, utc_today
 from crow.llm.models import EndpointFacts, Offered, RequestForm, read_listing
 from crow.llm.parser import AnswerParser
+from crow.llm.sent import sent_request
 from crow.llm.stream import MAX_ADAPTATIONS, AnswerStream, RetryTiming
 from crow.llm.wires import AnyEncoder, wire_named
 from crow.version import __version__
@@ -203,9 +204,14 @@ class EndpointClient:
         first: tuple[ErrorBody, WireName] | None = None  # the first refusal of a wire
         for _ in range(MAX_ADAPTATIONS):
             wire = form.dialect.wire
-            body = self._body(self._encoder(request.cache_key, wire), request, form.dialect, form.max_output)
+            dialect, limit = form.dialect, self._limit(request, wire, form.max_output)
+            body = self._body(self._encoder(request.cache_key, wire), request, dialect, form.max_output)
             response = await self._post(body, wire)
             if isinstance(response, _HttpBody):
+                endpoint, extra = self._endpoint.name, self._endpoint.extra_body
+                response.describe = partial(
+                    sent_request, body, request, endpoint=endpoint, dialect=dialect, limit=limit, extra=extra
+                )
                 return response
             if await self.adapt(request, form, response):
                 if first is None and form.dialect.wire != wire:
@@ -349,7 +355,8 @@ class EndpointClient:
         """Return the request without a body for this wire."""
         if (known := client.templates.get(name)) is not None:
             return known
-        url, wire = str(client.api.base_url).rstrip("/"), wire_named(name)
+        wire, own = wire_named(name), self._endpoint.messages_url if name == "messages" else ""
+        url = (own or str(client.api.base_url)).rstrip("/")
         template = client.http.build_request("POST", url + wire.path, headers=self._wire_headers(client.headers, name))
         del template.headers["Content-Length"]
         client.templates[name] = template
@@ -420,6 +427,8 @@ class EndpointTransport:
         self._model = model
         self._request = request
         self._form: RequestForm | None = None
+        self._describe: Callable[[], SentRequest] | None = None
+        self._sent: SentRequest | None = None
 
     @property
     def origin(self) -> Origin:
@@ -428,7 +437,14 @@ class EndpointTransport:
     async def send(self, request: Request) -> _HttpBody:
         if self._form is None:
             self._form = await self._model.form_for(request)
-        return await self._model.send(request, self._form)
+        response = await self._model.send(request, self._form)
+        self._describe, self._sent = response.describe, None
+        return response
+
+    def sent(self) -> SentRequest | None:
+        if self._sent is None and self._describe is not None:
+            self._sent, self._describe = self._describe(), None
+        return self._sent
 
     def parser(self, request: Request) -> AnswerParser:
         return self._model.parser(request, self._form)
@@ -491,6 +507,8 @@ class _HttpBody:
         self._has_news = asyncio.Event()
         self._has_room = asyncio.Event()
         self._reader = asyncio.create_task(self._read_all())
+        self.describe: Callable[[], SentRequest] | None = None
+        """Returns how the request was sent."""
 
     async def read(self) -> bytes:
         """Wait for at least one byte, and return all bytes that have arrived since the last call. At the end of the

@@ -20,10 +20,10 @@ GO_ON = "Continue."
 """Sent as the user's message where an endpoint needs one to go on."""
 
 
-def user_content(parts: Sequence[domain.Part], *, takes_images: bool) -> list[str | domain.Image]:
-    """Return the texts and images of a user message in order. Adjacent texts are joined. If there is no image, the
-    result is exactly one text."""
-    content: list[str | domain.Image] = []
+def user_content(parts: Sequence[domain.Part], dialect: Dialect) -> list[str | domain.Image | domain.File]:
+    """Return the texts, images and files of a user message in order. Adjacent texts are joined. If there are no images
+    and files, the result is exactly one text."""
+    content: list[str | domain.Image | domain.File] = []
     texts: list[str] = []
     before: domain.Part | None = None
     for part in parts:
@@ -38,9 +38,11 @@ def user_content(parts: Sequence[domain.Part], *, takes_images: bool) -> list[st
                 texts.append(f"[{name}]({uri})")
             case domain.Resource(uri=uri, text=text):
                 texts.append(f'\n<resource uri="{uri}">\n{text}\n</resource>\n')
-            case domain.Image() if not takes_images:
-                texts.append(f"\n{left_out(part)}\n")
-            case domain.Image():
+            case domain.Image() if not dialect.sends_images:
+                texts.append(f"\n{_image_left_out(part)}\n")
+            case domain.File() if not dialect.sends_files:
+                texts.append(f"\n{_file_left_out(part)}\n")
+            case domain.Image() | domain.File():
                 content += [_joined(texts)] if texts else []
                 texts = []
                 content.append(part)
@@ -58,12 +60,12 @@ def result_content(
     files = message.files if dialect.sends_files else ()
     if images == message.images and files == message.files:
         return message.text, images, files
-    notes = [left_out(image) for image in message.images[len(images) :]]
+    notes = [_image_left_out(image) for image in message.images[len(images) :]]
     notes += [_file_left_out(file) for file in message.files[len(files) :]]
     return "\n".join((message.text, *notes)), images, files
 
 
-def left_out(image: domain.Image) -> str:
+def _image_left_out(image: domain.Image) -> str:
     """Return the text that takes the place of an image."""
     return f"[An image ({image.mime_type}, {_kilobytes(image.data)} KB) was left out: this model takes no images.]"
 

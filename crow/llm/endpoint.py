@@ -32,6 +32,8 @@ class Endpoint(ModelLimits):
 
     base_url: str
     """The URL without `/chat/completions` and the like."""
+    messages_url: str = ""
+    """The URL of the Messages API without `/messages`, if it differs."""
     model: str
     """The model's name."""
     api_key: str | None = field(default=None, repr=False)

@@ -32,6 +32,7 @@ from functools import reduce
 
 from crow.domain import errors
 from crow.domain.messages import WireName
+from crow.domain.text import on_one_line
 from crow.llm.dialect import Dialect
 
 _SHOWN_CHARS = 1000
@@ -195,10 +196,10 @@ class ErrorBody:
     def shown(self) -> str:
         """The text to show to the user. It consists of the message, the status and the code. The code is left out if
         the message contains it."""
-        message = " ".join(self.message.split())[:_SHOWN_CHARS].rstrip(" .")
+        message = on_one_line(self.message[: 4 * _SHOWN_CHARS])[:_SHOWN_CHARS].rstrip(" .")
         facts = [f"HTTP {self.status}"] if self.status is not None else []
         if self.code and self.code.lower() not in message.lower():
-            facts.append(self.code[:100])
+            facts.append(on_one_line(self.code[:100]))
         if not message:
             return ", ".join(facts) or "it gave no reason"
         return f"{message} ({', '.join(facts)})" if facts else message

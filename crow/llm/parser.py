@@ -17,6 +17,7 @@ from typing import ClassVar, TypeAlias
 
 from crow.domain.errors import AnswerTooLong, ContextOverflow, ModelError, ProtocolError
 from crow.domain.messages import Answer, FinishReason, JsonObject, ToolCall, ToolSpec, Usage, WireName
+from crow.domain.text import on_one_line
 from crow.domain.tokens import estimate_text
 from crow.llm import Attempt, TextDelta, ThoughtDelta
 from crow.llm.errors import ErrorBody, Origin, find_error, model_error, page_title
@@ -276,8 +277,10 @@ class AnswerParser(ABC):
         if not chunks:
             who, title = self._origin.endpoint, page_title(data)
             if title is None:
-                raise ProtocolError(f"{who} sent something other than {self.kind}: {replace_lone(data[:200])}")
-            page = f'{who} answered with a web page ("{replace_lone(title)}") instead of {self.kind}.'
+                raise ProtocolError(
+                    f"{who} sent something other than {self.kind}: {on_one_line(replace_lone(data[:200]))}"
+                )
+            page = f'{who} answered with a web page ("{on_one_line(replace_lone(title))}") instead of {self.kind}.'
             raise ProtocolError(f"{page} Check the base URL; it usually ends in /v1.")
         for chunk in chunks:
             self._read_event(chunk)

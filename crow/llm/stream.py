@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import anyio
 
 from crow.domain import errors
-from crow.domain.messages import Answer
+from crow.domain.messages import Answer, SentRequest
 from crow.llm import Attempt, Delta, Request, Retrying
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import ErrorBody, Origin
@@ -68,6 +68,10 @@ class RequestTransport(Protocol):
 
         :raises ~crow.domain.errors.ModelError: the request failed.
         """
+
+    def sent(self) -> SentRequest | None:
+        """Return how the request was last sent. This is computed when it is first called, so that neither the request
+        nor the first words of the answer wait for it."""
 
     def parser(self, request: Request) -> AnswerParser:
         """Return a new parser for the answer to `request` as it was last sent."""
@@ -124,14 +128,18 @@ class AnswerStream:
         """Return the attempts that the endpoint accepted. An attempt is left out if the endpoint sent nothing but an
         error for it."""
         if self._answer is not None:
-            return (*self._failed, Attempt(usage=self._answer.usage))
-        return (*self._failed, self._parser.attempt()) if self._is_accepted else tuple(self._failed)
+            return (*self._failed, Attempt(usage=self._answer.usage, sent=self._transport.sent()))
+        return (*self._failed, self._attempted()) if self._is_accepted else tuple(self._failed)
+
+    def _attempted(self) -> Attempt:
+        """Return the attempt whose answer was last read."""
+        return replace(self._parser.attempt(), sent=self._transport.sent())
 
     def _end_attempt(self, error: errors.ModelError) -> None:
         """Keep the usage of the failed attempt, unless the endpoint sent nothing but an error."""
         is_broken = isinstance(error, (errors.NetworkError, errors.ModelTimeout))
         if self._is_accepted and (is_broken or self._parser.has_begun):
-            self._failed.append(self._parser.attempt())
+            self._failed.append(self._attempted())
         self._is_accepted = False
 
     async def _run(self) -> AsyncGenerator[Delta, None]:

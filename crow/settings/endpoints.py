@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import ValidationError
 
@@ -43,7 +43,9 @@ class Preset:
     takes_files: bool = False
     """Whether models get PDF files."""
     host: str = ""
-    """How the host names of the endpoint end, if its URL differs from user to user."""
+    """A regular expression for the end of the endpoint's host names, if its URL differs from user to user."""
+    messages_path: str = ""
+    """The path of the Messages API at the host, if it is not below the URL."""
     wires: tuple[WireName, ...] = ()
     """The APIs of the endpoint, best first. If empty, crow finds out which one works."""
 
@@ -64,7 +66,7 @@ PRESETS: Mapping[str, Preset] = {
     # https://learn.microsoft.com/en-us/azure/foundry/openai/api-version-lifecycle
     # The URL has the name of the user's resource: https://RESOURCE.openai.azure.com/openai/v1
     "azure": Preset(
-        host=".azure.com",
+        host=r"\.azure\.com",
         key_env="AZURE_OPENAI_API_KEY",
         limit_field="max_completion_tokens",
         cache="key",
@@ -90,11 +92,17 @@ PRESETS: Mapping[str, Preset] = {
         wires=("chat", "responses", "messages"),
     ),
     # https://docs.aws.amazon.com/bedrock/latest/userguide/bedrock-mantle.html
-    # The URL has the region: https://bedrock-mantle.REGION.api.aws/v1
-    "bedrock": Preset(host=".api.aws", key_env="AWS_BEARER_TOKEN_BEDROCK", wires=("responses", "chat", "messages")),
+    # https://docs.aws.amazon.com/bedrock/latest/userguide/inference-messages-api.html
+    # The URL has the region: https://bedrock-mantle.REGION.api.aws/v1 and the like
+    "bedrock": Preset(
+        host=r"\bbedrock-(mantle\..+\.api\.aws|runtime\..+\.amazonaws\.com)",
+        messages_path="/anthropic/v1",
+        key_env="AWS_BEARER_TOKEN_BEDROCK",
+        wires=("responses", "chat", "messages"),
+    ),
     # https://docs.cloud.google.com/vertex-ai/generative-ai/docs/start/openai
     # The URL has the project: https://aiplatform.googleapis.com/v1/projects/PROJECT/locations/global/endpoints/openapi
-    "vertex": Preset(host="aiplatform.googleapis.com", wires=("chat",)),
+    "vertex": Preset(host=r"\baiplatform\.googleapis\.com", wires=("chat",)),
     # https://api-docs.deepseek.com/
     "deepseek": Preset(base_url="https://api.deepseek.com", key_env="DEEPSEEK_API_KEY", thinking="switch_effort"),
     # https://platform.kimi.ai/docs/api/overview
@@ -143,9 +151,15 @@ def preset_at(base_url: str) -> Preset:
     """Return the preset for the endpoint's host. An unknown host gets an empty preset."""
     host = urlsplit(base_url).hostname or ""
     for preset in PRESETS.values():
-        if urlsplit(preset.base_url).hostname == host or (preset.host and host.endswith(preset.host)):
+        if urlsplit(preset.base_url).hostname == host or (preset.host and re.search(rf"{preset.host}\Z", host)):
             return preset
     return Preset()
+
+
+def messages_url_at(base_url: str) -> str:
+    """Return the URL of the Messages API of an endpoint. The result is empty if it is the endpoint's own URL."""
+    path, parts = preset_at(base_url).messages_path, urlsplit(base_url)
+    return urlunsplit((parts.scheme, parts.netloc, path, "", "")) if path else ""
 
 
 def url_named(answer: str) -> str:

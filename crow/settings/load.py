@@ -91,6 +91,11 @@ class Paths:
         """The ledger of places from which crow takes no programs. See :class:`crow.programs.Programs`."""
         return self.data_dir / "untrusted-programs"
 
+    @property
+    def layers(self) -> Path:
+        """Where commands change files first, and where the files are that they have replaced."""
+        return self.data_dir / "layers"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EndpointKeys:

@@ -136,7 +136,7 @@ class ModelOptions(Section):
     takes_images: _Switch = True
     """Whether the model accepts images."""
     takes_files: _Switch | None = None
-    """Whether the model accepts PDF files in tool results. If unset, models of OpenAI, Azure, Anthropic and OpenRouter
+    """Whether the model accepts PDF files. If unset, models of OpenAI, Azure, Anthropic and OpenRouter
     do, and so does Claude wherever crow speaks Anthropic's API."""
     input_price: _Price | None = None
     """US dollars per million input tokens. Crow uses the prices to compute the cost of sessions."""
@@ -444,6 +444,8 @@ class PermissionSettings(Section):
     ] = ()
     """Protected names that are not protected any more. Git's own files, crow's files and places of keys stay
     protected."""
+    keep_ignored: _Switch = True
+    """Whether commands may change files that git ignores, such as builds and caches, without a question."""
     fetch_private: _Switch = False
     """Whether fetch may read private addresses, such as those of this machine."""
 
@@ -470,6 +472,16 @@ class SandboxSettings(Section):
     sockets: Annotated[Strings, Expected('a list of paths, such as ["/run/postgresql"]')] = ()
     """Unix sockets that confined commands can use, or directories with such sockets. This needs bubblewrap. Without
     this setting, confined commands have no Unix sockets."""
+
+
+class ReceiptSettings(Section):
+    """Receipts: what a turn changed, and which checks ran after its last change."""
+
+    show: _Switch = True
+    """Whether editors show the receipt of each turn that changed files. Receipts are stored in any case."""
+    checks: Annotated[Strings, Expected('a list of command lines, such as ["just ci"]')] = ()
+    """More commands that verify changes. A command that begins with the same words is a check, too. Crow knows the
+    usual tests, type checks, builds and linters, and the commands of `[checks]`."""
 
 
 class LimitSettings(Section):
@@ -629,6 +641,7 @@ class Settings(Section):
     titles: TitleSettings = Field(default_factory=TitleSettings)
     permissions: PermissionSettings = Field(default_factory=PermissionSettings)
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
+    receipts: ReceiptSettings = Field(default_factory=ReceiptSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
     editor: EditorSettings = Field(default_factory=EditorSettings)
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias, cast, get_args, get_origin, get_t
 from crow.domain import entries
 from crow.domain.entries import Body
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import Freeform, Image, JsonObject, Link, Part, Resource, Text, ToolSpec
+from crow.domain.messages import File, Freeform, Image, JsonObject, Link, Part, Resource, Text, ToolSpec
 
 SPILL_BYTES = 32 * 1024
 """A body whose JSON has more bytes than this is stored as a blob."""
@@ -535,13 +535,22 @@ _BYTES_BLOB = Field(lambda data, blobs: {"blob": blobs.add(data)}, _load_blob)
 
 _SHARED: dict[type, Record] = {}
 _SHARED[Image] = record(Image, data=_BASE64)
+_SHARED[File] = record(File, data=_BASE64)
 _SHARED[entries.Attachment] = record(entries.Attachment, data=_BASE64)
 _SHARED[entries.Diff] = record(entries.Diff, old_text=optional(_SHARED_TEXT), new_text=_SHARED_TEXT)
 _SHARED[entries.Announcement] = record(entries.Announcement, kind="other")
 _SHARED[entries.PlanItem] = record(entries.PlanItem, status="pending", priority="medium")
 _SHARED[Freeform] = record(Freeform, syntax="text")
 
-_PARTS = _many(_tagged(text=record(Text), image=_SHARED[Image], resource=record(Resource), link=record(Link)))
+_PARTS = _many(
+    _tagged(
+        text=record(Text),
+        image=_SHARED[Image],
+        file=_SHARED[File],
+        resource=record(Resource),
+        link=record(Link),
+    )
+)
 
 _BODIES: Mapping[str, Record] = {
     "prompt": record(entries.Prompt, system=_TEXT_BLOB, tools=_as_blob(_many(record(ToolSpec)))),

@@ -13,9 +13,12 @@ from typing import Any
 
 from crow.agent.permissions.rules import typed_rule
 from crow.domain.errors import ArgumentError
+from crow.domain.messages import JsonObject
+from crow.domain.receipts import receipt_in
 from crow.domain.text import safe
 from crow.frontend.frames import RequestError
 from crow.settings import Loaded
+from crow.store import SessionRow
 from crow.terminal.answer import AnswerSchema, json_in, read_schema
 from crow.terminal.connection import (
     Params,
@@ -29,7 +32,7 @@ from crow.terminal.connection import (
 from crow.terminal.prompt import read_prompt, text_block
 from crow.terminal.screen import Screen, answer_at, interrupts, open_terminal, question_of, shell_quoted
 
-DONE, FAILED, USAGE, LIMIT, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+DONE, FAILED, USAGE, LIMIT, REFUSED, UNVERIFIED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 """Exit codes."""
 
 _EXIT_CODES = f"""exit codes:
@@ -38,6 +41,7 @@ _EXIT_CODES = f"""exit codes:
   {USAGE}    an argument or a setting cannot be used; nothing was sent
   {LIMIT}    a limit stopped the run: --max-steps, --max-cost, or the length of an answer
   {REFUSED}    a tool call was refused because nobody could be asked, and no later call succeeded
+  {UNVERIFIED}    with --require-verified: files were changed, and no check verified all of them after the last change
   {INTERRUPTED}  Ctrl-C, SIGTERM or SIGHUP
 """
 
@@ -71,6 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-cost", metavar="USD", type=float, help="stop when the cost of this run reaches this many US dollars")
     add("--max-steps", metavar="N", type=int, help="stop after N answers of the model")
+    add(
+        "--require-verified",
+        action="store_true",
+        help="fail if the run changed files and no check passed after the last change",
+    )
     add(
         "--schema",
         metavar="FILE",
@@ -231,9 +240,12 @@ class _RunClient:
             await self._screen.say(f"The answer is not accepted: {problem}. Asking again.")
             prompt = [text_block(f"Your answer is not accepted: {problem}. Answer with the corrected JSON only.")]
         code = self._exit_code(stop, problem)
+        receipt = await self._receipt(connection, before.leaf)
+        if code == DONE and self._options.require_verified and receipt and receipt.get("state") != "verified":
+            code = UNVERIFIED
         await self._screen.end_line()
         if self._options.json:
-            await self._print_result(connection, stop, problem, value, code, before.tokens_in, before.tokens_out)
+            await self._print_result(connection, stop, problem, value, code, before, receipt)
         elif self._schema is not None and code == DONE:
             await self._screen.print_answer(json.dumps(value, ensure_ascii=False) + "\n")
         await self._say_end(code, stop, problem)
@@ -265,6 +277,8 @@ class _RunClient:
                 self._say_how_to_continue("Cancelled.")
             case 3:
                 self._say_how_to_continue(turn.stopped_by or f"Stopped by a limit ({stop}).")
+            case 5:
+                self._say_how_to_continue("The changes are not verified.")
             case 1:
                 await self._screen.say(f"crow: {problem or f'the model stopped: {stop}'}")
                 self._say_how_to_continue("")
@@ -277,16 +291,27 @@ class _RunClient:
             print(f"crow: {safe(line)}", file=sys.stderr)
 
     async def _print_result(
-        self, connection: TerminalConnection, stop: str, problem: str, value: Any, code: int, sent: int, made: int
+        self,
+        connection: TerminalConnection,
+        stop: str,
+        problem: str,
+        value: Any,
+        code: int,
+        before: SessionRow,
+        receipt: JsonObject | None,
     ) -> None:
         turn, row = self._turn, await connection.store.session(self._session_id)
         result: dict[str, Any] = {
             "sessionId": self._session_id,
             "stopReason": stop or None,
             "text": turn.text,
-            "usage": {"inputTokens": row.tokens_in - sent, "outputTokens": row.tokens_out - made},
+            "usage": {
+                "inputTokens": row.tokens_in - before.tokens_in,
+                "outputTokens": row.tokens_out - before.tokens_out,
+            },
             "cost": self._spent(),
             "files": list(turn.files),
+            "receipt": receipt,
             "refused": list(turn.refused),
             "exitCode": code,
         }
@@ -295,6 +320,12 @@ class _RunClient:
         if problem:
             result["error"] = problem
         await self._screen.print_line({"result": result})
+
+    async def _receipt(self, connection: TerminalConnection, leaf: int | None) -> JsonObject | None:
+        """Return the newest receipt since `leaf`, or None if the run changed no files."""
+        row = await connection.store.session(self._session_id)
+        entries = await connection.store.left_behind(row.leaf, leaf, ("custom",))
+        return next((data for entry in reversed(entries) if (data := receipt_in(entry.body)) is not None), None)
 
     def _spent(self) -> float | None:
         """Return the cost of this run in US dollars, or None if it is unknown."""

@@ -10,6 +10,8 @@ from typing import Literal, Protocol, TypeAlias
 from crow.domain.entries import Announcement, Attachment, PlanItem
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.messages import Image, JsonObject, ToolCall, ToolSpec, Usage
+from crow.tools.layers import Changes, Layer
+from crow.tools.layers.session import Layers
 from crow.tools.process import Process
 from crow.tools.sampling import Sampler
 from crow.tools.urls import NO_URL_RULES, UrlRules
@@ -162,6 +164,9 @@ class PlannedCall:
     about it, is then in the parts. The call may run only if each part may."""
     is_followed: bool = False
     """A later call of the same step also changes files, so the user's checks wait; the agent sets this value."""
+    changed: tuple[str, ...] = ()
+    """The command has already run, in a layer. These are the absolute paths of the files that it changed there, and
+    the call may keep them or not."""
 
     @property
     def each(self) -> tuple[PlannedCall, ...]:
@@ -437,9 +442,10 @@ class Workspace(Protocol):
         timeout_s: float,
         on_output: OnOutput,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
+        layer: Layer | None = None,
     ) -> tuple[int | None, str]:
         """Run a shell command in its own process group, without input or a terminal. If the command is confined, it
-        cannot read the `excluded` files.
+        cannot read the `excluded` files. With a `layer`, the files that it changes in the workspace stay there.
 
         Return the exit code, and the text that the command wrote to standard output and standard error, in the order
         of arrival. If the command timed out and was killed, the code is None. If a signal ended the command, the code
@@ -470,6 +476,10 @@ class Workspace(Protocol):
 
         :raises OSError: the program cannot be started.
         """
+
+    @property
+    def layers(self) -> Layers | None:
+        """The layers in which commands can run. None if this workspace has none."""
 
     def find_program(self, name: str) -> str | None:
         """Return the absolute path of a program that crow starts for itself; None if there is none that can be trusted.
@@ -544,6 +554,17 @@ class Log(Protocol):
         """Record that a tool call is about to replace the content of a file. `before` is the old content, and `mode`
         has the permission bits. Both are None if there was no file. `after` is the new content, or None if the file is
         removed."""
+
+    async def before_keeping(self, call_id: str, change_set: str, directory: Path) -> None:
+        """Record that a change set is about to be moved into the workspace at `directory`."""
+
+
+class ChangeReviewer(Protocol):
+    """Decides about what commands have changed in a layer."""
+
+    async def review(self, call_id: str, changes: Changes) -> str:
+        """Decide whether the changes of a call are kept, and ask the user where needed. Return an empty string if they
+        are kept, otherwise the reason for the model."""
 
 
 class Plan(Protocol):
@@ -658,6 +679,8 @@ class Ports:
 
     log: Log
     plan: Plan
+    reviewer: ChangeReviewer | None = None
+    """If None, what commands change in layers is dropped."""
     subagents: SubagentRunner | None = None
     """If None, there is no `task` tool."""
     agents: AgentPolicy | None = None

@@ -34,7 +34,7 @@ _HOME_SECRET_PLACES = (
 """More files and folders with secrets, but only in the user's own home directory. In projects, files with some of these
 names are harmless."""
 
-_FOLDED_SECRET_PLACES = tuple(place.casefold() for place in SECRET_PLACES)
+FOLDED_SECRET_PLACES = tuple(place.casefold() for place in SECRET_PLACES)
 _PROC_SECRETS = frozenset({"environ", "mem", "auxv"})
 
 
@@ -103,9 +103,9 @@ def is_secret(path: Path) -> bool:
     /proc count as such places."""
     names = [fold_name(part) for part in path.parts]
     place = f"/{'/'.join(names[1:])}/"
-    if any(f"/{secret}/" in place for secret in _FOLDED_SECRET_PLACES):
+    if any(f"/{secret}/" in place for secret in FOLDED_SECRET_PLACES):
         return True
-    if f"{str(path).casefold()}/".startswith(_folded_home_secrets(os.path.expanduser("~"))):
+    if f"{str(path).casefold()}/".startswith(folded_home_secrets(os.path.expanduser("~"))):
         return True
     return names[1:2] == ["proc"] and names[-1] in _PROC_SECRETS
 
@@ -119,7 +119,7 @@ def secret_places() -> list[str]:
 
 
 @lru_cache(maxsize=4)
-def _folded_home_secrets(home: str) -> tuple[str, ...]:
+def folded_home_secrets(home: str) -> tuple[str, ...]:
     """The places in `_HOME_SECRET_PLACES` as path prefixes, case-folded for comparison."""
     places = (os.path.join(os.path.realpath(home), place) for place in _HOME_SECRET_PLACES)
     return tuple(f"{place.casefold()}/" for place in places) if os.path.isabs(home) else ()

@@ -38,6 +38,9 @@ from crow.tools import (
     Protection,
     SandboxStatus,
 )
+from crow.tools.layers import Layer, LookRules
+from crow.tools.layers.rules import rules_for
+from crow.tools.layers.session import Layers
 from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, command_environment, start
 from crow.tools.protection import ProtectedPaths, is_secret, secret_places
 from crow.tools.sandbox import CHECK_S, Confiner
@@ -78,7 +81,8 @@ class DiskWorkspace:
     `own_readable` are folders of crow that tools can read. Tools can read no other files of crow. Without a `confiner`,
     all commands have full access. If `is_bounded` is set, tools can never read or change anything outside the
     workspace, even if a user or a rule allows it. `names` are the names of protected files. `programs` finds the
-    programs that crow starts for itself.
+    programs that crow starts for itself. With `keeps_ignored`, nobody is asked about files that commands changed and
+    git ignores.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class DiskWorkspace:
         confiner: Confiner | None = None,
         is_bounded: bool = False,
         programs: Programs = SYSTEM_PROGRAMS,
+        keeps_ignored: bool = True,
     ) -> None:
         self.is_bounded = is_bounded
         """See :meth:`crow.tools.Workspace.is_bounded`."""
@@ -103,6 +108,8 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.directories`."""
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
         self._protected = ProtectedPaths(roots=tuple(map(str, self._roots)), names=names)
+        self._names = names
+        self._keeps_ignored = keeps_ignored
         self._keys = keys
         self._confiner = confiner
         self._own = (*_folded_places(own), *_folded_places([*own_folders, *own_readable], is_folder=True))
@@ -115,6 +122,10 @@ class DiskWorkspace:
         plain = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
         self._shell = plain if bash is None else (bash, "-c")
         self._left: list[tuple[Process, float]] = []
+        self.layers: Layers | None = None
+        """See :meth:`crow.tools.Workspace.layers`."""
+        if confiner is not None and confiner.place is not None:
+            self.layers = Layers(confiner.place, confiner.open_layer, self._look_rules)
 
     def resolve(self, path: str) -> Path:
         """See :meth:`crow.tools.Workspace.resolve`."""
@@ -148,6 +159,11 @@ class DiskWorkspace:
         if any(inode == _file_id(Path(f"{file}{end}")) for file in self._own_files for end in ("", "-wal", "-shm")):
             return "never"
         return "ask" if _names_in(secret_places(), {inode: 1}, _MAX_SECRET_ENTRIES)[inode] else "none"
+
+    def _look_rules(self, layer: Layer) -> LookRules:
+        """Return which of the files that commands have changed in a layer are protected or ignored."""
+        rules = rules_for(layer, self._protected, self._names, self._own, self._own_trees)
+        return rules if self._keeps_ignored else LookRules(is_protected=rules.is_protected)
 
     def _is_out_of_bounds(self, path: Path) -> bool:
         return self.is_bounded and not self.contains(path)
@@ -223,6 +239,7 @@ class DiskWorkspace:
         timeout_s: float,
         on_output: OnOutput,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
+        layer: Layer | None = None,
     ) -> tuple[int | None, str]:
         """See :meth:`crow.tools.Workspace.run`. Runs bash, or sh if there is no bash.
 
@@ -233,7 +250,7 @@ class DiskWorkspace:
         """
         retained = OutputBuffer(RETAINED_CHARS)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        process = await self._start(command, access, lambda data: retained.feed(decoder.decode(data)), excluded)
+        process = await self._start(command, access, lambda data: retained.feed(decoder.decode(data)), excluded, layer)
         try:
             sentences: list[str] = []
 
@@ -347,7 +364,12 @@ class DiskWorkspace:
         await self._finish(process)
 
     async def _start(
-        self, command: str, access: CommandAccess, on_output: Callable[[bytes], None], excluded: ExcludedPaths
+        self,
+        command: str,
+        access: CommandAccess,
+        on_output: Callable[[bytes], None],
+        excluded: ExcludedPaths,
+        layer: Layer | None = None,
     ) -> Process:
         env = command_environment(self._keys(), {**_QUIET, "PWD": str(self.cwd)})
         argv = [*self._shell, command]
@@ -355,7 +377,9 @@ class DiskWorkspace:
             return await start(argv, cwd=self.cwd, env=env, on_output=on_output)
         if self._confiner is None:
             raise PermissionError(errno.EPERM, _OFF.problem)
-        return await self._confiner.start(argv, access, cwd=self.cwd, env=env, on_output=on_output, excluded=excluded)
+        return await self._confiner.start(
+            argv, access, cwd=self.cwd, env=env, on_output=on_output, excluded=excluded, layer=layer
+        )
 
     async def _check(self, process: Process) -> tuple[str, ...]:
         return () if self._confiner is None else await self._confiner.check(process)

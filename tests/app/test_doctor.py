@@ -7,7 +7,7 @@ import os
 import re
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -484,3 +484,36 @@ def test_doctor_names_reasoning_as_the_cause_if_the_settings_allow_only_one_api(
         'Crow speaks Chat Completions with this model. Set wire = "auto" or "responses" in [model] or '
         '[providers.NAME], so that crow uses another API. Or set thought_level = "off" for this model.'
     )
+
+
+SHORT = "Use /v1/responses."
+LONG = REFUSAL + " See the guide for reasoning models." * 40
+UNSUPPORTED = "'tools' is not supported with reasoning_effort on this endpoint."
+
+
+def refusing(status: int, words: str) -> Callable[[Recorded], Reply]:
+    """Refuse tools with reasoning on Chat Completions."""
+
+    def answer(request: Recorded) -> Reply:
+        if request.wire == "chat" and "tools" in request.sent and request.sent.get("reasoning_effort") != "none":
+            return failing(status, words, type="invalid_request_error", code=None)
+        return answer_well(request)
+
+    return answer
+
+
+@pytest.mark.parametrize(("status", "words"), [(400, SHORT), (400, LONG), (404, ""), (404, SHORT), (422, UNSUPPORTED)])
+def test_doctor_tries_tools_with_reasoning_and_understands_each_refusal(
+    run: Run, tmp_path: Path, endpoint: FakeEndpoint, status: int, words: str
+) -> None:
+    endpoint.answer_with(refusing(status, words))
+    endpoint.wires = ("chat", "responses")
+    found = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))
+    assert (found["tool calling"]["state"], found["API"]["words"]) == ("ok", "crow speaks Responses with this model")
+    (tmp_path / "config.toml").write_text('model.wire = "chat"\n')
+    (tmp_path / "config.toml").chmod(0o600)
+    (tmp_path / "crow.db").unlink()
+    found = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))["tool calling"]
+    assert found["state"] == "failed"
+    assert found["words"].startswith("the endpoint refuses tools while the model reasons: ")
+    assert 'thought_level = "off"' in found["advice"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from crow.domain.errors import ConfigError
 from crow.settings.write import save_model_settings, set_model_keys
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, failing, text
+from tests.support.terminal import start
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,16 +27,11 @@ def endpoint() -> Iterator[FakeEndpoint]:
 
 def login(home: Path, *answers: str, command: tuple[str, ...] = ("login",), **env: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the dialogue."""
-    done = subprocess.run(
-        [sys.executable, "-m", "crow", *command],
-        input="".join(f"{answer}\n" for answer in answers),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home), **env},
-    )
-    return done.returncode, done.stdout, done.stderr
+    env = {"PATH": os.environ["PATH"], "CROW_HOME": str(home), **env}
+    typed = "".join(f"{answer}\n" for answer in answers).encode()
+    with start(command, env=env, cwd=ROOT, stdin=subprocess.PIPE) as process:
+        out, err = process.communicate(typed, timeout=60)
+    return process.wait(), out.decode(), err.decode()
 
 
 @pytest.mark.parametrize("command", [("login",), ("--setup",), ("acp", "--mode", "plan", "--setup")])

@@ -127,3 +127,16 @@ async def test_an_import_without_memory_fails_with_words_and_is_tried_again() ->
         await imports.run()
     with pytest.raises(SystemError, match="cut off"):
         await imports.run()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the address space")
+@pytest.mark.parametrize("most_kib", [100_000, 150_000, 250_000])
+def test_a_run_with_too_little_memory_ends_with_words_and_does_not_hang(place: Path, most_kib: int) -> None:
+    """A library that is not Python may end the process itself; it says why."""
+    line = f'ulimit -v {most_kib}; exec "$0" -P -m crow run hi'
+    env = os.environ | {"HOME": str(place), "CROW_HOME": str(place / "home"), "CROW_MODEL": "offline"}
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable], cwd=place, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout if done.returncode == 0 else done.stderr
+    assert "Traceback" not in done.stderr

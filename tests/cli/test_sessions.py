@@ -683,3 +683,15 @@ async def test_a_session_that_cannot_be_imported_now_does_not_stop_the_others(
     assert out == f"codex-{foreign.UUID}: imported with 10 entries\ncodex: 1 session imported\n"
     assert f'Session "pi-{foreign.UUID}" is being imported or removed by another process now.' in err
     assert "0 lines and 1 file skipped in all" in err
+
+
+def test_a_breakdown_says_where_tokens_and_time_went(stored_sessions: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (found,) = map(json.loads, crow(capfd, "stats", "--breakdown", "--json").splitlines())
+    totals = [json.loads(line) for line in crow(capfd, "stats", "--json").splitlines()]
+    for name in ("requests", "tokens_in", "tokens_cached", "tokens_out", "cost"):
+        assert found[name] == sum(total[name] for total in totals)
+    assert found["cached_share"] == 0.5
+    assert [use["name"] for use in found["tools"]] == ["read_file"]
+    text = crow(capfd, "stats", "--breakdown", "--session", totals[0]["session"])
+    assert "50 % of the input tokens were read from the provider's cache." in text
+    assert crow(capfd, "stats", "--breakdown", "--cwd", "/nowhere", "--json").startswith('{"requests": 0')

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import Image, Link, Part, Resource, Text
+from crow.domain.messages import File, Image, Link, Part, Resource, Text
 from crow.frontend.content import blocks, parts_from, without_repeated_prompts
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
 
@@ -60,6 +60,17 @@ def test_blobs_become_images_or_text_by_their_content() -> None:
         Resource(uri="a.py", text="x = 1"),
         Resource(uri="attachment", text="<svg/>", mime_type="image/svg+xml"),
     )
+
+
+def test_a_pdf_is_a_file_and_is_shown_again_unless_it_is_very_large() -> None:
+    pdf, large = (base64.b64encode(b"%PDF-1.7\n" + bytes(size)).decode() for size in (9, 400_000))
+    resource = {"uri": "file:///w/my%20nest.pdf", "blob": pdf, "mimeType": "application/pdf"}
+    block = {"type": "resource", "resource": resource}
+    (part,) = parts_from([block])
+    assert part == File(name="my nest.pdf", data=pdf, mime_type="application/pdf", uri="file:///w/my%20nest.pdf")
+    assert blocks(part) == (block,)
+    (part,) = parts_from([{"type": "resource", "resource": {"uri": "x", "blob": large}}])
+    assert blocks(part) == (text("(the file x (application/pdf, 400,011 bytes): too large to show again)"),)
 
 
 @pytest.mark.parametrize(

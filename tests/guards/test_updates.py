@@ -71,6 +71,9 @@ class Way:
     async def send(self, _request: Request) -> Body:
         return self._body
 
+    def sent(self) -> None:
+        """No bytes are sent."""
+
     def parser(self, request: Request) -> StreamParser:
         return StreamParser(request.tools)
 

@@ -113,6 +113,23 @@ async def test_a_wire_that_is_not_served_is_skipped() -> None:
             assert endpoint.asked[-1].headers["anthropic-version"] == "2023-06-01"
 
 
+async def test_the_messages_api_may_have_a_url_of_its_own() -> None:
+    async with FakeEndpoint() as endpoint:
+        endpoint.wires = ALL
+        own = endpoint.base_url.replace("/v1", "/anthropic/v1")
+        at = Endpoint(base_url=endpoint.base_url, messages_url=own, model="m", dialect=Dialect(wires=("messages",)))
+        model = EndpointClient(at, timing=Waits().timing())
+        try:
+            async with model.stream(WITH_TOOLS) as stream:
+                async for _ in stream:
+                    pass
+            await model.models()
+        finally:
+            await model.close()
+        paths = {request.path for request in endpoint.requests}
+        assert paths == {"/anthropic/v1/messages", "/v1/models"}
+
+
 async def test_a_refusal_within_the_stream_also_leads_to_the_next_wire() -> None:
     async with FakeEndpoint(otherwise=text("Hello", " there", ".")) as endpoint:
         endpoint.wires = ALL

@@ -19,6 +19,7 @@ from crow.settings.endpoints import (
     Gateway,
     Gateways,
     Preset,
+    messages_url_at,
     preset_at,
     provider_target,
     run_key_command,
@@ -252,6 +253,10 @@ def test_a_gateway_replaces_address_key_and_headers_of_its_provider_only(tmp_pat
         ("https://openrouter.ai/api/v1", "anthropic/claude-x", ("chat", "responses", "messages")),
         ("https://bedrock-mantle.eu-west-1.api.aws/v1", "openai.gpt-oss-120b", ("responses", "chat", "messages")),
         ("https://bedrock-mantle.eu-west-1.api.aws/v1", "anthropic.claude-x", ("messages", "responses", "chat")),
+        ("https://bedrock-runtime.eu-west-1.amazonaws.com/openai/v1", "gpt-x", ("responses", "chat", "messages")),
+        ("https://us-east1-aiplatform.googleapis.com/v1/projects/p/endpoints/openapi", "google/x", ("chat",)),
+        # Anybody can run a server on a machine of Amazon.
+        ("https://ec2-1.eu-west-1.compute.amazonaws.com/v1", "qwen", ("chat", "responses", "messages")),
         ("https://aiplatform.googleapis.com/v1/projects/p/locations/global/endpoints/openapi", "google/x", ("chat",)),
         ("https://api.deepseek.com/anthropic/v1", "deepseek-x", ("messages", "chat", "responses")),
         ("http://localhost:4000/v1", "claude-x", ("messages", "chat", "responses")),
@@ -262,6 +267,19 @@ def test_the_host_the_path_and_the_model_tell_which_apis_to_try(
     base_url: str, model: str, wires: tuple[str, ...]
 ) -> None:
     assert wires_at(base_url, model) == wires
+
+
+@pytest.mark.parametrize(
+    ("base_url", "url"),
+    [
+        ("https://bedrock-mantle.eu-west-1.api.aws/v1", "https://bedrock-mantle.eu-west-1.api.aws/anthropic/v1"),
+        ("https://bedrock-mantle.eu-west-1.api.aws/openai/v1", "https://bedrock-mantle.eu-west-1.api.aws/anthropic/v1"),
+        ("https://api.anthropic.com/v1", ""),
+        ("http://localhost:4000/v1", ""),
+    ],
+)
+def test_bedrock_serves_the_messages_api_below_a_path_of_its_own(base_url: str, url: str) -> None:
+    assert messages_url_at(base_url) == url
 
 
 def test_a_wire_in_the_settings_is_the_only_one(tmp_path: Path) -> None:

@@ -120,6 +120,24 @@ async def test_checks_do_not_run_unconfined_and_never_come_from_the_workspace(
     assert not (place / "workspace").exists()
 
 
+@pytest.mark.usefixtures("sandbox")
+async def test_in_plan_mode_nothing_is_edited_and_no_check_runs(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configure(home, "'*.py' = 'touch made; false'", 'mode = "plan"')
+    (place / "a.py").write_text("a = 1\n")
+    endpoint.script(
+        fake.calls(write("b.py", "b = 1\n"), ("read_file", {"path": "a.py"}), prefix="a"),
+        fake.calls(("grep", {"pattern": "a = "}), prefix="b"),
+        fake.text("Done."),
+    )
+    written, read, found = await prompted(crow, endpoint, place, {**CONFINED})
+    assert "plan" in written
+    assert (read, found) == ("1\ta = 1", "a.py:1: a = 1")
+    assert not (place / "b.py").exists()
+    assert not (place / "made").exists()
+
+
 async def test_a_check_that_is_no_command_is_refused_by_name(crow: StartCrow, home: Path, place: Path) -> None:
     configure(home, "'*.py' = 3")
     async with crow() as agent:

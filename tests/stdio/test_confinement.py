@@ -67,7 +67,7 @@ async def outputs(agent: CrowProcess, place: Path, mode: str = "auto") -> list[t
     found: dict[str, tuple[str, str]] = {}
     for update in agent.updates(session, "tool_call", "tool_call_update"):
         status, text = found.get(update["toolCallId"], ("", ""))
-        shown = "".join(part["content"].get("text", "") for part in update.get("content") or ())
+        shown = "".join(part.get("content", {}).get("text", "") for part in update.get("content") or ())
         found[update["toolCallId"]] = (update.get("status") or status, shown or text)
     return list(found.values())
 
@@ -84,7 +84,8 @@ async def test_unasked_commands_cannot_reach_crows_own_files_or_keys(
     user_home = place.parent / "user"
     (user_home / ".ssh").mkdir(parents=True)
     (user_home / ".ssh" / "id").write_text("PRIVATE")
-    async with crow(endpoint=endpoint, env={**CONFINED, "HOME": str(user_home)}) as agent:
+    answers = {"session/request_permission": lambda params: chosen(params, "reject_once")}  # .envrc is protected
+    async with crow(endpoint=endpoint, env={**CONFINED, "HOME": str(user_home)}, answers=answers) as agent:
         results = await outputs(agent, place)
     assert [status for status, _ in results] == ["completed", "completed"], results
     for _, text in results:

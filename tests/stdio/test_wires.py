@@ -184,6 +184,33 @@ async def test_a_pdf_goes_to_a_model_that_takes_files_in_the_form_of_its_wire(
         assert (note in json.dumps(request.sent)) == (takes_files == "false")
 
 
+@pytest.mark.parametrize("takes_files", ["true", "false"])
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_pdf_in_a_prompt_goes_to_a_model_that_takes_files(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, wire: str, takes_files: str
+) -> None:
+    configure(home, wire, takes_files)
+    endpoint.wires = WIRES
+    resource = {"uri": "file:///docs/a.pdf", "blob": DATA, "mimeType": "application/pdf"}
+    prompt = [{"type": "resource", "resource": resource}, {"type": "text", "text": "What does it say?"}]
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        answer = await agent.request("session/prompt", {"sessionId": session, "prompt": prompt})
+        assert answer["stopReason"] == "end_turn"
+        await agent.kill()
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        shown = [each["content"] for each in agent.updates(session) if each["sessionUpdate"] == "user_message_chunk"]
+        assert {"type": "resource", "resource": resource} in shown
+        assert await agent.prompt(session, "Again?") == {"stopReason": "end_turn"}
+    assert len(endpoint.asked) >= 2
+    for request in endpoint.asked:
+        assert (FILE_PARTS[wire] in parts_of(request.sent)) == (takes_files == "true")
+        note = "a.pdf (application/pdf, 1 KB) was left out: this model takes no files"
+        assert (note in json.dumps(request.sent)) == (takes_files == "false")
+
+
 def parts_of(value: object) -> list[object]:
     """All objects in a request, at any depth."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

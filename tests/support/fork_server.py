@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import fcntl
 import gc
 import importlib
 import json
@@ -19,16 +20,19 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import Any, NoReturn, Self, get_args
 
 from crow.domain.messages import WireName
+from crow.stdio import run_with_output
 
-__all__ = ["ForkedProcess", "start"]
+__all__ = ["ForkedProcess", "ForkedProgram", "start"]
 
 ROOT = Path(__file__).parents[2]
 REQUEST_BYTES = 1 << 20
@@ -48,6 +52,8 @@ IMPORTED_LATER = (
     "crow.tools.mcp.client",
     "crow.tools.sandbox.confiner",
     "crow.tools.sandbox.landlock",
+    "crow.terminal.chat",
+    "crow.terminal.run",
     "crow.tools.workspace",
     "openai.resources.chat.completions",
     "resource",
@@ -108,16 +114,96 @@ async def start(
     """Start `crow` with these arguments; `limit` is the buffer limit of the streams in bytes. `program` is the module
     with the function `main` that gets the arguments."""
     (child_in, stdin), (stdout, child_out), (stderr, child_err) = os.pipe(), os.pipe(), os.pipe()
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server.connect(_address())
-    request = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "program": program}).encode()
-    socket.send_fds(server, [request], [child_in, child_out, child_err])
-    for fd in (child_in, child_out, child_err):
-        os.close(fd)
-    pid = int(server.recv(16))
+    request = {"arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "program": program}
+    pid, server = _fork(request, child_in, child_out, child_err)
     server.setblocking(False)
     outputs = [await _reader(fd, limit) for fd in (stdout, stderr)]
     return ForkedProcess(pid, server, await _writer(stdin), outputs)
+
+
+def _fork(request: Mapping[str, object], *fds: int) -> tuple[int, socket.socket]:
+    """Fork a process that gets these files as stdin, stdout and stderr; close them here. Return its id, and the socket
+    that will receive its exit code."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server.connect(_address())
+    socket.send_fds(server, [json.dumps(request).encode()], fds)
+    for fd in fds:
+        os.close(fd)
+    return int(server.recv(16)), server
+
+
+class ForkedProgram:
+    """The part of :class:`subprocess.Popen` that tests of the command line use. Leaving the context waits for the end.
+
+    Runs `crow` with these arguments: with pipes, or in the terminal whose file is `terminal`.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        stdin: int = subprocess.DEVNULL,
+        terminal: int | None = None,
+    ) -> None:
+        request = {"arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "terminal": terminal is not None}
+        self.stdin = self.stdout = self.stderr = None
+        if terminal is not None:
+            theirs = (os.dup(terminal), os.dup(terminal), os.dup(terminal))
+        else:
+            (stdout, child_out), (stderr, child_err) = os.pipe(), os.pipe()
+            child_in = os.open(os.devnull, os.O_RDONLY)
+            self.stdout, self.stderr = open(stdout, "rb"), open(stderr, "rb")  # noqa: SIM115
+            if stdin == subprocess.PIPE:
+                os.close(child_in)
+                child_in, ours = os.pipe()
+                self.stdin = open(ours, "wb")  # noqa: SIM115
+            theirs = (child_in, child_out, child_err)
+        self.pid, self._server = _fork(request, *theirs)
+        self.returncode: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in (self.stdin, self.stdout, self.stderr):
+            if file is not None:
+                file.close()
+        self.wait()
+
+    def communicate(self, data: bytes = b"", timeout: float = 120) -> tuple[bytes, bytes]:
+        """Send `data`, and read until the end. Return stdout and stderr."""
+        assert self.stdin is not None
+        assert self.stdout is not None
+        assert self.stderr is not None
+        with ThreadPoolExecutor(2) as threads:
+            outputs = [threads.submit(self.stdout.read), threads.submit(self.stderr.read)]
+            with suppress(BrokenPipeError):  # it has ended without reading
+                self.stdin.write(data)
+            with suppress(BrokenPipeError):
+                self.stdin.close()
+            out, err = (output.result(timeout) for output in outputs)
+        self.wait(timeout)
+        return out, err
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit. Return the exit code, or the negative number of the signal that ended the process."""
+        if self.returncode is None:
+            self._server.settimeout(timeout)
+            with self._server:
+                self.returncode = int(self._server.recv(16))
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.returncode is None:
+            with suppress(ProcessLookupError):  # it has ended, and the server has not yet said so
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
 
 
 async def _reader(fd: int, limit: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
@@ -231,7 +317,22 @@ def _run(request: dict[str, object], fds: Sequence[int]) -> NoReturn:
     assert isinstance(arguments, list)
     sys.argv = ["crow", *arguments]
     gc.unfreeze()
+    if "terminal" in request:
+        sys.exit(_run_command(in_terminal=bool(request["terminal"])))
     sys.exit(importlib.import_module(str(request["program"])).main(arguments))
+
+
+def _run_command(*, in_terminal: bool) -> int:
+    """In the child: do what `python -m crow` does."""
+    if in_terminal:
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # The files of the server know neither how to end a line in a terminal nor that they are no longer pipes.
+    text: dict[str, Any] = {"encoding": "utf-8", "closefd": False}
+    sys.stdin = open(0, errors="surrogateescape", **text)  # noqa: SIM115
+    sys.stdout = open(1, "w", errors="surrogateescape", **text)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", **text)  # noqa: SIM115
+    return run_with_output(importlib.import_module("crow.cli").main)
 
 
 if __name__ == "__main__":

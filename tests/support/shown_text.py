@@ -76,6 +76,9 @@ class StreamTransport:
     async def send(self, request: Request) -> StreamBody:
         return StreamBody(self.streams.pop(0) if self.streams else Stream(pieces=[DONE]))
 
+    def sent(self) -> None:
+        """No bytes are sent."""
+
     def parser(self, request: Request) -> StreamParser:
         return StreamParser(request.tools, origin=self.origin)
 

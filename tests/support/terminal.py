@@ -10,11 +10,17 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 from tests.support.fake_endpoint import FakeEndpoint
+from tests.support.fork_server import ForkedProgram
+
+Program: TypeAlias = subprocess.Popen[bytes] | ForkedProgram
+OWN_START = ("LANG", "LC_", "PYTHON")
+"""How the names of variables begin that Python reads when it starts."""
 
 IN_TERMINAL = """
 import fcntl, os, sys, termios
@@ -22,6 +28,19 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, sys.argv[1:])
 """
 """Makes stdin the controlling terminal, then becomes the program of its arguments."""
+
+
+def can_fork(env: Mapping[str, str]) -> bool:
+    """Whether a forked process does the same as a new one that has these variables."""
+    return sys.platform == "linux" and not any(name.startswith(OWN_START) for name in env)
+
+
+def start(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdin: int = subprocess.DEVNULL) -> Program:
+    """Start a command with pipes."""
+    if can_fork(env):
+        return ForkedProgram(arguments, env=env, cwd=cwd, stdin=stdin)
+    command, pipe = [sys.executable, "-P", "-m", "crow", *arguments], subprocess.PIPE
+    return subprocess.Popen(command, cwd=cwd, env=env, stdin=stdin, stdout=pipe, stderr=pipe)
 
 
 class Shell:
@@ -43,33 +62,37 @@ class Shell:
             "TERM": "xterm",
         }
 
-    def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        command, pipe = [sys.executable, "-P", "-m", "crow", *arguments], subprocess.PIPE
-        return subprocess.Popen(command, cwd=self.place, env=self.env, stdin=stdin, stdout=pipe, stderr=pipe)
+    def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> Program:
+        return start(arguments, env=self.env, cwd=self.place, stdin=stdin)
 
     def crow(self, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
         """The exit code, stdout and stderr of a command."""
         with self.start(*arguments, stdin=subprocess.PIPE) as process:
             out, err = process.communicate(stdin, timeout=120)
-        return process.returncode, out.decode(), err.decode()
+        return process.wait(), out.decode(), err.decode()
 
     @contextmanager
     def in_terminal(self, *arguments: str, **environment: str) -> Iterator[Terminal]:
         """Start a command in a terminal of 80 columns and 24 rows."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        command = [sys.executable, "-c", IN_TERMINAL, sys.executable, "-P", "-m", "crow", *arguments]
         # The line editor would wait for an answer to its question where the cursor is.
         env = self.env | {"PROMPT_TOOLKIT_NO_CPR": "1"} | environment
-        with subprocess.Popen(
-            command, cwd=self.place, env=env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-        ) as process:
+        with self._start_in(theirs, arguments, env) as process:
             os.close(theirs)
             try:
                 yield Terminal(ours, process)
             finally:
                 process.kill()
                 os.close(ours)
+
+    def _start_in(self, terminal: int, arguments: Sequence[str], env: Mapping[str, str]) -> Program:
+        if can_fork(env):
+            return ForkedProgram(arguments, env=env, cwd=self.place, terminal=terminal)
+        command = [sys.executable, "-c", IN_TERMINAL, sys.executable, "-P", "-m", "crow", *arguments]
+        return subprocess.Popen(
+            command, cwd=self.place, env=env, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+        )
 
     def asked(self, number: int = -1) -> str:
         """The messages of a request, as text."""
@@ -79,7 +102,7 @@ class Shell:
 class Terminal:
     """The other end of a terminal in which a process runs. `shown` is everything that it wrote."""
 
-    def __init__(self, fd: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, fd: int, process: Program) -> None:
         self._fd = fd
         self._data = b""
         self._seen = 0

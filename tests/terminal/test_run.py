@@ -54,6 +54,41 @@ def test_without_a_terminal_a_call_is_refused_with_the_rule_that_allows_it_in_on
     assert (code, (shell.place / "a.txt").exists()) == (4, False)
 
 
+def test_a_run_that_must_be_verified_fails_until_a_check_passes_after_the_last_change(shell: Shell) -> None:
+    write = calls(("write_file", {"path": "a.py", "content": "x = 1\n"}))
+    check = calls(("shell", {"command": "python3 -m py_compile a.py", "access": "full"}))
+    allowed = ("--mode", "auto", "--allow", "shell(python3 *)", "--require-verified", "--json")
+    shell.endpoint.script(write, text("All tests pass."), write, check, text("Done."), text("Hello."))
+    code, out, _ = shell.crow("run", *allowed, "write a.py")
+    receipt = json.loads(out.splitlines()[-1])["result"]["receipt"]
+    assert (code, receipt["state"], receipt["why"]) == (5, "not verified", "no check ran")
+    assert receipt["files"] == ["a.py"]
+    assert '"Receipt: not verified' in out
+    code, out, _ = shell.crow("run", *allowed, "write a.py again")
+    receipt = json.loads(out.splitlines()[-1])["result"]["receipt"]
+    assert (code, receipt["state"], [each["exitCode"] for each in receipt["checks"]]) == (0, "verified", [0])
+    assert all("Receipt: " not in shell.asked(index) for index in range(5))
+    code, out, _ = shell.crow("run", *allowed, "say hello")
+    assert (code, json.loads(out.splitlines()[-1])["result"]["receipt"]) == (0, None)
+    (listed, *_) = map(json.loads, shell.crow("sessions", "list", "--receipts", "--json")[1].splitlines())
+    assert "receipt" in listed
+    assert "\t[verified] " in shell.crow("sessions", "list", "--receipts")[1]
+    pages = [
+        shell.crow("sessions", "export", each.split("\t")[0], "--format", "html")[1]
+        for each in shell.crow("sessions", "list", "--receipts")[1].splitlines()
+        if "verified]" in each
+    ]
+    assert all("Receipt: " in page for page in pages)
+
+
+def test_receipts_can_be_turned_off_and_are_stored_all_the_same(shell: Shell) -> None:
+    shell.endpoint.script(calls(("write_file", {"path": "a.py", "content": "x = 1\n"})), text("Done."))
+    (shell.home / "config.toml").write_text("[receipts]\nshow = false\n")
+    code, out, _ = shell.crow("run", "--mode", "auto", "--json", "write a.py")
+    assert (code, json.loads(out.splitlines()[-1])["result"]["receipt"]["state"]) == (0, "not verified")
+    assert "Receipt: " not in out
+
+
 def test_json_lines_are_updates_of_the_protocol_and_one_result(shell: Shell) -> None:
     code, out, _ = shell.crow("run", "hi", "--json")
     *lines, last = map(json.loads, out.splitlines())

@@ -32,6 +32,7 @@ class RecordingLog:
     def __init__(self) -> None:
         self.changes: list[tuple[str, Path, bytes | None, bytes | None]] = []
         self.queries: list[RecallQuery] = []
+        self.kept: list[tuple[str, str, Path]] = []
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:
         self.queries.append(query)
@@ -43,6 +44,9 @@ class RecordingLog:
         on_disk = await anyio.Path(path).read_bytes() if await anyio.Path(path).exists() else None
         assert on_disk == before, "called before the file changes"
         self.changes.append((call_id, path, before, after))
+
+    async def before_keeping(self, call_id: str, change_set: str, directory: Path) -> None:
+        self.kept.append((call_id, change_set, directory))
 
 
 class FixedPlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -784,15 +785,18 @@ def test_the_model_is_told_which_changes_of_a_read_command_were_discarded(user: 
         told = (await run(workspace, "read", changes))[1]
         nothing = (await run(workspace, "read", "touch kept; cat kept"))[1]
         many = (await run(workspace, "read", "for i in $(seq 30); do mkdir d$i; echo x >d$i/f; done"))[1]
+        commit = "git init -q . && echo x >a && git add a && git -c user.name=A -c user.email=a@b.c commit -qm one"
+        committed = (await run(workspace, "read", commit))[1]
         await workspace.close()
-        return told, nothing, many
+        return told, nothing, many, committed
 
     found = as_user(user, scenario, needs="bubblewrap")
     if found is not None:
-        told, nothing, many = found
+        told, nothing, many, committed = found
         assert told.strip() == (
             '[Discarded, because access was "read": gone (deleted), new file, build/ (5 files). '
             'Use access "write" to keep changes.]'
         )
         assert nothing == "same\n"
         assert many.strip().endswith(' and 20 more. Use access "write" to keep changes.]')
+        assert re.search(r'"read": a, \.git/ \(\d+ files\)\. Use access', committed)

@@ -65,6 +65,21 @@ def test_a_command_cannot_change_the_python_that_runs_crow(
 
 
 @users
+def test_no_directory_above_the_caches_can_be_changed_by_others(user: str) -> None:
+    async def scenario(place: Place) -> Any:
+        before = os.umask(0)
+        try:
+            workspace = place.open(caches=place.base / "cache" / "crow" / "commands")
+            await run(workspace, "read", "true")
+            await workspace.close()
+        finally:
+            os.umask(before)
+        return [mode(place.base / "cache"), mode(place.base / "cache" / "crow")]
+
+    assert as_user(user, scenario) == [0o700, 0o700]
+
+
+@users
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
 def test_the_caches_of_commands_are_private_whatever_the_umask_is(user: str, mask: int) -> None:
     async def scenario(place: Place) -> Any:

@@ -13,16 +13,29 @@ from tests.tools.conftest import OpenBox, call, skip_time, until_gone
 @pytest.mark.parametrize(
     ("command", "outcome"),
     [
-        ("echo hi", Outcome(text="hi", raw_output={"exit_code": 0, "timed_out": False})),
-        ("true", Outcome(text="(no output)", raw_output={"exit_code": 0, "timed_out": False})),
+        ("echo hi", Outcome(text="hi", raw_output={"exit_code": 0, "timed_out": False, "access": "full"})),
+        ("true", Outcome(text="(no output)", raw_output={"exit_code": 0, "timed_out": False, "access": "full"})),
         (
             "echo no >&2; exit 3",
-            Outcome(text="no\n[exit code 3]", is_error=True, raw_output={"exit_code": 3, "timed_out": False}),
+            Outcome(
+                text="no\n[exit code 3]",
+                is_error=True,
+                raw_output={"exit_code": 3, "timed_out": False, "access": "full"},
+            ),
         ),
-        ("false", Outcome(text="[exit code 1]", is_error=True, raw_output={"exit_code": 1, "timed_out": False})),
+        (
+            "false",
+            Outcome(
+                text="[exit code 1]", is_error=True, raw_output={"exit_code": 1, "timed_out": False, "access": "full"}
+            ),
+        ),
         (
             "kill -KILL $$",
-            Outcome(text="[ended by SIGKILL]", is_error=True, raw_output={"exit_code": -9, "timed_out": False}),
+            Outcome(
+                text="[ended by SIGKILL]",
+                is_error=True,
+                raw_output={"exit_code": -9, "timed_out": False, "access": "full"},
+            ),
         ),
     ],
 )
@@ -41,7 +54,7 @@ async def test_a_timeout_is_reported_and_keeps_the_output(open_box: OpenBox) -> 
             text="begun\n[timed out after 300 s; the command and all processes it started were ended. "
             "timeout_s can be at most 3600]",
             is_error=True,
-            raw_output={"exit_code": None, "timed_out": True},
+            raw_output={"exit_code": None, "timed_out": True, "access": "full"},
         )
 
 
@@ -161,7 +174,7 @@ async def test_a_background_command_runs_on_between_calls(open_box: OpenBox, roo
         started = await box.run("shell", command=line, background=True)
         assert started == Outcome(
             text="begun\n[job1: running; read its output with shell_output, end it with shell_kill]",
-            raw_output={"job": "job1", "state": "running"},
+            raw_output={"job": "job1", "state": "running", "access": "full"},
         )
         assert (await box.run("shell_output", job="job1")).text == "[job1: running]"
         (root / "go").touch()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from crow.agent.commands.context import CommandContext
-from crow.agent.compaction.budget import BREAKS, Limits
+from crow.agent.compaction.budget import Limits
 from crow.agent.history.rewind import (
     ABSENT,
     content_of,
@@ -23,23 +23,19 @@ from crow.agent.instructions import describe_sources
 from crow.domain.conversation import Projection
 from crow.domain.diff import DiffLine, diff_lines, diff_text
 from crow.domain.entries import (
-    Body,
     CallRef,
-    Checkpoint,
     Entry,
     File,
-    Mask,
-    Note,
-    Prompt,
-    Restore,
     ToolResult,
 )
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
 from crow.domain.rendering import code
+from crow.domain.spending import is_break, reason_of_break
 from crow.domain.text import plural, quote, safe
 from crow.llm import WIRE_TITLES
 from crow.store import Move, UsageTotal, hits_by_session
+from crow.store.spending import session_spending
 from crow.store.transcript import Transcript, fenced
 from crow.tools import AgentKind, ServerStatus, Workspace
 
@@ -112,10 +108,10 @@ def _describe_agents(kinds: Sequence[AgentKind], models: Iterable[str]) -> str:
 def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
     """Explain the last cache break: say when and why a request did not begin with the whole previous request. `moves`
     are sorted newest first."""
-    newest = next((entry for entry in reversed(entries) if _is_break(entry.body)), None)
+    newest = next((entry for entry in reversed(entries) if is_break(entry.body)), None)
     move = moves[0] if moves else None
     if newest is not None and (move is None or move.to_leaf is None or newest.id > move.to_leaf):
-        reason, where, created_ms = _reason_of_break(newest.body), f"entry {newest.id}, ", newest.created_ms
+        reason, where, created_ms = reason_of_break(newest.body), f"entry {newest.id}, ", newest.created_ms
     elif move is not None:
         reason, where, created_ms = f"the session moved to another entry ({move.reason})", "", move.created_ms
     else:
@@ -125,30 +121,6 @@ def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
         f"Last cache break: {reason} ({where}{when:%Y-%m-%d %H:%M}). Since then, each request begins with the "
         "whole previous request, so the endpoint can reuse what it has cached."
     )
-
-
-def _is_break(body: Body) -> bool:
-    return isinstance(body, BREAKS) or (isinstance(body, Note) and body.about in ("dialect", "thought_level"))
-
-
-def _reason_of_break(body: Body) -> str:
-    match body:
-        case Note(about="thought_level", value=value):
-            return f"the thought level changed to {value or 'the default of the endpoint'}"
-        case Note(value=value) if value.startswith("API "):
-            return f"crow speaks another API with the endpoint ({value.removeprefix('API ')})"
-        case Note(value=value):
-            return f"the endpoint began to refuse a part of the messages, or to accept it again ({value})"
-        case Checkpoint():
-            return "a compaction replaced older messages"
-        case Mask():
-            return "a compaction hid old tool outputs"
-        case Restore():
-            return "a compaction was undone"
-        case Prompt(reason=reason) if reason:
-            return reason
-        case _:
-            return "a new system message was needed"
 
 
 def breakdown(projection: Projection, used: int) -> Mapping[Kind, int]:
@@ -266,6 +238,7 @@ async def usage(context: CommandContext, _: str) -> str:
     if estimated := sum(total.estimated for total in totals):
         which = plural(estimated, "request")
         lines += ["", f"The tokens of {which} are estimated, because the endpoint did not report them."]
+    lines += ["", (await session_spending(context.store, session_id)).text()]
     return "\n".join(lines)
 
 

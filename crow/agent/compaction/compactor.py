@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _DEADLINE_S = 120.0
 _PUBLISH_S = 2.0
-_MIN_ANSWERS = 4
+MIN_ANSWERS = 4
 """Crow does not make another pass if fewer answers than this came after the first of the last two passes."""
 _MAX_RETRIES = 2
 """If a request is still refused after this many passes without an answer in between, crow gives up."""
@@ -150,7 +150,7 @@ class Compactor:
             return
         limits = self.gauge.limits()
         answers = self._answers_since(2)
-        if answers is not None and answers < _MIN_ANSWERS:
+        if answers is not None and answers < MIN_ANSWERS:
             if limits.is_configured:
                 raise TurnError(_fills_too_fast(self.model.info.name, limits, answers))
             return
@@ -503,10 +503,10 @@ class Compactor:
 
     def _is_refused_too_often(self) -> bool:
         """Return whether compaction has failed to help. This is true if there was no answer since the first of the last
-        `_MAX_RETRIES` passes. It is also true if there were fewer than `_MIN_ANSWERS` answers since the first of the
+        `_MAX_RETRIES` passes. It is also true if there were fewer than `MIN_ANSWERS` answers since the first of the
         last `2 * _MAX_RETRIES` passes."""
         newest, all_of_them = self._answers_since(_MAX_RETRIES), self._answers_since(2 * _MAX_RETRIES)
-        return newest == 0 or (all_of_them is not None and all_of_them < _MIN_ANSWERS)
+        return newest == 0 or (all_of_them is not None and all_of_them < MIN_ANSWERS)
 
     def _answers_since(self, passes: int) -> int | None:
         """Return how many answers came after the oldest of the last `passes` passes, or None if this turn has had fewer

@@ -153,6 +153,19 @@ class BranchLog:
         )
         await self._others.get(int(assistant), self._branch).record([entries.NewEntry(body=file)])
 
+    async def before_keeping(self, call_id: str, change_set: str, directory: Path) -> None:
+        """See :class:`crow.tools.Log`."""
+        _, assistant, index = call_id.split("_")
+        file = entries.File(
+            call=entries.CallRef(assistant=int(assistant), index=int(index)),
+            path=str(directory),
+            before=None,
+            after_hash="",
+            recorded_here=True,
+            change_set=change_set,
+        )
+        await self._others.get(int(assistant), self._branch).record([entries.NewEntry(body=file)])
+
 
 def describe_session(row: SessionRow) -> str:
     """Name a session in one line: id, title, directory, and the time of its newest entry."""

@@ -24,7 +24,7 @@ from crow.domain.entries import Announcement, CallRef, Diff, Entry, File, Locati
 from crow.domain.events import CallAnnounced, CallEnded
 from crow.tools import PlannedCall, Workspace
 
-_TOOL_NAME = "put_back_files"
+TOOL_NAME = "put_back_files"
 ABSENT = ""
 _CANCEL_S = 2.0
 
@@ -108,7 +108,7 @@ def is_changed_between(changes: Sequence[File], results: Mapping[CallRef, ToolRe
     for earlier, later in pairwise(changes):
         # The content that a restore replaced came from another branch, so `earlier` says nothing about it. The restore
         # checked that content.
-        was_restored = later.call in results and results[later.call].name == _TOOL_NAME
+        was_restored = later.call in results and results[later.call].name == TOOL_NAME
         if not was_restored and digest(later.before) not in digests_after(earlier, results):
             return True
     return False
@@ -145,25 +145,25 @@ async def restore_files(
     arguments = json.dumps({"paths": [str(file.path) for file in ready]}, ensure_ascii=False)
     is_open = True
     try:
-        await branch.publish(CallAnnounced(call=call, name=_TOOL_NAME, arguments=arguments, announcement=announcement))
+        await branch.publish(CallAnnounced(call=call, name=TOOL_NAME, arguments=arguments, announcement=announcement))
         answer = "allow_once"
         if asks:
             plan = PlannedCall(announcement=announcement, access="write")
             answer = await client.ask(
-                PermissionQuestion(call=call, name=_TOOL_NAME, arguments=arguments, plan=plan, always="")
+                PermissionQuestion(call=call, name=TOOL_NAME, arguments=arguments, plan=plan, always="")
             )
         if answer == "cancelled":
             return RestoreResult(left=tuple(file.name for file in files), cancelled=True)
         if answer == "allow_once":
             why = "the user agreed" if asks else "the user asked for it"
             await branch.record([NewEntry(body=Started(call=call, why=why, announcement=announcement))])
-            written = [await _write_file(branch, workspace, file, call) for file in ready]
+            written = [await write_file(branch, workspace, file, call) for file in ready]
             await branch.record(_result_of(call, announcement, [*written, *faulty]))
             left = [file.name for file in (*faulty, *written) if file.fault]
         else:
             shown = replace(announcement, title=f"Kept as is: {names}", diffs=())
-            lines = [f"Kept as is: {file.name}." for file in ready] + [_outcome(file) for file in faulty]
-            result = ToolResult(call=call, name=_TOOL_NAME, text="\n".join(lines), announcement=shown)
+            lines = [f"Kept as is: {file.name}." for file in ready] + [outcome(file) for file in faulty]
+            result = ToolResult(call=call, name=TOOL_NAME, text="\n".join(lines), announcement=shown)
             await branch.record([NewEntry(body=result)])
             left = [file.name for file in (*faulty, *ready)]
         is_open = False
@@ -174,7 +174,7 @@ async def restore_files(
                 await branch.publish(CallEnded(call=call, text="No more files were restored."))
 
 
-async def _write_file(branch: Branch, workspace: Workspace, file: RestorableFile, call: CallRef) -> RestorableFile:
+async def write_file(branch: Branch, workspace: Workspace, file: RestorableFile, call: CallRef) -> RestorableFile:
     """Store the file's current content, then restore the file. Return the file, with `fault` set if it could not be
     restored.
 
@@ -204,7 +204,7 @@ def _result_of(call: CallRef, announcement: Announcement, files: Sequence[Restor
     shown = tuple(_diffs([file for file in files if not file.fault]))
     result = ToolResult(
         call=call,
-        name=_TOOL_NAME,
+        name=TOOL_NAME,
         text=_outcomes(files),
         is_error=all(file.fault for file in files),
         announcement=replace(announcement, diffs=shown),
@@ -214,10 +214,10 @@ def _result_of(call: CallRef, announcement: Announcement, files: Sequence[Restor
 
 
 def _outcomes(files: Sequence[RestorableFile]) -> str:
-    return "\n".join(map(_outcome, files))
+    return "\n".join(map(outcome, files))
 
 
-def _outcome(file: RestorableFile) -> str:
+def outcome(file: RestorableFile) -> str:
     if file.fault:
         return f"Not restored: {file.name} {file.fault}."
     return f"{'Deleted' if file.then is None else 'Restored'}: {file.name}."

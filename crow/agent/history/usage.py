@@ -47,7 +47,9 @@ def request_entry(
 ) -> NewEntry:
     """Return an entry that records the usage of one request, and its cost at the current prices."""
     usage = usage_of_attempt(attempt, sent=sent)
-    return NewEntry(body=ModelRequest(purpose=purpose), model=info.name, usage=usage, cost=cost_of(usage, info))
+    return NewEntry(
+        body=ModelRequest(purpose=purpose, sent=attempt.sent), model=info.name, usage=usage, cost=cost_of(usage, info)
+    )
 
 
 @asynccontextmanager

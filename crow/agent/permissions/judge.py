@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from crow.agent.permissions.rules import (
     Refuse,
     allowing_rule,
     change_of_tool,
+    common_folder,
     current_rules,
     decide,
     doubt,
@@ -27,16 +28,19 @@ from crow.agent.permissions.rules import (
     narrower_mode,
     outdated_rule,
     replaces,
+    rule_for_changes,
     rule_for_writes,
     rule_words,
     rules_at,
     rules_for,
     url_rules,
 )
-from crow.domain.entries import CallRef
+from crow.domain.entries import CallRef, Diff
 from crow.domain.messages import ToolCall
 from crow.store import SessionChanges
 from crow.tools import Coverage, PlannedCall, Workspace
+from crow.tools.layers import Changes
+from crow.tools.layers.describe import summary_of
 from crow.tools.sampling import SamplingRequest
 
 _REJECTED = (
@@ -56,6 +60,24 @@ _UNANSWERED = (
     "The user was asked whether this call may run, and did not answer in time. So the call did not run. Do not try it "
     "again unasked; say what it was for, so that the user can come back to it."
 )
+
+
+CHANGES_REJECTED = (
+    "The command ran, but the user did not allow its changes, so they were dropped. Do not try it again unasked; ask "
+    "the user what they want instead."
+)
+
+
+def about_changes(plan: PlannedCall, changes: Changes, diffs: Sequence[Diff]) -> PlannedCall:
+    """Return the plan of a command that has run in a layer, for the decision about what it has changed there."""
+    return replace(
+        plan,
+        announcement=replace(plan.announcement, diffs=tuple(diffs)),
+        command_access="write",
+        changed=tuple(change.path for change in changes.shown),
+        touched=replace(plan.touched, is_protected=bool(changes.protected)),
+        review_text=summary_of(changes),
+    )
 
 
 class Permissions:
@@ -81,6 +103,8 @@ class Permissions:
         self.rules = tuple(rules)
         self._limit = limit
         self._whole = whole or self
+        self.reviews: dict[str, Callable[[Changes], Awaitable[str]]] = {} if whole is None else whole.reviews
+        """For each running call, decides whether what its command has changed in a layer is kept."""
 
     def narrowed(self, mode: str) -> Permissions:
         """Return the session's permissions, limited to what `mode` allows. Later changes of the session's mode and
@@ -96,6 +120,11 @@ class Permissions:
     def _mode(self) -> str:
         mode = self._branch.row.mode
         return narrower_mode(mode, self._limit) if self._limit else mode
+
+    @property
+    def is_planning(self) -> bool:
+        """Whether the mode is `plan`."""
+        return self._mode == "plan"
 
     def may_read(self) -> Callable[[Path], bool]:
         """Return a function that takes the path of a file in the workspace. It returns whether crow may give this file
@@ -121,6 +150,13 @@ class Permissions:
             others = (*plan.touched.other_paths, *names, *inside)
             plan = replace(plan, touched=replace(plan.touched, other_paths=others, has_unknown_names=not is_complete))
         return replace(plan, excluded=excluded_paths(name, rules), url_rules=url_rules(name, self._mode, rules))
+
+    async def review(self, call_id: str, changes: Changes) -> str:
+        """See :class:`crow.tools.ChangeReviewer`."""
+        decide_about = self.reviews.get(call_id)
+        if decide_about is None:
+            return "The call has ended, so its changes were dropped."
+        return await decide_about(changes)
 
     async def refusal(self, call: ToolCall, plan: PlannedCall) -> str:
         """Return why a deny rule or plan mode forbids a call that the user makes. Return an empty string if the call
@@ -163,6 +199,7 @@ class Permissions:
 
     async def _ask(self, ref: CallRef, call: ToolCall, plan: PlannedCall, ask: Ask) -> Allow | Refuse | None:
         can_last = not plan.touched.is_protected and not plan.coverage.asks_once and ask.doubtful is None
+        below = common_folder(plan.changed, self._branch.row.cwd) if can_last else ""
         cwd = self._branch.row.cwd
         asked = replace(plan, parts=ask.parts) if ask.parts else plan
         always, never = (
@@ -184,6 +221,7 @@ class Permissions:
                 never=never if can_last else "",
                 reason=reason,
                 offers_writes=offers_writes,
+                below=below,
                 rule="" if reason else allowing_rule(call.name, asked),
                 changes=changes,
             )
@@ -194,6 +232,8 @@ class Permissions:
         rules: tuple[PermissionRule, ...] = ()
         if offers_writes and answer == "allow_writes":
             rules = (rule_for_writes(cwd),)
+        elif below and answer == "allow_below":
+            rules = (rule_for_changes(below, cwd),)
         elif (can_last and answer in ("allow_always", "reject_always")) or (allows and plan.coverage.asks_once):
             rules = rules_for(call.name, asked, allow=allows, cwd=cwd)
         known = self._branch.row.permissions
@@ -204,4 +244,6 @@ class Permissions:
             await self._branch.change(SessionChanges(permissions=(*known, *new)))
         if allows:
             return Allow(why=f"{answer.replace('_', ' ')} by the user")
+        if plan.changed and answer.startswith("reject"):
+            return Refuse(words=CHANGES_REJECTED)
         return Refuse(words={"cannot_ask": CANNOT_ASK, "unanswered": _UNANSWERED}.get(answer, _REJECTED))

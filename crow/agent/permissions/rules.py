@@ -38,9 +38,12 @@ _PLAIN_NAME = re.compile(r"[^*?]+")
 _WITH_ARGUMENT = (
     *("shell", "read_file", "write_file", "edit_file", "apply_patch", "list_files", "grep", "fetch", "recall"),
     "sampling",
+    "shell_changes",
 )
 _SEARCHES = ("grep", "list_files")
 _CHANGES = ("edit_file", "write_file", "apply_patch")
+_KEPT_CHANGES = "shell_changes"
+"""The name in rules for what commands change in their layers."""
 _ASKED_BY_CONTENT = ("skill", "task")
 """Tools that load a file of the workspace, such as a skill, only if the user allows it. If the file's content changes,
 crow asks the user again."""
@@ -187,6 +190,8 @@ def decide(
     if call.parts:
         decisions = [decide(name, part, mode, rules, is_bounded=is_bounded) for part in call.parts]
         return _together(call.parts, decisions)
+    if call.changed:
+        return decide_about_changes(name, call, mode, rules)
     doubtful = None
     for rule in rules:
         for tool in (name, *call.coverage.like):
@@ -222,6 +227,42 @@ def decide(
     if (call.access == "write" and mode in ("accept-edits", "auto")) or (is_confined and mode == "auto"):
         return Allow(why=f"mode {mode}")
     return Ask()
+
+
+def decide_about_changes(name: str, call: PlannedCall, mode: str, rules: Sequence[PermissionRule]) -> Decision:
+    """Decide whether what a command has changed in its layer is kept. The command itself was allowed to run."""
+    for rule in rules:
+        if not rule.allow and fnmatchcase(_KEPT_CHANGES, rule.tool):
+            argument = rule.argument
+            if argument is None or any(names_path(argument, [path], ignore_case=True) for path in call.changed):
+                return Refuse(words=f"The user's rule {rule_text(rule)} forbids these changes, so they were dropped.")
+    if mode == "plan":
+        return Refuse(words="In plan mode, commands cannot change files, so all changes were dropped.")
+    if call.touched.is_protected:
+        return Ask()
+    if mode in ("accept-edits", "auto"):
+        return Allow(why=f"mode {mode}")
+    users = [rule for rule in rules if rule.is_users]
+    if _are_covering(name, call, users) or covers_changes(call, users):
+        return Allow(why="allowed by the user's rules")
+    if _are_covering(name, call, rules) or covers_changes(call, rules):
+        return Allow(why="always allowed by the user in this session")
+    return Ask()
+
+
+def covers_changes(call: PlannedCall, rules: Sequence[PermissionRule]) -> bool:
+    """Whether allow rules for changes cover all files that a command has changed."""
+    allowing = [rule for rule in rules if rule.allow and fnmatchcase(_KEPT_CHANGES, rule.tool)]
+    return all(
+        any(rule.argument is None or names_path(rule.argument, [path]) for rule in allowing) for path in call.changed
+    )
+
+
+def common_folder(paths: Sequence[str], cwd: str) -> str:
+    """Return the folder below `cwd` that contains all these paths; empty if there is none."""
+    root = os.path.realpath(cwd)
+    folder = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""
+    return folder if folder.startswith(f"{root}{os.sep}") and not any(sign in folder for sign in "*?") else ""
 
 
 def _together(parts: Sequence[PlannedCall], decisions: Sequence[Decision]) -> Decision:
@@ -544,7 +585,8 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Permissi
     """Return the rule to store when the user answers "always" for this call.
 
     For a file outside the workspace, the rule covers only that file. For a command, it covers only the same command
-    line with at most the same access. An allow rule applies only in `cwd`.
+    line with at most the same access. If the answer is about what a plain command has changed, the rule covers this
+    kind of command. An allow rule applies only in `cwd`.
     """
     rule = PermissionRule(
         tool=call.coverage.rule_tool or name,
@@ -555,10 +597,29 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Permissi
         fingerprint=call.coverage.fingerprint if allow else "",
         definition=call.coverage.definition if allow else "",
     )
+    if allow and call.changed and (pattern := kind_of_command(call.coverage.argument or "")):
+        return replace(rule, argument=pattern, is_pattern=True)
     if not call.touched.is_outside or not call.touched.rule_paths:
         return rule
     path = call.touched.rule_paths[0]
     return replace(rule, argument=path, is_pattern="*" not in path and "?" not in path)
+
+
+def kind_of_command(line: str) -> str:
+    """Return the pattern that covers commands of the same kind, such as `git add *`; empty if `line` is not a plain
+    command, or if such a pattern would not cover it."""
+    words = simple_words(line)
+    if words is None or not re.fullmatch(r"[\w.+-]+", words[0]):
+        return ""
+    count = 2 if len(words) > 1 and re.fullmatch(r"[a-z][a-z0-9:_-]*", words[1]) else 1
+    pattern = f"{' '.join(words[:count])} *"
+    return pattern if _allows_command(pattern, line, "write") else ""
+
+
+def rule_for_changes(folder: str, cwd: str) -> PermissionRule:
+    """Return the rule to store when the user allows what commands change below a folder. It applies only in `cwd`."""
+    argument = f"{folder}/**"
+    return PermissionRule(tool=_KEPT_CHANGES, argument=argument, allow=True, is_pattern=True, cwd=_normal_cwd(cwd))
 
 
 def rule_for_writes(cwd: str) -> PermissionRule:

@@ -24,6 +24,7 @@ from crow.agent.permissions.judge import Permissions
 from crow.agent.sessions.between import BetweenTurns
 from crow.agent.sessions.conversation import Conversation
 from crow.agent.sessions.pending import PendingPrompt
+from crow.agent.sessions.receipts import TurnReceipts
 from crow.agent.sessions.toolset import ToolOffer, Toolset
 from crow.agent.subagents.kinds import OfferedAgents, Speciality
 from crow.agent.subagents.subagents import Subagents
@@ -84,6 +85,7 @@ class TurnRunner:
             inbox=self.inbox,
             tasks=tasks,
         )
+        self._receipts = TurnReceipts(branch, adapters.store, self.subagents)
         self.between = BetweenTurns(conversation, self._budget, tasks)
         self.tools = Toolset(conversation, servers, self._ports(log), tools_wanted)
         self._offer = ToolOffer(conversation, self.tools, self._factory, self._worker, kind)
@@ -96,6 +98,7 @@ class TurnRunner:
             plan=_CurrentPlan(branch),
             subagents=self.subagents,
             agents=OfferedAgents(adapters=self._adapters, permissions=self._permissions),
+            reviewer=self._permissions,
             elicitation=client,
             sampler=ModelSampler(
                 branch,
@@ -126,7 +129,8 @@ class TurnRunner:
         if turn is None:
             await self._branch.end_turn(end)
         else:
-            await turn.end(end)
+            changed = turn.has_run_calls or self.subagents.running
+            await turn.end(end, receipt=await self._receipts.of_turn(self._adapters.settings()) if changed else ())
 
     async def _run_turn(self) -> StopReason:
         """Answer the prompt at the end of the branch."""
@@ -148,6 +152,7 @@ class TurnRunner:
             find_late_tools=self._offer.find_late,
         )
         self._budget.begin_turn()
+        self._receipts.begin()
         try:
             stop = await self.turn.run()
         finally:

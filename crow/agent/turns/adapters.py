@@ -60,6 +60,10 @@ class SessionSettings:
     """A limit in USD. None means no limit."""
     cost_per_session: float | None = None
     """A limit in USD. None means no limit."""
+    checks: tuple[str, ...] = ()
+    """Commands that the user calls checks; see :mod:`crow.domain.receipts`."""
+    shows_receipts: bool = True
+    """Whether the user is shown the receipt of each turn that changed files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

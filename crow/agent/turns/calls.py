@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
+import anyio.to_thread
 
 from crow.agent.background import after_delay
 from crow.agent.compaction.budget import Gauge
 from crow.agent.history.branch import Branch
 from crow.agent.hooks import BranchHooks, Denial
-from crow.agent.permissions.judge import Permissions
+from crow.agent.permissions.judge import Permissions, about_changes
 from crow.agent.permissions.rules import (
     Allow,
     Refuse,
@@ -24,12 +25,15 @@ from crow.domain.errors import StoreError
 from crow.domain.events import CallAnnounced, CallEnded, CallProgressed
 from crow.domain.messages import ToolCall
 from crow.tools import Outcome, PlannedCall, Toolbox
+from crow.tools.layers import Changes
+from crow.tools.layers.describe import diffs_of
 
 _CUT_CHARS = 48_000
 """The model sees at most this many characters of a result."""
 _SOON_S = 0.05
 """If a call only reads, its `started` entry is stored together with the result. But if the call still runs after this
 many seconds, the entry is stored at once."""
+_DROPPED_IN_PLAN = "In plan mode, commands cannot change files, so all changes were dropped."
 _CANCELLED_BY_USER = (
     "The user cancelled this call while it ran. It may have had effects. Do not run it again unasked; go on without it."
 )
@@ -76,6 +80,7 @@ class Calls:
         self._open: dict[CallRef, _OpenCall] = {}
         self._results: dict[CallRef, ToolResult] = {}
         self._failure: StoreError | None = None
+        self._reviewing = anyio.Lock()
 
     async def prepare(self) -> None:
         """Let the tools get ready while the model answers."""
@@ -117,6 +122,8 @@ class Calls:
                         tasks.start_soon(self._run_one, each)
                 if self._failure is not None:
                     raise self._failure
+                if self.dismissed:
+                    return ()
             planned = (*(call.plan for call in group), *(each.plan for each in allowed))
             has_changes = (
                 has_changes or self._hooks.are_used or any(plan.access not in ("none", "read") for plan in planned)
@@ -187,6 +194,7 @@ class Calls:
             await self._branch.publish(CallProgressed(call=opened.ref, text=text))
 
         outcome: Outcome | None = None
+        self._permissions.reviews[opened.ref.call_id] = partial(self._review, opened, plan)
         self.running[opened.ref.call_id] = scope = anyio.CancelScope()
         try:
             if plan.access != "read":
@@ -207,6 +215,26 @@ class Calls:
             self._failure = error  # raised in `run`, because the task group would wrap it in an exception group
         finally:
             del self.running[opened.ref.call_id]
+            del self._permissions.reviews[opened.ref.call_id]
+
+    async def _review(self, opened: _OpenCall, plan: PlannedCall, changes: Changes) -> str:
+        """Decide whether what a command has changed in its layer is kept. Return the reason for the model if not."""
+        async with self._reviewing:  # an answer may also hold for the next question
+            return await self._judge_changes(opened, plan, changes)
+
+    async def _judge_changes(self, opened: _OpenCall, plan: PlannedCall, changes: Changes) -> str:
+        shown = changes.shown
+        if not shown:
+            return _DROPPED_IN_PLAN if self._permissions.is_planning else ""
+        reviewed = about_changes(plan, changes, await anyio.to_thread.run_sync(diffs_of, changes))
+        match await self._permissions.judge(opened.ref, opened.call, reviewed):
+            case Allow():
+                return ""
+            case Refuse(words=words):
+                return words
+            case None:
+                self.dismissed = True
+                return "The user cancelled, so all changes were dropped."
 
     async def _store_started(self, started: list[NewEntry]) -> None:
         """Store the `started` entry of a slow call. If this fails, the entry is stored later, together with the

@@ -29,7 +29,7 @@ from crow.domain.errors import (
     RateLimited,
 )
 from crow.domain.events import EntryStored
-from crow.domain.messages import Answer
+from crow.domain.messages import Answer, SentRequest
 from crow.llm import Attempt, Model, Request, Stream, cost_of
 from crow.tools import PlannedCall
 
@@ -165,8 +165,9 @@ class Requests:
         if answer.calls:
             async with after_delay(_PLAN_S, self._save_draft):
                 plans = await self._calls.plan(answer.calls)
-        self._count(self._stream.attempts()[:-1])
-        entry = await self._store_answer(self._assistant(draft.message_id, answer, plans))
+        *failed, last = self._stream.attempts()
+        self._count(failed)
+        entry = await self._store_answer(self._assistant(draft.message_id, answer, plans, sent=last.sent))
         await self._gauge.answered()
         await self._gauge.tell()
         assert isinstance(entry.body, Assistant)
@@ -211,14 +212,15 @@ class Requests:
         attempts = stream.attempts() if stream is not None else ()
         if self._answer is not None:
             self._count(attempts[:-1])
-            return [self._assistant(draft.message_id, self._answer)]
+            return [self._assistant(draft.message_id, self._answer, sent=attempts[-1].sent if attempts else None)]
         if not (draft.text or draft.thought):
             self._count(attempts)
             return []
         self._count(attempts[:-1])
         answer = Answer(text=draft.text, thought=draft.thought, finish="interrupted")
         usage = usage_of_attempt(attempts[-1], sent=self._sent) if attempts else None
-        return [self._assistant(draft.message_id, replace(answer, usage=usage))]
+        sent = attempts[-1].sent if attempts else None
+        return [self._assistant(draft.message_id, replace(answer, usage=usage), sent=sent)]
 
     def _count(self, attempts: Sequence[Attempt]) -> None:
         """Store the usage of requests that gave no answer. Each request is counted only once."""
@@ -226,7 +228,9 @@ class Requests:
         self._counted += len(new)
         self._branch.store_with_next([request_entry(each, info, sent=self._sent, purpose="answer") for each in new])
 
-    def _assistant(self, message_id: str, answer: Answer, plans: Sequence[PlannedCall] = ()) -> NewEntry:
+    def _assistant(
+        self, message_id: str, answer: Answer, plans: Sequence[PlannedCall] = (), *, sent: SentRequest | None
+    ) -> NewEntry:
         info = self.model.info
         return NewEntry(
             body=Assistant(
@@ -241,6 +245,7 @@ class Requests:
                 wire=answer.wire,
                 announcements=tuple(plan.announcement for plan in plans),
                 cut=self._gauge.cut_calls(answer.calls) if answer.calls else None,
+                sent=sent,
             ),
             model=info.name,
             usage=answer.usage,

@@ -12,7 +12,7 @@ killed at any moment. A failure of the model is raised; a failure of a tool beco
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import anyio
@@ -29,7 +29,7 @@ from crow.agent.turns.news import News
 from crow.agent.turns.prompt import Briefing
 from crow.agent.turns.requests import Requests, Standby
 from crow.domain import errors
-from crow.domain.entries import Assistant, StopReason, TurnEnd, User
+from crow.domain.entries import Assistant, NewEntry, StopReason, TurnEnd, User
 from crow.tools import Toolbox
 
 _END_S = 5.0
@@ -160,13 +160,18 @@ class Turn:
         """See :meth:`Requests.mute`."""
         return self._requests.mute()
 
-    async def end(self, end: TurnEnd) -> None:
+    @property
+    def has_run_calls(self) -> bool:
+        """Whether at least one call was started."""
+        return self._calls.ran
+
+    async def end(self, end: TurnEnd, *, receipt: Sequence[NewEntry] = ()) -> None:
         """Store the end of the turn, together with everything that the turn has not stored yet, and release the turn.
         Cancellation does not interrupt this.
 
         :raises ~crow.domain.errors.StoreError: the end could not be stored. It stays pending for :meth:`Branch.settle`.
         """
-        self._branch.store_at_end([*self._requests.unstored_answer(), *self._news.take_steered()])
+        self._branch.store_at_end([*self._requests.unstored_answer(), *self._news.take_steered(), *receipt])
         with anyio.move_on_after(_END_S, shield=True):
             await self._calls.end_open()
         await self._branch.end_turn(end)

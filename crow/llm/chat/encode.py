@@ -187,10 +187,16 @@ def _encode(message: domain.Message, *, endpoint: str, dialect: Dialect) -> _Enc
 
 def _user_content(parts: Sequence[domain.Part], dialect: Dialect) -> object:
     """Return one string if all parts can be written as text, else the list of parts."""
-    content = user_content(parts, takes_images=dialect.sends_images)
+    content = user_content(parts, dialect)
     if len(content) == 1 and isinstance(content[0], str):
         return content[0]
-    return [{"type": "text", "text": each} if isinstance(each, str) else _image(each) for each in content]
+    return [_user_block(each) for each in content]
+
+
+def _user_block(each: str | domain.Image | domain.File) -> dict[str, object]:
+    if isinstance(each, str):
+        return {"type": "text", "text": each}
+    return _image(each) if isinstance(each, domain.Image) else _file(each)
 
 
 def _assistant(message: domain.AssistantMessage, *, endpoint: str, dialect: Dialect) -> dict[str, object]:

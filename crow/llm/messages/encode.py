@@ -220,8 +220,13 @@ def _encode(message: domain.Message, *, endpoint: str, dialect: Dialect) -> _Enc
 
 
 def _user_blocks(parts: Sequence[domain.Part], dialect: Dialect) -> list[dict[str, object]]:
-    content = user_content(parts, takes_images=dialect.sends_images)
-    return [_text(each) if isinstance(each, str) else _image(each) for each in content]
+    return [_user_block(each) for each in user_content(parts, dialect)]
+
+
+def _user_block(each: str | domain.Image | domain.File) -> dict[str, object]:
+    if isinstance(each, str):
+        return _text(each)
+    return _image(each) if isinstance(each, domain.Image) else _file(each)
 
 
 def _result(message: domain.ToolMessage, dialect: Dialect) -> dict[str, object]:

@@ -127,12 +127,9 @@ class ResponsesEncoder(Encoder[_Encoded]):
                     sent += b"," + json_bytes(_assistant_text("Understood."))
                 return sent
             case domain.UserMessage(parts=parts):
-                pieces = user_content(parts, takes_images=dialect.sends_images)
-                user: object = [
-                    {"type": "input_text", "text": each} if isinstance(each, str) else _image(each) for each in pieces
-                ]
-                if len(pieces) == 1 and isinstance(pieces[0], str):
-                    user = pieces[0]
+                pieces = user_content(parts, dialect)
+                is_text = len(pieces) == 1 and isinstance(pieces[0], str)
+                user: object = pieces[0] if is_text else [_user_item(each) for each in pieces]
                 return json_bytes({"type": "message", "role": "user", "content": user})
             case domain.AssistantMessage():
                 return b",".join(map(json_bytes, _assistant(message, endpoint=self._endpoint, dialect=dialect)))
@@ -249,6 +246,12 @@ def _output(message: domain.ToolMessage, dialect: Dialect) -> object:
     if not (images or files):
         return text
     return [{"type": "input_text", "text": text}, *map(_image, images), *map(_file, files)]
+
+
+def _user_item(each: str | domain.Image | domain.File) -> dict[str, object]:
+    if isinstance(each, str):
+        return {"type": "input_text", "text": each}
+    return _image(each) if isinstance(each, domain.Image) else _file(each)
 
 
 def _image(image: domain.Image) -> dict[str, object]:

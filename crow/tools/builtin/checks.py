@@ -10,6 +10,7 @@ import hashlib
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from crow.tools import NOTHING_EXCLUDED, ExcludedPaths, Workspace
 from crow.tools.builtin.output import as_shown
@@ -27,6 +28,17 @@ _DISCARDED = re.compile(r"^\[Discarded, because .*\]$", re.MULTILINE)
 """What a check writes is always discarded, and no other access can be chosen for it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What the checks after a call have found."""
+
+    text: str = ""
+    """What the model is told. Empty if there was nothing to check."""
+    ran: tuple[Mapping[str, object], ...] = ()
+    """For the log: each check that ran, with its `command`, its `exit_code` (None if it was ended), and the `files`
+    that it was limited to (None if it was for everything)."""
+
+
 class Checks:
     """The checks of a session. `commands` maps globs of files to command lines."""
 
@@ -41,9 +53,8 @@ class Checks:
         if any(_covers(pattern, matcher, name) for pattern, matcher, _ in self._commands):
             self._changed[name] = None
 
-    async def run(self, workspace: Workspace, excluded: ExcludedPaths = NOTHING_EXCLUDED) -> str:
-        """Run each check for the files that have changed since the last call. Return what the model is told, which is
-        empty if there was nothing to check."""
+    async def run(self, workspace: Workspace, excluded: ExcludedPaths = NOTHING_EXCLUDED) -> Checked:
+        """Run each check for the files that have changed since the last call."""
         changed, self._changed = list(self._changed), {}
         due: dict[str, dict[str, None]] = {}
         for pattern, matcher, command in self._commands:
@@ -51,15 +62,24 @@ class Checks:
             if files:
                 due.setdefault(command, {}).update(dict.fromkeys(files))
         if not due:
-            return ""
+            return Checked()
         await workspace.sandbox_status()  # `confines` is unknown before this call
         if not workspace.confines:
             words = "" if self._is_told else "[the user's checks did not run, because commands cannot be confined here]"
             self._is_told = True
-            return words
-        return "\n".join([await self._run(workspace, command, files, excluded) for command, files in due.items()])
+            return Checked(text=words)
+        ran: list[Mapping[str, object]] = []
+        texts = [await self._run(workspace, command, files, excluded, ran) for command, files in due.items()]
+        return Checked(text="\n".join(texts), ran=tuple(ran))
 
-    async def _run(self, workspace: Workspace, command: str, files: Iterable[str], excluded: ExcludedPaths) -> str:
+    async def _run(
+        self,
+        workspace: Workspace,
+        command: str,
+        files: Iterable[str],
+        excluded: ExcludedPaths,
+        ran: list[Mapping[str, object]],
+    ) -> str:
         line = command.replace(FILES, " ".join(map(_quoted, files)))
         name = command if len(command) <= MAX_NAME_CHARS else f"{command[:MAX_NAME_CHARS]}…"
         try:
@@ -69,6 +89,7 @@ class Checks:
                 )
         except OSError as error:
             return f"[check `{name}` did not run: {error.strerror or error}]"
+        ran.append({"command": command, "exit_code": code, "files": list(files) if FILES in command else None})
         if code == 0:
             self._failures.pop(command, None)
             return f"[check `{name}` passed]"

@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from crow.domain.entries import Attachment, Diff
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import Image
+from crow.domain.messages import PDF_BYTES, PDF_START, PDF_TYPE, Image
 from crow.domain.rendering import RESULT_MASK, in_title
 from crow.domain.text import plural
 from crow.tools import FileStat, Outcome, PlannedCall, Protection, Workspace
@@ -60,10 +60,6 @@ UNREAD_LINES = 60
 
 IMAGE_BYTES = 3_000_000
 """Some providers refuse images with more bytes."""
-
-PDF_BYTES = 10_000_000
-PDF = b"%PDF-"
-PDF_TYPE = "application/pdf"
 
 IMAGE = re.compile(
     rb"(?P<png>\x89PNG\r\n\x1a\n)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8[79]a)|(?P<webp>RIFF.{4}WEBP)", re.DOTALL
@@ -114,7 +110,7 @@ async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
     media = image_type(stat.head)
     if media is not None:
         return await read_image(workspace, target, stat, media)
-    if stat.head.startswith(PDF):
+    if stat.head.startswith(PDF_START):
         return await read_pdf(workspace, target, stat)
     text, note = None, ""
     if stat.size > WHOLE_BYTES:
@@ -567,7 +563,7 @@ def sound_pdf(data: str, uri: str) -> Attachment | None:
         decoded = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
         return None
-    if not decoded.startswith(PDF) or len(decoded) > PDF_BYTES:
+    if not decoded.startswith(PDF_START) or len(decoded) > PDF_BYTES:
         return None
     return Attachment(name=uri, uri=uri, mime_type=PDF_TYPE, data=data, for_model=True)
 

@@ -16,6 +16,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import anyio.to_thread
@@ -121,17 +122,27 @@ def found_lines(
     matches: Sequence[Sequence[Any]], around: Sequence[Sequence[Any]], prefix: str, *, has_context: bool
 ) -> list[str]:
     """Return the lines to show, as grep does: a colon after the number of a match, a dash after that of another line,
-    and `--` between parts that do not follow each other."""
+    and `--` between parts that do not follow each other. If there are several lines of a file, its path stands once,
+    above them."""
     order = {file: index for index, (file, _, _) in enumerate(matches)}
     rows = [(order[file], file, line, ":", text) for file, line, text in matches]
     rows += [(order[file], file, line, "-", text) for file, line, text in around]
     lines: list[str] = []
-    last = None
-    for _, file, line, sign, text in sorted(rows):
-        if has_context and last is not None and last != (file, line - 1):
+    for file, group in groupby(sorted(rows), lambda row: row[1]):
+        if has_context and lines:
             lines.append("--")
-        lines.append(f"{prefix}{clean(file)}{sign}{line}{sign} {clean(text)}")
-        last = (file, line)
+        path, found = prefix + clean(file), list(group)
+        if len(found) == 1:
+            _, _, line, sign, text = found[0]
+            lines.append(f"{path}{sign}{line}{sign} {clean(text)}")
+            continue
+        lines.append(path)
+        last = found[0][2]
+        for _, _, line, sign, text in found:
+            if has_context and line > last + 1:
+                lines.append("--")
+            lines.append(f"{line}{sign} {clean(text)}")
+            last = line
     return lines
 
 

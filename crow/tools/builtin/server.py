@@ -114,8 +114,12 @@ def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
             outcome = await TOOLS[params.name].run(invocation, params.arguments or {})
         except (ArgumentError, OSError) as error:
             outcome = Outcome(text=with_name(params.name, describe_error(error)), is_error=True)
-        if not meta.get(FOLLOWED) and (checked := await context.checks.run(context.workspace, invocation.excluded)):
-            outcome = replace(outcome, text=f"{outcome.text}\n{checked}")
+        if (
+            not meta.get(FOLLOWED)
+            and (checked := await context.checks.run(context.workspace, invocation.excluded)).text
+        ):
+            raw = {**outcome.raw_output, "checks": list(checked.ran)}
+            outcome = replace(outcome, text=f"{outcome.text}\n{checked.text}", raw_output=raw)
         return to_result(outcome)
 
     return Server("crow", on_list_tools=list_tools, on_call_tool=call_tool)

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import re
 import signal
+from dataclasses import replace
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import in_title
 from crow.domain.text import title_line
 from crow.tools import CommandAccess, Coverage, Outcome, PlannedCall
+from crow.tools.builtin.changes import Settled, settle
 from crow.tools.builtin.output import MAX_CHARS, PipeStatuses
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 from crow.tools.jobs import END_S, Job
+from crow.tools.layers.session import Layers
 from crow.tools.limits import COMMANDS
 
 DEFAULT_ACCESS: CommandAccess = "read"
@@ -40,10 +43,13 @@ _NEEDS_NETWORK = re.compile(
 
 
 async def plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
+    access = await effective_access(context, args)
+    # the user is asked about what it has changed in its layer, not before
+    layered = access != "full" and await layers_for(context, args) is not None
     return PlannedCall(
         announcement=Announcement(title=in_title(title_line(args["command"])), kind="execute"),
         access="execute",
-        command_access=await effective_access(context, args),
+        command_access="read" if layered else access,
         requested_access=args.get("access", DEFAULT_ACCESS),
         fault="command contains a NUL character; expected a command line" if "\0" in args["command"] else None,
         coverage=Coverage(argument=args["command"]),
@@ -58,6 +64,14 @@ async def effective_access(context: ToolContext, args: Arguments) -> CommandAcce
     return requested if context.workspace.confines else "full"
 
 
+async def layers_for(context: ToolContext, args: Arguments) -> Layers | None:
+    """Return the layers if the command runs in one. A command in the background does not: what others change in the
+    workspace meanwhile is not always seen in a layer."""
+    layers = context.workspace.layers
+    is_layered = layers is not None and not args.get("background", False) and await layers.works()
+    return layers if is_layered else None
+
+
 async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
     command, timeout_s = str(args["command"]), int(args.get("timeout_s", DEFAULT_TIMEOUT_S))
     if "\0" in command:
@@ -68,26 +82,49 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
         await job.wait(FIRST_OUTPUT_S)
         if job.is_running and invocation.ports.background is not None:
             await invocation.ports.background.watch(invocation.call_id, job)
-        return await job_outcome(
+        begun = await job_outcome(
             invocation.context, job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill"
         )
+        return replace(begun, raw_output={**begun.raw_output, "access": access})
     statuses = PipeStatuses(command)
-    code, output = await invocation.context.workspace.run(
-        statuses.command,
-        access=access,
-        timeout_s=timeout_s,
-        on_output=lambda so_far: invocation.on_output(statuses.split(so_far)[0]),
-        excluded=invocation.excluded,
-    )
+    layers = await layers_for(invocation.context, args) if access != "full" else None
+    layer, settled = None, Settled()
+    try:
+        async with COMMANDS.slot(invocation.context.workspace):
+            if layers is not None:
+                layer = await layers.open()
+                access = "write"
+            if layers is not None and layer is None:
+                raise ArgumentError("the command was not run, because no layer could be opened for it")
+            code, output = await invocation.context.workspace.run(
+                statuses.command,
+                access=access,
+                timeout_s=timeout_s,
+                on_output=lambda so_far: invocation.on_output(statuses.split(so_far)[0]),
+                excluded=invocation.excluded,
+                layer=layer,
+            )
+        if layers is not None and layer is not None:
+            settled = await settle(invocation, layers, layer)
+    finally:
+        if layers is not None and layer is not None:
+            await layers.drop(layer)
     output, codes, earlier = statuses.split(output)
     hidden = statuses.note(codes, earlier)
     end = describe_end(code, timeout_s) or hidden
     shown = await invocation.context.outputs.shown(output.removesuffix("\n"))
     hint = explain(invocation.context, command, access, output, has_failed=code != 0 or hidden != "")
+    announcement = Announcement(title=in_title(title_line(command)), kind="execute")
     return Outcome(
-        text="\n".join(filter(None, [shown, end, hint])) or "(no output)",
+        text="\n".join(filter(None, [shown, end, settled.words, hint])) or "(no output)",
+        announcement=settled.announced(announcement),
         is_error=code != 0,
-        raw_output={"exit_code": code, "timed_out": code is None},
+        raw_output={
+            "exit_code": code,
+            "timed_out": code is None,
+            "access": access,
+            **({"pipes": [list(each) for each in (codes, *earlier)]} if codes else {}),
+        },
         max_chars=MAX_CHARS if len(shown) > MAX_CHARS else None,
     )
 
@@ -164,9 +201,9 @@ SHELL_SPEC = tool_spec(
     command=argument("string", minLength=1),
     access=argument(
         "string",
-        f"What it may do; choose the least that works. {DEFAULT_ACCESS} (default): look and test; changes outside "
-        "$TMPDIR are discarded. write: also change the working directory. full: also the network and everything else, "
-        "after the user was asked.",
+        "Usually left out: the command may change the working directory, and the user is asked about the changes "
+        "where needed. full: also the network and everything else, after the user was asked. For background commands "
+        f"and where crow says so: {DEFAULT_ACCESS} (default) or write.",
         enum=["read", "write", "full"],
     ),
     timeout_s=argument(
@@ -177,7 +214,7 @@ SHELL_SPEC = tool_spec(
         "Return at once, without a timeout. You are told when it ends.",
     ),
 )
-SHELL = Builtin(SHELL_SPEC, "execute", "execute", plan_shell, run_shell, COMMANDS)
+SHELL = Builtin(SHELL_SPEC, "execute", "execute", plan_shell, run_shell)
 
 JOB = argument("string", "Such as job1.")
 

@@ -87,15 +87,21 @@ class ToolContext:
 
     workspace: Workspace
     jobs: Jobs
+    """The commands that run in the background."""
     seen_files: SeenFiles = field(default_factory=SeenFiles)
+    """What the model knows of the files that it has read or written."""
     outputs: OutputFiles = field(default_factory=OutputFiles)
+    """The files with the whole outputs of commands."""
     skills: tuple[SkillInfo, ...] = ()
     """The skills that the model can load. Replaced before each turn."""
     agents: tuple[AgentKind, ...] = ()
     """The kinds of subagents that the model can start. Replaced before each turn."""
     fetches_private: bool = False
+    """Whether `fetch` may reach private addresses."""
     checks: Checks = field(default_factory=lambda: Checks({}))
+    """The user's checks, which run after edits."""
     keys: KeySource = HiddenKeys
+    """The secrets that commands do not get."""
 
     def target(self, path: str) -> PathTarget:
         """The file or directory that `path` leads to.
@@ -117,8 +123,10 @@ class ToolInvocation:
 
     context: ToolContext
     ports: Ports
+    """What the session offers to tools."""
     call_id: str
     on_output: OnOutput
+    """Shows the user a piece of output while the call runs."""
     allowed_paths: tuple[str, ...] = ()
     """The files or directories that the call may touch. Empty if they are not known in advance."""
     allowed_argument: str | None = None
@@ -147,6 +155,7 @@ class PathTarget:
     """A file or directory that a call names, with links resolved."""
 
     path: Path
+    """The path with links resolved."""
     name: str
     """The path for messages: relative to the working directory if the file is inside that directory."""
     client_path: str
@@ -155,6 +164,7 @@ class PathTarget:
     rule_names: tuple[str, ...]
     """The names by which permission rules can refer to the file."""
     is_outside: bool
+    """Whether the file is outside the workspace."""
     given_names: tuple[str, ...] = ()
     """The names before links were resolved. Only deny rules use these names."""
     read_protection: Protection = "none"

@@ -21,8 +21,8 @@ from mcp.shared.exceptions import MCPError
 from crow.domain.entries import Attachment, CallRef
 from crow.domain.errors import ArgumentError
 from crow.domain.events import Elicitation, FormQuestion, UrlQuestion
-from crow.domain.messages import Image, Link, Part, Resource, Text
-from crow.domain.rendering import in_title
+from crow.domain.messages import PDF_TYPE, File, Image, Link, Part, Resource, Text
+from crow.domain.rendering import file_name, in_title
 from crow.domain.text import on_one_line, safe, shorten
 from crow.tools import ElicitationHandler, OnOutput, Outcome
 from crow.tools.builtin.files import sound_pdf, sound_picture_type
@@ -114,6 +114,11 @@ def _part_of(block: mcp.ContentBlock) -> Part:
         case mcp.EmbeddedResource(resource=file):
             data = file.blob if isinstance(file, mcp.BlobResourceContents) else ""
             kind = file.mime_type or ""
+            pdf = sound_pdf(data, file.uri)
+            if pdf is not None and pdf.data is not None:
+                return File(
+                    name=file_name(encodable(file.uri)), data=pdf.data, mime_type=PDF_TYPE, uri=encodable(file.uri)
+                )
             return picture(data, kind, file.uri) or describe_content(f"the file {file.uri}", kind, data)
 
 

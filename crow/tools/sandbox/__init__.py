@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, SandboxStatus
+from crow.tools.layers import Layer, Overlay, Place
 from crow.tools.process import Process
 
 ConfinedAccess: TypeAlias = Literal["read", "write"]
@@ -46,6 +47,8 @@ class Confinement:
     layers: Path | None = None
     """A new, empty directory for the files that the command writes into throwaway trees. None if these trees are
     read-only."""
+    overlays: tuple[Overlay, ...] = ()
+    """A layer in which the command writes instead of in the throwaway trees, and which stays when the command ends."""
     has_network: bool = False
     """The command may reach more than the loopback interface."""
     sockets: tuple[Path, ...] = ()
@@ -112,9 +115,11 @@ class Confiner(Protocol):
         takes_input: bool = False,
         directory: Path | None = None,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
+        layer: Layer | None = None,
     ) -> Process:
         """Start a confined program in `cwd`. `directory` replaces the session's directory for temporary files. The
-        program cannot read the `excluded` files.
+        program cannot read the `excluded` files. With a `layer`, everything that it writes into the workspace stays
+        there.
 
         When the process has ended, call `finish`.
 
@@ -129,6 +134,17 @@ class Confiner(Protocol):
         """Clean up after a command that has ended: discard what it wrote into throwaway trees, and restore protected
         files. Return a sentence for each protected file that the command changed. A second call for the same command
         does nothing."""
+
+    async def open_layer(self) -> Layer | None:
+        """Open a layer over everything that commands with the access `write` can change. None if there are no layers
+        here. The caller must drop the layer.
+
+        :raises OSError: the layer cannot be created.
+        """
+
+    @property
+    def place(self) -> Place | None:
+        """Where layers and change sets are on disk. None if nothing is kept there."""
 
     def accept(self, path: Path) -> None:
         """Record that crow itself changed a protected file, so that `finish` does not undo the change. This call

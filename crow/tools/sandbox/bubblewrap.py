@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from crow.programs import helper_environment
+from crow.tools.layers import Overlay
 from crow.tools.process import KILL, Process, start
 from crow.tools.sandbox import Confinement
 from crow.tools.sandbox.probe import try_confinement
@@ -225,15 +226,14 @@ class Bubblewrap:
     ) -> list[str]:
         """Return the command line that starts a confined command. Only the command gets the `variables`. `filters` are
         open files with filters of system calls."""
-        layers, trees = confinement.layers, confinement.throwaway
-        overlay = self.overlay if layers is not None else "none"
+        overlays = overlays_of(confinement)
+        overlay = self.overlay if overlays else "none"
         before: list[str] = []
-        if layers is not None and overlay == "mounted" and trees:
+        if overlay == "mounted":
             before = [self.unshare, "--user", "--map-root-user", "--mount"]
-            before += ["/bin/sh", "-c", _MOUNT, "sh", self.mount, str(len(trees))]
-            for number, tree in enumerate(trees):
-                before += [str(tree), *_make_layer(layers, number, tree)]
-        mounts = [argument for each in _mount_options(confinement, overlay) for argument in each]
+            before += ["/bin/sh", "-c", _MOUNT, "sh", self.mount, str(len(overlays))]
+            before += [str(part) for each in overlays for part in (each.root, each.upper, each.work)]
+        mounts = [argument for each in mount_options(confinement, overlay, overlays) for argument in each]
         return [
             *before,
             self.program,
@@ -250,10 +250,17 @@ class Bubblewrap:
         ]
 
 
-def _mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str, ...]]:
+def overlays_of(confinement: Confinement) -> tuple[Overlay, ...]:
+    """Return the overlays for the throwaway trees: those of a layer, or new ones that nobody keeps."""
+    if confinement.overlays or confinement.layers is None:
+        return confinement.overlays
+    return tuple(make_layer(confinement.layers, number, tree) for number, tree in enumerate(confinement.throwaway))
+
+
+def mount_options(confinement: Confinement, overlay: str, overlays: Sequence[Overlay]) -> Iterator[tuple[str, ...]]:
     """Return bubblewrap's options for the file system. The option for a directory comes before the options for its
     content."""
-    layers = confinement.layers
+    layers = {each.root: each for each in overlays}
     views = _path_views(confinement, has_overlay=overlay != "none")
     masks = []
     for path, view in sorted(views.items(), key=lambda item: len(item[0].parts)):
@@ -272,9 +279,8 @@ def _mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str
                 yield "--ro-bind", place, place
             case "write":
                 yield "--bind", place, place
-            case "throwaway" if overlay == "native" and layers is not None:
-                upper, work = _make_layer(layers, len(masks) + len(place), path)
-                yield "--overlay-src", place, "--overlay", upper, work, place
+            case "throwaway" if overlay == "native":
+                yield "--overlay-src", place, "--overlay", str(layers[path].upper), str(layers[path].work), place
             case "throwaway":
                 yield "--bind", place, place
             case "deny" if path.is_dir():
@@ -306,14 +312,14 @@ def _path_views(confinement: Confinement, *, has_overlay: bool) -> dict[Path, _V
     return views
 
 
-def _make_layer(layers: Path, number: int, tree: Path) -> tuple[str, str]:
+def make_layer(layers: Path, number: int, tree: Path) -> Overlay:
     """Make two directories for one overlay: one for the files that the command writes, and one for the kernel's own
     use. A link beside them leads to `tree`, over which the overlay lies."""
     upper, work = layers / f"{number}-upper", layers / f"{number}-work"
     upper.mkdir(parents=True)
     (layers / f"{number}-tree").symlink_to(tree)
     work.mkdir()
-    return str(upper), str(work)
+    return Overlay(tree, upper, work)
 
 
 def probe(program: str, *, unshare: str | None = None, mount: str | None = None) -> Bubblewrap | str:

@@ -24,6 +24,7 @@ import anyio.to_thread
 
 from crow.programs import SYSTEM_PROGRAMS, Programs
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, SandboxStatus
+from crow.tools.layers import Layer, Place
 from crow.tools.process import Process
 from crow.tools.protection import is_protected
 from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
@@ -170,6 +171,8 @@ class KernelConfiner:
         self._private: Private | None = None
         self._protected: ProtectedFiles | None = None
         self._has_overlay: bool | None = None
+        self._has_layers: bool | None = None
+        self._scratch: Path | None = None
         self._prepared: dict[Process, _Prepared] = {}
         self._numbers = count(1)
         self._lock = threading.Lock()
@@ -210,6 +213,7 @@ class KernelConfiner:
         takes_input: bool = False,
         directory: Path | None = None,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
+        layer: Layer | None = None,
     ) -> Process:
         """See :class:`crow.tools.sandbox.Confiner`."""
         choice = await self._choose()
@@ -220,7 +224,7 @@ class KernelConfiner:
                 f'The command was not run, because no sandbox can limit it to the access "{access}": {problem} '
                 'Use the access "full"; the user will be asked.',
             )
-        prepared = await anyio.to_thread.run_sync(self._prepare, choice.sandbox, access, directory, excluded)
+        prepared = await anyio.to_thread.run_sync(self._prepare, choice.sandbox, access, directory, excluded, layer)
         variables = {name: value for name, value in env.items() if name not in REMOVED} | dict(prepared.env)
         process = await choice.sandbox.start(
             argv,
@@ -330,25 +334,76 @@ class KernelConfiner:
         return choice
 
     def _prepare(
-        self, sandbox: Sandbox, access: ConfinedAccess, directory: Path | None, excluded: ExcludedPaths
+        self,
+        sandbox: Sandbox,
+        access: ConfinedAccess,
+        directory: Path | None,
+        excluded: ExcludedPaths,
+        layer: Layer | None = None,
     ) -> _Prepared:
+        private = self._own_directories()
         with self._lock:
-            if self._private is None:
-                self._policy.create_own()
-                self._private = Private.create(self.options.caches, self._policy.roots)
             if self._protected is None:
-                self._protected = ProtectedFiles(self._policy.writable_roots(), self._private.kept, self.options.names)
-            private, protected = self._private, self._protected
-        snapshot = protected.snapshot() if access == "write" else None
+                self._protected = ProtectedFiles(self._policy.writable_roots(), private.kept, self.options.names)
+            protected = self._protected
+        snapshot = protected.snapshot() if access == "write" and layer is None else None
         places = private.directories if directory is None else replace(private.directories, temporary=directory)
         denied = self._denied.find(excluded, self._policy.searched_trees())
-        confinement = self._policy.confinement(access, places, snapshot, denied)
+        overlays = () if layer is None else layer.renew()
+        confinement = self._policy.confinement(access, places, snapshot, denied, overlays)
         if access == "read" and sandbox.has_overlay and self._overlay_works(sandbox, confinement, private):
             confinement = replace(confinement, layers=private.new_layers(next(self._numbers)))
         if directory is not None:  # a server runs as long as the session; the user may create protected files meanwhile
             snapshot = None
         env = self._policy.environment(access, places, has_overlay=confinement.layers is not None)
         return _Prepared(confinement=confinement, env=env, snapshot=snapshot)
+
+    def _own_directories(self) -> Private:
+        with self._lock:
+            if self._private is None:
+                self._policy.create_own()
+                self._private = Private.create(self.options.caches, self._policy.roots)
+            return self._private
+
+    @property
+    def place(self) -> Place | None:
+        """See :class:`crow.tools.sandbox.Confiner`."""
+        return None if self.options.layers is None else Place(self.options.layers, self._scratch)
+
+    async def open_layer(self) -> Layer | None:
+        """See :class:`crow.tools.sandbox.Confiner`."""
+        if self.options.enabled == "off" or self.options.layers is None:
+            return None
+        sandbox = (await self._choose()).sandbox
+        if sandbox is None or not sandbox.has_overlay:
+            return None
+        return await anyio.to_thread.run_sync(self._open_layer, sandbox)
+
+    def _open_layer(self, sandbox: Sandbox) -> Layer | None:
+        """Open a layer. Only the first call tries whether it works: where crow's data is, or else among temporary
+        files."""
+        private, trees, place = self._own_directories(), self._policy.layered_trees(), self.place
+        if place is None or not trees:
+            return None
+        if self._has_layers is None:
+            self._has_layers = self._layer_works(sandbox, private, trees, place)
+            if not self._has_layers:
+                self._scratch = private.root / "layers"
+                place = Place(place.directory, self._scratch)
+                self._has_layers = self._layer_works(sandbox, private, trees, place)
+        return place.open(trees) if self._has_layers else None
+
+    def _layer_works(self, sandbox: Sandbox, private: Private, trees: Sequence[Path], place: Place) -> bool:
+        assert isinstance(sandbox, bubblewrap.Bubblewrap)
+        try:
+            layer = place.open(trees)
+        except OSError:
+            return False
+        try:
+            tried = self._policy.confinement("write", private.directories, overlays=layer.overlays)
+            return sandbox.run(["/bin/sh", "-c", ":"], tried, cwd=self._policy.roots[0]).returncode == 0
+        finally:
+            layer.drop()
 
     def _overlay_works(self, sandbox: Sandbox, confinement: Confinement, private: Private) -> bool:
         """Return whether an overlay can be mounted over the file system of this workspace. Only the first call tries to
@@ -389,7 +444,7 @@ class Private:
         place = root if caches is None else Path(os.path.realpath(caches)) / name
         caches_of_commands = place / "caches"
         for path in (root / "temporary", caches_of_commands / PYTEST_CACHE, place / "kept"):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _create_private(path)
         if caches is not None:
             _remove_unused(place.parent, name)
         _make_private((place, caches_of_commands, place / "kept"))
@@ -425,6 +480,12 @@ def _remove_stale(temporary: Path) -> None:
                 _remove_tree(path)
             finally:
                 os.close(lock)
+
+
+def _create_private(path: Path) -> None:
+    """Create a directory and its missing parents. Nobody else can access any of them, so nobody can replace them."""
+    for folder in reversed([each for each in (path, *path.parents) if not each.exists()]):
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _make_private(folders: Iterable[Path]) -> None:

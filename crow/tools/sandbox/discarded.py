@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from crow.domain.text import plural
+
 _MAX_ENTRIES = 3_000
 """At most this many entries of the layers are looked at."""
 _MAX_NAMES = 10
@@ -31,16 +33,23 @@ def describe_discarded(layers: Path) -> tuple[str, ...]:
         names.append(name)
     if not names:
         return ()
-    counts = Counter(os.path.dirname(name) for name in names)
+    counts = Counter(map(_folder, names))
     shown: dict[str, None] = {}
     for name in names:
-        folder = os.path.dirname(name)
-        many = folder and counts[folder] > _MAX_SINGLE
-        shown[f"{folder}/ ({counts[folder]} files)" if many else name] = None
+        folder = _folder(name)
+        is_git = f"/{folder}".endswith("/.git")
+        many = is_git or (folder and counts[folder] > _MAX_SINGLE)
+        shown[f"{folder}/ ({plural(counts[folder], 'file')})" if many else name] = None
     listed = ", ".join([*shown][:_MAX_NAMES])
     rest = len(shown) - _MAX_NAMES
     others = " and more" if more else f" and {rest} more" if rest > 0 else ""
     return (f'Discarded, because access was "read": {listed}{others}. Use access "write" to keep changes.',)
+
+
+def _folder(name: str) -> str:
+    """Return the directory with which a file is counted. All files below `.git` are counted together."""
+    before, git, _ = f"/{name}".partition("/.git/")
+    return f"{before}/.git"[1:] if git else os.path.dirname(name)
 
 
 def _changes(layers: Path) -> Iterator[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Literal
 
 from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames
 from crow.programs import SYSTEM_PROGRAMS, Programs, own_trees
+from crow.tools.layers import Overlay
 from crow.tools.protection import secret_places
 from crow.tools.sandbox import ConfinedAccess, Confinement
 from crow.tools.sandbox.protected import Snapshot
@@ -30,6 +33,7 @@ _SYSTEM = frozenset(
 )
 """Directories that cannot be masked, even if HOME is one of them."""
 
+_MOUNT_ESCAPE = re.compile(rb"\\([0-7]{3})")
 _RESOLVER = "/run/systemd/resolve"
 
 _TOOLCHAINS = (
@@ -123,7 +127,9 @@ class SandboxOptions:
     own: tuple[Path, ...] = ()
     """Crow's files and directories, which no confined command can see."""
     masked: tuple[Path, ...] = ()
-    """Further directories to mask, in addition to those in `_MASKED`."""
+    """Further directories to mask, in addition to those in `MASKED`."""
+    layers: Path | None = None
+    """The directory for layers and for what undoes their changes. If None, no command runs in a layer that is kept."""
     caches: Path | None = None
     """Each workspace gets a directory in this one, for the caches of its commands. If None, these caches last only as
     long as the session."""
@@ -214,6 +220,15 @@ class Policy:
         common = [repository.common for repository in self._outer_repositories()]
         return tuple(dict.fromkeys([*self.roots, *self._named(self.options.writable, is_writable=True), *common]))
 
+    def layered_trees(self) -> tuple[Path, ...]:
+        """Return the trees that a layer covers: what commands with the access `write` can change. It is empty if no
+        layer can cover them, because a tree does not exist, or another file system is mounted in one."""
+        roots = self.writable_roots()
+        trees = tuple(root for root in roots if not is_inside_any(root, set(roots) - {root}))
+        if any(_is_foreign(root) or not os.path.isdir(root) for root in trees):
+            return ()
+        return () if any(is_inside_any(Path(place).parent, trees) for place in _mount_points()) else trees
+
     def searched_trees(self) -> tuple[Path, ...]:
         """Return the user's trees that commands can see. They are searched for files that the deny rules hide."""
         named = [*self._named(self.options.readable), *self._named(self.options.writable, is_writable=True)]
@@ -225,9 +240,10 @@ class Policy:
         private: PrivateDirectories,
         snapshot: Snapshot | None = None,
         denied: Sequence[Path] = (),
+        overlays: Sequence[Overlay] = (),
     ) -> Confinement:
         """Return the confinement of a command with this access. With the access `write`, `snapshot` has the protected
-        paths. `denied` are additional paths to hide."""
+        paths, or `overlays` take what the command writes. `denied` are additional paths to hide."""
         home, writable = self.home, self.writable_roots()
         masked = self._masked(home)
         found = self._found_places(home)
@@ -248,7 +264,9 @@ class Policy:
         own_writable = [private.caches]
         read_only: Sequence[Path] = ()
         throwaway: tuple[Path, ...] = ()
-        if access == "write":
+        if overlays:
+            throwaway = tuple(overlay.root for overlay in overlays)
+        elif access == "write":
             read_only, folders = _protected_parts(snapshot)
             own_writable += [*writable, *folders, *folders_above((*read_only, *fixed, *folders, *hidden), writable)]
         else:
@@ -264,6 +282,7 @@ class Policy:
             fixed=fixed if access == "write" else (),
             hidden=tuple(path for path in hidden if _is_visible(path, masked, visible)),
             throwaway=throwaway,
+            overlays=tuple(overlays),
             temporary=private.temporary,
             blank=private.blank,
             has_network=has_network,
@@ -451,6 +470,13 @@ def _linked_path(file: Path, prefix: str = "") -> Path | None:
     if not text.startswith(prefix) or len(text) == len(prefix) or "\0" in text:
         return None
     return _literal(os.path.join(os.path.dirname(file), text[len(prefix) :]))
+
+
+def _mount_points() -> Iterator[str]:
+    """Yield where file systems are mounted."""
+    with suppress(OSError), open("/proc/self/mountinfo", "rb") as file:
+        for line in file:
+            yield os.fsdecode(_MOUNT_ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), line.split(b" ")[4]))
 
 
 def _is_foreign(root: Path) -> bool:

@@ -1,0 +1,182 @@
+"""Restores what commands and built-in tools changed on a branch that the user leaves, newest first.
+
+What a command changed is a change set. Undoing it is a change set too, so that a redo undoes the undo. If no command
+has changed anything, :mod:`crow.agent.history.rewind` alone restores the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from crow.agent import Client, PermissionQuestion, new_remark
+from crow.agent.history.branch import Branch
+from crow.agent.history.rewind import (
+    TOOL_NAME,
+    RestoreResult,
+    find_restorable_files,
+    name_in,
+    outcome,
+    write_file,
+)
+from crow.domain.entries import Announcement, CallRef, Entry, File, Location, NewEntry, Started, ToolResult
+from crow.domain.events import CallAnnounced, CallEnded
+from crow.tools import PlannedCall, Workspace
+from crow.tools.layers import ChangeSet, Conflict
+
+MAX_NAMES = 3
+INVERTS = "inverts"
+"""Says which change set another one undoes."""
+CALL = "call"
+"""Says to which call a change set belongs."""
+GONE = "What a command changed cannot be undone: what was there before is not kept on this machine."
+
+
+def holds_change_sets(changes: Sequence[Entry]) -> bool:
+    """Return whether a command has changed files."""
+    return any(isinstance(entry.body, File) and entry.body.change_set for entry in changes)
+
+
+async def names_of(workspace: Workspace, changes: Sequence[Entry]) -> tuple[str, ...]:
+    """Return the names of the changed files and directories, newest first."""
+    names: dict[str, None] = {}
+    for entry in reversed(changes):
+        match entry.body:
+            case File(change_set="", path=path):
+                names[path] = None
+            case File(change_set=identifier):
+                found = await find(workspace, identifier)
+                names |= dict.fromkeys(each.name for each in found.operations if not each.is_meta) if found else {}
+            case _:
+                pass
+    return tuple(names)
+
+
+async def find(workspace: Workspace, identifier: str) -> ChangeSet | None:
+    return None if workspace.layers is None else await workspace.layers.find(identifier)
+
+
+class Restore:
+    """Restores files as one announced call that belongs to the entry `command`."""
+
+    def __init__(self, branch: Branch, client: Client, workspace: Workspace, command: Entry) -> None:
+        self._branch = branch
+        self._client = client
+        self._workspace = workspace
+        self._call = CallRef(assistant=command.id, index=0)
+        self._lines: list[str] = []
+        self._left: list[str] = []
+
+    async def run(self, changes: Sequence[Entry], *, asks: bool) -> RestoreResult:
+        """Restore the files of `changes`, which are file entries and results, oldest first. If `asks` is true, ask the
+        user first.
+
+        :raises ~crow.domain.errors.StoreError: an entry could not be stored. A file is only changed after its entry is
+            stored.
+        """
+        paths = await names_of(self._workspace, changes)
+        names = [name_in(self._workspace, self._workspace.resolve(path)) for path in paths[:MAX_NAMES]]
+        rest = len(paths) - MAX_NAMES
+        title = f"Restore {', '.join(names) or 'files'}{f' and {rest} more' if rest > 0 else ''}"
+        announcement = Announcement(
+            title=title, kind="edit", locations=tuple(Location(path=path) for path in paths[:50])
+        )
+        arguments = json.dumps({"paths": paths[:50]})
+        is_open = True
+        try:
+            await self._branch.publish(
+                CallAnnounced(call=self._call, name=TOOL_NAME, arguments=arguments, announcement=announcement)
+            )
+            answer = "allow_once"
+            if asks:
+                plan = PlannedCall(announcement=announcement, access="write", review_text="\n".join(paths))
+                answer = await self._client.ask(
+                    PermissionQuestion(call=self._call, name=TOOL_NAME, arguments=arguments, plan=plan, always="")
+                )
+            if answer == "cancelled":
+                return RestoreResult(left=paths, cancelled=True)
+            if answer == "allow_once":
+                why = "the user agreed" if asks else "the user asked for it"
+                started = Started(call=self._call, why=why, announcement=announcement)
+                await self._branch.record([NewEntry(body=started)])
+                await self._restore(changes)
+            else:
+                self._lines, self._left = [f"Kept as they are: {', '.join(paths)}."], list(paths)
+            await self._store(announcement)
+            is_open = False
+            return RestoreResult(left=tuple(self._left))
+        finally:
+            if is_open:
+                await self._branch.publish(CallEnded(call=self._call, text="No more files were restored."))
+
+    async def _store(self, announcement: Announcement) -> None:
+        text = "\n".join(self._lines) or "Nothing had to be restored."
+        result = ToolResult(call=self._call, name=TOOL_NAME, text=text, announcement=announcement)
+        entries = [NewEntry(body=result)]
+        if self._left:
+            entries.append(new_remark(text))
+        await self._branch.record(entries)
+
+    async def _restore(self, changes: Sequence[Entry]) -> None:
+        results = [entry for entry in changes if isinstance(entry.body, ToolResult)]
+        waiting: list[Entry] = []
+        undone: set[str] = set()
+        for entry in [*reversed(changes), None]:
+            body = None if entry is None else entry.body
+            if isinstance(body, File) and not body.change_set and entry is not None:
+                waiting.insert(0, entry)
+                continue
+            if isinstance(body, ToolResult):
+                continue
+            await self._restore_files([*waiting, *results] if waiting else [])
+            waiting = []
+            if isinstance(body, File) and body.change_set not in undone:
+                undone |= await self._undo(body)
+
+    async def _restore_files(self, changes: Sequence[Entry]) -> None:
+        """Restore the files that built-in tools changed."""
+        for found in await find_restorable_files(self._workspace, changes):
+            file = found if found.fault else await write_file(self._branch, self._workspace, found, self._call)
+            self._lines.append(outcome(file))
+            if file.fault:
+                self._left.append(file.name)
+
+    async def _undo(self, changed: File) -> set[str]:
+        """Undo one change set. Return this and the older ones that are thereby undone, too: if a change was undone and
+        redone, it is on the path twice."""
+        layers = self._workspace.layers
+        change_set = await find(self._workspace, changed.change_set) if changed.recorded_here else None
+        if layers is None or change_set is None:
+            self._lines.append(GONE)
+            self._left.append(changed.path)
+            return set()
+        made = await layers.invert(change_set, {INVERTS: change_set.id, CALL: self._call.call_id})
+        entry = File(
+            call=self._call, path=changed.path, before=None, after_hash="", recorded_here=True, change_set=made.id
+        )
+        await self._branch.record([NewEntry(body=entry)])
+        try:
+            await layers.apply(made)
+        except Conflict as error:
+            self._lines += [f"Not restored: {path} was changed by someone else just now." for path in error.paths]
+            self._left += [*error.paths]
+        except OSError as error:
+            self._lines.append(f"Not restored: {error.strerror or error}.")
+            self._left.append(changed.path)
+        else:
+            self._lines += [f"Restored: {each.name}." for each in made.operations if not each.is_meta]
+        self._lines += [f"Not restored: {skipped}." for skipped in made.skipped]
+        self._left += [skipped.split(" ")[0] for skipped in made.skipped]
+        return await self._redone(change_set)
+
+    async def _redone(self, change_set: ChangeSet) -> set[str]:
+        """Return a change set with those that it does again."""
+        found = {change_set.id}
+        while (inverse := change_set.about.get(INVERTS)) is not None:
+            undo = await find(self._workspace, inverse)
+            redone = None if undo is None else await find(self._workspace, undo.about.get(INVERTS, ""))
+            if redone is None or redone.id in found:
+                break
+            found.add(redone.id)
+            change_set = redone
+        return found

@@ -1,0 +1,154 @@
+"""Records how a request was sent, so that it can be built again and compared.
+
+The record has no content of the request: only digests, and the form in which the request was written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from functools import cache
+from itertools import pairwise
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from crow import __version__
+from crow.domain.messages import JsonObject, SentRequest
+from crow.llm import Request
+from crow.llm.dialect import Dialect
+
+_DIGEST_CHARS = 32
+_FIRST_STEP = 128
+_MAX_STEPS = 24
+_BOUNDARIES = 16
+_STARTS = (b',{"role":"', b',{"type":"', b'[{"role":"', b'[{"type":"')
+"""Where messages begin, and perhaps their parts. No string in JSON contains these bytes, because its quotes are
+escaped."""
+_CHECKS = re.compile(r"(?:[0-9a-f]{1,12}\.[0-9a-f]{1,8}(?: (?!$)|$)){1,48}")
+
+
+def sent_request(
+    body: bytes,
+    request: Request,
+    *,
+    endpoint: str,
+    dialect: Dialect,
+    limit: int | None,
+    extra: Mapping[str, object] | None = None,
+) -> SentRequest:
+    """Return the record of a request whose bytes are `body`. The other arguments are those of the encoder."""
+    return SentRequest(
+        digest=digest_of(body),
+        size=len(body),
+        checks=_checks(body),
+        endpoint=endpoint,
+        dialect=_dialect_json(dialect),
+        limit=limit,
+        thought_level=request.thought_level or "",
+        extra=extra_digest(extra),
+        version=__version__,
+    )
+
+
+def digest_of(body: bytes) -> str:
+    """Return the digest (hex) of the bytes of a request."""
+    return hashlib.sha256(body).hexdigest()[:_DIGEST_CHARS]
+
+
+def extra_digest(extra: Mapping[str, object] | None) -> str:
+    """Return the digest of the members that the user adds to every request, or an empty string if there are none. The
+    members themselves are not stored, because they may contain secrets."""
+    return digest_of(json.dumps(extra, sort_keys=True).encode()) if extra else ""
+
+
+def first_difference(sent: SentRequest, body: bytes) -> tuple[int, int, bool]:
+    """Return the range of positions in which `body` first differs from the request that was sent, and whether this
+    range is one message or a part of it. The end of the range is a position in the request that was sent."""
+    before = check = 0
+    checks = _read_checks(sent)
+    for number, (position, expected) in enumerate(checks):
+        check = zlib.crc32(body[before:position], check)
+        if position > len(body) or check != expected:
+            return before, position, number > len(checks) - _BOUNDARIES
+        before = position
+    return before, max(before, sent.size, len(body)), bool(checks)
+
+
+def _read_checks(sent: SentRequest) -> list[tuple[int, int]]:
+    """Return the positions up to which a request was checked, and the checksums. Return nothing if they are damaged."""
+    if not _CHECKS.fullmatch(sent.checks):
+        return []
+    pairs = (each.split(".") for each in sent.checks.split())
+    found = [(sent.size - int(left, 16), int(check, 16)) for left, check in pairs]
+    is_sorted = all(one < other for (one, _), (other, _) in pairwise([(0, 0), *found]))
+    return found if is_sorted else []
+
+
+def _checks(body: bytes) -> str:
+    """Return checksums of the start of `body`: up to each of the last messages, and up to positions before them whose
+    distance to the end doubles."""
+    size, starts, end = len(body), list[int](), len(body)
+    while len(starts) < _BOUNDARIES and (end := max(body.rfind(start, 0, end) for start in _STARTS)) > 0:
+        starts.append(end + 1)
+    first = size - starts[-1] if starts else _FIRST_STEP
+    steps = (first << step for step in range(1, _MAX_STEPS))
+    positions = sorted({*starts, *(size - step for step in steps if step < size)})
+    found, before, check = list[str](), 0, 0
+    for position in positions:
+        check = zlib.crc32(body[before:position], check)
+        found.append(f"{size - position:x}.{check:x}")
+        before = position
+    return " ".join(found)
+
+
+def _dialect_json(dialect: Dialect) -> JsonObject:
+    """Return the members of a dialect that are not the default."""
+    found: dict[str, object] = {}
+    for each in fields(Dialect):
+        value = getattr(dialect, each.name)
+        if value != each.default:
+            found[each.name] = sorted(value) if isinstance(value, frozenset) else value
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+
+def read_dialect(stored: JsonObject) -> Dialect | None:
+    """Return the dialect that was stored with a request, or None if this version does not know it."""
+    hints, found = _dialect_hints(), {}
+    for name, value in stored.items():
+        if name not in hints or (read := _member(hints[name], value)) is MISSING:
+            return None
+        found[name] = read
+    return Dialect(**found)
+
+
+@cache
+def _dialect_hints() -> Mapping[str, Any]:
+    return get_type_hints(Dialect)
+
+
+def _member(hint: Any, value: object) -> Any:
+    """Return a member of a dialect that was read from JSON, or MISSING if the value is not valid for `hint`."""
+    origin, words = get_origin(hint), _words(hint)
+    if origin in (tuple, frozenset):
+        if not isinstance(value, list) or not all(
+            isinstance(one, str) and (not words or one in words) for one in value
+        ):
+            return MISSING
+        return origin(value) if value or not words else MISSING
+    if hint is bool:
+        return value if isinstance(value, bool) else MISSING
+    if value is None or isinstance(value, bool):
+        return value if type(value) in {*get_args(hint), *([NoneType] if None in words else [])} else MISSING
+    return value if isinstance(value, str) and value in words else MISSING
+
+
+def _words(hint: Any) -> set[object]:
+    """Return the words of all `Literal` types in a type."""
+    found: set[object] = set()
+    for argument in get_args(hint):
+        found |= {argument} if isinstance(argument, str) else {None} if argument is NoneType else _words(argument)
+    return found

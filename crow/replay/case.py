@@ -1,0 +1,227 @@
+"""Writes a session as a case file: a redacted export that anyone can replay.
+
+Masking changes the bytes of requests. So the requests are built from the masked entries, and their digests replace
+those of the requests that were sent. Only a request that was built again without a difference gets a digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+
+from crow.domain.entries import Assistant, Attachment, Body, File, ModelRequest
+from crow.domain.errors import ArgumentError
+from crow.domain.messages import Image, SentRequest, ToolCall
+from crow.llm.sent import read_dialect, sent_request
+from crow.replay.requests import LoggedRequest, Rebuilder, ReplayedRequest, logged_requests, request_of
+from crow.store import Store
+from crow.store.admin import Admin, ImportDefaults
+from crow.store.codec import encode
+from crow.store.portable import (
+    FORMAT,
+    BlobRecord,
+    End,
+    EntryRecord,
+    ExportFile,
+    Header,
+    Record,
+    SessionRecord,
+    blob_record,
+    line_of,
+)
+
+MAX_CASE_BYTES = 2 * 1024 * 1024 * 1024
+"""Larger files are not replayed."""
+
+_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+"""A PNG of one pixel, in place of each image: a picture cannot be masked."""
+
+_IDS = frozenset({"message_id", "compaction_id", "digest", "checks", "version", "mime_type", "after_hash"})
+"""Fields that are never masked."""
+
+
+async def write_case(
+    source: tuple[Store, Admin],
+    session_id: str,
+    scratch: tuple[Store, Admin],
+    folder: Path,
+    *,
+    redact: Callable[[str], str],
+    rebuilder: Rebuilder,
+) -> AsyncIterator[bytes]:
+    """Yield the lines of a case file with a session and its subagents. `folder` is an empty directory for drafts of the
+    file, and `scratch` an empty database."""
+    store, admin = source
+    exported, masked = folder / "exported.jsonl", folder / "masked.jsonl"
+    with exported.open("wb") as file:
+        async for line in admin.export([session_id]):
+            file.write(line)
+    write_lines(masked, _masked(exported, redact))
+    sessions = await import_case(scratch[1], masked)
+    proved = deque([each.outcome == "identical" async for each in replays(store, sessions, rebuilder)])
+    digests: dict[int, SentRequest] = {}
+    for session in sessions:
+        async for each in logged_requests(scratch[0], session):
+            # The requests come in the same order from both databases.
+            is_proved = proved.popleft() if proved else False
+            if each.sent is not None:
+                digests[each.entry.id] = _case_digest(each, each.sent, is_proved=is_proved)
+    for line in _lines(_with_digests(masked, digests)):
+        yield line
+
+
+async def with_subagents(store: Store, session_id: str) -> list[str]:
+    """Return the id of a session and those of its subagents, and of theirs."""
+    found = [session_id]
+    for one in found:
+        found += [row.id for row in await store.subagents(one) if row.id not in found]
+    return found
+
+
+async def replays(
+    store: Store, sessions: Iterable[str], rebuilder: Rebuilder, *, is_case: bool = False
+) -> AsyncIterator[ReplayedRequest]:
+    """Yield the requests of the sessions, built again."""
+    for session in sessions:
+        async for each in logged_requests(store, session):
+            yield rebuilder.replay(each, is_case=is_case)
+
+
+async def import_case(admin: Admin, path: Path) -> list[str]:
+    """Import a case file into an empty database, and return the ids of its sessions: the session itself first.
+
+    :raises ArgumentError: the file is too large, or is not a valid export.
+    """
+    size = await anyio.to_thread.run_sync(os.path.getsize, path)
+    if size > MAX_CASE_BYTES:
+        raise ArgumentError(f"{path} has {size:,} bytes; a case file has at most {MAX_CASE_BYTES:,}.")
+    imported = await admin.import_file(path, ImportDefaults())
+    return [session for each in imported for session in each.sessions]
+
+
+def _masked(path: Path, redact: Callable[[str], str]) -> Iterable[tuple[Record, Body | None]]:
+    """Return the records of an export with masked texts."""
+    for record, body in _records(path):
+        match record:
+            case SessionRecord():
+                cwd = redact(record.cwd)
+                title = None if record.title is None else redact(record.title)
+                yield replace(record, cwd=f"/{cwd}" if cwd.startswith("~") else cwd, title=title), None
+            case BlobRecord():
+                pass  # each entry brings its blobs
+            case EntryRecord():
+                assert body is not None, "an entry has a body"
+                yield record, _masked_value(body, redact)
+            case _:
+                yield record, None
+
+
+def _masked_value(value: Any, redact: Callable[[str], str]) -> Any:
+    """Return a value with every text masked."""
+    match value:
+        case str():
+            return redact(value)
+        case Image():
+            return replace(value, data=_PIXEL, mime_type="image/png", uri=value.uri and redact(value.uri))
+        case Attachment():
+            return replace(value, name=redact(value.name), uri=value.uri and redact(value.uri), data="")
+        case File(before=bytes() as before):
+            value = replace(value, before=redact(before.decode(errors="replace")).encode())
+        case ToolCall():
+            value = replace(value, arguments=_masked_json(value.arguments, redact))
+        case tuple() | list():
+            return type(value)(_masked_value(each, redact) for each in value)
+        case Mapping():
+            return {redact(str(name)): _masked_value(each, redact) for name, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        named = ((each.name, getattr(value, each.name)) for each in fields(value) if each.name not in _IDS)
+        return replace(
+            value, **{name: _masked_value(each, redact) for name, each in named if not _is_json(value, name)}
+        )
+    return value
+
+
+def _is_json(value: object, name: str) -> bool:
+    """Return whether this field is JSON text, which is masked on its own."""
+    return isinstance(value, ToolCall) and name == "arguments"
+
+
+def _masked_json(text: str, redact: Callable[[str], str]) -> str:
+    """Mask the strings in JSON text, which stays valid."""
+    try:
+        return json.dumps(_masked_value(json.loads(text), redact), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return "{}"
+
+
+def _case_digest(logged: LoggedRequest, sent: SentRequest, *, is_proved: bool) -> SentRequest:
+    """Return the record of a masked request. Without a digest, a replay says that the request already differed."""
+    dialect = read_dialect(sent.dialect)
+    body = Rebuilder().body(logged, replace(sent, extra=""), dialect) if dialect is not None else None
+    if dialect is None or body is None or not is_proved:
+        return replace(sent, digest="", checks="", extra="", is_case=True)
+    new = sent_request(body, request_of(logged, sent), endpoint=sent.endpoint, dialect=dialect, limit=sent.limit)
+    return replace(new, version=sent.version, is_case=True)
+
+
+def _with_digests(path: Path, digests: Mapping[int, SentRequest]) -> Iterable[tuple[Record, Body | None]]:
+    """Return the records of a masked export with the digests of its requests. An empty database numbers the entries of
+    a file from 1, through all its conversations."""
+    number = 0
+    for record, body in _records(path):
+        if isinstance(record, EntryRecord):
+            number += 1
+        if isinstance(body, Assistant | ModelRequest):
+            yield record, replace(body, sent=digests.get(number))
+        else:
+            yield record, body
+
+
+def _records(path: Path) -> Iterable[tuple[Record, Body | None]]:
+    file = ExportFile(path)
+    try:
+        for block in file.scan():
+            yield from file.records(block)
+    finally:
+        file.close()
+
+
+def _lines(records: Iterable[tuple[Record, Body | None]]) -> Iterable[bytes]:
+    """Return the lines of an export file with these records. The blobs of the entries are added."""
+    header = line_of(Header(format=FORMAT))
+    whole, count, written = hashlib.sha256(header), 1, set[str]()
+    yield header
+    for record, body in records:
+        text: str | None = None
+        lines: list[bytes] = []
+        if isinstance(record, BlobRecord):
+            continue
+        if isinstance(record, EntryRecord) and body is not None:
+            encoded = encode(body, shares_texts=False)
+            text = encoded.text if encoded.spilled is None else encoded.blobs[encoded.spilled].decode()
+            known = {*written, encoded.spilled}
+            known = {*written, encoded.spilled}
+            new = {name: data for name, data in encoded.blobs.items() if name not in known}
+            lines += [line_of(blob_record(name, data)) for name, data in new.items()]
+            written |= new.keys()
+        elif not isinstance(record, SessionRecord):
+            written.clear()  # blobs are named once in each conversation
+        for line in (*lines, line_of(record, body=text)):
+            whole.update(line)
+            count += 1
+            yield line
+    yield line_of(End(lines=count, sha256=whole.hexdigest()))
+
+
+def write_lines(path: Path, records: Iterable[tuple[Record, Body | None]]) -> None:
+    """Write an export file with these records."""
+    with path.open("wb") as file:
+        file.writelines(_lines(records))

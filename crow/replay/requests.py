@@ -1,0 +1,297 @@
+"""Builds each request of a session again with today's code, and compares it with what was sent.
+
+The log has what a request is made of: system message, tools, prompts, answers, results, compactions. It also has a
+digest of the bytes of each request. So a request that is the same today can be proved to be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeAlias
+
+from crow import __version__
+from crow.domain import rendering
+from crow.domain.conversation import Context, Projection
+from crow.domain.entries import (
+    Assistant,
+    Checkpoint,
+    Custom,
+    Entry,
+    ModelRequest,
+    Reminder,
+    Restore,
+    Skill,
+    ToolResult,
+    User,
+)
+from crow.domain.messages import (
+    AssistantMessage,
+    Message,
+    SentRequest,
+    SystemMessage,
+    ToolMessage,
+    UserMessage,
+)
+from crow.llm import THOUGHT_LEVELS, Request
+from crow.llm.dialect import Dialect
+from crow.llm.sent import digest_of, first_difference, read_dialect
+from crow.llm.wires import AnyEncoder, wire_named
+from crow.store import Store
+from crow.store.codec import KINDS
+
+_FRAME_BYTES = 16
+"""Between two messages there may be this many bytes of neither: on Messages, the system message is a member of its own,
+and results are one message with the text after them."""
+
+Outcome: TypeAlias = Literal["identical", "different", "unproven"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedRequest:
+    """A request that was built again."""
+
+    session: str
+    entry: int
+    """The id of the entry that holds the answer."""
+    turn: int
+    outcome: Outcome
+    """`unproven`: the log does not tell how the request was sent."""
+    size: int = 0
+    """The bytes of the request as built today."""
+    version: str = ""
+    """The version of crow that sent the request."""
+    words: str = ""
+    """Why the request is not identical. Empty if it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedRequest:
+    """A request in the log, with what today's code makes of the entries before it."""
+
+    entry: Entry
+    """The answer, or the usage of a request without an answer."""
+    sent: SentRequest | None
+    context: Context
+    projection: Projection
+    """Has the entries in use, until the next request is read."""
+
+
+async def logged_requests(store: Store, session_id: str) -> AsyncIterator[LoggedRequest]:
+    """Yield the requests of a session and of all its branches, but not those of its subagents. The current branch comes
+    first."""
+    row = await store.session(session_id)
+    known: set[int] = set()
+    async for each in _requests_on(partial(_path, store, session_id), known):
+        yield each
+    for tip in (await store.outline(session_id)).tips:
+        left = await store.left_behind(tip.entry, row.leaf, KINDS.values()) if tip.entry != row.leaf else ()
+        if left:
+            path = partial(_path, store, session_id, until=left[0].parent, then=left)
+            async for each in _requests_on(path, known):
+                yield each
+
+
+async def _path(
+    store: Store, session_id: str, *, until: int | None = -1, then: Sequence[Entry] = ()
+) -> AsyncIterator[Entry]:
+    """Yield the entries of the session's path up to the entry `until`, then the entries `then`. If `until` is -1, yield
+    the whole path. If it is None, yield only `then`."""
+    if until is not None:
+        async for entry in _history(store, session_id):
+            yield entry
+            if entry.id == until:
+                break
+    for entry in then:
+        yield entry
+
+
+async def _history(store: Store, session_id: str) -> AsyncIterator[Entry]:
+    async for batch in store.history(session_id):
+        for entry in batch:
+            yield entry
+
+
+async def _requests_on(path: Callable[[], AsyncIterator[Entry]], known: set[int]) -> AsyncIterator[LoggedRequest]:
+    """Yield the requests on a path, except those of the entries in `known`, and add their entries to `known`."""
+    projection = Projection()
+    async for entry in path():
+        if (sent := _sent(entry)) is not False and entry.id not in known:
+            known.add(entry.id)
+            yield LoggedRequest(entry=entry, sent=sent, context=projection.context(), projection=projection)
+        if isinstance(entry.body, Restore):  # what a checkpoint had covered is in use again
+            projection = Projection([each async for each in path() if each.id <= entry.id])
+        else:
+            projection.add(entry)
+
+
+def _sent(entry: Entry) -> SentRequest | Literal[False] | None:
+    """Return how the request of an entry was sent, or None if the log does not tell it. Return False if the entry is
+    not that of a request in the conversation."""
+    match entry.body:
+        case Assistant(sent=sent) | ModelRequest(purpose="answer", sent=sent):
+            return sent
+        case _:
+            return False
+
+
+class Rebuilder:
+    """Builds requests again. `extras` maps digests to the members that the user adds to every request."""
+
+    def __init__(self, extras: Mapping[str, Mapping[str, object]] | None = None) -> None:
+        self._extras = extras or {}
+        self._encoders: dict[tuple[str, str], AnyEncoder] = {}
+
+    def replay(self, logged: LoggedRequest, *, is_case: bool = False) -> ReplayedRequest:
+        """Build a request again and compare it. With `is_case`, the log is that of a case file, whose entries have
+        other ids than those that were sent."""
+        entry, sent = logged.entry, logged.sent
+        outcome, words, body = self._compared(logged, is_case=is_case)
+        return ReplayedRequest(
+            session=entry.session,
+            entry=entry.id,
+            turn=entry.turn,
+            outcome=outcome,
+            size=len(body),
+            version=sent.version if sent else "",
+            words=words,
+        )
+
+    def _compared(self, logged: LoggedRequest, *, is_case: bool) -> tuple[Outcome, str, bytes]:
+        sent = logged.sent
+        if sent is None:
+            return "unproven", _why_unknown(logged), b""
+        dialect = read_dialect(sent.dialect)
+        if dialect is None:
+            return "unproven", f"crow {sent.version} wrote it in a form that this version does not know", b""
+        body = self.body(logged, sent, dialect)
+        if body is None:
+            return "unproven", "its extra_body is no longer in the settings", b""
+        if is_case and not sent.is_case:
+            return "unproven", "the file is no case, so the ids in it are not those that were sent", body
+        if not sent.digest:
+            return "unproven", "it already differed when the case was written", body
+        if digest_of(body) == sent.digest:
+            return "identical", "", body
+        return "different", self._difference(logged, sent, dialect, body), body
+
+    def body(self, logged: LoggedRequest, sent: SentRequest, dialect: Dialect) -> bytes | None:
+        """Return the bytes of a request. Return None if members that the user had added are unknown today."""
+        extra = self._extras.get(sent.extra) if sent.extra else {}
+        if extra is None:
+            return None
+        key = (logged.entry.session, f"{dialect.wire} {sent.endpoint}")
+        encoder = self._encoders.setdefault(key, wire_named(dialect.wire).encoder())
+        return encoder.body(
+            request_of(logged, sent),
+            model=sent.endpoint.partition(" ")[2],
+            endpoint=sent.endpoint,
+            dialect=dialect,
+            limit=sent.limit,
+            extra=extra,
+        )
+
+    def _difference(self, logged: LoggedRequest, sent: SentRequest, dialect: Dialect, body: bytes) -> str:
+        """Say where a request first differs, and which rule wrote that part."""
+        where = _located(logged, sent, dialect, body, first_difference(sent, body))
+        size = f"{len(body):,} bytes today, {sent.size:,} then" if len(body) != sent.size else f"{sent.size:,} bytes"
+        by = f"crow {sent.version}" if sent.version != __version__ else "this version of crow"
+        return f"{where} ({size}; sent by {by})"
+
+
+def request_of(logged: LoggedRequest, sent: SentRequest | None) -> Request:
+    """Return the request as the turn made it."""
+    level = next((level for level in THOUGHT_LEVELS if sent is not None and level == sent.thought_level), None)
+    return Request(
+        messages=logged.context.messages,
+        tools=logged.context.tools,
+        max_output_tokens=sent.limit if sent else None,
+        cache_key=logged.entry.session,
+        thought_level=level,
+    )
+
+
+def _why_unknown(logged: LoggedRequest) -> str:
+    prompt = logged.projection.prompt
+    if prompt is not None and not prompt.recorded_here:
+        return "it was imported, and the file does not tell how the request was sent"
+    body = logged.entry.body
+    if isinstance(body, Assistant) and body.finish == "interrupted":
+        return "crow was stopped before it could store how the request was sent"
+    return "the log does not tell how it was sent: an older version or the built-in model answered"
+
+
+def _located(
+    logged: LoggedRequest, sent: SentRequest, dialect: Dialect, body: bytes, part: tuple[int, int, bool]
+) -> str:
+    """Name the messages that hold this part of the body."""
+    messages, encoder = logged.context.messages, wire_named(dialect.wire).encoder()
+    pieces = encoder.messages(messages, endpoint=sent.endpoint, dialect=dialect)
+    start_at, end_at, is_one = part
+    first_piece = body.find(pieces[0]) if pieces else -1
+    if first_piece < 0:
+        return f"it differs between byte {start_at:,} and byte {end_at:,}"
+    if end_at <= first_piece:
+        return "the model, the options or the tools differ; they come before the messages"
+
+    def start(count: int) -> int:
+        """Return where the message with this index begins."""
+        before = pieces[:count]
+        if len(pieces) != len(messages) and count:  # the wire writes some messages as one, or adds some
+            before = encoder.messages(messages[:count], endpoint=sent.endpoint, dialect=dialect)
+        return first_piece + sum(len(piece) + 1 for piece in before)
+
+    def index_at(position: int, slack: int = 0) -> int:
+        low, high = 0, len(messages) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if start(middle) <= position + slack else (low, middle - 1)
+        return low
+
+    first = index_at(start_at, _FRAME_BYTES)
+    last = first if is_one else max(first, index_at(end_at - 1))
+    rule = _rule(logged, first)
+    if first == last:
+        return f"message {first + 1} of {len(messages)} differs: {rule}"
+    return f"one of the messages {first + 1} to {last + 1} of {len(messages)} differs; the first is {rule}"
+
+
+def _rule(logged: LoggedRequest, index: int) -> str:
+    """Say what a message is, and which rule made it from which entry."""
+    message, origin = logged.context.messages[index], logged.context.origins[index]
+    entry = next((each for each in logged.projection.entries if each.id == origin), None)
+    place = f"entry {origin}" if entry is not None else "the newest prompt entry"
+    return f"{_rule_words(message, entry)} ({place})"
+
+
+def _rule_words(message: Message, entry: Entry | None) -> str:
+    body = entry.body if entry is not None else None
+    fixed = (rendering.NO_ANSWER, rendering.NO_QUESTION)
+    match message, body:
+        case SystemMessage(), _:
+            return "the system message"
+        case AssistantMessage(text=text), _ if text in fixed:
+            return "the fixed line between two messages of one role"
+        case ToolMessage(text=text), ToolResult() if text != body.text and " elided; recall" in text:
+            return f"the line for a hidden output of {body.name}"
+        case ToolMessage(), ToolResult(cut=int()):
+            return f"the shortened result of {body.name}"
+        case ToolMessage(), ToolResult():
+            return f"the result of {body.name}"
+        case ToolMessage(), _:
+            return "the line for a call without a result"
+        case AssistantMessage(), Assistant(cut=int()):
+            return "an answer whose calls were shortened"
+        case AssistantMessage(), _:
+            return "an answer, with what goes back of its calls, thoughts and opaque members"
+        case UserMessage(), Checkpoint():
+            return "the summary of a compaction"
+        case UserMessage(), User(cut=int()):
+            return "a shortened prompt"
+        case UserMessage(), User():
+            return "a prompt, with the text that crow joined to it"
+        case UserMessage(), Reminder() | Skill() | Custom():
+            return "text that crow added for the model"
+        case _:
+            return "a message that crow added"

@@ -1,0 +1,78 @@
+"""Keeps what a command has changed in a layer, or drops it, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import anyio
+import anyio.to_thread
+
+from crow.domain.entries import Announcement, Diff, Location
+from crow.tools.builtin.tool import ToolInvocation
+from crow.tools.layers import Changes, Conflict, Layer
+from crow.tools.layers.describe import MB, diffs_of, named, some
+from crow.tools.layers.session import Layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What became of a layer. `words` are for the model. `diffs` show what was kept."""
+
+    words: str = ""
+    diffs: tuple[Diff, ...] = ()
+
+    def announced(self, announcement: Announcement) -> Announcement | None:
+        """Return the announcement with the diffs; None if there are none."""
+        locations = tuple(Location(path=diff.path) for diff in self.diffs)
+        return replace(announcement, diffs=self.diffs, locations=locations) if self.diffs else None
+
+
+async def settle(invocation: ToolInvocation, layers: Layers, layer: Layer) -> Settled:
+    """Look at what the command has changed, and keep it if the session allows it."""
+    changes = await layers.look(layer)
+    reviewer = invocation.ports.reviewer
+    if not changes.operations and not changes.problem and not changes.dropped:
+        return Settled()
+    names = named(changes)
+    if changes.problem or reviewer is None:
+        return Settled(words=f"[None of the changes was kept: {changes.problem or 'there is no session'}.]")
+    if changes.conflicts:
+        return Settled(words=conflict_words(changes.conflicts))
+    if changes.operations:
+        refusal = await reviewer.review(invocation.call_id, changes)
+        if refusal:
+            return Settled(words=f"[{refusal} Not changed: {names}.]" if names else "")
+    diffs = await anyio.to_thread.run_sync(diffs_of, changes)
+    try:
+        words = await keep(invocation, layers, layer, changes)
+    except Conflict as error:
+        return Settled(words=conflict_words(error.paths))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        return Settled(words=f"[None of the changes was kept: {reason}. Not changed: {names}.]")
+    return Settled(words=words, diffs=diffs)
+
+
+async def keep(invocation: ToolInvocation, layers: Layers, layer: Layer, changes: Changes) -> str:
+    """Move the changes into the workspace. What undoes them is recorded first. Return what the model should know."""
+    sentences = []
+    if changes.operations:
+        with anyio.CancelScope(shield=True):
+            change_set = await layers.prepare(layer, changes, {"call": invocation.call_id})
+            workspace = invocation.context.workspace
+            await invocation.ports.log.before_keeping(invocation.call_id, change_set.id, workspace.cwd)
+            await layers.apply(change_set)
+        large = [f"{each.name} ({each.before.size // MB} MB)" for each in change_set.without_image]
+        if large:
+            sentences.append(f"No undo can restore these, which were too large to keep: {', '.join(large)}.")
+    if changes.dropped:
+        sentences.append(f"Sockets, devices and named pipes were not kept: {some(changes.dropped)}.")
+    return f"[{' '.join(sentences)}]" if sentences else ""
+
+
+def conflict_words(paths: Sequence[str]) -> str:
+    return (
+        f"[None of the command's changes was kept, because somebody else has changed the same files meanwhile: "
+        f"{some(paths)}. Look at them, and run the command again.]"
+    )

@@ -1,0 +1,42 @@
+"""Layers: commands change a layer over the workspace, which crow then keeps or drops.
+
+This is what other parts of crow need:
+
+- `Place(directory)` is where layers and before-images are on disk. `Place.open(roots)` opens a :class:`Layer`. Its
+  `overlays` are mounted over the roots, for one command or for many: see `Confinement.overlays`. Commands in the same
+  layer see each other's changes, and nobody else does.
+- `look(layer, rules)` returns the :class:`Changes` in a layer: what was created, changed and deleted, and what changed
+  in the workspace meanwhile. A layer whose commands still run is looked at with `is_live=True`.
+- `prepare(place, changes, about)` writes a :class:`ChangeSet` to disk. Nothing has moved yet. Store the id of the
+  change set in the log now. `apply(change_set)` then moves all files, or none. It raises `Conflict` if a file
+  has changed underneath, and names the files.
+- `invert(place, change_set, about)` prepares the change set that undoes another. Undo and redo are the same operation.
+- `Layer.locate(path)` returns where the content of a workspace's path is, as the layer's commands see it.
+- `Layer.drop()` removes a layer. `recover(place)` completes or takes back what a killed process has left.
+
+All calls block. A change set belongs to this machine. The log only knows its id.
+"""
+
+from crow.tools.layers.changes import Change, Changes, LookRules, look
+from crow.tools.layers.keep import Recovered, apply, invert, prepare, recover
+from crow.tools.layers.moves import Conflict
+from crow.tools.layers.place import Layer, Overlay, Place
+from crow.tools.layers.sets import ChangeSet, find_set
+
+__all__ = [
+    "Change",
+    "ChangeSet",
+    "Changes",
+    "Conflict",
+    "Layer",
+    "LookRules",
+    "Overlay",
+    "Place",
+    "Recovered",
+    "apply",
+    "find_set",
+    "invert",
+    "look",
+    "prepare",
+    "recover",
+]

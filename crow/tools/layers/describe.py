@@ -1,0 +1,80 @@
+"""Describes changes for the user and for the model."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from crow.domain.entries import Diff
+from crow.domain.text import plural
+from crow.tools.layers.changes import Change, Changes
+
+MAX_NAMES = 12
+MAX_SINGLE = 3
+"""If more files of a directory have changed, only their number is named."""
+MAX_DIFFS = 20
+DIFF_BYTES = 100_000
+"""Longer files are shown by their size."""
+MB = 1_000_000
+
+
+def some(paths: Sequence[str]) -> str:
+    rest = len(paths) - MAX_NAMES
+    return ", ".join(paths[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def named(changes: Changes) -> str:
+    """Name the changed files in one line: for many of one directory, only their number."""
+    return "; ".join(described(changes.shown))
+
+
+def described(changes: Iterable[Change]) -> list[str]:
+    """Describe changes, one text for each file, or for each directory with many of them."""
+    changes = list(changes)
+    counts = Counter((change.action, os.path.dirname(change.path)) for change in changes if not change.is_protected)
+    found: dict[str, None] = {}
+    for change in changes:
+        folder = os.path.dirname(change.path)
+        count = counts[change.action, folder]
+        if count > MAX_SINGLE and not change.is_protected:
+            found[f"{change.action} {plural(count, 'file')} in {folder}/"] = None
+        else:
+            target = f" (a link to {change.target})" if change.kind == "link" else ""
+            found[f"{change.action} {change.path}{target}{' (protected)' if change.is_protected else ''}"] = None
+    listed = sorted(found, key=lambda text: "(protected)" not in text)
+    rest = len(listed) - MAX_NAMES
+    return [*listed[:MAX_NAMES], *([f"{rest} more"] if rest > 0 else [])]
+
+
+def summary_of(changes: Changes) -> str:
+    """Return what the user reads about the changes, one line for each."""
+    lines = described(changes.shown)
+    if changes.ignored:
+        lines.append(f"{plural(changes.ignored, 'file')} that git ignores ({changes.ignored_bytes / MB:.1f} MB)")
+    if len(changes.listed) < changes.files:
+        lines.append(f"{plural(changes.files, 'file')} in all")
+    return "\n".join(lines)
+
+
+def diffs_of(changes: Changes) -> tuple[Diff, ...]:
+    """Return the diffs of the first changed text files that are not too long. This call blocks."""
+    found: list[Diff] = []
+    for change in changes.shown[: 10 * MAX_DIFFS]:
+        if change.kind == "file" and len(found) < MAX_DIFFS:
+            old = "" if change.action == "created" else text_at(change.path)
+            new = "" if change.action == "deleted" else text_at(change.source)
+            if old is not None and new is not None:
+                created = change.action == "created"
+                found.append(Diff(path=change.path, old_text=None if created else old, new_text=new))
+    return tuple(found)
+
+
+def text_at(path: str) -> str | None:
+    """Return the text of a file; None if it is not a short text file."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            data = file.read(DIFF_BYTES + 1)
+            return None if len(data) > DIFF_BYTES or b"\0" in data else data.decode()
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,436 @@
+"""Moves changes into the workspace so that all of them arrive or none, and keeps what was there before.
+
+A change set is a directory:
+
+- `manifest` says what to move. It is written once, before anything moves.
+- An empty file called `prepared`, `applying`, `kept` or `taken back` says how far it is.
+- `before` has the files that were replaced or removed. They are moved there, not copied, where the file system can.
+- `stage` has copies of the new files, if they cannot be moved from where they are.
+
+A process may be killed at any instant. Each step leaves the files so that the next process can see whether the step was
+done. So `recover` can go on from there, or go back.
+
+Files can only be moved within a file system. If the workspace is on another one than crow's data, the files are first
+copied to a directory in the workspace's root, moved from there, and what was replaced is copied away at the end.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from crow.tools.layers.changes import Changes, Operation
+from crow.tools.layers.moves import Conflict, Movers, Parents, image_path, move, move_back
+from crow.tools.layers.place import Layer, Place, discard, ownerless
+from crow.tools.layers.sets import (
+    ChangeSet,
+    directory_of,
+    has_image,
+    new_set,
+    read_set,
+    read_state,
+    remove_bases,
+    write_manifest,
+    write_state,
+)
+from crow.tools.layers.states import (
+    ABSENT,
+    OPEN_DIRECTORY,
+    Copier,
+    State,
+    apply_meta,
+    digest_of,
+    state_of,
+    sync_file_system,
+)
+
+KEPT_S = 7 * 86_400
+MAX_FLUSHED = 4
+"""More files than these are written to the disk by one call for the whole file system."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """A change set whose process died while it moved files."""
+
+    id: str
+    about: Mapping[str, str]
+    is_kept: bool
+    """Whether all files were moved. If not, none are."""
+    paths: tuple[str, ...]
+    problem: str = ""
+    """Why neither was possible."""
+
+
+def prepare(place: Place, layer: Layer, changes: Changes, about: Mapping[str, str] | None = None) -> ChangeSet:
+    """Write the change set of a layer to disk. Nothing is moved yet. :raises Conflict: somebody else has changed files
+    that the layer has changed. :raises ValueError: there are too many changes. :raises OSError: it cannot be
+    written."""
+    if changes.problem:
+        raise ValueError(changes.problem)
+    if changes.conflicts:
+        raise Conflict(changes.conflicts)
+    with new_set(place, [str(overlay.root) for overlay in layer.overlays], about) as change_set:
+        operations = []
+        own = layer.directory.stat().st_dev
+        elsewhere = {root for root, base in change_set.bases.items() if os.stat(base).st_dev != own}
+        for number, operation in enumerate(changes.operations):
+            if operation.source and (changes.is_live or operation.root in elsewhere):
+                base, upper = change_set.bases[operation.root], operation.source.removesuffix(f"/{operation.path}")
+                staged = stage(operation, base, number, (upper, operation.path))
+                # a running program may have changed it since it was shown; the next look finds it
+                if staged is not None and staged.after.matches(operation.after):
+                    operations.append(staged)
+            else:
+                operations.append(operation)
+        return write_manifest(change_set, operations)
+
+
+def invert(place: Place, change_set: ChangeSet, about: Mapping[str, str] | None = None) -> ChangeSet:
+    """Write to disk the change set that undoes another one. It leaves out what somebody else has changed since, and
+    what cannot be undone: see `skipped`. :raises OSError: it cannot be written."""
+    roots = list(dict.fromkeys(each.root for each in change_set.operations))
+    with new_set(place, roots, about) as made, Parents() as parents:
+        operations, skipped = [], []
+        for number, done in enumerate(change_set.operations):
+            now = done.after if done.is_meta else state_now(done, parents)
+            problem = "" if done.is_meta else problem_of_undo(change_set, number, done, now)
+            if problem:
+                skipped.append(f"{done.name} {problem}")
+                continue
+            operation = replace(done, before=now, after=done.before, source="", inode=0)
+            if not done.is_meta and done.before != ABSENT:
+                image = intact_image(change_set, number, done)
+                staged = None
+                if image is not None:
+                    base, source = made.bases[done.root], (str(image.parent), image.name)
+                    staged = stage(operation, base, number, source, is_kept=True)
+                if staged is None:
+                    skipped.append(f"{operation.name} cannot be restored")
+                    continue
+                operation = replace(staged, after=done.before)
+            operations.append(operation)
+        return write_manifest(replace(made, skipped=tuple(skipped)), operations)
+
+
+def state_now(done: Operation, parents: Parents) -> State:
+    """Return the state of an operation's path, with a digest if that is needed to recognise what was kept."""
+    try:
+        parent, name = parents.open(done.root, done.path)
+        now = state_of(name, parent)
+        if now.kind == "file" and done.after.digest and not now.matches(done.after):
+            now = replace(now, digest=digest_of(name, parent))
+    except (FileNotFoundError, NotADirectoryError):
+        return ABSENT
+    except OSError:
+        return State(kind="other")
+    return now
+
+
+def problem_of_undo(change_set: ChangeSet, number: int, done: Operation, now: State) -> str:
+    """Return why an operation cannot be undone, as the rest of a sentence, or an empty string."""
+    if not now.matches(done.after):
+        return "was removed since" if now == ABSENT else "was changed by someone else since"
+    if not has_image(done):
+        return f"was too large to keep ({done.before.size // 1_000_000} MB)"
+    if done.before != ABSENT and intact_image(change_set, number, done) is None:
+        return "cannot be restored, because its old content is damaged"
+    return ""
+
+
+def intact_image(change_set: ChangeSet, number: int, done: Operation) -> Path | None:
+    """Return where the file is that an operation replaced, if it is as it was."""
+    image = change_set.image(number)
+    for path in (image, image.with_suffix(".copy")):
+        with directory_of(path) as parent:
+            if state_of(path.name, parent).matches(done.before):
+                return path
+    return None
+
+
+def stage(
+    operation: Operation, base: str, number: int, source: tuple[str, str], *, is_kept: bool = False
+) -> Operation | None:
+    """Copy the new content of an operation to where it can be moved from. None if there is nothing to copy any more.
+
+    `source` is a directory and a path below it, whose links are not followed: a program that still runs may put them
+    there. `is_kept` means that the source is a file of another change set, which nobody changes.
+    """
+    folder, name = Path(base, "stage"), str(number)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with Parents() as parents, directory_of(folder / name) as target:
+        try:
+            parent, own = parents.open(*source)
+            status = os.lstat(own, dir_fd=parent)
+            is_linked = is_kept and stat.S_ISREG(status.st_mode) and status.st_nlink > 1
+            if is_linked and status.st_dev == os.fstat(target).st_dev:
+                # the file has another name in the workspace, so an undo makes both names one file again
+                os.link(own, name, src_dir_fd=parent, dst_dir_fd=target, follow_symlinks=False)
+            elif not Copier().copy(own, parent, name, target):
+                return None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            return None
+        state = state_of(name, target)
+        inode = os.lstat(name, dir_fd=target).st_ino
+    return replace(operation, after=state, source=str(folder / name), inode=inode)
+
+
+def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
+    """Move the files of a change set into the workspace. `layer` is given if its commands still run.
+
+    :raises Conflict: a file has changed since. Nothing has changed then.
+    :raises OSError: a file cannot be moved. Nothing has changed then.
+    """
+    try:
+        with Parents() as parents:
+            conflicts = [each.name for each in change_set.operations if not is_as_expected(each, parents)]
+        if conflicts:
+            abandon(change_set)
+            raise Conflict(conflicts)
+        sync_sources(change_set)
+        write_state(change_set.directory, "applying")
+        if any(base != str(change_set.directory) for base in change_set.bases.values()):
+            flush(change_set.directory)  # the workspace has a journal of its own
+        try:
+            move_all(change_set)
+        except (Conflict, OSError):
+            take_back(change_set)
+            raise
+        finish(change_set)
+    finally:
+        os.close(change_set.lock)
+    if layer is not None:
+        now = time.time_ns()
+        layer.kept.update({each.name: now for each in change_set.operations if not each.is_meta})
+
+
+def is_as_expected(operation: Operation, parents: Parents) -> bool:
+    """Return whether nobody has changed the path of an operation since the change set was prepared."""
+    if operation.is_meta:
+        return True
+    try:
+        parent, name = parents.open(operation.root, operation.path)
+        return state_of(name, parent).matches(operation.before)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def move_all(change_set: ChangeSet) -> None:
+    """Do those operations that have not been done yet."""
+    with Movers() as movers:
+        for number, operation in enumerate(change_set.operations):
+            if not operation.is_meta:
+                move(movers.mover(change_set, number))
+    apply_metas(change_set, is_back=False)
+    sync_moves(change_set)
+
+
+def finish(change_set: ChangeSet) -> None:
+    """Copy what was replaced to where it stays, remove what is not needed, and record that the changes are kept."""
+    for number, operation in enumerate(change_set.operations):
+        if operation.is_meta or operation.before == ABSENT:
+            continue
+        image = Path(image_path(change_set, number, operation))
+        if not has_image(operation):
+            discard(image)
+            continue
+        final = change_set.image(number)
+        is_shared = operation.before.kind == "file" and image.exists() and image.lstat().st_nlink > 1
+        if image != final and os.path.lexists(image):
+            place_copy(image, final)
+        elif is_shared:  # somebody may write to the file under its other name
+            place_copy(image, final.with_suffix(".copy"))
+    remove_bases(change_set.bases, change_set.directory)
+    write_state(change_set.directory, "kept")
+    flush(change_set.directory)
+    if (change_set.directory / "stage").is_dir():
+        discard(change_set.directory / "stage")
+
+
+def place_copy(source: Path, to: Path) -> None:
+    """Copy a file or a tree to a place where there may be an unfinished copy."""
+    new = to.with_name(f"{to.name}.new")
+    if os.path.lexists(new):
+        discard(new)
+    if os.path.lexists(to):
+        discard(to)
+    with directory_of(source) as parent, directory_of(to) as target:
+        Copier().copy(source.name, parent, new.name, target)
+    new.rename(to)
+
+
+def take_back(change_set: ChangeSet) -> None:
+    """Undo those operations that have been done, newest first. :raises OSError: an operation cannot be undone."""
+    with Movers() as movers:
+        for number, operation in reversed([*enumerate(change_set.operations)]):
+            if not operation.is_meta:
+                move_back(movers.mover(change_set, number))
+    apply_metas(change_set, is_back=True)
+    sync_moves(change_set)
+    abandon(change_set)
+
+
+def abandon(change_set: ChangeSet) -> None:
+    """Remove a change set from which nothing was moved."""
+    write_state(change_set.directory, "taken back")
+    remove_bases(change_set.bases, change_set.directory)
+    discard(change_set.directory)
+
+
+def apply_metas(change_set: ChangeSet, *, is_back: bool) -> None:
+    """Give directories their modes and times, after everything in them has been moved. Inner directories come first in
+    the operations, and the root last."""
+    for operation in change_set.operations:
+        state = operation.before if is_back else operation.after
+        if state.kind != "directory":
+            continue
+        with suppress(FileNotFoundError, NotADirectoryError), Parents() as parents:
+            parent, name = parents.open(operation.root, operation.path)
+            handle = os.open(name, OPEN_DIRECTORY, dir_fd=parent)
+            try:
+                if operation.is_meta:
+                    apply_meta(handle, state)
+                elif stat.S_IMODE(os.fstat(handle).st_mode) != state.mode:  # killed while it was made movable
+                    os.fchmod(handle, state.mode)
+            finally:
+                os.close(handle)
+
+
+def sync_sources(change_set: ChangeSet) -> None:
+    """Write the manifest and the new files to the disk."""
+    sources = [each for each in change_set.operations if each.source]
+    if len(sources) > MAX_FLUSHED or any(each.after.kind == "directory" for each in sources):
+        sync(change_set)
+        return
+    try:
+        flush(change_set.directory / "manifest")
+        for each in sources:
+            if each.after.kind == "file":
+                flush(Path(each.source))
+    except PermissionError:  # nobody may read the file
+        sync(change_set)
+
+
+def sync_moves(change_set: ChangeSet) -> None:
+    """Write the changed directories to the disk."""
+    changed = [each for each in change_set.operations if not each.is_meta]
+    folders = {os.path.dirname(each.name) for each in changed}
+    if len(folders) > MAX_FLUSHED:
+        sync(change_set)
+        return
+    for folder in folders:
+        with suppress(FileNotFoundError):
+            flush(Path(folder))
+
+
+def flush(path: Path) -> None:
+    """Write one file or directory to the disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync(change_set: ChangeSet) -> None:
+    """Write all files of the change set's file systems to the disk."""
+    devices: dict[int, str] = {}
+    for place in (str(change_set.directory), *change_set.bases.values(), *change_set.bases):
+        with suppress(FileNotFoundError):
+            devices.setdefault(os.stat(place).st_dev, place)
+    for place in devices.values():
+        handle = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            sync_file_system(handle)
+        finally:
+            os.close(handle)
+
+
+def recover(place: Place) -> tuple[Recovered, ...]:
+    """Complete the change sets whose process was killed while it moved files, or else take them back. Remove layers
+    and change sets that nobody needs. Return the change sets that were completed or taken back."""
+    found = []
+    needed: set[str] = set()
+    for directory in listed(place.changes):
+        state = read_state(directory)
+        if state == "kept":
+            continue
+        with ownerless(directory) as is_free:
+            if not is_free:
+                continue
+            if read_state(directory) == "applying":
+                found.append(recover_set(directory))
+                needed |= sources_of(directory) if found[-1].problem else set()
+            elif read_state(directory) != "kept":
+                remove_unused(directory)
+    for directory in listed(place.layers):  # after the change sets, whose new files may still be there
+        with ownerless(directory) as is_free:
+            if is_free and str(directory) not in needed:
+                with suppress(OSError):
+                    discard(directory)
+    return tuple(found)
+
+
+def sources_of(directory: Path) -> set[str]:
+    """Return the directories of the layers in which the new files of a change set are."""
+    return {str(Path(*Path(each.source).parts[: len(directory.parts)])) for each in read_set(directory).operations}
+
+
+def listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def remove_unused(directory: Path) -> None:
+    """Remove a change set that was never applied, and its directories in workspaces."""
+    with suppress(OSError, ValueError):
+        bases: dict[str, str] = json.loads((directory / "bases").read_text(encoding="utf-8", errors="surrogateescape"))
+        remove_bases(bases, directory)
+    with suppress(OSError):
+        discard(directory)
+
+
+def recover_set(directory: Path) -> Recovered:
+    change_set = read_set(directory)
+    paths = tuple(each.name for each in change_set.operations if not each.is_meta)
+    made = Recovered(id=change_set.id, about=change_set.about, is_kept=True, paths=paths)
+    try:
+        move_all(change_set)
+        finish(change_set)
+    except (Conflict, OSError) as error:
+        try:
+            take_back(change_set)
+        except (Conflict, OSError) as worse:
+            return replace(made, is_kept=False, problem=f"{error}; {worse}")
+        return replace(made, is_kept=False)
+    return made
+
+
+def forget(place: Place, identifiers: Sequence[str]) -> None:
+    """Remove change sets for good. They can no longer be undone."""
+    for identifier in identifiers:
+        with suppress(OSError):
+            discard(place.changes / os.path.basename(identifier))
+
+
+def old_sets(place: Place) -> tuple[ChangeSet, ...]:
+    """Return the change sets that were kept more than a week ago."""
+    found = []
+    for directory in listed(place.changes):
+        with suppress(OSError, ValueError):
+            if (directory / "kept").stat().st_mtime < time.time() - KEPT_S:
+                found.append(read_set(directory))
+    return tuple(found)

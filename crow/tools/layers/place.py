@@ -1,0 +1,210 @@
+"""The directories of layers and change sets on disk."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crow.tools.layers.states import has_xattr, is_whiteout
+
+if sys.platform != "win32":
+    import fcntl
+
+UNUSABLE = frozenset(",:\\")
+"""Characters with a meaning in the options of a mount."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """One tree of the workspace, and the directories of the layer over it."""
+
+    root: Path
+    upper: Path
+    """Holds what commands have written."""
+    work: Path
+    """For the kernel's own use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layer:
+    """A layer over the trees of a workspace. `drop` must be called at the end."""
+
+    id: str
+    directory: Path
+    overlays: tuple[Overlay, ...]
+    since_ns: int
+    """When the layer was opened. A file below that was changed later is in conflict with a change in the layer."""
+    lock: int
+    """An open file. Its lock says that a living process owns the layer."""
+    kept: dict[str, int] = field(default_factory=dict)
+    """The absolute paths that were kept while commands in the layer still ran, and when."""
+
+    def unchanged_since(self, path: str) -> int:
+        """Return the time since which nobody but crow may have changed the workspace's file at an absolute path."""
+        times = [self.since_ns]
+        while path not in ("", os.sep) and self.kept:
+            times.append(self.kept.get(path, 0))
+            path = os.path.dirname(path)
+        return max(times)
+
+    def renew(self) -> tuple[Overlay, ...]:
+        """Return the overlays with new work directories, as each mount needs one of its own."""
+        overlays = []
+        for overlay in self.overlays:
+            work = overlay.work.with_name(f"{overlay.work.name}-{secrets.token_hex(4)}")
+            work.mkdir()
+            overlays.append(Overlay(overlay.root, overlay.upper, work))
+        return tuple(overlays)
+
+    def locate(self, path: Path) -> Path | None:
+        """Return where the file at an absolute path is: in the layer, or below it. None if the layer has deleted it.
+        Links are not followed, except by the caller in the part above the layer's roots."""
+        for overlay in self.overlays:
+            if path != overlay.root and path.is_relative_to(overlay.root):
+                return locate_in(overlay, path.relative_to(overlay.root).parts)
+        return path
+
+    def drop(self) -> None:
+        """Remove the layer with everything in it. Processes that use it must have ended."""
+        with suppress(OSError):
+            discard(self.directory)
+        with suppress(OSError):
+            os.close(self.lock)
+
+
+def locate_in(overlay: Overlay, parts: Sequence[str]) -> Path | None:
+    above, below = overlay.upper, overlay.root
+    has_below = True
+    for part in parts:
+        above, below = above / part, below / part
+        try:
+            status = above.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return below if has_below and os.path.lexists(below) else None
+        if is_whiteout(status):
+            return None
+        if not stat.S_ISDIR(status.st_mode) or has_xattr(str(above), "opaque"):
+            has_below = False
+    return above
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where layers and change sets are on disk. `scratch` is a directory for layers, if they cannot be in
+    `directory`."""
+
+    directory: Path
+    scratch: Path | None = None
+
+    @property
+    def layers(self) -> Path:
+        """The directory of all layers."""
+        return (self.scratch or self.directory) / "open"
+
+    @property
+    def changes(self) -> Path:
+        """The directory of all change sets."""
+        return self.directory / "changes"
+
+    def open(self, roots: Sequence[Path]) -> Layer:
+        """Open a new layer over directories, whose links must be resolved. :raises OSError: it cannot be created."""
+        identifier = new_id()
+        self.layers.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory = self.layers / identifier
+        if UNUSABLE & set(str(directory)):
+            raise OSError(f"{directory} cannot hold a layer, because its name contains a comma, colon or backslash")
+        # the directory gets the name that `recover` searches for only after the lock is held
+        new = self.layers / f"new-{identifier}"
+        new.mkdir(mode=0o700)
+        lock = take_lock(new)
+        overlays = []
+        try:
+            for number, root in enumerate(roots):
+                upper, work = new / f"{number}-upper", new / f"{number}-work"
+                make_upper(upper, root)
+                work.mkdir()
+                overlays.append(Overlay(root, directory / upper.name, directory / work.name))
+            new.rename(directory)
+        except BaseException:
+            os.close(lock)
+            discard(new)
+            raise
+        return Layer(id=identifier, directory=directory, overlays=tuple(overlays), since_ns=time.time_ns(), lock=lock)
+
+
+def make_upper(upper: Path, root: Path) -> None:
+    """Make the directory whose owner, mode and time the root has in the layer."""
+    upper.mkdir()
+    status = root.stat()
+    with suppress(OSError):
+        os.chown(upper, status.st_uid, status.st_gid)
+    upper.chmod(stat.S_IMODE(status.st_mode))
+    os.utime(upper, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def new_id() -> str:
+    """Return a name for a layer or a change set. Names sort by time."""
+    return f"{time.time_ns():020d}-{secrets.token_hex(4)}"
+
+
+def take_lock(directory: Path) -> int:
+    """Create and lock the file that says that a living process owns a directory."""
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if sys.platform != "win32":
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+@contextmanager
+def ownerless(directory: Path) -> Iterator[bool]:
+    """Enter with whether no living process owns the directory. If so, this process owns it meanwhile."""
+    try:
+        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield False
+        return
+    try:
+        try:
+            if sys.platform != "win32":
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(lock)
+
+
+def discard(path: Path) -> None:
+    """Remove a tree, however deeply it is nested, even parts that their owner cannot read. Links are not followed."""
+    if not path.is_dir() or path.is_symlink():
+        with suppress(FileNotFoundError):
+            path.unlink()
+        return
+    heap = path.with_name(f"gone-{secrets.token_hex(8)}")
+    heap.mkdir(mode=0o700)
+    path.chmod(0o700)
+    path.rename(heap / "0")
+    count = 1
+    waiting = [heap / "0"]
+    while waiting:
+        folder = waiting.pop()
+        with os.scandir(folder) as found:
+            entries = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in found]
+        for name, is_directory in entries:
+            if is_directory:  # moved up, so that no path becomes too long
+                os.chmod(name, 0o700)
+                os.rename(name, heap / str(count))
+                waiting.append(heap / str(count))
+                count += 1
+            else:
+                os.unlink(name)
+        folder.rmdir()
+    heap.rmdir()

@@ -1,0 +1,96 @@
+"""Says which files of a layer are protected, although an ordinary command of git changes many files of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from crow.domain.protected_names import REPOSITORY_PARTS, ProtectedNames, fold_name
+from crow.tools.git import UNFINISHED, commands_in, contains_any
+from crow.tools.layers.changes import LookRules
+from crow.tools.layers.ignored import IgnoreRules
+from crow.tools.layers.place import Layer
+from crow.tools.protection import FOLDED_SECRET_PLACES, ProtectedPaths, folded_home_secrets
+
+GIT_FOLDERS = frozenset({".git", "git~1"})
+GIT_PROTECTED = frozenset({"config", "config.worktree", "commondir", "gitdir", "hooks", "remotes", "branches"})
+"""What in a repository's own directory makes git run programs, or read settings elsewhere."""
+GIT_DATA = frozenset({"objects", "refs", "logs"})
+SECRETS = re.compile("|".join(f"/{re.escape(place)}/" for place in FOLDED_SECRET_PLACES))
+FILE_BYTES = 1_000_000
+
+
+def rules_for(
+    layer: Layer, protected: ProtectedPaths, names: ProtectedNames, never: Sequence[str], programs: Sequence[Path]
+) -> LookRules:
+    """Return what the user's settings say about the files in a layer. `never` are crow's own places, as prefixes in
+    lower case, and `programs` the trees from which crow runs."""
+    roots = [str(overlay.root) for overlay in layer.overlays]
+    around = protected.git.named_around(f"{roots[0]}/x", protected.roots)
+    named = (other for other in around if not contains_any(other, protected.roots))
+    prefixes = tuple(f"{place.rstrip(os.sep)}/".casefold() for place in named if fold_name(Path(place).name) != ".git")
+
+    trees = tuple(f"{tree}{os.sep}" for tree in programs)
+    secrets = (*folded_home_secrets(os.path.expanduser("~")), *prefixes, *never)
+
+    @lru_cache(maxsize=64)
+    def folded(folder: str) -> tuple[str, ...]:
+        return tuple(map(fold, Path(folder).parts))
+
+    def is_protected(path: str) -> bool:
+        folder, name = os.path.split(path)
+        parts = [*folded(folder), fold(name)]
+        start = next((number for number, part in enumerate(parts) if part in GIT_FOLDERS), len(parts))
+        place = f"/{'/'.join(parts[1:])}/"
+        if names.covers(parts[:start]) or SECRETS.search(place) or place.startswith(secrets):
+            return True
+        if start < len(parts):
+            return is_git_protected(parts[start + 1 :], path, layer)
+        if f"{path}/".startswith(trees):
+            return True
+        return any(
+            part in REPOSITORY_PARTS
+            and layer.locate(Path(*Path(path).parts[:number], "HEAD")) is not None
+            and is_git_protected(parts[number:], path, layer)
+            for number, part in enumerate(parts)
+            if number
+        )
+
+    return LookRules(is_protected=is_protected, is_ignored=IgnoreRules(roots).ignores)
+
+
+def fold(name: str) -> str:
+    """Return the same as :func:`crow.domain.protected_names.fold_name`, but faster for ordinary names."""
+    return name.lower() if name.isascii() and ":" not in name and name[-1:] not in (" ", ".") else fold_name(name)
+
+
+def is_git_protected(parts: Sequence[str], path: str, layer: Layer) -> bool:
+    """Return whether a file in a repository's own directory is protected. `parts` are those of its path below this
+    directory, folded by `fold_name`."""
+    if not parts:
+        return True  # a file or a link that stands for the directory
+    end = next((number for number, part in enumerate(parts) if part in GIT_DATA), len(parts))
+    inner = parts[:end]
+    if not GIT_PROTECTED.isdisjoint(inner):
+        return True
+    if "info" in inner:
+        return not parts[-1].startswith("refs")
+    if len(parts) > 1 and parts[-1] in UNFINISHED.get(parts[-2], ()):
+        return bool(commands_in(parts[-1], content_of(path, layer)))
+    return False
+
+
+def content_of(path: str, layer: Layer) -> bytes | None:
+    """Return the content of a file in a layer; None if it is not a plain file, or too long."""
+    place = layer.locate(Path(path))
+    if place is None:
+        return b""
+    try:
+        with open(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            content = file.read(FILE_BYTES + 1)
+    except OSError:
+        return None
+    return content if len(content) <= FILE_BYTES else None

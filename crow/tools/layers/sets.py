@@ -1,0 +1,239 @@
+"""Change sets on disk: what to move into the workspace, and how far that is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from crow.tools.layers.changes import Operation
+from crow.tools.layers.place import Place, discard, new_id, take_lock
+from crow.tools.layers.states import ABSENT, OPEN_DIRECTORY, State, digest_of
+
+SetState: TypeAlias = Literal["prepared", "applying", "kept", "taken back"]
+STATES: tuple[SetState, ...] = get_args(SetState)
+
+VERSION = 1
+IMAGE_BYTES = 256 * 1024 * 1024
+"""If git ignores a removed or replaced directory and it is larger, nothing of it is kept for an undo."""
+MAX_DIGESTS = 200
+DIGEST_BYTES = 1_000_000
+STAGING = ".crow-keep-"
+"""The beginning of the name of the directory in a workspace's root that is there while files are moved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeSet:
+    """A prepared change of the workspace, with everything that undoes it."""
+
+    id: str
+    directory: Path
+    operations: tuple[Operation, ...]
+    bases: Mapping[str, str]
+    """For each root, the directory in its file system from which and into which files are moved."""
+    about: Mapping[str, str] = field(default_factory=dict)
+    """What the caller wants to find again, such as the session."""
+    lock: int = field(default=-1, compare=False)
+    """An open file. Its lock says that a living process is about to apply the change set."""
+    skipped: tuple[str, ...] = ()
+    """Why some paths are left as they are: absolute paths, each with the reason."""
+
+    @property
+    def without_image(self) -> tuple[Operation, ...]:
+        """The operations that no undo can take back."""
+        return tuple(each for each in self.operations if not has_image(each))
+
+    def image(self, number: int) -> Path:
+        """Return where the file is that an operation has replaced."""
+        return self.directory / "before" / str(number)
+
+
+def has_image(operation: Operation) -> bool:
+    """Return whether what an operation replaces or removes is kept for an undo."""
+    return not (operation.is_ignored and operation.before.size > IMAGE_BYTES)
+
+
+@contextmanager
+def new_set(place: Place, roots: Sequence[str], about: Mapping[str, str] | None) -> Iterator[ChangeSet]:
+    """Make the directories of a change set. They are removed if the block fails."""
+    identifier = new_id()
+    directory = place.changes / identifier
+    directory.mkdir(mode=0o700, parents=True)
+    lock = take_lock(directory)
+    bases: dict[str, str] = {}
+    try:
+        (directory / "before").mkdir()
+        own = directory.stat().st_dev
+        for root in roots:
+            is_here = os.stat(root).st_dev == own
+            bases[root] = str(directory) if is_here else os.path.join(root, f"{STAGING}{identifier}")
+        # written first, so that these directories are found after a kill
+        (directory / "bases").write_text(json.dumps(bases), encoding="utf-8", errors="surrogateescape")
+        for root, base in bases.items():
+            if base != str(directory):
+                with same_time(root):
+                    Path(base, "before").mkdir(mode=0o700, parents=True)
+        yield ChangeSet(id=identifier, directory=directory, operations=(), bases=bases, about=about or {}, lock=lock)
+    except BaseException:
+        remove_bases(bases, directory)
+        with suppress(OSError):
+            discard(directory)
+        os.close(lock)
+        raise
+
+
+def write_manifest(made: ChangeSet, operations: Sequence[Operation]) -> ChangeSet:
+    made = replace(made, operations=with_digests(operations))
+    data = {
+        "version": VERSION,
+        "about": dict(made.about),
+        "bases": dict(made.bases),
+        "skipped": made.skipped,
+        "operations": [operation_data(each) for each in made.operations],
+    }
+    with open(made.directory / "manifest", "w", encoding="utf-8", errors="surrogateescape") as file:
+        json.dump(data, file)
+    write_state(made.directory, "prepared")
+    return made
+
+
+def with_digests(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Return the operations with digests of short new files, unless there are many. With a digest, a file is still
+    known after a tool has written the same content again."""
+    chosen = [each for each in operations if each.after.kind == "file" and each.after.size <= DIGEST_BYTES]
+    if len(chosen) > MAX_DIGESTS:
+        return tuple(operations)
+    made = []
+    for each in operations:
+        if each.after.kind == "file" and each.after.size <= DIGEST_BYTES and each.source:
+            with suppress(OSError), directory_of(Path(each.source)) as parent:
+                digest = digest_of(os.path.basename(each.source), parent)
+                made.append(replace(each, after=replace(each.after, digest=digest)))
+                continue
+        made.append(each)
+    return tuple(made)
+
+
+@contextmanager
+def directory_of(path: Path) -> Iterator[int]:
+    """Open the directory of one of crow's own files."""
+    handle = os.open(path.parent, OPEN_DIRECTORY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def read_set(directory: Path) -> ChangeSet:
+    """Read a change set. :raises ValueError: it is damaged. :raises OSError: it cannot be read."""
+    data: Any = json.loads((directory / "manifest").read_text(encoding="utf-8", errors="surrogateescape"))
+    try:
+        operations = tuple(map(read_operation, data["operations"]))
+        return ChangeSet(
+            id=directory.name,
+            directory=directory,
+            operations=operations,
+            bases=dict(data["bases"]),
+            about=dict(data["about"]),
+            skipped=tuple(data["skipped"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{directory}/manifest is damaged: {error!r}") from error
+
+
+def operation_data(operation: Operation) -> list[Any]:
+    """Return an operation for JSON. `asdict` would take longer than everything else together."""
+    return [
+        operation.root,
+        operation.path,
+        state_data(operation.before),
+        state_data(operation.after),
+        operation.source,
+        operation.inode,
+        operation.is_meta,
+        operation.is_ignored,
+    ]
+
+
+def state_data(state: State) -> list[Any] | None:
+    if state == ABSENT:
+        return None
+    own = (state.kind, state.mode, state.size, state.mtime_ns, state.uid, state.gid, state.target, state.tree)
+    return [*own, state.files, state.xattrs, state.digest]
+
+
+def read_operation(data: list[Any]) -> Operation:
+    root, path, before, after, source, inode, is_meta, is_ignored = data
+    return Operation(
+        root=root,
+        path=path,
+        before=read_state_of(before),
+        after=read_state_of(after),
+        source=source,
+        inode=inode,
+        is_meta=is_meta,
+        is_ignored=is_ignored,
+    )
+
+
+def read_state_of(data: list[Any] | None) -> State:
+    if data is None:
+        return ABSENT
+    kind, mode, size, mtime_ns, uid, gid, target, tree, files, xattrs, digest = data
+    return State(
+        kind=kind,
+        mode=mode,
+        size=size,
+        mtime_ns=mtime_ns,
+        uid=uid,
+        gid=gid,
+        target=target,
+        tree=tree,
+        files=files,
+        xattrs=tuple((name, value) for name, value in xattrs),
+        digest=digest,
+    )
+
+
+def find_set(place: Place, identifier: str) -> ChangeSet | None:
+    """Return a change set that was kept; None if it is not on this machine any more."""
+    directory = place.changes / os.path.basename(identifier)
+    try:
+        return read_set(directory) if identifier and read_state(directory) == "kept" else None
+    except (OSError, ValueError):
+        return None
+
+
+def write_state(directory: Path, state: SetState) -> None:
+    """Record the state of a change set, which is the name of a file. The file system's journal keeps the order of
+    changes of names, so this needs no flush of its own."""
+    old = read_state(directory)
+    if old:
+        (directory / old).rename(directory / state)
+    else:
+        (directory / state).touch()
+
+
+def read_state(directory: Path) -> SetState | Literal[""]:
+    """Return the state of a change set; empty if its preparation was never finished."""
+    return next((state for state in STATES if os.path.lexists(directory / state)), "")
+
+
+def remove_bases(bases: Mapping[str, str], directory: Path) -> None:
+    """Remove the directories of a change set in workspaces."""
+    for root, base in bases.items():
+        if base != str(directory):
+            with suppress(FileNotFoundError), same_time(root):
+                discard(Path(base))
+
+
+@contextmanager
+def same_time(directory: str) -> Iterator[None]:
+    """Give a directory the time afterwards that it had before."""
+    status = os.stat(directory)
+    yield
+    os.utime(directory, ns=(status.st_atime_ns, status.st_mtime_ns))

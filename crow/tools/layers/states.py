@@ -1,0 +1,456 @@
+"""The state of a path, and system calls that copy and move files without losing any.
+
+Everything here works on names in an open directory, so that nobody can redirect a path by swapping a directory for a
+link.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, TypeAlias
+
+if sys.platform != "win32":
+    import fcntl
+
+Kind: TypeAlias = Literal["absent", "file", "directory", "link", "other"]
+
+MAX_DEPTH = 200
+"""Directories that are nested more deeply are not looked at."""
+MAX_ENTRIES = 1_000_000
+OWN_XATTRS = "user.overlay."
+"""The kernel keeps its own notes about an overlay in extended attributes with this prefix."""
+OPEN_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | os.O_CLOEXEC
+COPY_BYTES = 1 << 24
+FICLONE = 0x40049409
+NOREPLACE, EXCHANGE = 1, 2
+UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class TooLargeError(Exception):
+    """A tree has too many entries, or is nested too deeply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What is at a path."""
+
+    kind: Kind = "absent"
+    mode: int = 0
+    """The permissions."""
+    size: int = 0
+    """The length of a file, or the bytes of all files in a tree."""
+    mtime_ns: int = 0
+    uid: int = 0
+    gid: int = 0
+    target: str = ""
+    """Where a link leads."""
+    tree: str = ""
+    """A fingerprint of a directory with everything in it. Empty for a directory whose entries count on their own."""
+    files: int = 0
+    """The number of files in a tree."""
+    xattrs: tuple[tuple[str, str], ...] = ()
+    """The extended attributes of a directory, with their values in hexadecimal digits."""
+    digest: str = ""
+    """The sha256 (hex) of a file's content, if it was read."""
+
+    def matches(self, other: State) -> bool:
+        """Return whether two states are the same file as far as that shows without reading it. The times of
+        directories do not count, because they change whenever a file is put beside another."""
+        if self.kind != other.kind or self.tree != other.tree or self.target != other.target:
+            return False
+        if self.kind != "file":
+            return self.kind == "link" or self.mode == other.mode
+        if (self.mode, self.size) != (other.mode, other.size):
+            return False
+        return self.mtime_ns == other.mtime_ns or (self.digest != "" and self.digest == other.digest)
+
+
+ABSENT = State()
+
+
+@dataclass(slots=True)
+class Walked:
+    """What a walk over a tree has found."""
+
+    newest_ns: int = 0
+    """The newest time at which something in the tree was changed."""
+    newest: str = ""
+    """The path that was changed at this time, relative to the tree."""
+    entries: int = 0
+    files: int = 0
+    size: int = 0
+    """In bytes on the disk."""
+
+
+def kind_of(mode: int) -> Kind:
+    """Return the kind of a file with this mode."""
+    if stat.S_ISREG(mode):
+        return "file"
+    if stat.S_ISDIR(mode):
+        return "directory"
+    return "link" if stat.S_ISLNK(mode) else "other"
+
+
+def is_whiteout(status: os.stat_result) -> bool:
+    """Return whether this file in a layer stands for a deletion."""
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+
+
+def status_of(name: str, directory: int | None) -> os.stat_result | None:
+    """Return the status of a name in an open directory; None if there is no such file or directory."""
+    if directory is None:
+        return None
+    try:
+        return os.lstat(name, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+
+
+def state_of(name: str, directory: int, *, is_whole: bool = True, walked: Walked | None = None) -> State:
+    """Return the state of a name in an open directory. With `is_whole`, a directory counts with everything in it."""
+    status = status_of(name, directory)
+    if status is None:
+        return ABSENT
+    walked = walked or Walked()
+    note_change(walked, status, "")
+    kind = kind_of(status.st_mode)
+    mode = stat.S_IMODE(status.st_mode)
+    mtime, uid, gid = status.st_mtime_ns, status.st_uid, status.st_gid
+    if kind == "link":
+        target = os.readlink(name, dir_fd=directory)
+        return State(kind=kind, mode=mode, mtime_ns=mtime, uid=uid, gid=gid, target=target, files=1)
+    if kind != "directory":
+        return State(kind=kind, mode=mode, size=status.st_size, mtime_ns=mtime, uid=uid, gid=gid, files=1)
+    handle = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
+    try:
+        xattrs = xattrs_of(handle)
+        tree = fingerprint(handle, walked) if is_whole else ""
+    finally:
+        os.close(handle)
+    files, size = (walked.files, walked.size) if is_whole else (0, 0)
+    return State(
+        kind=kind, mode=mode, mtime_ns=mtime, uid=uid, gid=gid, tree=tree, xattrs=xattrs, files=files, size=size
+    )
+
+
+def fingerprint(directory: int, walked: Walked) -> str:
+    """Return a digest of the names, kinds, modes, sizes and times in a tree. Sizes of sparse files do not count."""
+    digest = hashlib.sha256()
+    for path, status in walk(directory):
+        walked.entries += 1
+        note_change(walked, status, path)
+        kind = kind_of(status.st_mode)
+        if kind == "directory":
+            text = f"{path}\0d{status.st_mode}\n"
+        else:
+            walked.files += 1
+            walked.size += status.st_blocks * 512
+            text = f"{path}\0{status.st_mode} {status.st_size} {status.st_mtime_ns if kind == 'file' else 0}\n"
+        digest.update(os.fsencode(text))
+    return digest.hexdigest()
+
+
+def note_change(walked: Walked, status: os.stat_result, path: str) -> None:
+    if status.st_ctime_ns > walked.newest_ns:
+        walked.newest_ns, walked.newest = status.st_ctime_ns, path
+
+
+def walk(directory: int, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield everything below an open directory with its status, directories first.
+
+    :raises TooLargeError: the tree is nested too deeply, or has too many entries.
+    """
+    if depth > MAX_DEPTH:
+        raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
+    with os.scandir(directory) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+        if len(found) > MAX_ENTRIES:
+            raise TooLargeError(f"there are more than {MAX_ENTRIES:,} files")
+        statuses = [(entry.name, entry.stat(follow_symlinks=False)) for entry in found]
+    for name, status in statuses:
+        path = f"{prefix}{name}"
+        yield path, status
+        if stat.S_ISDIR(status.st_mode):
+            with opened(name, directory) as inner:
+                yield from walk(inner, f"{path}/", depth + 1)
+
+
+@contextmanager
+def opened(name: str, directory: int) -> Iterator[int]:
+    """Open a directory in an open directory. If its owner may not read it, give the owner this right for the time."""
+    try:
+        handle = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
+    except PermissionError:
+        with writable_directory(name, directory):
+            handle = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def writable_directory(name: str, directory: int) -> Iterator[None]:
+    """Give the owner of a directory all rights, and afterwards the old ones again."""
+    path = proc_path(directory, name)
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+    os.chmod(path, stat.S_IMODE(status.st_mode) | 0o700)
+    try:
+        yield
+    finally:
+        with suppress(FileNotFoundError):
+            os.chmod(path, stat.S_IMODE(status.st_mode))
+
+
+@contextmanager
+def changeable(directory: int) -> Iterator[None]:
+    """Let the owner of an open directory change its entries for the time, as commands may have made it read-only."""
+    status = os.fstat(directory)
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o300 == 0o300 or status.st_uid != os.geteuid():
+        yield
+        return
+    os.fchmod(directory, mode | 0o300)
+    try:
+        yield
+    finally:
+        os.fchmod(directory, mode)
+
+
+def proc_path(directory: int, name: str = "") -> str:
+    """Return a path that leads to a name in an open directory, whatever the directory is called by now."""
+    return f"/proc/self/fd/{directory}/{name}" if name else f"/proc/self/fd/{directory}"
+
+
+def xattrs_of(handle: int | str) -> tuple[tuple[str, str], ...]:
+    """Return the extended attributes of a file that the user can set. `handle` may be a path, whose last link is not
+    followed."""
+    with suppress(OSError):
+        follow = isinstance(handle, int)
+        names = os.listxattr(handle) if follow else os.listxattr(handle, follow_symlinks=False)
+        wanted = sorted(name for name in names if not name.startswith(OWN_XATTRS))
+        if isinstance(handle, int):
+            return tuple((name, os.getxattr(handle, name).hex()) for name in wanted)
+        return tuple((name, os.getxattr(handle, name, follow_symlinks=False).hex()) for name in wanted)
+    return ()
+
+
+def own_xattrs(handle: int | str) -> tuple[str, ...]:
+    """Return the names of the kernel's own attributes of a file, such as `opaque`."""
+    with suppress(OSError):
+        names = os.listxattr(handle) if isinstance(handle, int) else os.listxattr(handle, follow_symlinks=False)
+        return tuple(name.removeprefix(OWN_XATTRS) for name in names if name.startswith(OWN_XATTRS))
+    return ()
+
+
+def has_xattr(handle: int | str, name: str) -> bool:
+    """Return whether a file has one of the kernel's own attributes."""
+    return name in own_xattrs(handle)
+
+
+def strip_xattrs(path: str) -> None:
+    """Remove the kernel's own attributes from a file."""
+    for name in own_xattrs(path):
+        with suppress(OSError):
+            os.removexattr(path, f"{OWN_XATTRS}{name}", follow_symlinks=False)
+
+
+def apply_meta(handle: int, state: State) -> None:
+    """Give an open directory the mode, the time and the attributes of a state, as far as the user may."""
+    status = os.fstat(handle)
+    if (status.st_uid, status.st_gid) != (state.uid, state.gid):
+        with suppress(OSError):
+            os.chown(handle, state.uid, state.gid)
+    set_xattrs(handle, state.xattrs)
+    os.chmod(handle, state.mode)
+    os.utime(handle, ns=(status.st_atime_ns, state.mtime_ns))
+
+
+def set_xattrs(handle: int, wanted: tuple[tuple[str, str], ...]) -> None:
+    present = dict(xattrs_of(handle))
+    for name, value in wanted:
+        if present.pop(name, None) != value:
+            with suppress(OSError):
+                os.setxattr(handle, name, bytes.fromhex(value))
+    for name in present:
+        with suppress(OSError):
+            os.removexattr(handle, name)
+
+
+class Copier:
+    """Copies files and trees with their modes, times, attributes, holes and the hard links among them. Sockets, devices
+    and named pipes are left out. `leaves_out` says what else is left out."""
+
+    def __init__(self, leaves_out: Callable[[os.stat_result], bool] = is_whiteout) -> None:
+        self._links: dict[tuple[int, int], tuple[int, str]] = {}
+        self._leaves_out = leaves_out
+        self._handles: list[int] = []
+
+    def copy(self, name: str, source: int, to: str, target: int) -> bool:
+        """Copy `name` in the open directory `source` to the new name `to` in the open directory `target`. Return
+        whether there was something to copy."""
+        try:
+            return self._copy(name, source, to, target, 0)
+        finally:
+            self._links.clear()
+            while self._handles:
+                os.close(self._handles.pop())
+
+    def _copy(self, name: str, source: int, to: str, target: int, depth: int) -> bool:
+        status = os.lstat(name, dir_fd=source)
+        kind = kind_of(status.st_mode)
+        if kind == "other" or self._leaves_out(status):
+            return False
+        if depth > MAX_DEPTH:
+            raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
+        if kind == "directory":
+            self._copy_directory(name, source, to, target, depth)
+            return True
+        key = (status.st_dev, status.st_ino)
+        if status.st_nlink > 1 and key in self._links:
+            handle, first = self._links[key]
+            os.link(first, to, src_dir_fd=handle, dst_dir_fd=target, follow_symlinks=False)
+            return True
+        if kind == "link":
+            os.symlink(os.readlink(name, dir_fd=source), to, dir_fd=target)
+        else:
+            copy_file(name, source, to, target)
+        copy_meta(name, source, to, target, status)
+        if status.st_nlink > 1 and len(self._handles) < 256:
+            self._handles.append(os.dup(target))
+            self._links[key] = (self._handles[-1], to)
+        return True
+
+    def _copy_directory(self, name: str, source: int, to: str, target: int, depth: int) -> None:
+        os.mkdir(to, 0o700, dir_fd=target)
+        with opened(name, source) as inner, opened(to, target) as new:
+            with os.scandir(inner) as entries:
+                names = [entry.name for entry in entries]
+            for each in names:
+                with suppress(FileNotFoundError):  # a program that still runs may remove files meanwhile
+                    self._copy(each, inner, each, new, depth + 1)
+            copy_meta(name, source, to, target, os.fstat(inner))
+
+
+def copy_meta(name: str, source: int, to: str, target: int, status: os.stat_result) -> None:
+    """Copy owner, attributes, mode and times."""
+    own, new = proc_path(source, name), proc_path(target, to)
+    made = os.lstat(new)
+    if (made.st_uid, made.st_gid) != (status.st_uid, status.st_gid):
+        with suppress(OSError):
+            os.chown(new, status.st_uid, status.st_gid, follow_symlinks=False)
+    for attribute, value in xattrs_of(own):
+        with suppress(OSError):
+            os.setxattr(new, attribute, bytes.fromhex(value), follow_symlinks=False)
+    if not stat.S_ISLNK(status.st_mode):
+        os.chmod(new, stat.S_IMODE(status.st_mode))
+    os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
+
+
+def copy_file(name: str, source: int, to: str, target: int) -> None:
+    """Copy the content of a regular file into a new file, if possible without copying the blocks."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    reader = os.open(name, flags, dir_fd=source)
+    try:
+        status = os.fstat(reader)
+        if not stat.S_ISREG(status.st_mode):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        writer = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target)
+        try:
+            try:
+                fcntl.ioctl(writer, FICLONE, reader)
+            except OSError:
+                copy_data(reader, writer, status.st_size)
+        finally:
+            os.close(writer)
+    finally:
+        os.close(reader)
+
+
+def copy_data(reader: int, writer: int, size: int) -> None:
+    """Copy the parts of a file that hold data, and leave holes as they are."""
+    os.ftruncate(writer, size)
+    position = 0
+    while position < size:
+        try:
+            position = os.lseek(reader, position, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # only a hole is left
+                return
+            raise
+        end = min(os.lseek(reader, position, os.SEEK_HOLE), size)
+        os.lseek(reader, position, os.SEEK_SET)
+        os.lseek(writer, position, os.SEEK_SET)
+        while position < end:
+            moved = os.sendfile(writer, reader, None, min(end - position, COPY_BYTES))
+            if not moved:
+                return
+            position += moved
+
+
+def digest_of(name: str, directory: int) -> str:
+    """Return the sha256 (hex) of a regular file. :raises OSError: it cannot be read."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(name, flags, dir_fd=directory), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def same_content(one: int, own: str, other: int, theirs: str, limit: int) -> bool:
+    """Return whether two regular files of the same size have the same bytes. Longer files than `limit` count as
+    different."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(own, flags, dir_fd=one), "rb") as left, open(os.open(theirs, flags, dir_fd=other), "rb") as right:
+        if os.fstat(left.fileno()).st_size > limit:
+            return False
+        return left.read(limit + 1) == right.read(limit + 1)
+
+
+def rename_new(name: str, source: int, to: str, target: int) -> None:
+    """Rename a file, but never over another one. :raises FileExistsError: there is a file with this name."""
+    try:
+        renameat2(name, source, to, target, NOREPLACE)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        if status_of(to, target) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), to) from None
+        os.rename(name, to, src_dir_fd=source, dst_dir_fd=target)
+
+
+def renameat2(name: str, source: int, to: str, target: int, flags: int) -> None:
+    """Rename a file with flags of the kernel. :raises OSError: the kernel refused."""
+    if libc().renameat2(source, os.fsencode(name), target, os.fsencode(to), flags) != 0:
+        number = last_error()
+        raise OSError(number, os.strerror(number), name)
+
+
+def sync_file_system(handle: int) -> None:
+    """Write everything that waits for the file system of an open file to the disk."""
+    if libc().syncfs(handle) != 0:
+        number = last_error()
+        raise OSError(number, os.strerror(number))
+
+
+@cache
+def libc() -> Any:
+    """Return the C library."""
+    import ctypes  # takes 10 ms, and only commands that change files need it
+
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def last_error() -> int:
+    """Return the error number of the last call of the C library."""
+    import ctypes  # see above
+
+    return ctypes.get_errno()

@@ -1,0 +1,203 @@
+"""Sessions of the real process are built again from their log, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections import deque
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import pytest
+
+from crow.cli import main
+from crow.llm.sent import digest_of
+from tests.stdio.conftest import StartCrow
+from tests.support import fake_endpoint as fake
+from tests.support.fake_endpoint import FakeEndpoint
+from tests.support.prefix_cache import CachingEndpoint, call, run_session, say, write_config
+
+SEEDS = [(wire, seed) for wire in ("chat", "responses", "messages") for seed in range(10)]
+SECRET = "sk-proj-Ab12Cd34Ef56Gh78Ij90Kl12Mn34Op56"
+
+
+async def random_session(
+    crow: StartCrow, home: Path, tmp_path: Path, *, wire: str = "chat", seed: int = 2
+) -> tuple[str, set[str]]:
+    """Run a random session on a wire. Return its id, and the digests of the requests that the endpoint got."""
+    model = CachingEndpoint(home / "crow.db")
+    async with model.endpoint as endpoint:
+        write_config(home, endpoint.base_url, wire)
+        async with crow(env={"CROW_MODEL": None, "OPENAI_API_KEY": "sk-test-0123456789"}) as agent:
+            await agent.initialize()
+            await run_session(agent, model, tmp_path / "places" / str(seed), seed, prompts=6)
+        got = {digest_of(request.raw) for request in endpoint.asked}
+    (session,) = model.sessions.values()
+    return session, got
+
+
+class Commands:
+    """Runs commands of crow in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    async def __call__(self, *arguments: str) -> tuple[int, str]:
+        """Return the exit code and what was printed."""
+        code = await anyio.to_thread.run_sync(main, list(arguments))
+        said = self._capsys.readouterr()
+        return code, said.out + said.err
+
+    async def live(self, session: str, turn: int) -> tuple[int, str]:
+        """Return how many requests were sent from a turn on, and what was printed."""
+        said = (await self("replay", session, "--live", "--from", str(turn)))[1]
+        return len(said.splitlines()), said
+
+    async def replay(self, name: str) -> list[dict[str, Any]]:
+        """Return the requests of a session or a file, built again."""
+        return [json.loads(line) for line in (await self("replay", name, "--json"))[1].splitlines()]
+
+
+@pytest.fixture
+def run(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
+    monkeypatch.setenv("CROW_HOME", str(home))
+    for name in ("CROW_MODEL", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    return Commands(capsys)
+
+
+def stored(home: Path, query: str, *values: object) -> list[Any]:
+    with closing(sqlite3.connect(home / "crow.db")) as connection, connection:
+        return [row[0] for row in connection.execute(query, values)]
+
+
+@pytest.mark.parametrize(("wire", "seed"), SEEDS)
+async def test_a_random_session_and_its_case_are_built_again_byte_for_byte(
+    crow: StartCrow, home: Path, tmp_path: Path, run: Commands, seed: int, wire: str
+) -> None:
+    session, got = await random_session(crow, home, tmp_path, wire=wire, seed=seed)
+    found = await run.replay(session)
+    assert {each["words"] for each in found} == {""}
+    digests = stored(home, "SELECT body ->> '$.sent.digest' FROM entries WHERE kind = 'assistant' AND body IS NOT NULL")
+    assert set(digests) <= got
+    assert len(found) >= len(set(digests)) > 3
+    code, said = await run("sessions", "export", session, "--format", "case", "-o", str(tmp_path / "case.jsonl"))
+    assert code == 0, said
+    again = await run.replay(str(tmp_path / "case.jsonl"))
+    assert [(each["outcome"], each["turn"]) for each in again] == [("identical", each["turn"]) for each in found]
+
+
+async def test_a_case_is_redacted_and_says_what_differed(
+    crow: StartCrow, home: Path, tmp_path: Path, run: Commands
+) -> None:
+    model = CachingEndpoint(home / "crow.db")
+    place = tmp_path / "home" / "places"
+    place.mkdir(parents=True)
+    (place / "notes.txt").write_text(f"password = hunter2hunter2\nmail me@example.org\n{SECRET}\n")
+    async with model.endpoint as endpoint:
+        write_config(home, endpoint.base_url)
+        async with crow(env={"CROW_MODEL": None, "OPENAI_API_KEY": "sk-test-0123456789"}) as agent:
+            await agent.initialize()
+            session = await agent.new_session(place)
+            model.sessions[str(place)] = session
+            model.steps[session] = deque([call(("read_file", {"path": "notes.txt"})), say(f"It is {SECRET}.")])
+            await agent.prompt(session, f"Use {SECRET} in /home/anna/nest, write to anna@example.org")
+    path = tmp_path / "case.jsonl"
+    code, said = await run("sessions", "export", session, "--format", "case", "-o", str(path))
+    assert code == 0, said
+    text = path.read_text()
+    for hidden in (SECRET, "hunter2", "example.org", "/home/anna"):
+        assert hidden not in text
+    assert [each["outcome"] for each in await run.replay(str(path))] == ["identical"] * 2
+    code, said = await run("replay", str(path))
+    assert (code, "identical: 2 (" in said) == (0, True), said
+    edited = path.read_text().replace("in ~/nest", "at ~/nest").splitlines()
+    edited[-1] = json.dumps({**json.loads(edited[-1]), "sha256": None})
+    path.write_text("\n".join(edited) + "\n")
+    code, said = await run("replay", str(path))
+    assert code == 1
+    assert "message 2 of 2 differs: a prompt, with the text that crow joined to it (entry " in said
+
+
+async def test_another_model_prompt_or_policy_shows_what_would_have_been_sent(
+    crow: StartCrow, home: Path, tmp_path: Path, run: Commands
+) -> None:
+    session, _ = await random_session(crow, home, tmp_path, seed=3)
+    with (home / "config.toml").open("a") as config:
+        config.write('[models."priced"]\ncontext_window = 20000\ninput_price = 1.0\noutput_price = 2.0\n')
+    prompt = tmp_path / "prompt.md"
+    prompt.write_text("Be a nest builder. " * 10_000)
+
+    async def sums(*options: str) -> tuple[int, int, int]:
+        _, said = await run("replay", session, *options, "--json")
+        rows = [json.loads(line) for line in said.splitlines()]
+        compactions = sum(bool(row["compaction"]) for row in rows)
+        return sum(row["tokens"] for row in rows), compactions, sum(bool(row["refused"]) for row in rows)
+
+    large = await sums("--model", "large")
+    assert large[1:] == (0, 0)
+    assert (await sums("--model", "large", "--with", str(prompt)))[0] > large[0]
+    small = await sums("--model", "priced")
+    assert small[1] > 0
+    assert small[0] < large[0]
+    assert (await sums("--model", "priced", "--set", "compaction.threshold=0.4"))[1] > small[1]
+    assert (await sums("--model", "priced", "--set", "compaction.auto=false"))[1] == 0
+    code, said = await run("replay", session, "--model", "priced")
+    assert code in (0, 1)
+    assert re.search(r"cost: \$\d", said), said
+    assert (await sums("--model", "priced", "--with", str(prompt)))[2] > 0
+    for wrong in ("compaction.threshold=7", "compaction.threshold", "model.name=x", "compaction.auto=maybe"):
+        code, said = await run("replay", session, "--set", wrong)
+        assert (code, "--set is" in said) == (2, True), said
+
+
+async def test_live_sends_the_requests_from_a_turn_on(
+    crow: StartCrow, home: Path, tmp_path: Path, run: Commands
+) -> None:
+    session, _ = await random_session(crow, home, tmp_path, seed=2)
+    async with FakeEndpoint(otherwise=lambda _: fake.text("Twigs.")) as endpoint:
+        config = (home / "config.toml").read_text()
+        (home / "config.toml").write_text(re.sub(r'base_url = "[^"]+"', f'base_url = "{endpoint.base_url}"', config))
+        everything, _ = await run.live(session, 1)
+        later, said = await run.live(session, 3)
+        assert len(endpoint.asked) == everything + later
+    assert 0 < later < everything
+    assert "text, in the log" in said
+
+
+def names_in(folder: Path) -> set[str]:
+    """The names of all files below a folder."""
+    return {path.name for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "",
+        "no json",
+        '{"type":"crow","format":1}',
+        '{"type":"crow","format":99}',
+        '{"type":"crow","format":1}\n{"type":"conversation","created_ms":0}\n{"type":"session","id":"../../x"}',
+    ],
+)
+async def test_a_file_that_is_no_case_is_refused(home: Path, tmp_path: Path, run: Commands, lines: str) -> None:
+    path = tmp_path / "case.jsonl"
+    path.write_text(lines)
+    code, said = await run("replay", str(path))
+    assert (code, str(path) in said) == (2, True), said
+    assert "replay.db" not in names_in(home)
+
+
+async def test_an_imported_session_says_that_it_has_no_requests(home: Path, tmp_path: Path, run: Commands) -> None:
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]))
+    code, said = await run("sessions", "import", str(path), "--from", "openai-json", "--json")
+    assert code == 0, said
+    (session,) = stored(home, "SELECT id FROM sessions")
+    code, said = await run("replay", session)
+    assert code == 0
+    assert "identical: 0" in said
+    assert "not compared: 1: " in said

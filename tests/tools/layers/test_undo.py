@@ -1,0 +1,21 @@
+"""Random destructive command lines are kept, undone and redone without a difference."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.tools.layers.trees import LINES, check_round
+
+
+@pytest.mark.parametrize("number", range(len(LINES)))
+def test_a_destructive_line_is_undone_and_redone_to_the_byte(number: int, tmp_path: Path) -> None:
+    check_round(tmp_path, random.Random(number), LINES[number], kills=False)
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_a_kill_leaves_what_the_next_start_completes_or_takes_back(number: int, tmp_path: Path) -> None:
+    rng = random.Random(1_000 + number)
+    check_round(tmp_path, rng, rng.choice(LINES), kills=True)
