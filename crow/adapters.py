@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -233,7 +234,13 @@ def open_workspace(
 def protected_names(loaded: Loaded) -> ProtectedNames:
     """Return the names of protected files: those that crow knows, with the user's changes."""
     permissions = loaded.settings.permissions
-    return ProtectedNames(permissions.protect, permissions.unprotect)
+    return _protected_names(tuple(permissions.protect), tuple(permissions.unprotect))
+
+
+@lru_cache(maxsize=4)
+def _protected_names(added: tuple[str, ...], removed: tuple[str, ...]) -> ProtectedNames:
+    """Return the names that all sessions with the same settings share: a set takes 20 kB."""
+    return ProtectedNames(added, removed)
 
 
 def _server_files(loaded: Loaded) -> tuple[Path, ...]:

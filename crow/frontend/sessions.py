@@ -20,14 +20,7 @@ from crow.agent.sessions.session import Session
 from crow.agent.subagents.kinds import changes_of_own
 from crow.agent.workspace import WorkspaceContents, notice_of_workspace
 from crow.domain.entries import NewEntry, Note
-from crow.domain.errors import (
-    ArgumentError,
-    CrowError,
-    LeafMoved,
-    NoSuchSession,
-    SessionBusy,
-    StoreUnavailable,
-)
+from crow.domain.errors import ArgumentError, CrowError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.events import NoticeShown, TitleChanged
 from crow.domain.text import title_line
 from crow.frontend.client import ClientConnection, Outlet, SessionClient
