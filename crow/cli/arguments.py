@@ -40,10 +40,7 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     settings = _settings_arguments()
 
     def add(
-        name: str,
-        words: str,
-        parents: Sequence[argparse.ArgumentParser] = (),
-        aliases: Sequence[str] = (),
+        name: str, words: str, parents: Sequence[argparse.ArgumentParser] = (), aliases: Sequence[str] = ()
     ) -> argparse.ArgumentParser:
         description = f"{words[0].upper()}{words[1:]}."
         added = parsers.add_parser(name, parents=parents, aliases=aliases, help=words, description=description)

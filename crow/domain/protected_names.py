@@ -165,6 +165,21 @@ REMOVABLE = frozenset(name for row in ROWS if not row.is_fixed for name in row.n
 """The names that the user's settings can remove."""
 
 
+def added_name(name: str) -> str:
+    """Return a name that the settings add. :raises ValueError: it is absolute, too wide, or leaves its folder."""
+    parts = name.strip("/").split("/")
+    if name.startswith(("/", "~")) or any(part in ("", ".", "..") or not part.strip("*?") for part in parts):
+        raise ValueError
+    return name
+
+
+def removed_name(name: str) -> str:
+    """Return a name that the settings remove. :raises ValueError: it cannot be removed."""
+    if name.casefold() not in REMOVABLE:
+        raise ValueError
+    return name
+
+
 class ProtectedNames:
     """The names in the table, with the changes of the user's settings.
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
-from crow.domain.protected_names import REMOVABLE
+from crow.domain.protected_names import added_name, removed_name
 
 OFFLINE = "offline"
 """The name of the built-in model, which needs no endpoint."""
@@ -91,21 +91,8 @@ Rules = Annotated[
 ]
 
 
-def _protected_name(name: str) -> str:
-    parts = name.strip("/").split("/")
-    if name.startswith(("/", "~")) or any(part in ("", ".", "..") or not part.strip("*?") for part in parts):
-        raise ValueError
-    return name
-
-
-def _removable_name(name: str) -> str:
-    if name.casefold() not in REMOVABLE:
-        raise ValueError
-    return name
-
-
-_ProtectedName = Annotated[str, AfterValidator(_protected_name)]
-_RemovableName = Annotated[str, AfterValidator(_removable_name)]
+_ProtectedName = Annotated[str, AfterValidator(added_name)]
+_RemovableName = Annotated[str, AfterValidator(removed_name)]
 
 
 class Section(BaseModel):

@@ -77,7 +77,8 @@ def join_url(base: str, reference: str) -> str:
     """
     cleaned = _with_slashes(reference.strip(_EDGES).translate(_LINE_BREAKS))
     try:
-        return normalize_url(urljoin(base, cleaned))
+        # urljoin drops an empty part behind ";", which is sent in a whole URL.
+        return normalize_url(cleaned if re.match("https?://", cleaned, re.IGNORECASE) else urljoin(base, cleaned))
     except ValueError:
         raise _not_a_url(reference, "") from None
 

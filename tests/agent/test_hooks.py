@@ -183,7 +183,7 @@ async def test_changed_arguments_are_planned_permitted_and_told_to_the_model(tmp
     async with running(tmp_path, model, hooks=hooks) as run:
         await run.session.prompt(text("go"))
         (question,) = run.client.questions
-        (started,), (result,), (told,) = (run.client.stored(kind) for kind in (Started, ToolResult, Custom))
+        (started,), (result,), (told, _receipt) = (run.client.stored(kind) for kind in (Started, ToolResult, Custom))
     assert question.plan.announcement.title == started.announcement.title == result.announcement.title == "Write b.txt"
     assert json.loads(question.arguments) == {"path": "b.txt", "content": "x"}
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["b.txt"]

@@ -134,7 +134,7 @@ async def test_documents_become_text_images_or_an_error_message(open_box: OpenBo
         "gone": ("[HTTP status 404]\nno such page", True),
         "picture": ("(an image)", False),
         "program": (
-            "fetch: URL/program is application/octet-stream (3 bytes); only text, images and PDFs can be read",
+            "fetch: URL/program is application/octet-stream (3 bytes); only text and images can be read",
             True,
         ),
         "near": ("URL/near redirects to URL/page. To follow it, fetch that URL.", False),
@@ -155,7 +155,7 @@ async def test_a_hostile_document_does_no_harm(open_box: OpenBox) -> None:
             }
     punycode, nested = said.pop("punycode").text, said.pop("nested").text
     assert {name: outcome.text.replace(url, "URL") for name, outcome in said.items()} == {
-        "no-picture": "fetch: URL/no-picture is image/png (6 bytes); only text, images and PDFs can be read",
+        "no-picture": "fetch: URL/no-picture is image/png (6 bytes); only text and images can be read",
         "charset": "xn--",
         "half": '{\n "a": "?"\n}',
         "meta": "“hi”",

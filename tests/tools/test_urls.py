@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import httpx2
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from crow.domain.errors import ArgumentError
@@ -67,6 +67,7 @@ def test_what_clients_and_servers_read_differently_is_no_url(text: str) -> None:
 
 
 @given(TEXT)
+@example("a.example/;")
 def test_the_normal_form_is_final_and_sent_as_it_is(text: str) -> None:
     try:
         url = normalize_url(f"http://{text}")

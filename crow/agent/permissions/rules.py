@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 from unicodedata import normalize
 
-from crow.agent.permissions.command_line import Certainty, named_files, runs, simple_words
-from crow.agent.permissions.command_risks import find_risk
+from crow.agent.permissions.command_line import Certainty, named_files, runs
+from crow.agent.permissions.command_patterns import allows_command, first_words, has_star, kind_of_command
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.domain.text import shorten, title_line
@@ -107,7 +107,7 @@ class PermissionRule:
         if self.argument is None:
             return not touched.is_outside
         if call.access == "execute" and self.is_pattern and coverage.argument is not None:
-            return _allows_command(self.argument, coverage.argument, asked)
+            return allows_command(self.argument, coverage.argument, asked)
         if not self.is_pattern:
             return self.argument in (coverage.argument, *touched.rule_paths)
         if touched.rule_paths:
@@ -439,35 +439,6 @@ def _may_read(paths: Sequence[str], rules: Sequence[PermissionRule], *, has_othe
     return not any(has_other_names or names_path(rule.argument or "", paths, ignore_case=True) for rule in denials)
 
 
-def _allows_command(pattern: str, line: str, access: CommandAccess) -> bool:
-    """Whether an allow rule covers a command line. Only a single plain command is ever covered.
-
-    If the pattern does not end with `*`, the command must consist of exactly the pattern's words. If the pattern ends
-    with `*`, the command may have more words after those of the pattern. If such a command can change something, it is
-    covered only if `find_risk` finds no risk among the additional words.
-    """
-    wanted, words = _first_words(pattern), simple_words(line)
-    if not wanted or words is None:
-        return False
-    if not _has_star(pattern):
-        return words == wanted
-    if words[: len(wanted)] != wanted:
-        return False
-    return access == "read" or find_risk(words, len(wanted)) is None
-
-
-def _has_star(pattern: str) -> bool:
-    """Whether a command pattern ends with a `*`, which stands for any further words."""
-    return pattern.rstrip().endswith((" *", ":*"))
-
-
-def _first_words(pattern: str) -> tuple[str, ...] | None:
-    """Return the words of a command pattern, without a `*` at its end. Every command line that the pattern covers
-    begins with these words. Return None if the pattern is not a plain command."""
-    pattern = pattern.rstrip()
-    return simple_words(pattern[:-2] if _has_star(pattern) else pattern)
-
-
 def _is_absolute(pattern: str) -> bool:
     """Whether a glob of paths can name paths outside the workspace."""
     return os.path.isabs(os.path.expanduser(pattern))
@@ -538,7 +509,7 @@ def typed_rule(text: str, *, allow: bool, cwd: str) -> PermissionRule:
             f"`{text}` would allow nothing: write `recall(workspace)` for the sessions of this directory, or "
             "`recall(all)` for all sessions. Searching the current session needs no permission."
         )
-    if allow and tool == "shell" and argument is not None and not _first_words(argument):
+    if allow and tool == "shell" and argument is not None and not first_words(argument):
         raise ArgumentError(
             f"`{text}` would allow nothing: give the words of a command without operators and variables, such as "
             "`shell(git status)`, or `shell(make *)` for any words after `make`."
@@ -566,7 +537,7 @@ def scope_text(rule: PermissionRule, cwd: str) -> str:
     limits = []
     if rule.argument is not None and fnmatchcase("shell", rule.tool):
         if rule.is_pattern:
-            limits.append("these words and more" if _has_star(rule.argument) else "exactly these words")
+            limits.append("these words and more" if has_star(rule.argument) else "exactly these words")
         limits.append("any access" if rule.access in (None, "full") else f"access {rule.access}")
     if rule.cwd is not None:
         if rule.fingerprint:
@@ -603,17 +574,6 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Permissi
         return rule
     path = call.touched.rule_paths[0]
     return replace(rule, argument=path, is_pattern="*" not in path and "?" not in path)
-
-
-def kind_of_command(line: str) -> str:
-    """Return the pattern that covers commands of the same kind, such as `git add *`; empty if `line` is not a plain
-    command, or if such a pattern would not cover it."""
-    words = simple_words(line)
-    if words is None or not re.fullmatch(r"[\w.+-]+", words[0]):
-        return ""
-    count = 2 if len(words) > 1 and re.fullmatch(r"[a-z][a-z0-9:_-]*", words[1]) else 1
-    pattern = f"{' '.join(words[:count])} *"
-    return pattern if _allows_command(pattern, line, "write") else ""
 
 
 def rule_for_changes(folder: str, cwd: str) -> PermissionRule:

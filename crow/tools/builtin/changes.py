@@ -17,10 +17,12 @@ from crow.tools.layers.session import Layers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """What became of a layer. `words` are for the model. `diffs` show what was kept."""
+    """What became of a layer."""
 
     words: str = ""
+    """For the model."""
     diffs: tuple[Diff, ...] = ()
+    """What was kept."""
 
     def announced(self, announcement: Announcement) -> Announcement | None:
         """Return the announcement with the diffs; None if there are none."""

@@ -97,11 +97,12 @@ def locate_in(overlay: Overlay, parts: Sequence[str]) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where layers and change sets are on disk. `scratch` is a directory for layers, if they cannot be in
-    `directory`."""
+    """Where layers and change sets are on disk."""
 
     directory: Path
+    """Has the change sets, and the layers if they can be in it."""
     scratch: Path | None = None
+    """The directory of layers, if they cannot be in `directory`."""
 
     @property
     def layers(self) -> Path:
