@@ -198,6 +198,9 @@ class SessionHost:
     ) -> None:
         self.dependencies = dependencies
         self.models: tuple[str, ...] = tuple(dependencies.models)
+        self._listing = anyio.Lock()
+        self._listed: ServerDependencies | None = None
+        """The settings for which the models of the endpoint were listed."""
         """The names of the models to offer."""
         self.tasks = tasks
         self.is_lasting = is_lasting
@@ -356,7 +359,7 @@ class SessionHost:
             await self.dependencies.import_for_calls()
         await self.warn_about_sandbox()
         await self.recover_changes()
-        await self._add_models()
+        await self.list_models()
 
     def reload_settings(self) -> None:
         """Reload the user's settings. If they have changed, sessions that are opened from now on use the new settings,
@@ -366,7 +369,7 @@ class SessionHost:
             self.dependencies = dependencies
             self._set_models(tuple(dependencies.models))
             if self.is_warm:
-                self.tasks.start_soon(self._add_models)
+                self.tasks.start_soon(self.list_models)
 
     def commands(self, session: Session) -> list[dict[str, Any]]:
         """Return the slash commands of a session for `available_commands_update`: crow's own, the user's templates,
@@ -453,8 +456,15 @@ class SessionHost:
         if self.open.get(hosted.session.id) is hosted:
             del self.open[hosted.session.id]
 
-    async def _add_models(self) -> None:
-        more = await self.dependencies.more_models()
+    async def list_models(self) -> None:
+        """Add the models that the endpoint lists to those that clients may choose. Once for each version of the
+        settings; later calls wait for the first one."""
+        async with self._listing:
+            if self._listed is self.dependencies:
+                return
+            dependencies = self.dependencies
+            more = await dependencies.more_models()
+            self._listed = dependencies
         has_levels = any(hosted.session.thought_levels is not None for hosted in self.open.values())
         self._set_models(tuple(dict.fromkeys([*self.models, *more])), has_levels=has_levels)
 

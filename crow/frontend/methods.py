@@ -371,6 +371,8 @@ class Methods:
         return {}
 
     async def set_config_option(self, params: RequestParams) -> dict[str, Any]:
+        if params["configId"] == "model" and params["value"] not in self.host.models:
+            await self.host.list_models()  # an editor may choose the model of an earlier session at once
         async with self.sessions.locked(params["sessionId"]) as opened:
             branch, option = opened.session.branch, params["configId"]
             value = option_value(option, params["value"], model=branch.row.model, models=self.host.models)

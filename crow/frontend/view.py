@@ -10,6 +10,7 @@ from crow.agent.feed import Item, TurnBegan, TurnEnded, announcements
 from crow.domain import entries, events
 from crow.domain.entries import Announcement, CallRef, Entry, ToolResult
 from crow.domain.messages import Part
+from crow.domain.receipts import NAMESPACE as RECEIPT
 from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN, interrupted_text, parts_text
 from crow.domain.subagents import answer_id, call_of_order, order_id
 from crow.domain.text import safe, title_line
@@ -284,9 +285,10 @@ class View:
             case entries.Remark(text=text, message_id=message_id):
                 self._show_calls()
                 self._emit_pieces(*self._remark(message_id, text))
-            case entries.Custom(is_shown=True, text=text, message_id=message_id):
+            case entries.Custom(is_shown=True, namespace=namespace, text=text, message_id=message_id):
                 self._show_calls()
-                self._emit_pieces(*self._remark(message_id, text))
+                words = f"\n\n{text}" if namespace == RECEIPT else text  # a receipt follows an answer
+                self._emit_pieces(*self._remark(message_id, words))
             case entries.Command(text=text, answer=answer, message_id=message_id):
                 self._show_calls()
                 is_typed = is_own or message_id in self._over or message_id == self._message

@@ -96,7 +96,7 @@ async def session_in(agent: CrowProcess, place: Path, mode: str, **capabilities:
 async def test_an_unanswered_editor_request_fails_with_a_message_and_a_late_answer_is_ignored(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
-    configured(home, "[editor]\nterminals = true\nanswer_timeout_s = 1\nuser_timeout_s = 1\n")
+    configured(home, "[editor]\nterminals = true\nanswer_timeout_s = 1\nuser_timeout_s = 1\n[receipts]\nshow = false\n")
     editor = Editor()
 
     async def run(session: str, silent: set[str], *calls: tuple[str, dict[str, Any]]) -> list[tuple[str, str]]:
@@ -139,7 +139,7 @@ async def test_an_unanswered_editor_request_fails_with_a_message_and_a_late_answ
 async def test_cancel_withdraws_every_request_to_the_editor(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
-    configured(home, "[editor]\nterminals = true\n")
+    configured(home, "[editor]\nterminals = true\n[receipts]\nshow = false\n")
     editor = Editor()
 
     async def cancel(session: str, silent: str, call: tuple[str, dict[str, Any]]) -> None:

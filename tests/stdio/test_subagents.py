@@ -433,7 +433,7 @@ async def test_a_subagent_goes_on_as_a_session_of_its_own(
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize(**SUBAGENTS)
         await agent.load_session(session, place)
-        assert "Written.Receipt: not verified" in agent.text(child)
+        assert "Written.\n\nReceipt: not verified" in agent.text(child)
         await agent.request("session/resume", {"sessionId": child} | open_it)
         assert await agent.prompt(child, "mine go") == {"stopReason": "end_turn"}
     with sqlite3.connect(home / "crow.db") as db:

@@ -327,11 +327,11 @@ async def test_usage_shows_the_sessions_usage_so_far(crow: StartCrow, place: Pat
         session = await opened(agent, place)
         await agent.prompt(session, "what is in it?")
         await agent.prompt(session, "/usage")
-        first = agent.text(session)
+        first = agent.text(session).partition("\n\n")[0]
         await agent.prompt(session, "again")
         since = len(agent.log)
         await agent.prompt(session, "/usage")
-        second = agent.text(session, since=since)
+        second = agent.text(session, since=since).partition("\n\n")[0]
     assert first == "Twigs.This session used 20 input tokens, 10 output tokens in 2 requests; 3 messages."
     assert second == "This session used 30 input tokens, 15 output tokens in 3 requests; 5 messages."
 

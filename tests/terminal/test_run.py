@@ -63,7 +63,7 @@ def test_a_run_that_must_be_verified_fails_until_a_check_passes_after_the_last_c
     receipt = json.loads(out.splitlines()[-1])["result"]["receipt"]
     assert (code, receipt["state"], receipt["why"]) == (5, "not verified", "no check ran")
     assert receipt["files"] == ["a.py"]
-    assert '"Receipt: not verified' in out
+    assert '"\\n\\nReceipt: not verified' in out
     code, out, _ = shell.crow("run", *allowed, "write a.py again")
     receipt = json.loads(out.splitlines()[-1])["result"]["receipt"]
     assert (code, receipt["state"], [each["exitCode"] for each in receipt["checks"]]) == (0, "verified", [0])

@@ -238,7 +238,8 @@ async def usage(context: CommandContext, _: str) -> str:
     if estimated := sum(total.estimated for total in totals):
         which = plural(estimated, "request")
         lines += ["", f"The tokens of {which} are estimated, because the endpoint did not report them."]
-    lines += ["", (await session_spending(context.store, session_id)).text()]
+    if totals:
+        lines += ["", (await session_spending(context.store, session_id)).text()]
     return "\n".join(lines)
 
 

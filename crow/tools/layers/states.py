@@ -27,7 +27,7 @@ MAX_DEPTH = 200
 MAX_ENTRIES = 1_000_000
 OWN_XATTRS = "user.overlay."
 """The kernel keeps its own notes about an overlay in extended attributes with this prefix."""
-OPEN_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | os.O_CLOEXEC
+OPEN_DIRECTORY = sum(getattr(os, name, 0) for name in ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
 COPY_BYTES = 1 << 24
 FICLONE = 0x40049409
 NOREPLACE, EXCHANGE = 1, 2
