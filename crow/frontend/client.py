@@ -114,6 +114,9 @@ class SessionClient:
         self._commands = commands
         self._dialogs = dialogs
         self.view = self._view(entry=feed.entry)
+        self._unfinished = feed.open_items()
+        """The unfinished message and calls at the time of `view`, until they are shown. Newer items are in the queue,
+        so `join` must not read the feed again: an item would come before the older ones."""
         self.is_open = asyncio.Event()
         """Set while updates may be sent: not before the client has the response to the request that opens the
         session."""
@@ -155,8 +158,10 @@ class SessionClient:
                     await self.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
 
     async def join(self) -> None:
-        """Send the unfinished message and calls of the running turn, unless the client has them."""
-        for item in self._feed.open_items():
+        """Send the message and calls that were unfinished when the client was attached, unless it has them. Must be
+        called before the items in the queue are sent."""
+        items, self._unfinished = self._unfinished, ()
+        for item in items:
             await self.show(item)
 
     async def load(
@@ -174,6 +179,7 @@ class SessionClient:
         async with self._sending:
             was_running, items = is_running(), self._feed.open_items()
             self.view = view = self._view(is_reading=True, limits=limits, family=family)
+            self._unfinished = ()
             async for batch in history:
                 for entry in batch:
                     await self._send_shown(view.apply(events.EntryStored(entry=entry)), is_history=True)
@@ -200,6 +206,7 @@ class SessionClient:
             self._check(missed, items)
             cursor = self._start_of(missed)
             self.view = view = View.at(cursor, missed.before, self._caps, session_id=self._session_id, cwd=self._cwd)
+            self._unfinished = ()
             own = {entry.id for entry in (*missed.before, *missed.entries)}
             going = {item.call for item in items if isinstance(item, events.CallAnnounced)}
             for call in cursor.calls.keys() - going:
@@ -317,7 +324,9 @@ class SessionClient:
         session."""
         known, self._loaded = self._loaded, {}
         for session_id in dict.fromkeys([*known, *self.subagents]):
-            state = self._states.get(session_id) or known[session_id]
+            state = self._states.get(session_id) or known.get(session_id)
+            if state is None:
+                continue  # it is newer than the load: its announcement is in the queue
             await self.show(replace(state, title=state.title or ""))
             if (running := self.subagents.get(session_id)) is not None:
                 await running.join()
