@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import anyio.to_thread
+
 from crow.agent import Client, PermissionQuestion
 from crow.agent.history.branch import Branch
+from crow.agent.permissions.host_rules import (
+    decide_about_host,
+    is_named_host,
+    is_read_only_host,
+    rules_for_hosts,
+    siblings_at,
+)
 from crow.agent.permissions.rules import (
+    NETWORK,
     Allow,
     Ask,
     PermissionRule,
@@ -41,6 +52,8 @@ from crow.store import SessionChanges
 from crow.tools import Coverage, PlannedCall, Workspace
 from crow.tools.layers import Changes
 from crow.tools.layers.describe import summary_of
+from crow.tools.network import Host, HostVerdict
+from crow.tools.network.registries import Registries, find_registries
 from crow.tools.sampling import SamplingRequest
 
 _REJECTED = (
@@ -66,6 +79,9 @@ CHANGES_REJECTED = (
     "The command ran, but the user did not allow its changes, so they were dropped. Do not try it again unasked; ask "
     "the user what they want instead."
 )
+
+
+HOST_REJECTED = "the user did not allow it; do not try it again unasked"
 
 
 def about_changes(plan: PlannedCall, changes: Changes, diffs: Sequence[Diff]) -> PlannedCall:
@@ -105,6 +121,8 @@ class Permissions:
         self._whole = whole or self
         self.reviews: dict[str, Callable[[Changes], Awaitable[str]]] = {} if whole is None else whole.reviews
         """For each running call, decides whether what its command has changed in a layer is kept."""
+        self.hosts: dict[str, Callable[[Host], Awaitable[HostVerdict]]] = {} if whole is None else whole.hosts
+        """For each running call, decides whether its command may reach a host."""
 
     def narrowed(self, mode: str) -> Permissions:
         """Return the session's permissions, limited to what `mode` allows. Later changes of the session's mode and
@@ -158,6 +176,33 @@ class Permissions:
             return "The call has ended, so its changes were dropped."
         return await decide_about(changes)
 
+    async def review_host(self, call_id: str, host: Host) -> HostVerdict:
+        """See :class:`crow.tools.ChangeReviewer`."""
+        decide_about = self.hosts.get(call_id)
+        return HostVerdict(refusal="the call has ended") if decide_about is None else await decide_about(host)
+
+    async def judge_host(self, ref: CallRef, call: ToolCall, plan: PlannedCall, host: Host) -> HostVerdict | None:
+        """Decide whether the command of a call may reach a host. Return None if the user cancelled the turn instead of
+        answering."""
+        row, is_bounded = self._branch.row, self._workspace.is_bounded
+        rules = current_rules(self._whole.rules, row)
+        decision, asked = decide_about_host(call.name, plan, host, self._mode, rules, is_bounded=is_bounded)
+        also: tuple[Host, ...] = ()
+        if isinstance(decision, Ask):
+            also = siblings_at(plan, host, self._mode, rules)
+            about = ToolCall(id=call.id, name=NETWORK, arguments=json.dumps({"host": str(host)}))
+            found = await self._ask(ref, about, asked, decision)
+            if found is None:
+                return None
+            decision = found
+        match decision:
+            case Refuse(words=words):
+                return HostVerdict(refusal=HOST_REJECTED if words == _REJECTED else words)
+            case _:
+                is_read_only = is_read_only_host(host, rules)
+                is_named = is_named_host(host, rules)
+                return HostVerdict(is_named=is_named, is_read_only=is_read_only, also=also)
+
     async def refusal(self, call: ToolCall, plan: PlannedCall) -> str:
         """Return why a deny rule or plan mode forbids a call that the user makes. Return an empty string if the call
         may run."""
@@ -197,6 +242,13 @@ class Permissions:
         )
         return await self.judge(request.call, ToolCall(id="", name=request.name, arguments=request.arguments), plan)
 
+    async def _registries(self, asked: PlannedCall) -> Registries:
+        """Return the registries of the session's project, if a planned call wants to connect to one of them."""
+        if asked.coverage.rule_tool != NETWORK:
+            return Registries()
+        found = await anyio.to_thread.run_sync(find_registries, [self._workspace.resolve(".")])
+        return found if asked.coverage.argument in found.hosts else Registries()
+
     async def _ask(self, ref: CallRef, call: ToolCall, plan: PlannedCall, ask: Ask) -> Allow | Refuse | None:
         can_last = not plan.touched.is_protected and not plan.coverage.asks_once and ask.doubtful is None
         below = common_folder(plan.changed, self._branch.row.cwd) if can_last else ""
@@ -209,6 +261,7 @@ class Permissions:
         outdated = outdated_rule(call.name, plan, rules_at(self._branch.row.permissions, cwd))
         if outdated is not None and not reason:
             reason, changes = change_of_tool(outdated, plan)
+        registries = await self._registries(asked) if can_last else Registries()
         offers_writes = can_last and plan.access == "execute" and plan.command_access == "write"
         is_inner = plan.coverage.inner_arguments is not None
         answer = await self._client.ask(
@@ -222,6 +275,7 @@ class Permissions:
                 reason=reason,
                 offers_writes=offers_writes,
                 below=below,
+                registries=registries.words() if registries.hosts else "",
                 rule="" if reason else allowing_rule(call.name, asked),
                 changes=changes,
             )
@@ -234,6 +288,8 @@ class Permissions:
             rules = (rule_for_writes(cwd),)
         elif below and answer == "allow_below":
             rules = (rule_for_changes(below, cwd),)
+        elif registries.hosts and answer == "allow_registries":
+            rules = rules_for_hosts(registries.hosts, cwd)
         elif (can_last and answer in ("allow_always", "reject_always")) or (allows and plan.coverage.asks_once):
             rules = rules_for(call.name, asked, allow=allows, cwd=cwd)
         known = self._branch.row.permissions
@@ -244,6 +300,6 @@ class Permissions:
             await self._branch.change(SessionChanges(permissions=(*known, *new)))
         if allows:
             return Allow(why=f"{answer.replace('_', ' ')} by the user")
-        if plan.changed and answer.startswith("reject"):
+        if plan.changed and plan.access == "execute" and answer.startswith("reject"):
             return Refuse(words=CHANGES_REJECTED)
         return Refuse(words={"cannot_ask": CANNOT_ASK, "unanswered": _UNANSWERED}.get(answer, _REJECTED))

@@ -26,6 +26,7 @@ from crow.domain.messages import JsonObject
 from crow.domain.text import shorten, title_line
 from crow.store import SessionRow
 from crow.tools import AGENT_MODES, NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, PlannedCall, Workspace
+from crow.tools.network.hosts import REGISTRIES, covers_host, is_host_pattern
 from crow.tools.urls import NO_URL_RULES, UrlRules, covers_url, url_expression
 
 Mode: TypeAlias = Literal["ask", "accept-edits", "plan", "auto"]
@@ -39,11 +40,14 @@ _WITH_ARGUMENT = (
     *("shell", "read_file", "write_file", "edit_file", "apply_patch", "list_files", "grep", "fetch", "recall"),
     "sampling",
     "shell_changes",
+    "network",
 )
 _SEARCHES = ("grep", "list_files")
 _CHANGES = ("edit_file", "write_file", "apply_patch")
 _KEPT_CHANGES = "shell_changes"
 """The name in rules for what commands change in their layers."""
+NETWORK = "network"
+"""The name in rules for the hosts that commands reach."""
 _ASKED_BY_CONTENT = ("skill", "task")
 """Tools that load a file of the workspace, such as a skill, only if the user allows it. If the file's content changes,
 crow asks the user again."""
@@ -106,6 +110,8 @@ class PermissionRule:
             return False
         if self.argument is None:
             return not touched.is_outside
+        if name == NETWORK:
+            return covers_host(self.argument, coverage.argument or "")
         if call.access == "execute" and self.is_pattern and coverage.argument is not None:
             return allows_command(self.argument, coverage.argument, asked)
         if not self.is_pattern:
@@ -134,6 +140,8 @@ class PermissionRule:
             return "no"
         if self.argument is None:
             return "yes"
+        if name == NETWORK:
+            return "yes" if covers_host(self.argument, call.coverage.argument or "") else "no"
         paths = (*call.touched.rule_paths, *call.touched.other_paths)
         own, narrower = call.coverage.argument, call.coverage.narrower_arguments
         arguments = narrower if own is None else (own, *narrower)
@@ -215,6 +223,8 @@ def decide(
     is_special = call.touched.is_outside or call.touched.is_protected or call.coverage.asks_once
     if doubtful is not None:
         return Ask(doubtful=doubtful)
+    if call.is_isolated and call.access == "write" and not call.touched.is_outside:
+        return Allow(why="changes only the subagent's own copy")
     if call.access == "read" and not is_special:
         return Allow(why="reads inside the workspace are free")
     if is_read_command:
@@ -230,14 +240,18 @@ def decide(
 
 
 def decide_about_changes(name: str, call: PlannedCall, mode: str, rules: Sequence[PermissionRule]) -> Decision:
-    """Decide whether what a command has changed in its layer is kept. The command itself was allowed to run."""
+    """Decide whether what a command or a subagent has changed in its layer is kept. The command itself was allowed to
+    run. If the answer is no, the changes of a subagent stay in its layer."""
+    is_command = call.access == "execute"
+    end = ", so they were dropped." if is_command else "."
     for rule in rules:
         if not rule.allow and fnmatchcase(_KEPT_CHANGES, rule.tool):
             argument = rule.argument
             if argument is None or any(names_path(argument, [path], ignore_case=True) for path in call.changed):
-                return Refuse(words=f"The user's rule {rule_text(rule)} forbids these changes, so they were dropped.")
+                return Refuse(words=f"The user's rule {rule_text(rule)} forbids these changes{end}")
     if mode == "plan":
-        return Refuse(words="In plan mode, commands cannot change files, so all changes were dropped.")
+        who = "commands cannot change files, so all changes were dropped" if is_command else "nothing may be changed"
+        return Refuse(words=f"In plan mode, {who}.")
     if call.touched.is_protected:
         return Ask()
     if mode in ("accept-edits", "auto"):
@@ -499,6 +513,11 @@ def typed_rule(text: str, *, allow: bool, cwd: str) -> PermissionRule:
             f"A rule about `{tool}` takes no argument; write `{tool}` alone. Tools with an argument: "
             f"{', '.join(f'`{name}`' for name in _WITH_ARGUMENT)}."
         )
+    if tool == NETWORK and argument is not None and argument != REGISTRIES and not is_host_pattern(argument):
+        raise ArgumentError(
+            f"`{text}` names no host: write a name, such as `network(pypi.org)`, `network(*.example.com)` or "
+            "`network(localhost:8000)`, or `network(registries)` for the usual registries of packages."
+        )
     if allow and tool == "skill":
         raise ArgumentError(
             f"`{text}` would allow nothing: crow asks about each skill of a workspace separately, and again when the "
@@ -610,6 +629,8 @@ def rule_words(rule: PermissionRule) -> str:
         return f"every {rule.tool} call {place}"
     line = " ".join(rule.argument.split())
     shown = f"`{shorten(line, 60)}`"
+    if rule.tool == NETWORK:
+        return f"commands to connect to {shown} {place}"
     if rule.tool == "sampling":
         return f"requests of {shown} to your model {place}"
     limit = f" with access {rule.access}" if rule.access in ("read", "write") else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,10 +117,13 @@ class Confiner(Protocol):
         directory: Path | None = None,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
         layer: Layer | None = None,
+        on_listener: Callable[[socket.socket], None] | None = None,
     ) -> Process:
         """Start a confined program in `cwd`. `directory` replaces the session's directory for temporary files. The
         program cannot read the `excluded` files. With a `layer`, everything that it writes into the workspace stays
-        there.
+        there. `on_listener` gets a socket that listens on the program's own loopback interface, before the program
+        begins; it is not called where that is not possible, or the program has the whole network. The program's
+        environment names this socket as the proxy.
 
         When the process has ended, call `finish`.
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
+
+import anyio
 
 from crow.programs import helper_environment
 from crow.tools.layers import Overlay
@@ -189,21 +192,30 @@ class Bubblewrap:
         on_output: Callable[[bytes], None],
         on_errors: Callable[[bytes], None] | None = None,
         takes_input: bool = False,
+        before: Callable[[int], Awaitable[None]] | None = None,
     ) -> Process:
-        """See :class:`crow.tools.sandbox.Sandbox`."""
+        """See :class:`crow.tools.sandbox.Sandbox`. `before` gets the id of the first process in the sandbox. The
+        command begins when `before` returns."""
         command = [*argv] if on_errors is not None else ["/bin/sh", "-c", _RUN, "sh", *argv]
         kept, loaders = helper_environment(env)
-        with _filter_file(confinement) as inherited:
-            return await start(
-                self.command_line(command, confinement, cwd=cwd, variables=loaders, filters=inherited),
+        with _filter_file(confinement) as inherited, _held(before is not None) as hold:
+            line = self.command_line(
+                command, confinement, cwd=cwd, variables=loaders, filters=inherited, options=hold.options
+            )
+            process = await start(
+                line,
                 cwd=cwd,
                 env=kept,
                 on_output=on_output,
                 on_errors=on_errors,
                 takes_input=takes_input,
-                inherited=inherited,
+                inherited=(*inherited, *hold.inherited),
                 make=_ConfinedProcess,
             )
+            if before is not None:
+                with anyio.CancelScope(shield=True):  # the caller has to get the process, to end it
+                    await hold.release(before)
+            return process
 
     def problem(self) -> str:
         """Try to confine a command. Return an empty string if that works, otherwise the problem in words. This call
@@ -223,9 +235,10 @@ class Bubblewrap:
         cwd: Path,
         variables: Mapping[str, str] = _NO_VARIABLES,
         filters: Sequence[int] = (),
+        options: Sequence[str] = (),
     ) -> list[str]:
         """Return the command line that starts a confined command. Only the command gets the `variables`. `filters` are
-        open files with filters of system calls."""
+        open files with filters of system calls, and `options` more options of bubblewrap."""
         overlays = overlays_of(confinement)
         overlay = self.overlay if overlays else "none"
         before: list[str] = []
@@ -237,6 +250,7 @@ class Bubblewrap:
         return [
             *before,
             self.program,
+            *options,
             *_NAMESPACES,
             *(("--uid", str(os.getuid()), "--gid", str(os.getgid())) if before else ()),
             *(() if confinement.has_network else ("--unshare-net",)),
@@ -352,6 +366,55 @@ def _filter_file(confinement: Confinement) -> Iterator[tuple[int, ...]]:
         yield (handle,)
     finally:
         os.close(handle)
+
+
+class _Hold:
+    """Keeps a command from beginning until something was done in its namespaces. It is made of two pairs of pipes, or
+    of none."""
+
+    def __init__(self, pipes: Sequence[int]) -> None:
+        self._pipes = pipes
+        self.inherited = tuple(pipes[1:3])
+        """What bubblewrap inherits: the end to which it writes the process id, and the end on which it waits."""
+        information, wait = self.inherited or (0, 0)
+        self.options = ("--info-fd", str(information), "--block-fd", str(wait)) if pipes else ()
+
+    async def release(self, before: Callable[[int], Awaitable[None]]) -> None:
+        """Call `before` with the id of the first process in the sandbox, and then let it go on. Do nothing if
+        bubblewrap has failed."""
+        reading, *others, writing = self._pipes
+        for handle in others:
+            os.close(handle)
+        self._pipes = (reading, writing)
+        text = b""
+        with anyio.move_on_after(_PROBE_S):
+            while not text.rstrip().endswith(b"}"):
+                await anyio.wait_readable(reading)
+                if not (data := os.read(reading, 4_096)):
+                    break
+                text += data
+        try:
+            if found := re.search(rb'"child-pid": *([0-9]+)', text):
+                await before(int(found[1]))
+        finally:
+            with suppress(BrokenPipeError):
+                os.write(writing, b"x")
+
+    def close(self) -> None:
+        """Close the pipes."""
+        for handle in self._pipes:
+            os.close(handle)
+        self._pipes = ()
+
+
+@contextmanager
+def _held(is_needed: bool) -> Iterator[_Hold]:
+    """Open the pipes for a hold, if it is needed, and close them at the end."""
+    hold = _Hold((*os.pipe(), *os.pipe()) if is_needed else ())
+    try:
+        yield hold
+    finally:
+        hold.close()
 
 
 def _run(argv: Sequence[str], inherited: Sequence[int] = ()) -> subprocess.CompletedProcess[bytes]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import re
 import shutil
+import socket
 import stat
 import sys
 import tempfile
@@ -25,6 +27,8 @@ import anyio.to_thread
 from crow.programs import SYSTEM_PROGRAMS, Programs
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, SandboxStatus
 from crow.tools.layers import Layer, Place
+from crow.tools.network.environment import proxy_environment
+from crow.tools.network.listeners import Listeners
 from crow.tools.process import Process
 from crow.tools.protection import is_protected
 from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
@@ -45,6 +49,8 @@ from crow.tools.sandbox.seccomp import missing_architecture
 
 if sys.platform != "win32":
     import fcntl
+
+logger = logging.getLogger(__name__)
 
 _PREFIX = "crow-session-"
 _KEPT_S = 30 * 86_400
@@ -153,6 +159,8 @@ class _Prepared:
     """The command's variables."""
     snapshot: Snapshot | None
     """The protected paths before the command."""
+    places: PrivateDirectories
+    """The command's private directories."""
 
 
 class KernelConfiner:
@@ -176,6 +184,7 @@ class KernelConfiner:
         self._prepared: dict[Process, _Prepared] = {}
         self._numbers = count(1)
         self._lock = threading.Lock()
+        self._listeners = Listeners()
 
     @property
     def confines(self) -> bool:
@@ -214,6 +223,7 @@ class KernelConfiner:
         directory: Path | None = None,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
         layer: Layer | None = None,
+        on_listener: Callable[[socket.socket], None] | None = None,
     ) -> Process:
         """See :class:`crow.tools.sandbox.Confiner`."""
         choice = await self._choose()
@@ -226,7 +236,15 @@ class KernelConfiner:
             )
         prepared = await anyio.to_thread.run_sync(self._prepare, choice.sandbox, access, directory, excluded, layer)
         variables = {name: value for name, value in env.items() if name not in REMOVED} | dict(prepared.env)
-        process = await choice.sandbox.start(
+        begin = choice.sandbox.start
+        if (
+            on_listener is not None
+            and isinstance(choice.sandbox, bubblewrap.Bubblewrap)
+            and not prepared.confinement.has_network
+        ):
+            variables |= proxy_environment(variables, self._policy.download_places(prepared.places))
+            begin = partial(choice.sandbox.start, before=partial(self._listen, on_listener))
+        process = await begin(
             argv,
             prepared.confinement,
             cwd=cwd,
@@ -237,6 +255,12 @@ class KernelConfiner:
         )
         self._prepared[process] = prepared
         return process
+
+    async def _listen(self, on_listener: Callable[[socket.socket], None], pid: int) -> None:
+        try:
+            on_listener(await self._listeners.open(pid))
+        except OSError as error:
+            logger.warning("A command gets no network: %s", error)
 
     async def check(self, process: Process) -> tuple[str, ...]:
         """See :class:`crow.tools.sandbox.Confiner`."""
@@ -288,8 +312,9 @@ class KernelConfiner:
         if not has_network and re.search(_NO_NETWORK, text, re.IGNORECASE):
             setting = "" if access == "write" else ' and access "write"'
             return (
-                f'[Access was "{access}", which has no network and cannot reach services of this machine either. If '
-                'the command needs the network, use access "full". The user can allow it with `network = true` in '
+                f'[Access was "{access}", which has no network and cannot reach services of this machine either; in a '
+                "layer, HTTP and HTTPS work through the proxy in $HTTPS_PROXY. If the command needs another way, use "
+                'access "full". The user can allow it with `network = true` in '
                 f"[sandbox] of config.toml{setting}, and Unix sockets with `sockets`.]"
             )
         if not re.search(_NO_WRITE, text, re.IGNORECASE):
@@ -320,6 +345,7 @@ class KernelConfiner:
 
     async def close(self) -> None:
         """See :class:`crow.tools.sandbox.Confiner`."""
+        await self._listeners.close()
         private, self._private = self._private, None
         if private is not None:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_S):
@@ -356,7 +382,7 @@ class KernelConfiner:
         if directory is not None:  # a server runs as long as the session; the user may create protected files meanwhile
             snapshot = None
         env = self._policy.environment(access, places, has_overlay=confinement.layers is not None)
-        return _Prepared(confinement=confinement, env=env, snapshot=snapshot)
+        return _Prepared(confinement=confinement, env=env, snapshot=snapshot, places=places)
 
     def _own_directories(self) -> Private:
         with self._lock:

@@ -321,6 +321,20 @@ class Policy:
                 variables[name] = str(home / place)
         return variables
 
+    def download_places(self, private: PrivateDirectories) -> dict[str, str]:
+        """Return more variables for a confined command that can reach hosts: where go and cargo find and put what they
+        download. A cargo home with downloads of the user stays where it is, read-only, so that builds find them."""
+        home, writable = self.home or Path(os.sep), self.writable_roots()
+        variables = {}
+        modules = Path(self.env.get("GOMODCACHE") or home / _CACHES["GOMODCACHE"][1])
+        if not is_inside_any(modules, writable):
+            others = self.env.get("GOPROXY") or "https://proxy.golang.org,direct"
+            variables["GOPROXY"] = f"{(modules / 'cache' / 'download').as_uri()},{others}"
+        cargo = Path(self.env.get("CARGO_HOME") or home / _CACHES["CARGO_HOME"][1])
+        if not is_inside_any(cargo, writable) and not (cargo / "registry").is_dir():
+            variables["CARGO_HOME"] = str(private.caches / _CACHES["CARGO_HOME"][0])
+        return variables
+
     def _found_places(self, home: Path | None) -> FoundPlaces:
         """Return the toolchains and secret places. The search is repeated only if something was created or removed in
         one of the searched folders."""

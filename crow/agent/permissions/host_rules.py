@@ -1,0 +1,78 @@
+"""Decides whether the command of a call may reach a host, from the mode and the rules."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from crow.agent.permissions.rules import NETWORK, Allow, Ask, Decision, PermissionRule, Refuse, decide
+from crow.tools import Coverage, PlannedCall
+from crow.tools.network.hosts import PORTS, REGISTRIES, Host, covers_host, names_host
+from crow.tools.network.registries import siblings_of
+
+
+def decide_about_host(
+    name: str, call: PlannedCall, host: Host, mode: str, rules: Sequence[PermissionRule], *, is_bounded: bool = False
+) -> tuple[Decision, PlannedCall]:
+    """Decide whether the command of a call may reach a host. Also return the host as a planned call, about which the
+    user can be asked.
+
+    Rules about hosts come first. A rule that lets the command run with full access also lets it reach hosts. Nobody is
+    asked about a literal address: only a rule of the user can name it.
+    """
+    asked = plan_of_host(call, host, siblings_at(call, host, mode, rules))
+    decision = decide(NETWORK, asked, mode, rules)
+    if not isinstance(decision, Ask):
+        return decision, asked
+    whole = replace(call, command_access="full", requested_access="full", changed=())
+    if isinstance(decide(name, whole, mode, rules, is_bounded=is_bounded), Allow):
+        return Allow(why="the command may run with full access"), asked
+    if is_bounded:
+        return Refuse(words="on this server, commands reach only the hosts that config.toml allows"), asked
+    if host.is_address:
+        return Refuse(words=f"is a literal address; only a rule such as network({host}) of the user allows it"), asked
+    return decision, asked
+
+
+def siblings_at(call: PlannedCall, host: Host, mode: str, rules: Sequence[PermissionRule]) -> tuple[Host, ...]:
+    """Return the other usual hosts of the same registry that no rule denies. One answer covers them for a command."""
+    others = (Host(name, PORTS[-1]) for name in siblings_of(str(host)))
+    return tuple(
+        other for other in others if not isinstance(decide(NETWORK, plan_of_host(call, other), mode, rules), Refuse)
+    )
+
+
+def plan_of_host(call: PlannedCall, host: Host, others: Sequence[Host] = ()) -> PlannedCall:
+    """Return a planned call that stands for the connection of a command to a host, and to others of its registry."""
+    also = f" (and {', '.join(map(str, others))}, of the same registry)" if others else ""
+    return PlannedCall(
+        announcement=call.announcement,
+        access="fetch",
+        review_text=f"The command runs. It wants to connect to: {host}{also}\n\n{call.coverage.argument or ''}",
+        coverage=Coverage(rule_tool=NETWORK, argument=str(host)),
+    )
+
+
+def is_named_host(host: Host, rules: Sequence[PermissionRule]) -> bool:
+    """Whether a rule that the user wrote names exactly this host."""
+    return any(
+        rule.allow and rule.is_pattern and rule.argument is not None and rule.tool == NETWORK
+        and names_host(rule.argument, str(host))
+        for rule in rules
+    )  # fmt: skip
+
+
+def is_read_only_host(host: Host, rules: Sequence[PermissionRule]) -> bool:
+    """Whether the host is allowed only as one of the usual registries."""
+    covering = [
+        rule
+        for rule in rules
+        if rule.allow and rule.tool == NETWORK and (rule.argument is None or covers_host(rule.argument, str(host)))
+    ]
+    return bool(covering) and all(rule.argument == REGISTRIES for rule in covering)
+
+
+def rules_for_hosts(hosts: Sequence[str], cwd: str) -> tuple[PermissionRule, ...]:
+    """Return the rules to store when the user allows several hosts at once. They apply only in `cwd`."""
+    return tuple(PermissionRule(tool=NETWORK, argument=host, allow=True, cwd=os.path.normpath(cwd)) for host in hosts)

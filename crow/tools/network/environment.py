@@ -1,0 +1,30 @@
+"""The environment variables by which programs find the proxy of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from crow.tools.network import LISTENER_PORT
+
+PROXY = f"http://127.0.0.1:{LISTENER_PORT}"
+LOCAL = "localhost,127.0.0.1,::1"
+_WAIT_S = 600
+"""How long programs wait for an answer of the proxy, which may have to ask the user."""
+
+_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+_WAITS = {
+    "PIP_DEFAULT_TIMEOUT": _WAIT_S,
+    "UV_HTTP_TIMEOUT": _WAIT_S,
+    "CARGO_HTTP_TIMEOUT": _WAIT_S,
+    "npm_config_fetch_timeout": _WAIT_S * 1_000,
+}
+"""The variables of tools that would give up within 30 seconds. pip, uv and cargo count seconds, npm milliseconds."""
+
+
+def proxy_environment(env: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for a command whose environment is `env`. A proxy of the user is out of its reach, so it is
+    replaced."""
+    variables = {form: PROXY for name in _NAMES for form in (name, name.lower())}
+    variables |= dict.fromkeys(("NO_PROXY", "no_proxy"), LOCAL)
+    variables |= {name: str(value) for name, value in _WAITS.items() if name not in env}
+    return variables | dict(more)

@@ -1,0 +1,115 @@
+"""Hosts as commands name them, and the rules about them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from crow.domain.errors import ArgumentError
+from crow.tools.network.registries import DEFAULT_REGISTRIES
+from crow.tools.urls import is_address, normalize_url
+
+PORTS = (80, 443)
+"""The ports that a rule without a port covers."""
+REGISTRIES = "registries"
+"""In a rule, stands for the usual registries of all tools in the table."""
+MAX_CHARS = 300
+
+_PLACE = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,254})(?::([0-9]{1,5}))?", re.ASCII)
+_PATTERN = re.compile(r"(\*\.)?(\[[^\]]*\]|[^:\[\]*]+|\*)(?::(\*|[0-9]{1,5}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host in normal form, with a port."""
+
+    name: str
+    """In lower case, without a final dot, and in ASCII. An IPv6 address has no brackets."""
+    port: int
+
+    def __str__(self) -> str:
+        place = f"[{self.name}]" if ":" in self.name else self.name
+        return place if self.port in PORTS else f"{place}:{self.port}"
+
+    @property
+    def is_address(self) -> bool:
+        """Whether this is an IP address instead of a name."""
+        return is_address(self.name)
+
+
+def parse_host(text: str, default_port: int | None = None) -> Host:
+    """Return the host that a command names in a request. Without `default_port`, the text must have a port.
+
+    Stricter than a URL that a person writes: only plain characters, without escapes and user names. All forms of an
+    IPv4 address become the usual one.
+
+    :raises ~crow.domain.errors.ArgumentError: this is not a host.
+    """
+    found = _PLACE.fullmatch(text) if len(text) <= MAX_CHARS else None
+    port = default_port if found is None or found[2] is None else int(found[2])
+    if found is None or port is None or not 0 < port <= 65_535 or found[1].endswith(".."):
+        raise ArgumentError(f"{text[:MAX_CHARS]!r} is not a host; expected a name such as pypi.org:443")
+    try:
+        name = urlsplit(normalize_url(f"http://{found[1]}:{port}/")).hostname or ""
+    except (ArgumentError, ValueError):
+        raise ArgumentError(f"{text!r} is not a host; expected a name such as pypi.org:443") from None
+    return Host(name, port)
+
+
+def covers_host(pattern: str, host: str) -> bool:
+    """Whether the pattern of a rule covers a host, which is written as `str(Host)` does.
+
+    `a.example` is this host alone, `*.a.example` all hosts below it, `*` all hosts, and `registries` the usual
+    registries. Without a port, a pattern covers the usual ports; `:*` covers all. A pattern that is none of these
+    covers nothing.
+    """
+    asked = parse_host(host, PORTS[0])
+    if pattern == REGISTRIES:
+        return asked.port in PORTS and asked.name in _REGISTRY_HOSTS
+    found = _PATTERN.fullmatch(pattern.strip())
+    if found is None:
+        return False
+    below, place, port = found.groups()
+    if port != "*" and not (asked.port in PORTS if port is None else int(port) == asked.port):
+        return False
+    if place == "*":
+        return not below
+    try:
+        name = parse_host(_ascii(place), PORTS[0]).name
+    except ArgumentError:
+        return False
+    if below:
+        return not asked.is_address and not is_address(name) and asked.name.endswith(f".{name}")
+    return asked.name == name
+
+
+def is_host_pattern(pattern: str) -> bool:
+    """Whether the pattern of a rule can cover a host at all."""
+    found = _PATTERN.fullmatch(pattern.strip())
+    if found is None or found[2] == "*":
+        return found is not None and not found[1]
+    try:
+        name = parse_host(_ascii(found[2]), PORTS[0]).name
+    except ArgumentError:
+        return False
+    return not (found[1] and is_address(name))
+
+
+def names_host(pattern: str, host: str) -> bool:
+    """Whether the pattern of a rule names exactly this host, without a wildcard."""
+    return "*" not in pattern.partition(":")[0] and pattern != REGISTRIES and covers_host(pattern, host)
+
+
+def _ascii(place: str) -> str:
+    """Return the host of a rule in ASCII, since people write names with other letters. Return it as it is if that is
+    not possible."""
+    if place.isascii():
+        return place
+    try:
+        return urlsplit(normalize_url(f"http://{place}/")).hostname or place
+    except (ArgumentError, ValueError):
+        return place
+
+
+_REGISTRY_HOSTS = frozenset(host for hosts in DEFAULT_REGISTRIES.values() for host in hosts)

@@ -1,0 +1,373 @@
+"""The HTTP proxy through which a confined command reaches the hosts that the user has allowed.
+
+`CONNECT` carries TLS alone, and each ClientHello must name the host of the request. A plain request is parsed and
+written anew, over a connection of its own, so that no host can be reached behind another one. Crow resolves the names
+itself and connects to the addresses that it has checked. What is inside of TLS cannot be seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+import anyio.abc
+import h11
+
+from crow.domain.errors import ArgumentError
+from crow.domain.text import safe
+from crow.tools.network import Clock, Host
+from crow.tools.network.gate import Gate
+from crow.tools.network.hosts import parse_host
+from crow.tools.network.records import ClientRecords
+from crow.tools.web import checked_address
+
+logger = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 128
+"""How many connections of a command are served at once. Others wait."""
+MAX_HEAD = 32_768
+"""Bytes of the head of a request or response."""
+_HEAD_S = 30.0
+_CONNECT_S = 30.0
+_IDLE_S = 600.0
+_CHUNK = 65_536
+HTTP_PORT, HTTPS_PORT = 80, 443
+
+_HOP_BY_HOP = frozenset(
+    (
+        *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"proxy-authenticate", b"te"),
+        *(b"trailer", b"transfer-encoding", b"content-length", b"upgrade", b"http2-settings", b"expect", b"host"),
+        b"alt-svc",
+    )
+)
+"""Headers that are not passed on. Those about the body are made anew."""
+_READING = frozenset((b"GET", b"HEAD"))
+_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"PROPFIND", b"REPORT"))
+
+Resolve = Callable[[str, int, bool], Awaitable[str]]
+_Headers = Sequence[tuple[bytes, bytes]]
+
+
+async def resolve_host(name: str, port: int, allow_private: bool) -> str:
+    """Return a checked address of a host. :raises ~crow.domain.errors.ArgumentError: it has none."""
+    remedy = f"the user can allow it with a rule such as network({name}) in config.toml under [permissions]"
+    return await checked_address(name, port, allow_private=allow_private, remedy=remedy)
+
+
+class Proxy:
+    """The :class:`crow.tools.network.CommandNetwork` of one command. `gate` decides about hosts."""
+
+    def __init__(self, gate: Gate, resolve: Resolve = resolve_host) -> None:
+        self._gate = gate
+        self._resolve = resolve
+        self._slots = anyio.Semaphore(MAX_CONNECTIONS)
+
+    @asynccontextmanager
+    async def serving(self, listener: socket.socket, clock: Clock) -> AsyncIterator[None]:
+        """See :class:`crow.tools.network.CommandNetwork`."""
+        failure: Exception | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._accept, listener, clock)
+            try:
+                yield
+            except Exception as error:  # noqa: BLE001  # the task group would wrap it in a group
+                failure = error
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _accept(self, listener: socket.socket, clock: Clock) -> None:
+        async with (
+            await anyio.abc.SocketListener.from_socket(listener) as accepting,
+            anyio.create_task_group() as tasks,
+        ):
+            while True:
+                await self._slots.acquire()  # before a connection takes one of crow's open files
+                tasks.start_soon(self._serve, await accepting.accept(), clock)
+
+    async def _serve(self, stream: anyio.abc.SocketStream, clock: Clock) -> None:
+        try:
+            async with stream:
+                with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                    await _Connection(self._gate, self._resolve, clock, stream).serve()
+        finally:
+            self._slots.release()
+
+
+class _Refused(Exception):
+    """The proxy does not do what a request asks for. The reason is for the model."""
+
+    def __init__(self, status: int, host: Host | str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.host = host
+        self.reason = reason
+
+
+class _Connection:
+    """One connection of a command with the proxy."""
+
+    def __init__(self, gate: Gate, resolve: Resolve, clock: Clock, stream: anyio.abc.SocketStream) -> None:
+        self._gate = gate
+        self._resolve = resolve
+        self._clock = clock
+        self._stream = stream
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+
+    async def serve(self) -> None:
+        """Serve requests until the connection ends."""
+        try:
+            while True:
+                with anyio.move_on_after(_HEAD_S) as waiting:
+                    request = await self._next()
+                if waiting.cancelled_caught or not isinstance(request, h11.Request):
+                    return
+                _check_version(request)
+                if request.method == b"CONNECT":
+                    await self._tunnel(request)
+                    return
+                await self._forward(request)
+                if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+                    return
+                self._http.start_next_cycle()
+        except _Refused as refused:
+            self._gate.refuse(refused.host, refused.reason)
+            await self._answer(refused.status, refused.reason)
+        except h11.RemoteProtocolError as error:
+            await self._answer(error.error_status_hint, f"this is not a request to a proxy: {error}")
+        except h11.LocalProtocolError as error:
+            logger.info("A connection of a command ended: %s", error)
+
+    async def _next(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Return what the command sends next."""
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            if self._http.they_are_waiting_for_100_continue:
+                await self._send(h11.InformationalResponse(status_code=100, headers=[]))
+            self._http.receive_data(await _receive(self._stream))
+        return event
+
+    async def _send(self, event: h11.Event) -> None:
+        data = self._http.send(event)
+        if data:
+            await self._stream.send(data)
+
+    async def _answer(self, status: int, reason: str) -> None:
+        """Answer a request with an error, if nothing was answered yet."""
+        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        body = f"crow: {safe(reason)}\n".encode()
+        headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
+        with suppress(h11.LocalProtocolError):
+            await self._send(
+                h11.Response(status_code=status, reason=b"Refused by crow", headers=[*headers, ("Connection", "close")])
+            )
+            await self._send(h11.Data(data=body))
+            await self._send(h11.EndOfMessage())
+
+    async def _connect(self, host: Host, *, is_plain: bool, method: bytes = b"") -> anyio.abc.SocketStream:
+        """Connect to a host that the command may reach."""
+        verdict = await self._gate.verdict(host, self._clock)
+        if verdict.refusal:
+            raise _Refused(403, host, verdict.refusal)
+        if is_plain and verdict.is_read_only and method not in _READING:
+            raise _Refused(403, host, f"only GET and HEAD are allowed, not {method.decode('ascii', 'replace')[:20]}")
+        try:
+            with anyio.fail_after(_CONNECT_S):
+                address = await self._resolve(host.name, host.port, verdict.is_named)
+                return await anyio.connect_tcp(address, host.port)
+        except ArgumentError as error:
+            raise _Refused(403 if "private" in str(error) else 502, host, str(error)) from None
+        except OSError as error:
+            raise _Refused(502, host, f"no connection: {error.strerror or error}") from None
+
+    async def _tunnel(self, request: h11.Request) -> None:
+        host = _parsed(request.target)
+        _check_host_header(request.headers, host, HTTPS_PORT)
+        upstream = await self._connect(host, is_plain=False)
+        async with upstream:
+            await self._stream.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            records = ClientRecords(host.name)
+            early = self._http.trailing_data[0]
+            try:
+                await _relay(self._stream, upstream, records, early)
+            except ArgumentError as error:
+                self._gate.refuse(host, str(error))
+
+    async def _forward(self, request: h11.Request) -> None:
+        """Send a plain request to its host, and the response back."""
+        host, target = _target(request)
+        _check_host_header(request.headers, host, HTTP_PORT)
+        _check_framing(request.headers)
+        async with await self._connect(host, is_plain=True, method=request.method) as upstream:
+            http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
+            place = str(host) if host.port == HTTP_PORT else f"{str(host).removesuffix(f':{host.port}')}:{host.port}"
+            headers = [(b"Host", place.encode()), *_passed_on(request.headers), (b"Connection", b"close")]
+            headers += _framing(request.headers)
+            await upstream.send(http.send(h11.Request(method=request.method, target=target, headers=headers)) or b"")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._send_body, http, upstream)
+                try:
+                    await self._send_response(http, upstream, request.method)
+                except h11.ProtocolError:
+                    await self._answer(502, f"{host} did not answer with HTTP")
+                except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
+                    logger.info("The connection to %s ended: %s", host, error)
+                tasks.cancel_scope.cancel()
+
+    async def _send_body(self, http: h11.Connection, upstream: anyio.abc.SocketStream) -> None:
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, h11.ProtocolError, OSError):
+            while True:
+                event = await self._next()
+                if isinstance(event, h11.Data):
+                    await upstream.send(http.send(h11.Data(data=event.data)) or b"")
+                elif isinstance(event, h11.EndOfMessage):
+                    await upstream.send(http.send(h11.EndOfMessage()) or b"")
+                    return
+                else:
+                    return
+
+    async def _send_response(self, http: h11.Connection, upstream: anyio.abc.SocketStream, method: bytes) -> None:
+        while True:
+            while (event := http.next_event()) is h11.NEED_DATA:
+                http.receive_data(await _receive(upstream))
+            match event:
+                case h11.InformationalResponse():
+                    continue
+                case h11.Response():
+                    has_body = method != b"HEAD" and event.status_code not in (204, 304)
+                    headers = _passed_on(event.headers)
+                    headers += _framing(event.headers) if has_body or method == b"HEAD" else []
+                    await self._send(
+                        h11.Response(status_code=event.status_code, reason=bytes(event.reason), headers=headers)
+                    )
+                case h11.Data():
+                    await self._send(h11.Data(data=event.data))
+                case h11.EndOfMessage():
+                    await self._send(h11.EndOfMessage())
+                    return
+                case _:
+                    return
+
+
+def _check_version(request: h11.Request) -> None:
+    """Refuse other versions than HTTP/1.0 and 1.1. :raises _Refused: it is another one."""
+    if request.http_version not in (b"1.0", b"1.1"):
+        raise _Refused(505, "request", "the proxy speaks HTTP/1.1")
+
+
+def _parsed(target: bytes) -> Host:
+    """Return the host of a CONNECT request. :raises _Refused: there is none."""
+    text = target.decode("ascii", "replace")
+    try:
+        return parse_host(text)
+    except ArgumentError as error:
+        raise _Refused(400, safe(text[:100]), str(error)) from None
+
+
+def _target(request: h11.Request) -> tuple[Host, bytes]:
+    """Return the host of a plain request and the target for its server. :raises _Refused: the request is not for a
+    proxy, or not plain."""
+    text = request.target.decode("ascii", "replace")
+    shown = safe(text[:100])
+    if request.method not in _METHODS:
+        raise _Refused(405, shown, "the proxy knows no such method")
+    if not text.lower().startswith("http://"):
+        raise _Refused(400, shown, "plain requests need a whole http URL; https uses CONNECT")
+    authority, slash, path = text[len("http://") :].partition("/")
+    if not slash and "?" in authority:
+        raise _Refused(400, shown, "the URL has no path")
+    if "#" in text or not text.isascii():
+        raise _Refused(400, shown, "this is not a URL of a request")
+    try:
+        return parse_host(authority, HTTP_PORT), f"/{path}".encode("ascii")
+    except ArgumentError as error:
+        raise _Refused(400, shown, str(error)) from None
+
+
+def _check_host_header(headers: _Headers, host: Host, port: int) -> None:
+    """Check that the header Host names the host of the request. :raises _Refused: it does not."""
+    given = [value for name, value in headers if name == b"host"]
+    try:
+        is_same = len(given) == 1 and parse_host(given[0].decode("ascii", "replace"), port) == host
+    except ArgumentError:
+        is_same = False
+    if not is_same and (given or port == HTTP_PORT):
+        raise _Refused(400, host, "the header Host names another host")
+
+
+def _check_framing(headers: _Headers) -> None:
+    """Refuse requests about whose end servers may disagree. :raises _Refused: it is one."""
+    lengths = [value for name, value in headers if name == b"content-length"]
+    codings = [value for name, value in headers if name == b"transfer-encoding"]
+    if (lengths and codings) or len(lengths) > 1 or len(codings) > 1:
+        raise _Refused(400, "request", "the request states its length twice")
+
+
+def _framing(headers: _Headers) -> list[tuple[bytes, bytes]]:
+    """Return the header that says how long the body is."""
+    for name, value in headers:
+        if name == b"transfer-encoding":
+            return [(b"Transfer-Encoding", b"chunked")]
+        if name == b"content-length":
+            return [(b"Content-Length", value)]
+    return []
+
+
+def _passed_on(headers: _Headers) -> list[tuple[bytes, bytes]]:
+    """Return the headers without those that are about one connection, also the ones that `Connection` names."""
+    named = {part.strip().lower() for name, value in headers if name == b"connection" for part in value.split(b",")}
+    return [(name, value) for name, value in headers if name not in _HOP_BY_HOP and name not in named]
+
+
+async def _receive(stream: anyio.abc.SocketStream) -> bytes:
+    """Return the next bytes, or none at the end."""
+    try:
+        with anyio.fail_after(_IDLE_S):
+            return await stream.receive(_CHUNK)
+    except (anyio.EndOfStream, TimeoutError):
+        return b""
+
+
+async def _relay(
+    client: anyio.abc.SocketStream, server: anyio.abc.SocketStream, records: ClientRecords, early: bytes
+) -> None:
+    """Carry bytes in both directions until both have ended, or until one side is gone.
+
+    :raises ~crow.domain.errors.ArgumentError: the client sent something that may not be forwarded.
+    """
+    refusal: ArgumentError | None = None
+
+    async def send_on() -> None:
+        nonlocal refusal
+        try:
+            data = early or await _first(client)
+            while data:
+                if passed := records.feed(data):
+                    await server.send(passed)
+                data = await _receive(client)
+            await server.send_eof()
+        except ArgumentError as error:
+            refusal = error
+            tasks.cancel_scope.cancel()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(send_on)
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            while data := await _receive(server):
+                await client.send(data)
+            await client.send_eof()
+        tasks.cancel_scope.cancel()
+    if refusal is not None:
+        raise refusal
+
+
+async def _first(client: anyio.abc.SocketStream) -> bytes:
+    """Return the first bytes of a tunnel, which must come soon."""
+    with anyio.move_on_after(_HEAD_S):
+        return await _receive(client)
+    return b""

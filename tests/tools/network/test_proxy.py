@@ -1,0 +1,197 @@
+"""The proxy of a command, with real servers."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import anyio
+import pytest
+
+from crow.agent.permissions.host_rules import siblings_at
+from crow.agent.permissions.rules import user_rules
+from crow.tools.network import Host, HostVerdict
+from crow.tools.network.gate import Gate
+from crow.tools.network.proxy import MAX_CONNECTIONS, resolve_host
+from tests.tools.network.servers import CALL, RESPONSE, hello, proxying, record, serving
+
+
+def get(port: int, path: str = "/", host: str = "good.test", more: str = "") -> bytes:
+    return f"GET http://{host}:{port}{path} HTTP/1.1\r\nHost: {host}:{port}\r\n{more}\r\n".encode()
+
+
+def connect(port: int, host: str = "good.test") -> bytes:
+    return f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
+
+
+async def test_requests_to_an_allowed_host_are_answered_over_one_connection() -> None:
+    async with serving() as server, proxying([f"network(good.test:{server.port})"]) as client:
+        answers = await client.send(get(server.port, "/a"), get(server.port, "/b?c=d", more="Accept: x\r\n"))
+        assert answers.count(b"hello") == 2
+        start, end = b"HTTP/1.1\r\nHost: good.test:%d\r\n" % server.port, b"Connection: close\r\n\r\n"
+        assert server.received == [b"GET /a " + start + end, b"GET /b?c=d " + start + b"accept: x\r\n" + end]
+        assert client.gate.describe() == ""
+
+
+async def test_a_body_is_passed_on_in_either_form() -> None:
+    async with serving() as server, proxying([f"network(good.test:{server.port})"]) as client:
+        head = f"POST http://good.test:{server.port}/ HTTP/1.1\r\nHost: good.test:{server.port}\r\n".encode()
+        await client.send(head + b"Content-Length: 3\r\n\r\nabc")
+        await client.send(head + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
+        assert [data.partition(b"\r\n\r\n")[2] for data in server.received] == [b"abc", b"3\r\nabc\r\n0\r\n\r\n"]
+
+
+async def test_a_tunnel_carries_tls_in_any_pieces() -> None:
+    first = record(hello(b"good.test")[:9]) + record(hello(b"good.test")[9:])
+    async with serving(b"server hello") as server, proxying([f"network(good.test:{server.port})"]) as client:
+        data = first + record(b"data" * 4_000, kind=23)
+        answers = await client.send(connect(server.port), data)
+        assert answers == b"HTTP/1.1 200 Connection established\r\n\r\nserver hello"
+        assert server.received == [data]
+
+
+async def test_an_unknown_host_is_asked_about_once_and_then_reached() -> None:
+    async with serving() as server, proxying([], answer=True) as client:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(client.send, get(server.port))
+        assert client.asked == [f"good.test:{server.port}"]
+        assert len(server.received) == 8
+
+
+async def test_a_rejected_host_is_named_with_the_reason() -> None:
+    async with serving() as server, proxying([], answer=False) as client:
+        answer = await client.send(get(server.port))
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        assert answer.endswith(b"crow: the user did not allow it\n")
+        await client.send(connect(server.port, "other.test"))
+        assert client.gate.describe() == (
+            f"[Hosts not reached: good.test:{server.port}: the user did not allow it; "
+            f"other.test:{server.port}: the user did not allow it]"
+        )
+        assert server.received == []
+
+
+@pytest.mark.parametrize("mode", ["ask", "accept-edits", "auto", "plan"])
+async def test_a_deny_rule_wins_and_plan_mode_never_asks(mode: str) -> None:
+    async with serving() as server:
+        rules = [f"network(good.test:{server.port})"]
+        async with proxying(["network"], rules, mode=mode, answer=True) as client:
+            assert (await client.send(get(server.port))).startswith(b"HTTP/1.1 403 ")
+            assert (client.asked, server.received) == ([], [])
+        async with proxying([], mode=mode, answer=True) as client:
+            await client.send(get(server.port))
+            assert len(client.asked) == (mode != "plan")
+
+
+async def test_a_private_address_is_reached_only_if_a_rule_names_it() -> None:
+    async with serving() as server:
+        for host in ("localhost", "127.0.0.1"):
+            for rules in ([], ["network(*:*)"], ["network"]):
+                async with proxying(rules, resolve=resolve_host, answer=True) as client:
+                    assert (await client.send(get(server.port, host=host))).startswith(b"HTTP/1.1 403 ")
+                    assert host in client.gate.describe()
+            async with proxying([f"network({host}:{server.port})"], resolve=resolve_host) as client:
+                assert (await client.send(get(server.port, host=host))).endswith(b"hello")
+
+
+async def test_registries_are_only_read_where_crow_sees_the_request() -> None:
+    async with proxying(["network(registries)"]) as client:
+        head = b" http://pypi.org/ HTTP/1.1\r\nHost: pypi.org\r\nContent-Length: 0\r\n\r\n"
+        for method in (b"POST", b"PUT", b"DELETE", b"PATCH"):
+            answer = await client.send(method + head)
+            assert answer.startswith(b"HTTP/1.1 403 "), method
+        assert "only GET and HEAD are allowed" in client.gate.describe()
+        assert client.asked == []
+
+
+async def test_a_host_that_is_not_there_is_named() -> None:
+    async with serving() as server:
+        pass
+    async with proxying([f"network(good.test:{server.port})"]) as client:
+        assert (await client.send(get(server.port))).startswith(b"HTTP/1.1 502 ")
+        assert f"good.test:{server.port}: no connection" in client.gate.describe()
+
+
+async def test_an_answer_that_is_not_http_is_not_passed_on() -> None:
+    async with serving(b"SSH-2.0-server\r\n\r\n") as server, proxying([f"network(good.test:{server.port})"]) as client:
+        assert (await client.send(get(server.port))).startswith(b"HTTP/1.1 502 ")
+
+
+async def test_hop_by_hop_headers_of_a_response_are_left_out() -> None:
+    response = RESPONSE.replace(b"\r\n\r\n", b"\r\nConnection: X-A\r\nX-A: 1\r\nAlt-Svc: h3=\r\nX-B: 2\r\n\r\n")
+    async with serving(response) as server, proxying([f"network(good.test:{server.port})"]) as client:
+        head = (await client.send(get(server.port))).lower()
+        assert b"x-b: 2" in head
+        assert b"x-a" not in head
+        assert b"alt-svc" not in head
+
+
+async def test_a_head_without_end_is_refused() -> None:
+    async with serving() as server, proxying([f"network(good.test:{server.port})"]) as client:
+        answer = await client.send(get(server.port, more=f"X: {'a' * 70_000}\r\n"))
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert server.received == []
+
+
+async def test_the_time_limit_of_a_command_stops_while_the_user_is_asked() -> None:
+    asked, answered = anyio.Event(), anyio.Event()
+
+    async def judge(_host: Host) -> HostVerdict:
+        asked.set()
+        await answered.wait()
+        return HostVerdict()
+
+    gate, clock = Gate(judge), anyio.CancelScope(deadline=anyio.current_time() + 100)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(gate.verdict, Host("a.test", 443), clock)
+        await asked.wait()
+        assert clock.deadline == float("inf")
+        answered.set()
+    assert 99 < clock.deadline - anyio.current_time() <= 100
+
+
+async def test_a_command_cannot_ask_about_any_number_of_hosts() -> None:
+    async def judge(_host: Host) -> HostVerdict:
+        return HostVerdict(refusal="no")
+
+    gate, clock = Gate(judge), anyio.CancelScope()
+    verdicts = [await gate.verdict(Host(f"h{number}.test", 443), clock) for number in range(250)]
+    assert sum(verdict.refusal == "no" for verdict in verdicts) == 200
+    assert gate.describe().endswith("and 195 more]")
+
+
+async def test_one_answer_covers_the_hosts_of_a_registry_for_this_command() -> None:
+    asked = []
+
+    async def judge(host: Host) -> HostVerdict:
+        asked.append(str(host))
+        rules = user_rules([], ["network(files.pythonhosted.org)"] if len(asked) > 2 else [])
+        return HostVerdict(also=siblings_at(CALL, host, "ask", rules))
+
+    for expected in (["pypi.org"], ["pypi.org", "pypi.org"], ["pypi.org"] * 3 + ["files.pythonhosted.org"]):
+        gate = Gate(judge)
+        for name in ("pypi.org", "files.pythonhosted.org"):
+            await gate.verdict(Host(name, 443), anyio.CancelScope())
+        assert asked == expected, "a host that a rule denies is judged by itself"
+
+
+async def test_an_answer_about_another_host_covers_nothing_else() -> None:
+    assert siblings_at(CALL, Host("a.test", 443), "ask", ()) == ()
+    assert siblings_at(CALL, Host("pypi.org", 8443), "ask", ()) == ()
+
+
+async def test_connections_beyond_the_limit_wait_outside_of_crow() -> None:
+    async with serving() as server, proxying([f"network(good.test:{server.port})"]) as client:
+        before = len(os.listdir("/proc/self/fd"))
+        idle = [socket.create_connection(client.address) for _ in range(MAX_CONNECTIONS + 100)]
+        late = socket.create_connection(client.address)
+        late.sendall(get(server.port))
+        late.setblocking(False)
+        await anyio.wait_all_tasks_blocked()
+        assert len(os.listdir("/proc/self/fd")) - before <= len(idle) + 1 + MAX_CONNECTIONS
+        for each in idle:
+            each.close()
+        await anyio.wait_readable(late)
+        assert late.recv(12) == b"HTTP/1.1 200"
+        late.close()
