@@ -17,6 +17,15 @@ from crow.tools import AGENT_MODES, AgentKind, Task
 _CONFIG_KEY = "agent"
 """The key of the subagent's kind in the subagent's configuration."""
 
+_ISOLATED_KEY = "isolated"
+"""The key in a subagent's configuration that says that it works in a layer of its own."""
+
+ISOLATED_ROLE = (
+    "You work on a copy of the workspace of your own, at the same paths. What you change stays in it until the other "
+    "agent takes it over."
+)
+"""The text that follows if the subagent works in a layer of its own."""
+
 SUBAGENT_ROLE = (
     "You are a subagent: another agent gave you this task and reads your last answer, nothing else of what you do. "
     "Answer with all that it needs to know, and do not ask back."
@@ -50,20 +59,29 @@ class Speciality:
     tools: tuple[str, ...] | None = None
     model: str = ""
     mode: str = ""
+    isolated: bool = False
+    """The subagent works in a layer of its own."""
 
     @classmethod
     def of(cls, task: Task, models: Iterable[str]) -> Speciality:
         """Return the speciality of a new task. A model that is not among `models` is ignored."""
         kind = task.kind
         if kind is None:
-            return cls()
-        model = kind.model if kind.model in models else ""
-        return cls(name=kind.name, instructions=task.instructions, tools=kind.tools, model=model, mode=kind.mode)
+            return cls(isolated=task.isolated)
+        return cls(
+            name=kind.name,
+            instructions=task.instructions,
+            tools=kind.tools,
+            model=kind.model if kind.model in models else "",
+            mode=kind.mode,
+            isolated=kind.isolated or task.isolated,
+        )
 
     @classmethod
     def stored(cls, config: JsonObject) -> Speciality:
         """Read the speciality from a subagent's configuration. A damaged value is ignored, with one exception: a
         damaged list of tools allows no tool."""
+        isolated = config.get(_ISOLATED_KEY) is True
         match config.get(_CONFIG_KEY):
             case {"name": str(name), "instructions": str(instructions), **rest}:
                 tools, model, mode = rest.get("tools"), rest.get("model"), rest.get("mode")
@@ -73,12 +91,16 @@ class Speciality:
                     tools=None if tools is None else tuple(map(str, tools)) if isinstance(tools, list | tuple) else (),
                     model=model if isinstance(model, str) else "",
                     mode=mode if isinstance(mode, str) and mode in AGENT_MODES else "",
+                    isolated=isolated,
                 )
             case _:
-                return cls()
+                return cls(isolated=isolated)
 
     def config(self, config: JsonObject) -> JsonObject:
         """Return `config` with the kind added to it. The kind's instructions come at the end of the system message."""
+        if self.isolated:
+            append = f"{config.get('system_prompt_append') or ''} {ISOLATED_ROLE}".strip()
+            config = {**config, "system_prompt_append": append, _ISOLATED_KEY: True}
         if not self.name:
             return config
         stored = {"name": self.name, "instructions": self.instructions, "model": self.model, "mode": self.mode}
@@ -114,5 +136,7 @@ def changes_of_own(config: JsonObject) -> JsonObject:
     before, role, after = append.rpartition(SUBAGENT_ROLE) if isinstance(append, str) else ("", "", "")
     if not role:
         return {}
-    rest = f"{before.rstrip()}\n\n{after.lstrip()}".strip()  # `after` has the instructions of the subagent's kind
-    return {"system_prompt_append": rest or None}
+    after = after.lstrip().removeprefix(ISOLATED_ROLE)  # the rest are the instructions of the subagent's kind
+    rest = f"{before.rstrip()}\n\n{after.lstrip()}".strip()
+    isolated = {_ISOLATED_KEY: None} if _ISOLATED_KEY in config else {}
+    return {"system_prompt_append": rest or None, **isolated}

@@ -6,9 +6,9 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 
@@ -141,6 +141,17 @@ class Subagents:
         while self.running:
             await next(iter(self.running.values())).ended.wait()
 
+    async def check_ended(self, task_id: str) -> None:
+        """See :class:`crow.tools.SubagentRunner`."""
+        if task_id in self.running:
+            raise ArgumentError(f"task: {task_id} is still running; wait for it to end")
+        try:
+            row = await self.adapters.store.session(task_id)
+        except NoSuchSession:
+            row = None
+        if row is None or row.parent_id != self.parent.row.id:
+            raise ArgumentError(f'task: this session has no task "{task_id}"')
+
     async def _delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         kind = await self._kind(task)
         tools = self._tools(task, kind, toolbox)
@@ -157,7 +168,8 @@ class Subagents:
                 await self._begin(branch, task, client)
                 await self._work(running, tools, client)
             spent = round(branch.row.cost - cost, 12)
-            return client.result(branch.row.id, branch.turn_usage, spent or None)
+            changes = await self._changes(running, tools)
+            return replace(client.result(branch.row.id, branch.turn_usage, spent or None), changes=changes)
         finally:
             await self._forget(running, client)
 
@@ -210,7 +222,7 @@ class Subagents:
             client.end = TurnEnd(stop="error", detail="Internal error")
         finally:
             with anyio.CancelScope(shield=True):
-                text, remark = client.report(words)
+                text, remark = client.report(words, await self._changes(running, tools))
                 await self._forget(running, client)
                 await self.inbox.add(call_id, text, title=title_line(remark), remark=f"({remark})")
 
@@ -233,6 +245,24 @@ class Subagents:
             self.parent.add_usage(branch.turn_usage)
             with anyio.CancelScope(shield=True), suppress(StoreError):
                 await self.parent.refresh_cost()
+
+    async def _changes(self, running: RunningTask, tools: ToolSubset) -> str:
+        """Say to the model what a subagent has changed in its layer, if it has one."""
+        if not running.kind.isolated:
+            return ""
+        try:
+            return await tools.changes_of(running.branch.row.id)
+        except (ArgumentError, OSError) as error:
+            return f"[Its changes cannot be shown: {error}.]"
+
+    @asynccontextmanager
+    async def _own_tools(self, running: RunningTask, tools: ToolSubset) -> AsyncIterator[ToolSubset]:
+        """Open the tools of a subagent. If it is isolated, they work in its layer."""
+        if not running.kind.isolated:
+            yield tools
+            return
+        async with tools.isolated(running.branch.row.id) as own:
+            yield ToolSubset(own, tools.specs())
 
     async def _kind(self, task: Task) -> Speciality:
         """Return the settings that a task gets from its kind. A resumed task keeps its kind. If the task to resume does
@@ -309,14 +339,15 @@ class Subagents:
         branch, turn = running.branch, None
         end = TurnEnd(stop="error", detail="Internal error")
         try:
-            permissions = running.kind.permissions(client.permissions(self.permissions))
-            model = await self.adapters.model(branch.row.model)
-            worker = self.turns.worker(branch, permissions)
-            await anyio.to_thread.run_sync(worker.briefing.read, permissions.may_read())
-            await self.turns.offer(worker, tools)
-            compactor = await self.turns.compactor(worker, model)
-            turn = self.turns.turn(worker, compactor, tools, steps=self.adapters.settings().steps_per_turn)
-            end = TurnEnd(stop=await turn.run())
+            async with self._own_tools(running, tools) as own:
+                permissions = running.kind.permissions(client.permissions(self.permissions))
+                model = await self.adapters.model(branch.row.model)
+                worker = self.turns.worker(branch, permissions)
+                await anyio.to_thread.run_sync(worker.briefing.read, permissions.may_read())
+                await self.turns.offer(worker, own)
+                compactor = await self.turns.compactor(worker, model)
+                turn = self.turns.turn(worker, compactor, own, steps=self.adapters.settings().steps_per_turn)
+                end = TurnEnd(stop=await turn.run())
         except anyio.get_cancelled_exc_class():
             end = TurnEnd(stop="cancelled")
             raise
@@ -346,6 +377,8 @@ class ToolSubset:
         self._names = frozenset(allowed | {spec.name for spec in self._specs})
         self.deferred = toolbox.deferred
         self.narrowed = toolbox.narrowed
+        self.isolated = toolbox.isolated
+        self.changes_of = toolbox.changes_of
         self.servers = toolbox.servers
         self.agents = toolbox.agents
         self.restart = toolbox.restart
@@ -487,9 +520,9 @@ class _SubagentClient:
             cost=cost,
         )
 
-    def report(self, words: str) -> tuple[str, str]:
+    def report(self, words: str, changes: str = "") -> tuple[str, str]:
         """Report how a task in the background has ended. Return a text for the model and a line for the user. Both
-        begin with `words`, which name the task."""
+        begin with `words`, which name the task. `changes` says what it has changed in its layer."""
         task_id = self.branch.row.id if self.branch is not None else ""
         match self.end.stop:
             case "end_turn":
@@ -498,6 +531,7 @@ class _SubagentClient:
                 remark, more = f"{words} has failed: {self.end.detail}", f"\n{self._answer}".rstrip()
             case stop:
                 remark, more = f"{words} has ended early: {stop}.", f"\n{self._answer}".rstrip()
+        more = "\n".join(filter(None, [more, changes]))
         return f"{remark}{more}{resume_hint(task_id)}", remark.replace(", which you started in the background,", "")
 
 

@@ -161,7 +161,7 @@ def remark_on_others(
 
 EDIT_FILE_SPEC = tool_spec(
     "edit_file",
-    "Replace text in a file. Copy old_text exactly, without line numbers, with just enough lines that it occurs once.",
+    "Replace text in a file. Copy old_text exactly, with just enough lines that it occurs once.",
     required="path old_text new_text",
     path=PATH,
     old_text={"type": "string"},

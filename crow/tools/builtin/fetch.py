@@ -23,7 +23,7 @@ from crow.tools.builtin.files import IMAGE_BYTES, image_type
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, tool_spec
 from crow.tools.limits import FETCHES
 from crow.tools.process import HiddenKeys, command_environment, start
-from crow.tools.urls import lenient_urls, normalize_url
+from crow.tools.urls import NO_URL_RULES, lenient_urls, normalize_url
 from crow.tools.web import MAX_BYTES, Document, get
 
 TEXT_TYPES = frozenset(f"application/{kind}" for kind in ("json", "xml", "javascript", "x-ndjson", "toml"))
@@ -41,7 +41,8 @@ async def plan_fetch(_context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def run_fetch(invocation: ToolInvocation, args: Arguments) -> Outcome:
-    document = await get(args["url"], allow_private=invocation.context.fetches_private, rules=invocation.url_rules)
+    rules = NO_URL_RULES if invocation.planned is None else invocation.planned.url_rules
+    document = await get(args["url"], allow_private=invocation.context.fetches_private, rules=rules)
     if document.moved_to is not None:
         return Outcome(text=f"{document.url} redirects to {document.moved_to}. To follow it, fetch that URL.")
     raw = {"url": document.url, "status": document.status, "media_type": document.media}

@@ -125,7 +125,7 @@ async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
             note = "" if file.encoding == "utf-8" else f"\n[the file is {file.encoding}; the tools keep this encoding]"
     if is_binary:
         raise ArgumentError(f"{target.name} is binary ({stat.size:,} bytes); only text, images and PDFs can be read")
-    window = LineWindow(first=args.get("line", 1), limit=args.get("limit", WINDOW_LINES))
+    window = LineWindow(first=args.get("line", 1), limit=args.get("limit"))
     if text is not None:
         data = text.encode("utf-8", "replace")
         if window.feed(data[:THREAD_BYTES]) and len(data) > THREAD_BYTES:
@@ -162,8 +162,9 @@ async def read_pdf(workspace: Workspace, target: PathTarget, stat: FileStat) -> 
 
 
 def format_window(window: LineWindow, name: str, size: str) -> str:
-    """Return the lines of the window with their numbers. If the file has more lines, a note says how to continue.
-    `size` is the number of lines in the file, or a text that says how large the file is.
+    """Return the lines of the window as the file has them. If this is not the whole file, a line in front says which
+    lines they are. If the file has more lines than fit, a line at the end says how to continue. `size` is the number of
+    lines in the file, or a text that says how large the file is.
 
     :raises ~crow.domain.errors.ArgumentError: the file ends before the first of the lines.
     """
@@ -174,15 +175,18 @@ def format_window(window: LineWindow, name: str, size: str) -> str:
     rows: list[str] = []
     chars = 0
     for number, row in enumerate(window.rows, window.first):
-        text = f"{number}\t{row.text().removeprefix(chr(0xFEFF) if number == 1 else '')}"
+        text = row.text().removeprefix(chr(0xFEFF) if number == 1 else "")
         chars += len(text) + 1
         if chars > WINDOW_CHARS and rows:
             break
         rows.append(text)
+    last = window.first + len(rows) - 1
+    is_cut = len(rows) < len(window.rows) or (window.has_more and not window.is_limit_asked)
     has_undecodable = any("�" in row for row in rows)
-    if window.has_more or len(rows) < len(window.rows):
-        last = window.first + len(rows) - 1
-        rows.append(f"[lines {window.first}-{last} of {size}; continue with line={last + 1}]")
+    if window.first > 1 or window.has_more or is_cut or not any(rows):
+        rows.insert(0, f"[lines {window.first}-{last} of {size}]")
+    if is_cut:
+        rows.append(f"[continue with line={last + 1}]")
     if has_undecodable:
         rows.append("[bytes that are not UTF-8 are shown as �]")
     return "\n".join(rows)
@@ -205,17 +209,18 @@ class Row:
 
 
 class LineWindow:
-    """Collects at most `limit` lines of a file, starting with line `first` (counted from 1). Pass the file to `feed` in
-    pieces. Only a limited part of the file is kept in memory.
+    """Collects at most `limit` lines of a file, or `WINDOW_LINES` if that is None, starting with line `first` (counted
+    from 1). Pass the file to `feed` in pieces. Only a limited part of the file is kept in memory.
 
     `has_more` tells whether more lines follow those in `rows`.
     """
 
-    def __init__(self, *, first: int, limit: int) -> None:
+    def __init__(self, *, first: int, limit: int | None = None) -> None:
         self.first = first
+        self.is_limit_asked = limit is not None
         self.rows: list[Row] = []
         self.has_more = False
-        self._limit = limit
+        self._limit = WINDOW_LINES if limit is None else limit
         self._room = 4 * WINDOW_CHARS
         self._skipped = 0
         self._is_line_open = False
@@ -570,7 +575,7 @@ def sound_pdf(data: str, uri: str) -> Attachment | None:
 
 READ_FILE_SPEC = tool_spec(
     "read_file",
-    "Read a text file, with the number of each line and a tab in front of it, or look at an image or a PDF.",
+    "Read a text file, or look at an image or a PDF.",
     required="path",
     path=argument("string", "Absolute, or relative to the working directory.", minLength=1),
     line=argument("integer", "First line, counted from 1.", minimum=1),

@@ -202,7 +202,7 @@ _ESCAPED = {"n": "\n", "t": "\t", '"': '"', "'": "'", "\\": "\\"}
 
 
 def _without_numbers(old: str, new: str) -> Iterator[Meant]:
-    """Undo line numbers in front of each line, as read_file and grep show them. Some tools put a space after them."""
+    """Undo line numbers in front of each line, as grep and other agents show them. Some put a space after them."""
     found = [_NUMBER.match(line) for line in old.removesuffix("\n").split("\n")]
     numbers = [int(match[1]) if match else -1 for match in found]
     if -1 in numbers or numbers != list(range(numbers[0], numbers[0] + len(numbers))):

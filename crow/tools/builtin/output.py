@@ -16,6 +16,8 @@ import anyio.to_thread
 MAX_CHARS = 8_000
 """The model sees at most this many characters of an output, about 2,000 tokens."""
 MIN_REPEATS = 4
+MIN_PASSED = 8
+"""At least this many lines in a row that only report passed tests are left out, but for the first."""
 MAX_FILES = 20
 """The output of older commands is forgotten."""
 MAX_PIPES = 3
@@ -29,6 +31,12 @@ _ESCAPES = re.compile(
     r"|\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links, the clipboard
     r"|[PX^_][^\x1b]*(?:\x1b\\)?"  # other strings for the terminal
     r"|[ -/]*[0-~])"
+)
+_PASSED = re.compile(
+    r"\S+::.* PASSED(?: +\[ *\d+%\])?"  # pytest -v
+    r"|(?:test\w*(?: \(.*\))?|test .+) \.\.\. ok"  # unittest -v, cargo test
+    r"|\s*(?:=== (?:RUN|PAUSE|CONT|NAME) .*|--- PASS: .*)"  # go test -v
+    r"|\s*(?:[✓✔√] .*|ok \d+ (?!.*#).*)"  # vitest, jest, mocha, TAP
 )
 _UNREADABLE = re.compile("[\0-\x07\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
 MIN_UNREADABLE = 8
@@ -48,6 +56,17 @@ def as_shown(output: str) -> str:
         else:
             shown += [line, f"[the line above came {count:,} times in a row]"]
     return "\n".join(shown)
+
+
+def without_passed_tests(text: str) -> str:
+    """Return the text with only the first line of each long run of lines that report passed tests."""
+    lines: list[str] = []
+    for has_passed, group in groupby(text.split("\n"), key=lambda line: _PASSED.fullmatch(line) is not None):
+        run = list(group)
+        if has_passed and len(run) >= MIN_PASSED:
+            run[1:] = [f"[{len(run) - 1:,} more lines of passed tests]"]
+        lines += run
+    return "\n".join(lines)
 
 
 def _last_state(line: str) -> str:
@@ -124,13 +143,15 @@ class OutputFiles:
         self._count = 0
 
     async def shown(self, output: str) -> str:
-        """Return `output` as a terminal would show it. If the model will see only a part, keep it in a file and name
-        the file in the last line."""
-        if len(output) <= MAX_CHARS:
-            return as_shown(output)
-        text = await anyio.to_thread.run_sync(as_shown, output)
-        path = await anyio.to_thread.run_sync(self._keep, text) if len(text) > MAX_CHARS else None
-        return f"{text}\n[the whole output is in {path}; use read_file or grep]" if path is not None else text
+        """Return `output` as a terminal would show it, without lines that only report passed tests. If the model will
+        see only a part, keep it in a file and name the file in the last line."""
+        is_short = len(output) <= MAX_CHARS
+        whole = as_shown(output) if is_short else await anyio.to_thread.run_sync(as_shown, output)
+        text = without_passed_tests(whole) if is_short else await anyio.to_thread.run_sync(without_passed_tests, whole)
+        if len(text) <= MAX_CHARS and text == whole:
+            return whole
+        path = await anyio.to_thread.run_sync(self._keep, whole)
+        return whole if path is None else f"{text}\n[the whole output is in {path}; use read_file or grep]"
 
     def contains(self, path: Path) -> bool:
         """Whether `path`, with links resolved, is one of these files."""

@@ -32,6 +32,7 @@ from crow.tools import (
 )
 from crow.tools.agents import prompt_of, read_agent
 from crow.tools.builtin.skill import permission_argument
+from crow.tools.builtin.task_changes import Decision, plan_settling
 from crow.tools.builtin.tool import (
     Arguments,
     Builtin,
@@ -139,6 +140,8 @@ def unix_ms(name: str, text: str, *, days_later: int = 0) -> int:
 
 
 async def plan_task(context: ToolContext, args: Arguments) -> PlannedCall:
+    if args.get("changes"):
+        return plan_settling(args)
     kind, title = find_agent(context, args), in_title(task_from(args).title)
     if kind is None:
         return session_call(f"Task: {title}", "think")
@@ -214,6 +217,7 @@ def task_from(args: Arguments) -> Task:
         tools=None if tools is None else tuple(tools),
         resume=args.get("resume") or None,
         background=args.get("background", False),
+        isolated=args.get("isolated", False),
     )
 
 
@@ -223,7 +227,7 @@ def task_outcome(done: SubagentResult) -> Outcome:
         text = f"The task works in the background as {done.id}. You are told when it ends, so do not wait for it."
         return Outcome(text=text, raw_output={"task": done.id, "background": True})
     return Outcome(
-        text=f"{done.text or '(no answer)'}{resume_hint(done.id)}",
+        text="\n".join(filter(None, [done.text or "(no answer)", done.changes])) + resume_hint(done.id),
         is_error=done.is_error,
         raw_output={"task": done.id, "steps": done.steps},
         usage=done.usage,
@@ -263,18 +267,20 @@ RECALL = Builtin(RECALL_SPEC, "think", "none", plan_recall, run_recall)
 
 _TASK_ARGUMENTS = {
     "description": argument("string", "The task in a few words.", minLength=1),
-    "prompt": argument("string", "All that it needs to know.", minLength=1),
+    "prompt": argument("string", minLength=1),
     "tools": argument(
         "array",
-        "Tools that it may use. Default: all but task and update_plan.",
+        "Default: all but task and update_plan.",
         maxItems=100,
         items={"type": "string"},
     ),
     "resume": argument("string", "An earlier task's id."),
     "background": argument(
         "boolean",
-        "Return at once; you are told when it ends. Only if you do not need the result now.",
+        "Return at once; you are told when it ends.",
     ),
+    "isolated": argument("boolean", "It works on a copy."),
+    "changes": argument("string", "With resume: for its copy.", enum=list(get_args(Decision))),
 }
 _AGENT_ARGUMENT = argument("string", "The kind of subagent, by name. Default: a plain one.", maxLength=64)
 PLAIN_TASK_SPEC = tool_spec(

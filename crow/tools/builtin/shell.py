@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import replace
+from functools import partial
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
@@ -20,6 +21,8 @@ from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocat
 from crow.tools.jobs import END_S, Job
 from crow.tools.layers.session import Layers
 from crow.tools.limits import COMMANDS
+from crow.tools.network.gate import Gate
+from crow.tools.network.proxy import Proxy
 
 DEFAULT_ACCESS: CommandAccess = "read"
 DEFAULT_TIMEOUT_S = 120
@@ -89,6 +92,8 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
     statuses = PipeStatuses(command)
     layers = await layers_for(invocation.context, args) if access != "full" else None
     layer, settled = None, Settled()
+    reviewer = invocation.ports.reviewer
+    gate = None if layers is None or reviewer is None else Gate(partial(reviewer.review_host, invocation.call_id))
     try:
         async with COMMANDS.slot(invocation.context.workspace):
             if layers is not None:
@@ -103,6 +108,7 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
                 on_output=lambda so_far: invocation.on_output(statuses.split(so_far)[0]),
                 excluded=invocation.excluded,
                 layer=layer,
+                network=None if gate is None else Proxy(gate),
             )
         if layers is not None and layer is not None:
             settled = await settle(invocation, layers, layer)
@@ -114,9 +120,10 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
     end = describe_end(code, timeout_s) or hidden
     shown = await invocation.context.outputs.shown(output.removesuffix("\n"))
     hint = explain(invocation.context, command, access, output, has_failed=code != 0 or hidden != "")
+    unreached = "" if gate is None else gate.describe()
     announcement = Announcement(title=in_title(title_line(command)), kind="execute")
     return Outcome(
-        text="\n".join(filter(None, [shown, end, settled.words, hint])) or "(no output)",
+        text="\n".join(filter(None, [shown, end, settled.words, unreached or hint])) or "(no output)",
         announcement=settled.announced(announcement),
         is_error=code != 0,
         raw_output={
@@ -201,8 +208,8 @@ SHELL_SPEC = tool_spec(
     command=argument("string", minLength=1),
     access=argument(
         "string",
-        "Usually left out: the command may change the working directory, and the user is asked about the changes "
-        "where needed. full: also the network and everything else, after the user was asked. For background commands "
+        "Usually left out: the command may change the working directory and use HTTP(S), and the user is asked where "
+        "needed. full: also ssh, services and everything else, after the user was asked. For background commands "
         f"and where crow says so: {DEFAULT_ACCESS} (default) or write.",
         enum=["read", "write", "full"],
     ),

@@ -39,7 +39,7 @@ async def plan_skill(context: ToolContext, args: Arguments) -> PlannedCall:
 async def run_skill(invocation: ToolInvocation, args: Arguments) -> Outcome:
     skill = find_skill(invocation.context, args["name"])
     text, digest = await anyio.to_thread.run_sync(read_skill, skill)
-    allowed = invocation.allowed_argument
+    allowed = None if invocation.planned is None else invocation.planned.coverage.argument
     if allowed is not None and allowed != permission_argument(skill, digest):
         raise ArgumentError(f"{skill.source} has changed since this call was allowed; repeat the call")
     if not text:

@@ -34,7 +34,6 @@ from crow.tools.builtin.text_file import SeenFiles
 from crow.tools.jobs import Jobs
 from crow.tools.limits import FairLimiter
 from crow.tools.process import HiddenKeys, KeySource
-from crow.tools.urls import NO_URL_RULES, UrlRules
 from crow.tools.workspace import shared_inode
 
 Arguments: TypeAlias = Mapping[str, Any]
@@ -45,7 +44,7 @@ TOO_DEEP = f"the arguments are nested too deeply; expected at most {MAX_DEPTH} l
 
 
 OWN_FILE = "belongs to crow itself and cannot be read; use recall for this session, and ask the user about settings"
-OUT_OF_BOUNDS = "is outside the workspace; on this server, tools cannot leave the workspace"
+OUT_OF_BOUNDS = "is outside the workspace, which tools cannot leave here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +101,8 @@ class ToolContext:
     """The user's checks, which run after edits."""
     keys: KeySource = HiddenKeys
     """The secrets that commands do not get."""
+    is_isolated: bool = False
+    """The workspace is the layer of a subagent."""
 
     def target(self, path: str) -> PathTarget:
         """The file or directory that `path` leads to.
@@ -119,7 +120,7 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolInvocation:
-    """A running call."""
+    """What a tool gets in addition to the arguments of a call."""
 
     context: ToolContext
     ports: Ports
@@ -127,14 +128,27 @@ class ToolInvocation:
     call_id: str
     on_output: OnOutput
     """Shows the user a piece of output while the call runs."""
-    allowed_paths: tuple[str, ...] = ()
-    """The files or directories that the call may touch. Empty if they are not known in advance."""
-    allowed_argument: str | None = None
-    """The argument of its planned call. None if the call was not planned."""
-    excluded: ExcludedPaths = NOTHING_EXCLUDED
-    """The files that a search leaves out and that a confined command cannot read."""
-    url_rules: UrlRules = NO_URL_RULES
-    """The rules for the redirects of a fetch."""
+    planned: PlannedCall | None = None
+    """The call as it was allowed. None if it was not planned."""
+
+    @property
+    def allowed_paths(self) -> tuple[str, ...]:
+        """The files or directories that the call may touch. Empty if they are not known in advance."""
+        return () if self.planned is None else self.planned.paths
+
+    @property
+    def excluded(self) -> ExcludedPaths:
+        """The files that a search leaves out and that a confined command cannot read."""
+        return NOTHING_EXCLUDED if self.planned is None else self.planned.excluded
+
+    @classmethod
+    def plain(cls, context: ToolContext, ports: Ports, call_id: str) -> ToolInvocation:
+        """A call that shows no output while it runs."""
+
+        async def ignore(_output: str) -> None:
+            pass
+
+        return cls(context=context, ports=ports, call_id=call_id, on_output=ignore)
 
     def target(self, path: str) -> PathTarget:
         """The file or directory that `path` leads to.

@@ -12,13 +12,18 @@ This is what other parts of crow need:
   has changed underneath, and names the files.
 - `invert(place, change_set, about)` prepares the change set that undoes another. Undo and redo are the same operation.
 - `Layer.locate(path)` returns where the content of a workspace's path is, as the layer's commands see it.
+- `open_child(place, id, roots)` opens the layer of a subagent, a :class:`ChildLayer`, which outlives processes. Call
+  its `begin` before and its `note` after each command. `View(layer)` finds its files without a command. `merge(child)`
+  says which of its changes can be kept, and `prepare_merge` prepares them.
 - `Layer.drop()` removes a layer. `recover(place)` completes or takes back what a killed process has left.
 
 All calls block. A change set belongs to this machine. The log only knows its id.
 """
 
 from crow.tools.layers.changes import Change, Changes, LookRules, look
+from crow.tools.layers.children import ChildLayer, LayerBusy, RootsChanged
 from crow.tools.layers.keep import Recovered, apply, invert, prepare, recover
+from crow.tools.layers.merge import Merge
 from crow.tools.layers.moves import Conflict
 from crow.tools.layers.place import Layer, Overlay, Place
 from crow.tools.layers.sets import ChangeSet, find_set
@@ -27,12 +32,16 @@ __all__ = [
     "Change",
     "ChangeSet",
     "Changes",
+    "ChildLayer",
     "Conflict",
     "Layer",
+    "LayerBusy",
     "LookRules",
+    "Merge",
     "Overlay",
     "Place",
     "Recovered",
+    "RootsChanged",
     "apply",
     "find_set",
     "invert",

@@ -82,11 +82,12 @@ class Layer:
 def locate_in(overlay: Overlay, parts: Sequence[str]) -> Path | None:
     above, below = overlay.upper, overlay.root
     has_below = True
-    for part in parts:
+    for number, part in enumerate(parts, 1):
         above, below = above / part, below / part
         try:
             status = above.lstat()
         except (FileNotFoundError, NotADirectoryError):
+            below = below.joinpath(*parts[number:])
             return below if has_below and os.path.lexists(below) else None
         if is_whiteout(status):
             return None
@@ -113,6 +114,11 @@ class Place:
     def changes(self) -> Path:
         """The directory of all change sets."""
         return self.directory / "changes"
+
+    @property
+    def children(self) -> Path:
+        """The directory of the layers of subagents. They outlive processes."""
+        return self.directory / "children"
 
     def open(self, roots: Sequence[Path]) -> Layer:
         """Open a new layer over directories, whose links must be resolved. :raises OSError: it cannot be created."""

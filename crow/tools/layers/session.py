@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
@@ -9,7 +10,9 @@ import anyio
 import anyio.to_thread
 
 from crow.tools.layers.changes import Changes, LookRules, look
+from crow.tools.layers.children import UNNEEDED_S, ChildLayer, children, has_child, open_child, remove_child, surplus
 from crow.tools.layers.keep import Recovered, apply, forget, invert, old_sets, prepare, recover
+from crow.tools.layers.merge import Merge, merge, prepare_merge
 from crow.tools.layers.place import Layer, Place
 from crow.tools.layers.sets import ChangeSet, find_set
 
@@ -68,6 +71,42 @@ class Layers:
         cancelled."""
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(apply, change_set)
+
+    async def open_child(self, identifier: str, *, is_new: bool = True) -> ChildLayer | None:
+        """Open the layer of a subagent, which the caller must close. None if there are no layers here or, unless
+        `is_new`, if the subagent has none.
+
+        :raises LayerBusy: another process uses it. :raises RootsChanged: it belongs to other directories.
+        :raises OSError: it cannot be created, or cannot be kept on this file system.
+        """
+        if not is_new and not await anyio.to_thread.run_sync(has_child, self._place, identifier):
+            return None
+        layer = await self.open()
+        if layer is None:
+            return None
+        await self.drop(layer)
+        if layer.directory.parent != self._place.layers:
+            raise OSError(errno.EXDEV, "the file system of crow's data cannot hold layers")
+        roots = [overlay.root for overlay in layer.overlays]
+        return await anyio.to_thread.run_sync(open_child, self._place, identifier, roots)
+
+    async def merge(self, child: ChildLayer, *, merges_texts: bool) -> Merge:
+        """Return what can be kept of a subagent's changes. See :func:`crow.tools.layers.merge.merge`."""
+        rules = self._rules_for(child.layer)
+        return await anyio.to_thread.run_sync(partial(merge, child, rules, merges_texts=merges_texts))
+
+    async def prepare_merge(self, child: ChildLayer, made: Merge, about: Mapping[str, str]) -> ChangeSet:
+        """Write the change set of a merge to disk. The layer stays as it is."""
+        return await anyio.to_thread.run_sync(prepare_merge, self._place, child, made, dict(about))
+
+    async def prune_children(self, is_needed: Callable[[str], Awaitable[bool]]) -> None:
+        """Remove the layers of subagents that nobody needs any more, judged by the subagent's id, after a week.
+        Remove those that have not been used for a month or take too much space."""
+        too_many = await anyio.to_thread.run_sync(surplus, self._place)
+        old = await anyio.to_thread.run_sync(partial(children, self._place, unused_s=UNNEEDED_S))
+        for identifier in dict.fromkeys((*too_many, *old)):
+            if identifier in too_many or not await is_needed(identifier):
+                await anyio.to_thread.run_sync(remove_child, self._place, identifier)
 
     async def find(self, identifier: str) -> ChangeSet | None:
         """Return a change set that was kept; None if it is no longer on this machine."""

@@ -1,0 +1,45 @@
+"""Merges two versions of a text line by line, given what both were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crow.domain.diff import equal_lines
+
+
+def merged_text(base: bytes, theirs: bytes, own: bytes) -> bytes | None:
+    """Return a text with the changes of both versions. None if they have changed the same or adjoining lines in
+    different ways, or if one of the texts is binary."""
+    if own == theirs or base == own:
+        return theirs
+    if base == theirs:
+        return own
+    if b"\0" in base + theirs + own:
+        return None
+    before, left, right = (text.decode("latin-1").splitlines(keepends=True) for text in (base, theirs, own))
+    merged: list[str] = []
+    at = at_left = at_right = 0
+    in_left, in_right = places(before, left), places(before, right)
+    for line in [*(n for n in range(len(before)) if in_left[n] >= 0 and in_right[n] >= 0), len(before)]:
+        end_left = in_left[line] if line < len(before) else len(left)
+        end_right = in_right[line] if line < len(before) else len(right)
+        old, one, other = before[at:line], left[at_left:end_left], right[at_right:end_right]
+        if one == other or other == old:
+            merged += one
+        elif one == old:
+            merged += other
+        else:
+            return None
+        if line < len(before):
+            merged.append(before[line])
+        at, at_left, at_right = line + 1, end_left + 1, end_right + 1
+    return "".join(merged).encode("latin-1")
+
+
+def places(before: Sequence[str], after: Sequence[str]) -> list[int]:
+    """Return for each line the number of the same line in another version, and -1 for changed lines."""
+    found = [-1] * len(before)
+    for start, new_start, size in equal_lines(before, after):
+        for offset in range(size):
+            found[start + offset] = new_start + offset
+    return found

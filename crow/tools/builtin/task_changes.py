@@ -1,0 +1,211 @@
+"""Shows, keeps, merges or drops what a subagent has changed in a layer of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import anyio
+import anyio.to_thread
+
+from crow.domain.diff import diff_text
+from crow.domain.entries import Announcement, Diff, Location
+from crow.domain.errors import ArgumentError
+from crow.domain.rendering import in_title
+from crow.domain.text import plural
+from crow.tools import Coverage, Outcome, PlannedCall, Workspace
+from crow.tools.builtin.tool import ToolInvocation
+from crow.tools.layers import ChildLayer, Conflict, LayerBusy, Merge, RootsChanged
+from crow.tools.layers.children import keeping
+from crow.tools.layers.describe import diffs_of, named, some
+from crow.tools.layers.session import Layers
+
+Decision: TypeAlias = Literal["keep", "merge", "drop"]
+VERBS: Mapping[str, str] = {"keep": "Keep", "merge": "Merge", "drop": "Drop"}
+DIFF_CHARS = 12_000
+"""The model sees at most this many characters of the diffs of a task. It can ask the subagent for more."""
+
+NO_LAYERS = (
+    "task: isolated work needs layers, which do not work here; see docs/sandbox.md. Leave isolated out, or do the work "
+    "yourself"
+)
+
+
+async def open_layer(layers: Layers | None, task_id: str, *, is_new: bool) -> ChildLayer | None:
+    """Open the layer of a subagent. None if it has none and no new one is wanted.
+
+    :raises ~crow.domain.errors.ArgumentError: there are no layers here, or it cannot be used.
+    """
+    if layers is None or not await layers.works():
+        raise ArgumentError(NO_LAYERS)
+    try:
+        return await layers.open_child(task_id, is_new=is_new)
+    except LayerBusy:
+        raise ArgumentError(f"task: the copy of {task_id} is in use by another process") from None
+    except RootsChanged as error:
+        raise ArgumentError(f"task: the copy of {task_id} belongs to other directories: {error}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(f"task: the copy of {task_id} cannot be opened: {reason}") from error
+
+
+async def new_layer(layers: Layers | None, task_id: str) -> ChildLayer:
+    """Open the layer of a subagent. It is created if there is none. See :func:`open_layer`."""
+    child = await open_layer(layers, task_id, is_new=True)
+    if child is None:
+        raise ArgumentError(NO_LAYERS)
+    return child
+
+
+async def describe_changes(workspace: Workspace, task_id: str) -> str:
+    """Say to the model what a subagent has changed in its layer. The layer is removed if that is nothing.
+
+    :raises ~crow.domain.errors.ArgumentError: the layer cannot be used.
+    """
+    layers = workspace.layers
+    child = await open_layer(layers, task_id, is_new=False)
+    if child is None or layers is None:
+        return "[It has changed nothing.]"
+    try:
+        made = await layers.merge(child, merges_texts=True)
+        if not made.changes.operations and not made.conflicts and not made.changes.problem:
+            child.remove()
+            return "[It has changed nothing.]"
+        diffs = await anyio.to_thread.run_sync(diffs_of, made.changes)
+    finally:
+        child.close()
+    if made.changes.problem:
+        return f"[Its changes cannot be kept: {made.changes.problem}.]"
+    names = named(made.changes) or plural(made.changes.files, "ignored file")
+    sentences = [f"It worked on a copy, and the workspace is unchanged. Its changes: {names}."]
+    if made.merged:
+        sentences.append(
+            f"The workspace has changed meanwhile, too, and merge would join the lines: {some(made.merged)}."
+        )
+    if made.conflicts:
+        sentences.append(
+            f"In conflict with the workspace, so neither keep nor merge takes them: {some(made.conflicts)}."
+        )
+    sentences.append(f"Now call task with resume={task_id} and changes=keep, merge or drop.")
+    return "\n".join([f"[{' '.join(sentences)}]", *shown_diffs(diffs)])
+
+
+def shown_diffs(diffs: tuple[Diff, ...]) -> list[str]:
+    """Return the diffs as text, as far as they fit."""
+    shown: list[str] = []
+    left = DIFF_CHARS
+    for number, diff in enumerate(diffs):
+        text = f"--- {diff.path}\n{diff_text(diff.old_text or '', diff.new_text)}"
+        if len(text) > left:
+            return [*shown, f"[the diffs of {plural(len(diffs) - number, 'more file')} are left out]"]
+        shown.append(text)
+        left -= len(text)
+    return shown
+
+
+def plan_settling(args: Mapping[str, Any]) -> PlannedCall:
+    """Plan a call that decides about the changes of a task. :raises ~crow.domain.errors.ArgumentError: it names no
+    task."""
+    task_id = args.get("resume")
+    if not task_id:
+        raise ArgumentError("changes is given without resume; expected the id of the task whose changes are meant")
+    return PlannedCall(
+        announcement=Announcement(title=f"{VERBS[args['changes']]} the changes of {in_title(task_id)}", kind="edit"),
+        access="none",
+        # what the rules say about changes in layers holds for these, too
+        coverage=Coverage(rule_tool="shell_changes", argument=task_id),
+        is_barrier=True,
+    )
+
+
+async def settle_task(invocation: ToolInvocation, args: Mapping[str, Any]) -> Outcome:
+    """Keep, merge or drop what a subagent has changed in its layer.
+
+    :raises ~crow.domain.errors.ArgumentError: there is no such task, it still works, or it has no layer.
+    """
+    task_id, decision, layers = args["resume"], args["changes"], invocation.context.workspace.layers
+    if invocation.ports.subagents is not None:
+        await invocation.ports.subagents.check_ended(task_id)
+    child = await open_layer(layers, task_id, is_new=False)
+    if child is None or layers is None:
+        raise ArgumentError(f"task: {task_id} has no copy with changes")
+    try:
+        if decision == "drop":
+            await anyio.to_thread.run_sync(child.remove)
+            return Outcome(text=f"The changes of {task_id} were dropped.")
+        made = await layers.merge(child, merges_texts=decision == "merge")
+        return await take_over(invocation, layers, child, made, all_or_none=decision == "keep")
+    finally:
+        child.close()
+
+
+async def take_over(
+    invocation: ToolInvocation, layers: Layers, child: ChildLayer, made: Merge, *, all_or_none: bool
+) -> Outcome:
+    """Move the changes of a merge into the workspace, if the session allows it."""
+    changes = made.changes
+    if changes.problem:
+        return refused(f"{changes.problem}.")
+    if made.conflicts and (all_or_none or not changes.operations):
+        more = " changes=merge takes the others, and joins changed lines where it can." if all_or_none else ""
+        return refused(f"The workspace and the task have both changed {some(made.conflicts)}.{more}")
+    if not changes.operations:
+        await anyio.to_thread.run_sync(child.remove)
+        return Outcome(text="The workspace already has all changes of the task.")
+    if invocation.ports.reviewer is None:
+        return refused("There is no session.")
+    refusal = await invocation.ports.reviewer.review(invocation.call_id, changes)
+    if refusal:
+        return refused(refusal)
+    diffs = await anyio.to_thread.run_sync(diffs_of, changes)
+    names = named(changes) or plural(changes.files, "ignored file")
+    try:
+        await move_in(invocation, layers, child, made)
+    except Conflict as error:
+        return refused(f"Somebody has just changed {some(error.paths)}.")
+    except (OSError, ValueError) as error:
+        return refused(f"{getattr(error, 'strerror', None) or error}.")
+    return Outcome(
+        text="\n".join([f"Kept: {names}.", *remarks(made)]),
+        announcement=Announcement(
+            title=f"Keep the changes of {child.layer.id}",
+            kind="edit",
+            diffs=diffs,
+            locations=tuple(Location(path=diff.path) for diff in diffs),
+        ),
+        raw_output={"kept": changes.files, "conflicts": list(made.conflicts)},
+    )
+
+
+def refused(reason: str) -> Outcome:
+    """Return the result of a call that has kept nothing."""
+    return Outcome(text=f"Nothing was kept, and the task's copy stays. {reason}", is_error=True)
+
+
+def remarks(made: Merge) -> list[str]:
+    """Return what else the model should know of changes that were kept."""
+    found = []
+    if made.merged:
+        found.append(f"Merged with changes of the workspace, so check them: {some(made.merged)}.")
+    if made.conflicts:
+        found.append(
+            f"Not kept, because the workspace has changed them, too: {some(made.conflicts)}. The task's copy still has "
+            "its versions."
+        )
+    if made.changes.dropped:
+        found.append(f"Sockets, devices and named pipes were not kept: {some(made.changes.dropped)}.")
+    return found
+
+
+async def move_in(invocation: ToolInvocation, layers: Layers, child: ChildLayer, made: Merge) -> None:
+    """Move changes into the workspace. What undoes them is recorded first. The layer is removed, unless conflicts are
+    left in it. See :func:`crow.tools.layers.apply` for the errors."""
+    paths = [each.name for each in made.changes.operations if not each.is_meta]
+    with anyio.CancelScope(shield=True):
+        change_set = await layers.prepare_merge(child, made, {"call": invocation.call_id})
+        workspace = invocation.context.workspace
+        await invocation.ports.log.before_keeping(invocation.call_id, change_set.id, workspace.cwd)
+        with keeping(child, change_set.id, paths):
+            await layers.apply(change_set)
+        if not made.conflicts:
+            await anyio.to_thread.run_sync(child.remove)

@@ -1,0 +1,278 @@
+"""The workspace of a subagent that works in a layer of its own.
+
+Its commands run in the layer, one at a time, each with a mount of its own: a mounted overlay would not show what others
+change in the workspace meanwhile. The built-in tools read and write the same files without a mount.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from crow.domain.errors import ArgumentError
+from crow.tools import (
+    NOTHING_EXCLUDED,
+    BackgroundCommand,
+    CommandAccess,
+    ExcludedPaths,
+    FileStat,
+    OnOutput,
+    PlannedCall,
+    Ports,
+    Protection,
+    RecallQuery,
+    Workspace,
+)
+from crow.tools.builtin.tool import ToolContext
+from crow.tools.jobs import Jobs
+from crow.tools.layers import Changes, ChildLayer, Layer
+from crow.tools.layers.session import Layers
+from crow.tools.layers.view import View
+from crow.tools.network import CommandNetwork
+from crow.tools.workspace import file_stat, read_file, replace_file
+
+ONLY_CONFINED = (
+    "this task works on a copy of the workspace, where commands have no full access and do not run in the background"
+)
+
+
+class ChildLayers(Layers):
+    """Gives all commands of a subagent the same layer, one command at a time. What they change stays in it."""
+
+    def __init__(self, child: ChildLayer, workspace: Workspace) -> None:
+        self.child = child
+        self._workspace = workspace
+        self._lock = anyio.Lock()
+        self._is_unsettled = False
+
+    async def works(self) -> bool:
+        """See :class:`Layers`."""
+        return True
+
+    async def open(self) -> Layer:
+        """See :class:`Layers`. Waits for the end of the command before."""
+        await self._lock.acquire()
+        try:
+            if self._workspace.has_leftovers:  # two mounts of one layer at once would damage it
+                await self._workspace.reap()
+            if self._is_unsettled:
+                await anyio.to_thread.run_sync(self.child.note)
+                self._is_unsettled = False
+            await anyio.to_thread.run_sync(self.child.begin)
+        except BaseException:
+            self._lock.release()
+            raise
+        return self.child.layer
+
+    async def look(self, layer: Layer) -> Changes:
+        """See :class:`Layers`. The session looks at the layer when the subagent has ended."""
+        return Changes(layer=layer.id)
+
+    async def drop(self, layer: Layer) -> None:  # noqa: ARG002
+        """See :class:`Layers`. The layer stays."""
+        try:
+            self._is_unsettled = True
+            if not self._workspace.has_leftovers:  # a cancelled command may still write
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(self.child.note)
+                self._is_unsettled = False
+        finally:
+            self._lock.release()
+
+    @asynccontextmanager
+    async def changing(self) -> AsyncIterator[Layer]:
+        """Enter while the layer is changed."""
+        layer = await self.open()
+        try:
+            yield layer
+        finally:
+            await self.drop(layer)
+
+
+class IsolatedWorkspace:
+    """A :class:`crow.tools.Workspace` whose files are those of a layer. `workspace` is the workspace below it."""
+
+    def __init__(self, workspace: Workspace, child: ChildLayer) -> None:
+        self._workspace = workspace
+        self._view = View(child.layer)
+        self.layers: ChildLayers = ChildLayers(child, workspace)
+        """See :meth:`crow.tools.Workspace.layers`."""
+        self.is_bounded = True
+        """See :meth:`crow.tools.Workspace.is_bounded`. What is outside the workspace is outside the layer, too."""
+        self.cwd = workspace.cwd
+        self.directories = workspace.directories
+        self.contains = workspace.contains
+        self.read_protection = workspace.read_protection
+        self.find_names = workspace.find_names
+        self.sandbox_status = workspace.sandbox_status
+        self.explain_failure = workspace.explain_failure
+        self.run_program = workspace.run_program
+        self.find_program = workspace.find_program
+        self.start_confined = workspace.start_confined
+        self.end_confined = workspace.end_confined
+        self.reap = workspace.reap
+
+    @property
+    def confines(self) -> bool:
+        """See :class:`crow.tools.Workspace`."""
+        return self._workspace.confines
+
+    @property
+    def has_leftovers(self) -> bool:
+        """See :class:`crow.tools.Workspace`."""
+        return self._workspace.has_leftovers
+
+    def resolve(self, path: str) -> Path:
+        """See :class:`crow.tools.Workspace`."""
+        self._workspace.resolve(path)  # refuses what is no path
+        try:
+            return self._view.resolve(self.cwd / path)
+        except OSError as error:
+            raise ArgumentError(f"{path} cannot be resolved: {error.strerror}") from error
+
+    def protection(self, path: Path) -> Protection:
+        """See :class:`crow.tools.Workspace`. The user is asked about protected files when the session keeps them."""
+        own = self._workspace.protection(path)
+        return "never" if own == "never" or not self.contains(path) else "none"
+
+    async def stat(self, path: Path, *, head: int = 0) -> FileStat:
+        """See :class:`crow.tools.Workspace`."""
+
+        def look() -> FileStat:
+            self._view.note_read(path)
+            place = self._view.locate(path)
+            return FileStat(path=path, kind="missing") if place is None else replace(file_stat(place, head), path=path)
+
+        return await anyio.to_thread.run_sync(look)
+
+    async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
+        """See :class:`crow.tools.Workspace`."""
+
+        def read() -> bytes:
+            self._view.note_read(path)
+            return read_file(self._view.located(path), start, limit)
+
+        return await anyio.to_thread.run_sync(read)
+
+    async def read_text(self, path: Path) -> str:
+        """See :class:`crow.tools.Workspace`. Unsaved changes in the editor are not seen."""
+        return (await self.read_bytes(path)).decode("utf-8", "replace")
+
+    async def write_text(self, path: Path, text: str) -> str:
+        """See :class:`crow.tools.Workspace`."""
+        await self.restore(path, text.encode("utf-8"))
+        return text
+
+    async def restore(self, path: Path, content: bytes | None, *, mode: int | None = None) -> None:
+        """See :class:`crow.tools.Workspace`."""
+        if self.protection(path) == "never":
+            raise PermissionError(errno.EACCES, "tools may not change anything outside the workspace", str(path))
+
+        def change() -> None:
+            self.layers.child.note_before(path)
+            if content is None:
+                self._view.remove(path)
+                return
+            place, own_mode = self._view.prepare_write(path)
+            replace_file(place, content, mode if own_mode is None else own_mode)
+
+        async with self.layers.changing():
+            await anyio.to_thread.run_sync(change)
+
+    async def run(
+        self,
+        command: str,
+        *,
+        access: CommandAccess,  # noqa: ARG002
+        timeout_s: float,
+        on_output: OnOutput,
+        excluded: ExcludedPaths = NOTHING_EXCLUDED,
+        layer: Layer | None = None,
+        network: CommandNetwork | None = None,
+    ) -> tuple[int | None, str]:
+        """See :class:`crow.tools.Workspace`. The command runs in the layer, whatever access it asks for."""
+        if layer is None:
+            async with self.layers.changing() as own:
+                return await self.run(
+                    command,
+                    access="write",
+                    timeout_s=timeout_s,
+                    on_output=on_output,
+                    excluded=excluded,
+                    layer=own,
+                    network=network,
+                )
+        return await self._workspace.run(
+            command,
+            access="write",
+            timeout_s=timeout_s,
+            on_output=on_output,
+            excluded=excluded,
+            layer=layer,
+            network=network,
+        )
+
+    async def spawn(
+        self,
+        command: str,
+        on_output: Callable[[str], None],  # noqa: ARG002
+        *,
+        access: CommandAccess,  # noqa: ARG002
+        excluded: ExcludedPaths = NOTHING_EXCLUDED,  # noqa: ARG002
+    ) -> BackgroundCommand:
+        """See :class:`crow.tools.Workspace`. Nothing runs in the background in a subagent's layer."""
+        raise PermissionError(errno.EPERM, ONLY_CONFINED, command[:80])
+
+    async def close(self) -> None:
+        """See :class:`crow.tools.Workspace`."""
+
+
+class UnloggedChanges:
+    """The :class:`crow.tools.Log` of such a subagent: its edits change nothing that could be undone."""
+
+    async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
+        """See :class:`crow.tools.Log`. Subagents have no `recall`."""
+        return ""
+
+    async def before_change(
+        self,
+        call_id: str,
+        path: Path,
+        before: bytes | None,
+        after: bytes | None,
+        *,
+        mode: int | None = None,
+    ) -> None:
+        """See :class:`crow.tools.Log`."""
+
+    async def before_keeping(self, call_id: str, change_set: str, directory: Path) -> None:
+        """See :class:`crow.tools.Log`."""
+
+
+def isolated_context(context: ToolContext, ports: Ports, child: ChildLayer) -> tuple[ToolContext, Ports]:
+    """Return what the built-in tools of a subagent need to work in its layer."""
+    workspace = IsolatedWorkspace(context.workspace, child)
+    own = ToolContext(
+        workspace=workspace,
+        jobs=Jobs(workspace, context.keys),
+        outputs=context.outputs,
+        skills=context.skills,
+        fetches_private=context.fetches_private,
+        keys=context.keys,
+        is_isolated=True,
+    )
+    return own, Ports(log=UnloggedChanges(), plan=ports.plan)
+
+
+def isolated_plan(plan: PlannedCall) -> PlannedCall:
+    """Return the plan of a call in a subagent's layer."""
+    fault = plan.fault
+    if fault is None and plan.requested_access == "full":
+        fault = f"shell: {ONLY_CONFINED}"
+    return replace(plan, is_isolated=True, parts=tuple(map(isolated_plan, plan.parts)), fault=fault)

@@ -1,0 +1,234 @@
+"""Says which changes of a subagent can be kept, although the workspace may have changed meanwhile.
+
+Each changed path has three versions: the base, which is what the subagent began with, the workspace's now, and the
+subagent's. If only the subagent has changed it, its version counts. If both have, short texts are merged line by line.
+Anything else is a conflict: the workspace's version stays, and the conflict is named.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from crow.domain.merge import merged_text
+from crow.tools.layers.changes import Change, Changes, LookRules, Operation, look
+from crow.tools.layers.children import BASE_BYTES, UNKNOWN, ChildLayer
+from crow.tools.layers.keep import prepare
+from crow.tools.layers.moves import Conflict
+from crow.tools.layers.place import Overlay, Place, discard
+from crow.tools.layers.sets import ChangeSet, directory_of
+from crow.tools.layers.states import (
+    OPEN_DIRECTORY,
+    State,
+    has_xattr,
+    is_whiteout,
+    kind_of,
+    opened,
+    state_of,
+    status_of,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merge:
+    """What can be kept of a subagent's changes."""
+
+    changes: Changes
+    """Without the conflicts."""
+    conflicts: tuple[str, ...] = ()
+    """Absolute paths that the workspace and the subagent have both changed."""
+    merged: tuple[str, ...] = ()
+    """Absolute paths of files that were merged line by line."""
+    done: tuple[str, ...] = field(default=(), repr=False)
+    """Absolute paths at which the workspace already has what the subagent made of them."""
+
+
+def merge(child: ChildLayer, rules: LookRules | None = None, *, merges_texts: bool = True) -> Merge:
+    """Return what can be kept of a layer now. No command may run in it. This call blocks."""
+    dropped = [path for overlay in child.layer.overlays for path in clean(overlay)]
+    child.note()
+    changes = look(child.layer, rules, is_live=True)
+    changes.dropped = dropped
+    if changes.problem:
+        return Merge(changes=changes)
+    folder = child.directory / "merged"
+    if folder.exists():
+        discard(folder)
+    operations, conflicts, merged, done = [], [], [], []
+    for operation in changes.operations:
+        made = operation if operation.is_meta else decide(child, operation, folder, merges_texts=merges_texts)
+        match made:
+            case None:
+                done.append(operation.name)
+            case "conflict":
+                conflicts.append(operation.name)
+            case Operation():
+                operations.append(with_own_meta(child, made) if made.is_meta else made)
+                if made.source != operation.source:
+                    merged.append(made.name)
+    kept = {each.name: each for each in operations}
+    changes.operations[:] = operations if any(not each.is_meta for each in operations) else changed_metas(operations)
+    changes.listed[:] = list(listed(changes.listed, kept))
+    changes.files = len(changes.listed) if conflicts or done else changes.files
+    return Merge(changes=changes, conflicts=tuple(conflicts), merged=tuple(merged), done=tuple(done))
+
+
+def decide(child: ChildLayer, operation: Operation, folder: Path, *, merges_texts: bool) -> Operation | str | None:
+    """Return the operation that keeps a changed path, or "conflict", or None if there is nothing to keep."""
+    base = child.bases.get(operation.name)
+    known = UNKNOWN if base is None else base.state
+    if operation.before == operation.after or is_same(operation):
+        return None
+    if known.matches(operation.before) and known != UNKNOWN:
+        return operation
+    before = child.base_text(operation.name)
+    if operation.before.kind != "file" or operation.after.kind != "file" or before is None:
+        return "conflict"
+    own, theirs = short_content(Path(operation.source)), short_content(Path(operation.name))
+    if own is None or theirs is None:
+        return "conflict"
+    if own == before and operation.after.mode == known.mode:
+        return None  # the subagent has only opened it, or changed it back
+    mode = merged_mode(known.mode, operation.before.mode, operation.after.mode)
+    text = merged_text(before, theirs, own) if merges_texts else None
+    if text is None or mode is None:
+        return "conflict"
+    return write_merged(child, operation, folder, text, mode)
+
+
+def is_same(operation: Operation) -> bool:
+    """Return whether the workspace already has the same file or link."""
+    now, made = operation.before, operation.after
+    if (now.kind, now.mode) != (made.kind, made.mode):
+        return False
+    if made.kind == "link":
+        return now.target == made.target
+    if made.kind != "file" or now.size != made.size:
+        return False
+    own = short_content(Path(operation.source))
+    return own is not None and own == short_content(Path(operation.name))
+
+
+def merged_mode(base: int, theirs: int, own: int) -> int | None:
+    """Return the mode after a merge; None if both sides have changed it."""
+    if own == theirs or theirs == base:
+        return own
+    return theirs if own == base else None
+
+
+def write_merged(child: ChildLayer, operation: Operation, folder: Path, content: bytes, mode: int) -> Operation:
+    """Write a merged file where a change set finds it: at the same path below a directory for each root."""
+    number = [str(overlay.root) for overlay in child.layer.overlays].index(operation.root)
+    place = folder / str(number) / operation.path
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place.write_bytes(content)
+    place.chmod(mode)
+    with directory_of(place) as parent:
+        after = state_of(place.name, parent)
+    return replace(operation, source=str(place), after=after, inode=place.lstat().st_ino)
+
+
+def short_content(path: Path) -> bytes | None:
+    """Return the content of a regular file that is not too long; otherwise None."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            content = file.read(BASE_BYTES + 1)
+    except OSError:
+        return None
+    return content if len(content) <= BASE_BYTES else None
+
+
+def with_own_meta(child: ChildLayer, operation: Operation) -> Operation:
+    """Return the operation on a directory itself, with only what the subagent has changed of it."""
+    base = child.metas.get(operation.name)
+    if base is None or (base.mode, base.xattrs) == (operation.after.mode, operation.after.xattrs):
+        before = operation.before
+        return replace(operation, after=replace(operation.after, mode=before.mode, xattrs=before.xattrs))
+    return operation
+
+
+def changed_metas(operations: Sequence[Operation]) -> list[Operation]:
+    """Return the operations on directories that change more than a time."""
+    return [
+        each for each in operations if (each.before.mode, each.before.xattrs) != (each.after.mode, each.after.xattrs)
+    ]
+
+
+def listed(changes: Sequence[Change], kept: dict[str, Operation]) -> Iterator[Change]:
+    """Yield those changes that are in kept operations, with their new content where it was merged."""
+    for change in changes:
+        path = change.path
+        while path not in kept and os.path.dirname(path) != path:
+            path = os.path.dirname(path)
+        operation = kept.get(path)
+        if operation is None or (operation.is_meta and path != change.path):
+            continue
+        is_file = path == change.path and not operation.is_meta and operation.after.kind == "file"
+        yield replace(change, source=operation.source) if is_file else change
+
+
+def clean(overlay: Overlay) -> list[str]:
+    """Remove from a layer what is never kept: sockets, devices, named pipes, and the bits that give out a user's
+    rights. Return the paths of the removed files in the workspace."""
+    dropped: list[str] = []
+
+    def walk(above: int, below: int | None, folder: str) -> None:
+        with os.scandir(above) as entries:
+            names = [entry.name for entry in entries]
+        for name in names:
+            status = os.lstat(name, dir_fd=above)
+            path, kind = f"{folder}/{name}", kind_of(status.st_mode)
+            if kind == "directory":
+                before = status_of(name, below)
+                with opened(name, above) as inner:
+                    if before is None or not stat.S_ISDIR(before.st_mode) or has_xattr(inner, "opaque"):
+                        walk(inner, None, path)
+                    else:
+                        with opened(name, below if below is not None else above) as lower:
+                            walk(inner, lower, path)
+            elif kind == "file" and status.st_mode & 0o6000:
+                handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+                try:
+                    os.chmod(f"/proc/self/fd/{handle}", stat.S_IMODE(status.st_mode) & 0o1777)
+                finally:
+                    os.close(handle)
+            elif kind == "other" and (below is None or not is_whiteout(status)):
+                if not is_whiteout(status):
+                    dropped.append(path)
+                os.unlink(name, dir_fd=above)
+
+    above = os.open(overlay.upper, OPEN_DIRECTORY)
+    try:
+        below = os.open(overlay.root, OPEN_DIRECTORY)
+        try:
+            walk(above, below, str(overlay.root))
+        finally:
+            os.close(below)
+    finally:
+        os.close(above)
+    return dropped
+
+
+def prepare_merge(place: Place, child: ChildLayer, merge: Merge, about: dict[str, str]) -> ChangeSet:
+    """Write the change set of a merge to disk. The layer stays as it is. See :func:`crow.tools.layers.prepare`."""
+    made = prepare(place, child.layer, merge.changes, about)
+    wanted = {each.name for each in merge.changes.operations}
+    missing = wanted - {each.name for each in made.operations}
+    if missing:
+        with suppress(OSError):
+            os.close(made.lock)
+            discard(made.directory)
+        raise Conflict(sorted(missing))
+    return made
+
+
+def base_state(child: ChildLayer, path: str) -> State:
+    """Return what the workspace had at a path when the subagent changed it first."""
+    base = child.bases.get(path)
+    return UNKNOWN if base is None else base.state

@@ -1,0 +1,68 @@
+"""Values of the `task` tool: the kinds of subagents, their tasks, and the results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crow.domain.messages import Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentKind:
+    """A kind of subagent."""
+
+    name: str
+    source: str
+    """The path of its file."""
+    description: str = ""
+    is_from_workspace: bool = False
+    """If set, using the kind needs the user's permission."""
+    tools: tuple[str, ...] | None = None
+    """The names or globs of the tools that the subagent may use. None means all."""
+    model: str = ""
+    """If empty, the subagent uses the session's model."""
+    mode: str = ""
+    """If not empty, the subagent has at most the permissions of this mode."""
+    isolated: bool = False
+    """The subagent works in a layer of its own."""
+    problem: str = ""
+    """Why the file cannot be used, as a clause without a full stop. Empty if the file can be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Work for a subagent."""
+
+    title: str
+    prompt: str
+    tools: tuple[str, ...] | None = None
+    """The names of the tools that the subagent may use. None allows all tools except those that subagents may never
+    use."""
+    resume: str | None = None
+    """The id of an earlier task to continue."""
+    background: bool = False
+    """If set, the call returns as soon as the subagent has started to work."""
+    kind: AgentKind | None = None
+    """None for a plain subagent."""
+    instructions: str = ""
+    """The prompt of the kind."""
+    isolated: bool = False
+    """The subagent works in a layer of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubagentResult:
+    """The result of a task."""
+
+    id: str
+    """Can be used to resume the task."""
+    text: str
+    """The subagent's last answer, or the error."""
+    is_error: bool = False
+    steps: int = 0
+    usage: Usage | None = None
+    cost: float | None = None
+    changes: str = ""
+    """What the subagent has changed in its layer, for the model."""
+    is_running: bool = False
+    """If set, the subagent still works in the background and has not given an answer yet."""

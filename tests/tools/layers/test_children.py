@@ -1,0 +1,176 @@
+"""The layers of subagents: what they see, what is kept of them, and what happens to them."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from crow.domain.merge import merged_text
+from crow.tools.layers import LayerBusy, Place, RootsChanged, apply
+from crow.tools.layers.children import children, keeping, open_child, remove_child, surplus
+from crow.tools.layers.merge import merge, prepare_merge
+from crow.tools.layers.view import View
+from crow.tools.workspace import replace_file
+from tests.tools.layers.interleave import check_interleaving
+from tests.tools.layers.trees import in_layer
+
+TASK = "task-1"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "data")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "tree"
+    (root / "d").mkdir(parents=True)
+    (root / "a").write_text("".join(f"line {number}\n" for number in range(9)))
+    (root / "d" / "b").write_text("b\n")
+    return root
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_nothing_is_overwritten_silently_in_any_order_and_after_any_kill(seed: int, tmp_path: Path) -> None:
+    check_interleaving(tmp_path, random.Random(seed), steps=20)
+
+
+def edited(place: Place, root: Path, name: str, content: bytes | None) -> None:
+    """Change a file in the layer with crow's own view."""
+    child = open_child(place, TASK, [root])
+    child.note_before(root / name)
+    view = View(child.layer)
+    if content is None:
+        view.remove(root / name)
+    else:
+        replace_file(view.prepare_write(root / name)[0], content)
+    child.close()
+
+
+def test_both_sides_of_a_text_are_merged_and_the_rest_is_named(place: Place, root: Path) -> None:
+    edited(place, root, "a", (root / "a").read_bytes().replace(b"line 1\n", b"child\n"))
+    edited(place, root, "d/b", b"child\n")
+    (root / "a").write_text((root / "a").read_text().replace("line 7\n", "session\n"))
+    (root / "d" / "b").write_text("session\n")
+    child = open_child(place, TASK, [root])
+    made = merge(child)
+    assert made.conflicts == (str(root / "d" / "b"),)
+    assert made.merged == (str(root / "a"),)
+    change_set = prepare_merge(place, child, made, {})
+    with keeping(child, change_set.id, [str(root / "a")]):
+        apply(change_set)
+    assert (root / "a").read_text().splitlines()[1::6] == ["child", "session"]
+    assert (root / "d" / "b").read_text() == "session\n"
+    assert merge(child).conflicts == (str(root / "d" / "b"),)
+    assert View(child.layer).located(root / "d" / "b").read_bytes() == b"child\n"
+    child.close()
+
+
+def test_a_file_that_the_workspace_changed_while_a_command_ran_is_in_conflict(place: Place, root: Path) -> None:
+    child = open_child(place, TASK, [root])
+    child.begin()
+    in_layer(child.layer, root, "echo child >> a")
+    (root / "a").write_text("session\n")
+    child.note()
+    assert merge(child).conflicts == (str(root / "a"),)
+    child.close()
+
+
+def test_a_removed_directory_hides_what_is_made_there_later_and_is_then_in_conflict(place: Place, root: Path) -> None:
+    child = open_child(place, TASK, [root])
+    child.begin()
+    in_layer(child.layer, root, "rm -rf d; mkdir d; echo new > d/c")
+    child.note()
+    (root / "d" / "late").write_text("session\n")
+    view = View(child.layer)
+    assert (view.locate(root / "d" / "late"), view.locate(root / "d" / "b")) == (None, None)
+    assert view.located(root / "d" / "c").read_text() == "new\n"
+    assert merge(child).conflicts == (str(root / "d"),)
+    child.close()
+
+
+def test_sockets_and_rights_are_never_kept(place: Place, root: Path) -> None:
+    child = open_child(place, TASK, [root])
+    child.begin()
+    in_layer(child.layer, root, "mkfifo pipe; mkdir new; mkfifo new/pipe; echo x > new/x; chmod 6755 new/x")
+    child.note()
+    made = merge(child)
+    assert sorted(made.changes.dropped) == [str(root / "new" / "pipe"), str(root / "pipe")]
+    apply(prepare_merge(place, child, made, {}))
+    assert sorted(os.listdir(root)) == ["a", "d", "new"]
+    assert os.listdir(root / "new") == ["x"]
+    assert (root / "new" / "x").stat().st_mode & 0o7777 == 0o755
+    child.close()
+
+
+def test_a_links_target_is_looked_up_in_the_layer_and_never_written_through(place: Place, root: Path) -> None:
+    child = open_child(place, TASK, [root])
+    child.begin()
+    in_layer(child.layer, root, f"ln -s {root}/d abs; ln -s d rel; ln -s /etc out; ln -s loop loop; rm -r d; mkdir d")
+    child.note()
+    view = View(child.layer)
+    assert view.resolve(root / "abs" / "x") == view.resolve(root / "rel" / "x") == root / "d" / "x"
+    assert view.resolve(root / "out" / "passwd") == Path("/etc/passwd").resolve()
+    with pytest.raises(OSError, match="symbolic links"):
+        view.resolve(root / "loop")
+    with pytest.raises(PermissionError):
+        view.prepare_write(Path("/etc/passwd"))
+    child.close()
+
+
+def test_an_edit_of_a_file_that_was_changed_since_it_was_read_is_refused(place: Place, root: Path) -> None:
+    child = open_child(place, TASK, [root])
+    view = View(child.layer)
+    view.note_read(root / "a")
+    view.note_read(root / "new")
+    replace_file(root / "a", b"session\n")
+    (root / "new").write_text("session\n")
+    for name in ("a", "new"):
+        with pytest.raises(OSError, match="somebody else has changed"):
+            view.prepare_write(root / name)
+    child.close()
+
+
+def test_a_layer_belongs_to_one_process_and_to_the_same_directories(place: Place, root: Path) -> None:
+    child = open_child(place, TASK, [root])
+    with pytest.raises(LayerBusy):
+        open_child(place, TASK, [root])
+    assert not remove_child(place, TASK)
+    child.close()
+    with pytest.raises(RootsChanged):
+        open_child(place, TASK, [root / "d"])
+    assert children(place) == (TASK,)
+    assert (surplus(place), children(place, unused_s=3_600)) == ((), ())
+    os.utime(place.children / TASK, (0, 0))
+    assert surplus(place) == children(place, unused_s=3_600) == (TASK,)
+    assert remove_child(place, TASK)
+    assert children(place) == ()
+
+
+@pytest.mark.parametrize(
+    ("base", "theirs", "own", "merged"),
+    [
+        (b"1\n2\n3\n4\n", b"1\nx\n3\n4\n", b"1\n2\n3\ny\n", b"1\nx\n3\ny\n"),
+        (b"1\n2\n3\n", b"1\nx\n3\n", b"1\nx\n3\n", b"1\nx\n3\n"),
+        (b"1\n2\n3\n", b"1\nx\n3\n", b"1\ny\n3\n", None),
+        (b"1\n2\n", b"1\nx\n2\n", b"1\ny\n2\n", None),
+        (b"1\n2\n3\n", b"1\nx\n3\n", b"1\n2\ny\n", None),
+        (b"1\n2\n3", b"0\n1\n2\n3", b"1\n2\n3\n4", b"0\n1\n2\n3\n4"),
+        (b"\0", b"\0a", b"\0b", None),
+    ],
+)
+def test_texts_are_merged_by_lines(base: bytes, theirs: bytes, own: bytes, merged: bytes | None) -> None:
+    assert merged_text(base, theirs, own) == merged
+    assert merged_text(base, own, theirs) == merged
+
+
+def test_a_file_in_a_directory_that_is_not_in_the_layer_is_the_workspaces(place: Place, root: Path) -> None:
+    layer = place.open([root])
+    assert layer.locate(root / "d" / "b") == root / "d" / "b"
+    assert layer.locate(root / "d" / "missing") is None
+    assert layer.locate(root / "no" / "directory") is None
+    layer.drop()
