@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
@@ -23,14 +23,16 @@ import anyio.to_thread
 from crow import tools
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import Part, Resource, Text, ToolCall, ToolSpec
-from crow.domain.rendering import SecretMask, in_title
+from crow.domain.messages import Part, ToolCall, ToolSpec
+from crow.domain.rendering import in_title
 from crow.tools import builtin
 from crow.tools.agents import find_agents
 from crow.tools.builtin.checks import Checks
 from crow.tools.builtin.session import task_outcome, task_spec, task_to_run
-from crow.tools.builtin.tool import ToolContext, argument, check, parse, parse_foreign, tool_spec
+from crow.tools.builtin.task_changes import describe_changes, new_layer, settle_task
+from crow.tools.builtin.tool import ToolContext, ToolInvocation, argument, check, parse, parse_foreign, tool_spec
 from crow.tools.builtin.understand import ignored_note, understood
+from crow.tools.isolated import isolated_context, isolated_plan
 from crow.tools.jobs import Jobs
 from crow.tools.mcp.deferred import (
     CALL_TOOL,
@@ -44,16 +46,16 @@ from crow.tools.mcp.deferred import (
     understood_inner,
 )
 from crow.tools.mcp.logins import LoginFolder
+from crow.tools.mcp.masking import masked_outcome, masked_output, masked_part, masked_plan
 from crow.tools.mcp.names import checked_uri, prefixes
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.servers import LoginAsker, McpServer, ServerPrompt
 from crow.tools.skills import find_skills
-from crow.tools.truncate import END_OF_MARKER
 
 if TYPE_CHECKING:
     from crow.tools.builtin.server import BuiltinClient
-    from crow.tools.mcp.connection import ServerConnection
     from crow.tools.mcp.listing import ExternalTool
+    from crow.tools.mcp.server import ExternalServer
 
 _CLOSE_S = 0.5
 _FAULT_CHARS = 4_000
@@ -135,7 +137,7 @@ async def open_toolbox(
     logins = LoginFolder(settings.login_folder, settings.on_secrets) if settings.login_folder is not None else None
     if logins is not None:
         settings = replace(settings, keys=partial(keys_with_tokens, settings.keys, logins))
-    connections = await _open_connections(workspace, ports, servers, settings, on_change, logins) if servers else ()
+    external = await _external_servers(workspace, ports, servers, settings, on_change, logins) if servers else ()
     context = ToolContext(
         workspace=workspace,
         jobs=Jobs(workspace, settings.keys),
@@ -149,16 +151,16 @@ async def open_toolbox(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(own.serve)
         tasks.start_soon(context.jobs.watch)
-        for connection in connections:
-            tasks.start_soon(connection.serve)
+        for server in external:
+            tasks.start_soon(server.connection.serve)
         try:
-            yield McpToolbox(context, ports, own, connections, settings)
+            yield McpToolbox(context, ports, own, external, settings)
         except Exception as error:  # noqa: BLE001 - raised below, outside the task group that would wrap it
             failure = error
         finally:
             own.stop()
-            for connection in connections:
-                connection.stop()
+            for server in external:
+                server.connection.stop()
             tasks.start_soon(context.jobs.close)
             tasks.start_soon(anyio.to_thread.run_sync, context.outputs.remove)
             tasks.cancel_scope.deadline = anyio.current_time() + _CLOSE_S
@@ -166,20 +168,21 @@ async def open_toolbox(
         raise failure
 
 
-async def _open_connections(
+async def _external_servers(
     workspace: tools.Workspace,
     ports: tools.Ports,
     servers: Sequence[McpServer],
     settings: ToolSettings,
     on_change: Callable[[], Awaitable[None]] | None,
     logins: LoginFolder | None,
-) -> Sequence[ServerConnection]:
-    """Return one connection for each server. The connection's `serve` starts the server."""
+) -> Sequence[ExternalServer]:
+    """Return the servers. The `serve` of each one's connection starts it."""
     await anyio.to_thread.run_sync(import_sdk)
-    from crow.tools.mcp.connection import ServerConnection
+    from crow.tools.mcp.connection import ServerConnection, ServerSetup
+    from crow.tools.mcp.server import ExternalServer
 
-    return [
-        ServerConnection(
+    setups = [
+        ServerSetup(
             server=server,
             prefix=prefix,
             workspace=workspace,
@@ -195,6 +198,7 @@ async def _open_connections(
         )
         for server, prefix in zip(servers, prefixes([server.name for server in servers]), strict=True)
     ]
+    return [ExternalServer(ServerConnection(setup)) for setup in setups]
 
 
 def keys_with_tokens(keys: KeySource, logins: LoginFolder) -> HiddenKeys:
@@ -206,7 +210,7 @@ def keys_with_tokens(keys: KeySource, logins: LoginFolder) -> HiddenKeys:
 def import_sdk() -> None:
     """Import the SDK of MCP and all modules of crow that use it. This call blocks the thread."""
     import crow.tools.builtin.server
-    import crow.tools.mcp.connection  # noqa: F401
+    import crow.tools.mcp.server  # noqa: F401
 
 
 class BuiltinServer:
@@ -279,7 +283,7 @@ class McpToolbox:
     _context: ToolContext
     _ports: tools.Ports
     _own: BuiltinServer
-    _connections: Sequence[ServerConnection]
+    _external: Sequence[ExternalServer]
     _settings: ToolSettings
     _only: frozenset[str] | None = None
     """The names of the tools that this toolbox is narrowed to."""
@@ -290,7 +294,7 @@ class McpToolbox:
         if self._ports.subagents is None:
             absent.add("task")
         own = tuple(self._offered(spec) for spec in builtin.SPECS if spec.name not in absent)
-        reading = _RESOURCE_TOOLS.values() if any(one.offers_resources for one in self._connections) else ()
+        reading = _RESOURCE_TOOLS.values() if any(one.offers_resources for one in self._external) else ()
         plain = (spec for spec in (*own, *reading) if self._has(spec.name))
         sent, deferred = self._split()
         finding = (find_spec([tool.spec for tool in deferred]), CALL_TOOL) if deferred else ()
@@ -299,6 +303,28 @@ class McpToolbox:
     def deferred(self) -> tuple[ToolSpec, ...]:
         """See :meth:`crow.tools.Toolbox.deferred`."""
         return tuple(tool.spec for tool in self._split()[1])
+
+    @asynccontextmanager
+    async def isolated(self, task_id: str) -> AsyncIterator[McpToolbox]:
+        """See :meth:`crow.tools.Toolbox.isolated`. Tools of servers are left out: they know no layers."""
+        layer = await new_layer(self._context.workspace.layers, task_id)
+        context, ports = isolated_context(self._context, self._ports, layer)
+        own, failure = BuiltinServer(context, ports), None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(own.serve)
+            try:
+                yield replace(self, _context=context, _ports=ports, _own=own, _external=())
+            except Exception as error:  # noqa: BLE001 - raised below, as in `open_toolbox`
+                failure = error
+            finally:
+                own.stop()
+                layer.close()
+        if failure is not None:
+            raise failure
+
+    async def changes_of(self, task_id: str) -> str:
+        """See :meth:`crow.tools.Toolbox.changes_of`."""
+        return await describe_changes(self._context.workspace, task_id)
 
     def narrowed(self, names: Collection[str]) -> McpToolbox:
         """See :meth:`crow.tools.Toolbox.narrowed`."""
@@ -322,7 +348,7 @@ class McpToolbox:
 
     def servers(self) -> tuple[tools.ServerStatus, ...]:
         """See :meth:`crow.tools.Toolbox.servers`."""
-        return tuple(connection.status for connection in self._connections)
+        return tuple(server.status for server in self._external)
 
     def skills(self) -> tuple[tools.SkillInfo, ...]:
         """See :meth:`crow.tools.Toolbox.skills`."""
@@ -342,20 +368,20 @@ class McpToolbox:
 
     def prompts(self) -> tuple[ServerPrompt, ...]:
         """See :class:`crow.tools.servers.ServerPrompts`."""
-        return tuple(prompt for connection in self._ready() for prompt in connection.prompts)
+        return tuple(prompt for server in self._ready() for prompt in server.connection.offers.prompts)
 
     async def prompt(self, name: str) -> ServerPrompt | None:
         """See :class:`crow.tools.servers.ServerPrompts`."""
-        connection = self._connection_of(name, ":")
-        prompts = await connection.list_prompts() if connection is not None else ()
+        server = self._server_of(name, ":")
+        prompts = await server.list_prompts() if server is not None else ()
         return next((prompt for prompt in prompts if prompt.name == name), None)
 
     async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
         """See :class:`crow.tools.servers.ServerPrompts`."""
-        connection = self._connection_of(prompt.name, ":")
-        assert connection is not None, "the prompt belongs to this toolbox"
+        server = self._server_of(prompt.name, ":")
+        assert server is not None, "the prompt belongs to this toolbox"
         mask = self._settings.keys().mask
-        return tuple(_masked_part(part, mask) for part in await connection.fill_prompt(prompt, arguments))
+        return tuple(masked_part(part, mask) for part in await server.fill_prompt(prompt, arguments))
 
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
         """Get ready for a turn: find skills and agent files, and start failed servers again.
@@ -371,24 +397,24 @@ class McpToolbox:
             return _load_files(self._settings, self._context.workspace, self._ports)
 
         self._context.skills, self._context.agents = await anyio.to_thread.run_sync(load)
-        revived = [connection for connection in self._connections if connection.revive()]
-        awaited = [connection for connection in self._connections if connection.was_ready or connection not in revived]
+        revived = [server for server in self._external if server.connection.revive()]
+        awaited = [server for server in self._external if server.connection.was_ready or server not in revived]
         with anyio.move_on_after(timeout_s):
-            for connection in awaited:
-                await connection.listed()
+            for server in awaited:
+                await server.connection.listed()
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
         """See :meth:`crow.tools.Toolbox.restart`. Return when the servers are ready or have failed."""
         chosen = [
-            connection
-            for connection in self._connections
-            if connection.name == name or (name is None and connection.status.state != "ready")
+            server
+            for server in self._external
+            if server.name == name or (name is None and server.status.state != "ready")
         ]
-        for connection in chosen:
-            connection.restart()
-        for connection in chosen:
-            await connection.settled.wait()
-        return tuple(connection.name for connection in chosen)
+        for server in chosen:
+            server.connection.restart()
+        for server in chosen:
+            await server.connection.settled.wait()
+        return tuple(server.name for server in chosen)
 
     def prepare(self) -> None:
         """See :meth:`crow.tools.Toolbox.prepare`."""
@@ -405,7 +431,9 @@ class McpToolbox:
 
     async def plan(self, call: ToolCall) -> tools.PlannedCall:
         """See :meth:`crow.tools.Toolbox.plan`."""
-        return _masked_plan(await self._plan(call), self._settings.keys().mask)
+        plan = await self._plan(call)
+        plan = isolated_plan(plan) if self._context.is_isolated else plan
+        return masked_plan(plan, self._settings.keys().mask)
 
     async def run(
         self, call: ToolCall, call_id: str, on_output: tools.OnOutput, *, planned: tools.PlannedCall | None = None
@@ -414,9 +442,9 @@ class McpToolbox:
         mask = self._settings.keys().mask
 
         async def on_masked_output(text: str) -> None:
-            await on_output(_masked_output(text, mask))
+            await on_output(masked_output(text, mask))
 
-        return _masked_outcome(await self._run(call, call_id, on_masked_output, planned), mask)
+        return masked_outcome(await self._run(call, call_id, on_masked_output, planned), mask)
 
     async def _plan(self, call: ToolCall) -> tools.PlannedCall:
         if call.name in _BUILTIN_NAMES:
@@ -430,7 +458,7 @@ class McpToolbox:
                 plan = await self._plan(inner)
                 coverage = replace(plan.coverage, rule_tool=inner.name, inner_arguments=inner.arguments)
                 return replace(plan, coverage=coverage)
-            if call.name in _RESOURCE_TOOLS and self._connections:
+            if call.name in _RESOURCE_TOOLS and self._external:
                 return await self._plan_reading(call)
         except ArgumentError as error:
             is_search = call.name in (FIND_TOOLS.name, _LIST_RESOURCES.name)
@@ -456,8 +484,11 @@ class McpToolbox:
     ) -> tools.Outcome:
         try:
             if call.name == "task" and self._ports.subagents is not None:
+                arguments = builtin.arguments_of(call)
+                if arguments.get("changes"):
+                    return await settle_task(ToolInvocation.plain(self._context, self._ports, call_id), arguments)
                 # Run the subagent in the caller's task, so that it has always ended when the call ends.
-                task = await task_to_run(self._context, builtin.arguments_of(call), planned)
+                task = await task_to_run(self._context, arguments, planned)
                 return task_outcome(await self._ports.subagents.delegate(call_id, task, self, on_output))
             if call.name in _BUILTIN_NAMES:
                 outcome = await self._own.call(call, call_id, on_output, planned)
@@ -466,7 +497,7 @@ class McpToolbox:
             if call.name == FIND_TOOLS.name:
                 find = partial(find_tools, query_of(call), self.deferred() or self._external_specs())
                 return tools.Outcome(text=await anyio.to_thread.run_sync(find))
-            if call.name in _RESOURCE_TOOLS and self._connections:
+            if call.name in _RESOURCE_TOOLS and self._external:
                 return await self._read(call, call_id)
             if call.name == CALL_TOOL.name:
                 call = inner_call(call)
@@ -476,11 +507,11 @@ class McpToolbox:
         fault = self._fault(call, found)
         if found is None or fault is not None:
             return tools.Outcome(text=fault or "", is_error=True)
-        connection, tool = found
+        server, tool = found
         if planned is not None and planned.coverage.fingerprint not in ("", tool.fingerprint):
             text = f"{call.name} was not called: its server changed the tool after the call was planned. Call it again."
             return tools.Outcome(text=text, is_error=True)
-        return await connection.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
+        return await server.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
 
     async def _plan_reading(self, call: ToolCall) -> tools.PlannedCall:
         """Plan a call that lists or reads resources. Permission rules treat reading a resource as a call of the
@@ -494,14 +525,14 @@ class McpToolbox:
             self._readable(arguments.get("server"))
             announcement = Announcement(title="List resources", kind="search")
             return tools.PlannedCall(announcement=announcement, access="none")
-        (connection,) = self._readable(arguments["server"])
+        (server,) = self._readable(arguments["server"])
         return tools.PlannedCall(
-            announcement=connection.announce(subject, "read"),
+            announcement=server.announce(subject, "read"),
             access="external",
             coverage=tools.Coverage(
-                rule_tool=f"{connection.prefix}__{_READ_RESOURCE.name}",
+                rule_tool=f"{server.prefix}__{_READ_RESOURCE.name}",
                 narrower_arguments=(subject,),
-                is_read_only=connection.is_reading_read_only,
+                is_read_only=server.is_reading_read_only,
             ),
         )
 
@@ -515,54 +546,54 @@ class McpToolbox:
             return await readable[0].read_resource(arguments["uri"], call_id)
         if "template" in arguments:
             return await readable[0].complete(arguments["template"], arguments["variable"], arguments.get("value", ""))
-        listed = {connection.prefix: connection.resources for connection in readable}
+        listed = {server.prefix: server.connection.offers.resources for server in readable}
         return tools.Outcome(text=describe_resources(listed, arguments.get("query", "")))
 
-    def _readable(self, server: str | None) -> list[ServerConnection]:
+    def _readable(self, name: str | None) -> list[ExternalServer]:
         """Return the server with this name. Without a name, return all servers that have resources.
 
         :raises ~crow.domain.errors.ArgumentError: there is no such server, or the user's settings do not let the model
             read its resources.
         """
-        if server is None:
-            return [connection for connection in self._connections if connection.offers_resources]
-        for connection in self._connections:
-            if server in (connection.prefix, connection.name):
-                if not connection.may_be_read:
-                    raise ArgumentError(f"The user's settings do not let you read resources of {connection.name}.")
-                return [connection]
-        names = ", ".join(connection.prefix for connection in self._connections if connection.offers_resources)
-        raise ArgumentError(f'No MCP server "{server}" has resources. Servers with resources: {names or "none"}.')
+        if name is None:
+            return [server for server in self._external if server.offers_resources]
+        for server in self._external:
+            if name in (server.prefix, server.name):
+                if not server.may_be_read:
+                    raise ArgumentError(f"The user's settings do not let you read resources of {server.name}.")
+                return [server]
+        names = ", ".join(server.prefix for server in self._external if server.offers_resources)
+        raise ArgumentError(f'No MCP server "{name}" has resources. Servers with resources: {names or "none"}.')
 
-    def _ready(self) -> list[ServerConnection]:
-        return [connection for connection in self._connections if connection.status.state == "ready"]
+    def _ready(self) -> list[ExternalServer]:
+        return [server for server in self._external if server.connection.is_ready]
 
     def _external_tools(self) -> tuple[ExternalTool, ...]:
-        return tuple(tool for connection in self._ready() for tool in connection.tools)
+        return tuple(tool for server in self._ready() for tool in server.connection.offers.tools)
 
     def _external_specs(self) -> list[ToolSpec]:
         return [tool.spec for tool in self._external_tools() if self._has(tool.spec.name)]
 
-    def _connection_of(self, name: str, separator: str) -> ServerConnection | None:
+    def _server_of(self, name: str, separator: str) -> ExternalServer | None:
         """The server that has the tool or prompt with this name."""
-        return next((one for one in self._connections if name.startswith(f"{one.prefix}{separator}")), None)
+        return next((one for one in self._external if name.startswith(f"{one.prefix}{separator}")), None)
 
-    async def _find(self, name: str) -> tuple[ServerConnection, ExternalTool] | None:
+    async def _find(self, name: str) -> tuple[ExternalServer, ExternalTool] | None:
         """Return the server that offers the tool with this name, and the tool itself; None if there is no such tool.
         Waits for a server that is starting, and restarts a failed server."""
-        connection = self._connection_of(name, "__")
-        if connection is None or not self._has(name):
+        server = self._server_of(name, "__")
+        if server is None or not self._has(name):
             return None
-        await connection.available()
-        return next(((connection, tool) for tool in connection.tools if tool.spec.name == name), None)
+        await server.connection.available()
+        return next(((server, tool) for tool in server.connection.offers.tools if tool.spec.name == name), None)
 
-    def _fault(self, call: ToolCall, found: tuple[ServerConnection, ExternalTool] | None) -> str | None:
+    def _fault(self, call: ToolCall, found: tuple[ExternalServer, ExternalTool] | None) -> str | None:
         """Return why an external call cannot run, or None if it can."""
         if found is None:
             return self._describe_unknown(call.name)
-        connection, tool = found
-        if call.fault is None and connection.status.state == "failed":
-            return f"MCP server {connection.name} is not available: {connection.status.detail}"
+        server, tool = found
+        if call.fault is None and server.status.state == "failed":
+            return f"MCP server {server.name} is not available: {server.status.detail}"
         try:
             parse_foreign(call, tool.spec)
         except ArgumentError as error:
@@ -572,82 +603,13 @@ class McpToolbox:
         return None
 
     def _describe_unknown(self, name: str) -> str:
-        connection = self._connection_of(name, "__")
-        if connection is not None and connection.status.state == "failed":
-            return f'No tool "{name}": MCP server {connection.name} is not available: {connection.status.detail}'
+        server = self._server_of(name, "__")
+        if server is not None and server.status.state == "failed":
+            return f'No tool "{name}": MCP server {server.name} is not available: {server.status.detail}'
         names = [spec.name for spec in self.specs()]
         near = difflib.get_close_matches(name, [*names, *(spec.name for spec in self.deferred())], n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         return f'No tool "{name}".{hint} The tools are: {", ".join(names)}.'
-
-
-def _masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
-    """The plan, with secrets masked in its announcement, error message and review text."""
-    return replace(
-        plan,
-        announcement=_masked_announcement(plan.announcement, mask),
-        fault=None if plan.fault is None else mask(plan.fault),
-        review_text=mask(plan.review_text),
-        coverage=replace(plan.coverage, definition=mask(plan.coverage.definition)),
-    )
-
-
-def _masked_outcome(outcome: tools.Outcome, mask: SecretMask) -> tools.Outcome:
-    """The outcome, with secrets masked. Images and other data are not changed."""
-    announcement, skill = outcome.announcement, outcome.skill
-    return replace(
-        outcome,
-        text=mask(outcome.text),
-        attachments=tuple(
-            replace(each, name=mask(each.name), uri=None if each.uri is None else mask(each.uri))
-            for each in outcome.attachments
-        ),
-        announcement=None if announcement is None else _masked_announcement(announcement, mask),
-        raw_output={mask(key): _masked_json(value, mask) for key, value in outcome.raw_output.items()},
-        skill=None if skill is None else (skill[0], mask(skill[1])),
-    )
-
-
-def _masked_announcement(announcement: Announcement, mask: SecretMask) -> Announcement:
-    diffs = tuple(
-        replace(diff, old_text=None if diff.old_text is None else mask(diff.old_text), new_text=mask(diff.new_text))
-        for diff in announcement.diffs
-    )
-    return replace(announcement, diffs=diffs)
-
-
-def _masked_output(text: str, mask: SecretMask) -> str:
-    """The output so far, with secrets masked. If the output begins with the end of a secret that was cut off, this end
-    is masked too. If the output ends with what may be the beginning of a secret, that text is left out until more
-    output arrives."""
-    marker, end, rest = text.partition(END_OF_MARKER) if text.startswith("[... ") else ("", "", text)
-    text = mask(rest)
-    if start := mask.cut_off(text):
-        text = mask.mask + text[start:]
-    return marker + end + text[: len(text) - mask.unfinished(text)]
-
-
-def _masked_json(value: Any, mask: SecretMask) -> Any:
-    match value:
-        case str():
-            return mask(value)
-        case list() | tuple():
-            return [_masked_json(item, mask) for item in value]
-        case Mapping():
-            return {mask(key): _masked_json(item, mask) for key, item in value.items()}
-        case _:
-            return value
-
-
-def _masked_part(part: Part, mask: SecretMask) -> Part:
-    """The part of a prompt, with secrets in its text masked."""
-    match part:
-        case Text(text=text):
-            return replace(part, text=mask(text))
-        case Resource(text=str(text)):
-            return replace(part, text=mask(text))
-        case _:
-            return part
 
 
 def _load_files(

@@ -1,4 +1,4 @@
-"""The connection to an external MCP server: starts it, calls its tools, and restarts it after a failure."""
+"""The connection to an external MCP server: starts it, watches it, and starts it again after a failure."""
 
 from __future__ import annotations
 
@@ -10,69 +10,40 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeAlias
 
 import anyio
 import anyio.to_thread
 import mcp_types as mcp
 from mcp.client import Client
 from mcp.client.session import ClientRequestContext, IncomingMessage
-from mcp.client.subscriptions import PromptsListChanged, ResourcesListChanged, SubscriptionLost, ToolsListChanged
 from mcp.shared.exceptions import MCPError
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import FileUrl
 
-from crow.domain.entries import Announcement, CallKind
 from crow.domain.errors import ToolServerError
-from crow.domain.messages import Part
-from crow.domain.rendering import in_title
 from crow.domain.text import on_one_line
-from crow.domain.trace_context import current_trace_context
-from crow.tools import ElicitationHandler, OnOutput, Outcome, ServerStatus, Workspace
-from crow.tools.limits import FairLimiter
+from crow.tools import ElicitationHandler, ServerStatus, Workspace
 from crow.tools.mcp.auth import ServerAuth, may_log_in
-from crow.tools.mcp.calls import (
-    describe_error,
-    encodable,
-    outcome_of,
-    parts_of,
-    report_progress,
-)
+from crow.tools.mcp.calls import describe_error, encodable
 from crow.tools.mcp.http import http_transport
-from crow.tools.mcp.listing import (
-    Changes,
-    ExternalTool,
-    filter_invalid_tools,
-    is_offered,
-    list_prompts,
-    list_tools,
-    matches,
-    output_fault,
-)
+from crow.tools.mcp.listing import filter_invalid_tools
 from crow.tools.mcp.logins import LoginFolder
+from crow.tools.mcp.offers import Offers
 from crow.tools.mcp.questions import ServerQuestions
-from crow.tools.mcp.resources import ExternalResource, completions_of, list_resources, outcome_of_resource
-from crow.tools.mcp.sampling import RunningCall
 from crow.tools.mcp.stdio import LAST_WORDS_CHARS, LOGGED_LINES, ServerProcess
 from crow.tools.process import KeySource
 from crow.tools.sampling import Sampler
-from crow.tools.servers import HttpServer, LoginAsker, ServerPrompt, StdioServer
+from crow.tools.servers import HttpServer, LoginAsker, StdioServer
 
 logger = logging.getLogger(__name__)
 
 OnChange = Callable[[], Awaitable[None]]
 """Called when a server is ready, has failed, or has changed its tools or prompts."""
 
-_MAX_CALLS = 32
-"""At most this many calls of one server run at once. Further calls wait in order."""
-
 BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 300.0
 _STEADY_S = 60.0
-_LISTEN_AGAIN_S = 1.0
 _PROBE_S = 1.0
-_READ_RESOURCE = "read_resource"
-"""The user's settings treat reading resources as a tool of the server. This is the name of that tool."""
 
 _LOG_LEVELS: Mapping[mcp.LoggingLevel, int] = {
     "debug": logging.DEBUG,
@@ -91,119 +62,215 @@ _REFUSED_HANDSHAKE = frozenset(
 """A server that speaks only the newer protocol answers `initialize` with one of these error codes."""
 
 
-@dataclass(eq=False, kw_only=True)
-class ServerConnection:
-    """The connection to an MCP server. `serve` runs as its own task, which owns the library's client. All other methods
-    may be called from any task.
-
-    A failed server is restarted when it is needed again, but only after a delay that grows with each failure. There is
-    no delay after the first failure of a server that has been ready before. After a server has worked for `_STEADY_S`,
-    its next failure counts as the first one again.
-    """
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class ServerSetup:
+    """What a connection to a server is made from."""
 
     server: StdioServer | HttpServer
     prefix: str
+    """The names of the server's tools and prompts begin with it."""
     workspace: Workspace
     keys: KeySource
+    """The secrets that the server does not get, and that nothing it says shows."""
     start_timeout_s: float
     call_timeout_s: float
-    on_change: OnChange | None
+    on_change: OnChange | None = None
     elicitation: ElicitationHandler | None = None
+    """Asks the user the server's questions. If None, they are declined."""
     sampler: Sampler | None = None
+    """If None, the server cannot use the model."""
     places: Sequence[Path] = ()
+    """A server without a sandbox starts in its own directory below one of these."""
     logins: LoginFolder | None = None
+    """Keeps the logins to servers. If None, crow does not log in."""
     asker: LoginAsker | None = None
     """Asks the user to log in, even if there is a login already. If None, the editor asks the user, but only if there
     is no valid login."""
-    tools: tuple[ExternalTool, ...] = ()
-    """The tools that the server listed last. They are kept after the server has ended."""
-    left_out: dict[str, str] = field(default_factory=dict)
-    """Maps each invalid tool of the server to a text that says what is wrong with it."""
-    prompts: Mapping[ServerPrompt, str] = field(default_factory=dict)
-    """Maps each prompt that the server listed last to the server's own name for this prompt."""
-    resources: tuple[ExternalResource, ...] = ()
-    """The resources and templates that the server listed last. They are kept after the server has ended."""
-    settled: anyio.Event = field(default_factory=anyio.Event)
-    """Set while the server is ready or has failed. Each start replaces this event with a new one."""
-    was_ready: bool = False
-    _state: Literal["starting", "ready", "failed"] = "starting"
-    _detail: str = ""
-    _client: Client | None = None
-    _is_initialized: bool = False
-    _has_answered: bool = False
-    _process: ServerProcess | None = None
-    _auth: ServerAuth | None = None
-    _starting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    _stopping: anyio.Event = field(default_factory=anyio.Event)
-    _restarting: anyio.Event = field(default_factory=anyio.Event)
-    _wanted: anyio.Event = field(default_factory=anyio.Event)
-    _lost: anyio.Event = field(default_factory=anyio.Event)
-    _lost_words: str = ""
-    _tools_changed: Changes = field(default_factory=Changes)
-    _prompts_changed: Changes = field(default_factory=Changes)
-    _resources_changed: Changes = field(default_factory=Changes)
-    _prompts_known: anyio.Event = field(default_factory=anyio.Event)
-    _resources_known: anyio.Event = field(default_factory=anyio.Event)
-    _slots: FairLimiter = field(default_factory=lambda: FairLimiter(_MAX_CALLS))
-    _questions: ServerQuestions = field(init=False)
-    _asks_again: bool = False
-    _logged: int = 0
-    _failures: int = 0
-    _losses: int = 0
-    _loss: str = ""
-    _ready_at: float = math.inf
-    _retry_at: float = -math.inf
 
-    def __post_init__(self) -> None:
-        self._questions = ServerQuestions(
-            self.server,
-            self.prefix,
-            self.keys,
-            self.elicitation,
-            self.sampler,
-            is_starting=lambda: self._client is None,
-            may_log_in=not self.workspace.is_bounded,
+
+# The states of a connection: Starting → Ready → Ending → Starting (after `restart`) or Failed → Starting (by `revive`).
+# A start can also fail. After `stop`, the connection stays in its last state.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting:
+    """Crow connects to the server."""
+
+    failure: str = ""
+    """Why the server failed before. Empty if it did not fail, or if it is started again on request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The server takes requests."""
+
+    client: Client
+    """The library's client."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """The connection is being closed, because the server was lost or stopped. Its tools are still offered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The server could not start, or ended."""
+
+    failure: str
+    """Why."""
+    retry_at: float
+    """The monotonic time in seconds from which `revive` starts the server again."""
+
+
+State: TypeAlias = Starting | Ready | Ending | Failed
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Attempt:
+    """One attempt to connect, and the connection that comes of it."""
+
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    """Encloses all of it. Its deadline is that of the start."""
+    has_answered: bool = False
+    """Whether the server has sent a message."""
+    is_initialized: bool = False
+    """Whether the handshake has succeeded."""
+    process: ServerProcess | None = None
+    """The server's process, if crow starts it."""
+    logged: int = 0
+    """The number of the server's log messages."""
+    lost: anyio.Event = field(default_factory=anyio.Event)
+    """Set when a failed request shows that the server is gone."""
+    lost_words: str = ""
+    """The error of that request."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Failures:
+    """How often a server has failed, and how long crow waits before it starts the server again.
+
+    The wait grows with each failure. There is none after the first failure of a server that has been ready before.
+    After a server has worked for `_STEADY_S`, its next failure counts as the first one again.
+    """
+
+    was_ready: bool = False
+    """Whether the server has ever been ready."""
+    losses: int = 0
+    """How often the server was ready and then failed."""
+    loss: str = ""
+    """The reason for the latest of these failures."""
+    _in_a_row: int = 0
+    _ready_at: float = math.inf
+
+    def note_start(self) -> None:
+        """Note that the server is being started."""
+        self._ready_at = math.inf
+
+    def note_ready(self) -> None:
+        """Note that the server is ready."""
+        self.was_ready, self._ready_at = True, time.monotonic()
+
+    def note_failure(self) -> float:
+        """Note that the server has failed. Return for how many seconds it is not started again."""
+        lived_s = time.monotonic() - self._ready_at
+        self._in_a_row = 1 if lived_s > _STEADY_S else self._in_a_row + 1
+        free = 1 if self.was_ready else 0
+        if self._in_a_row <= free:
+            return 0.0
+        return min(BACKOFF_S * 2.0 ** min(self._in_a_row - 1 - free, 20), _MAX_BACKOFF_S)
+
+    def note_loss(self, reason: str) -> None:
+        """Note the reason for a failure that was not wanted."""
+        if self._ready_at < math.inf:
+            self.losses, self.loss = self.losses + 1, reason
+
+
+class ServerConnection:
+    """The connection to an MCP server, in one of the states above. `serve` runs as its own task, which owns the
+    library's client. All other methods may be called from any task.
+
+    A failed server is started again when it is needed, but not sooner than :class:`_Failures` says.
+    """
+
+    def __init__(self, setup: ServerSetup) -> None:
+        self.setup = setup
+        self.settled = anyio.Event()
+        """Set while the server is ready or has failed. Each start replaces this event with a new one."""
+        self.offers = Offers(setup.server.name, setup.prefix, setup.server.options, self._tell_change)
+        self.questions = ServerQuestions(
+            setup.server,
+            setup.prefix,
+            setup.keys,
+            setup.elicitation,
+            setup.sampler,
+            is_starting=lambda: not isinstance(self._state, Ready),
+            may_log_in=not setup.workspace.is_bounded,
         )
-        if self.logins is not None and isinstance(self.server, HttpServer) and may_log_in(self.server):
+        self._state: State = Starting()
+        self._attempt = _Attempt()
+        self._failures = _Failures()
+        self._stopping = anyio.Event()
+        self._restarting = anyio.Event()
+        self._wanted = anyio.Event()
+        self._asks_again = False
+        self._auth: ServerAuth | None = None
+        if setup.logins is not None and isinstance(setup.server, HttpServer) and may_log_in(setup.server):
             self._auth = ServerAuth(
-                server=self.server,
-                logins=self.logins,
-                asker=self.asker or self._questions,
+                server=setup.server,
+                logins=setup.logins,
+                asker=setup.asker or self.questions,
                 hold=self._without_deadline,
-                forces_login=self.asker is not None,
+                forces_login=setup.asker is not None,
             )
 
     @property
     def name(self) -> str:
         """The server's name."""
-        return self.server.name
+        return self.setup.server.name
 
     @property
     def client(self) -> Client | None:
         """The library's client while the server is ready."""
-        return self._client
+        return self._state.client if isinstance(self._state, Ready) else None
 
     @property
+    def is_ready(self) -> bool:
+        """Whether the server's tools are offered: it is ready, or it was until a moment ago."""
+        return isinstance(self._state, Ready | Ending)
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether the server has ever been ready."""
+        return self._failures.was_ready
+
+    @property
+    def failure(self) -> str:
+        """Why the server failed. It stays set while the server starts again."""
+        return self._state.failure if isinstance(self._state, Starting | Failed) else ""
+
+    @property
+    def login_problem(self) -> str:
+        """Why crow could not log in to the server. Empty if it could, or did not have to."""
+        return "" if self._auth is None else self._auth.problem
+
     def status(self) -> ServerStatus:
-        """The state of the server now."""
+        """Return the state of the server now, without its resources."""
         return ServerStatus(
             name=self.name,
-            state=self._state,
-            detail=self._detail,
-            tools=len(self.tools) if self._state == "ready" else 0,
-            resources=len(self.resources) if self.offers_resources else 0,
-            losses=self._losses,
-            loss=self._loss,
+            state="ready" if self.is_ready else "failed" if isinstance(self._state, Failed) else "starting",
+            detail=self.failure,
+            tools=len(self.offers.tools) if self.is_ready else 0,
+            losses=self._failures.losses,
+            loss=self._failures.loss,
         )
-
-    # The life of the server
 
     async def serve(self) -> None:
         """Start the server and keep it running until `stop`. A failure of the server raises no exception."""
         while not self._stopping.is_set():
-            self._wanted, self._restarting, self._lost = anyio.Event(), anyio.Event(), anyio.Event()
-            self._ready_at, self._is_initialized = math.inf, False
-            deadline = anyio.current_time() + self.start_timeout_s
+            self._wanted, self._restarting = anyio.Event(), anyio.Event()
+            self._failures.note_start()
+            deadline = anyio.current_time() + self.setup.start_timeout_s
             try:
                 await self._connect_in_any_version(deadline)
             except Exception as error:  # noqa: BLE001 - no failure of a server may end the session
@@ -211,7 +278,7 @@ class ServerConnection:
                     self._asks_again = False
                     self._auth.reset()
                     continue
-                await self._fail(self._describe_end(error))
+                await self._fail(self.describe_end(error))
                 await self._wanted.wait()
 
     def stop(self) -> None:
@@ -219,18 +286,18 @@ class ServerConnection:
         self._stopping.set()
         self._wanted.set()
         if not self.settled.is_set():
-            self._starting.cancel()
+            self._attempt.scope.cancel()
 
     def revive(self, *, at_once: bool = False) -> bool:
         """Start a failed server again. Return whether it starts now.
 
         A server that failed too recently or is misconfigured starts only if `at_once` is set.
         """
-        if self._state != "failed" or self._stopping.is_set():
+        if not isinstance(self._state, Failed) or self._stopping.is_set():
             return False
-        if not at_once and (self.server.options.problem or time.monotonic() < self._retry_at):
+        if not at_once and (self.setup.server.options.problem or time.monotonic() < self._state.retry_at):
             return False
-        self._state = "starting"
+        self._state = Starting(failure=self._state.failure)
         self.settled = anyio.Event()
         self._wanted.set()
         return True
@@ -240,42 +307,44 @@ class ServerConnection:
         again."""
         if self._auth is not None:
             self._auth.reset()
-        if self._questions.withdraw_login():
+        if self.questions.withdraw_login():
             self._asks_again = True
-        elif self._state == "ready":
+        elif self.is_ready:
             self.settled = anyio.Event()
-            self._state = "starting"
+            self._state = Starting()
             self._restarting.set()
         else:
             self.revive(at_once=True)
 
-    @property
-    def offers_resources(self) -> bool:
-        """Whether the server is ready and has resources that may be read."""
-        return self._state == "ready" and bool(self.resources) and self.may_be_read
-
-    @property
-    def may_be_read(self) -> bool:
-        """Whether the user's settings let the model read resources of this server."""
-        return is_offered(_READ_RESOURCE, self.server.options)
-
-    @property
-    def is_reading_read_only(self) -> bool:
-        """Whether the user's settings declare that reading resources of this server changes nothing."""
-        return matches(_READ_RESOURCE, self.server.options.read_only)
+    def lose(self, words: str) -> None:
+        """Take note that a request to the server failed in a way that shows that the server is gone. A server with a
+        process is gone only when the process ends."""
+        if isinstance(self.setup.server, HttpServer):
+            self._attempt.lost_words = words
+            self._attempt.lost.set()
 
     async def listed(self) -> None:
         """Wait until the server either has failed, or is ready and has listed its resources."""
         await self.settled.wait()
-        if self._state == "ready":
-            await self._resources_known.wait()
+        if self.is_ready:
+            await self.offers.resources_known.wait()
 
     async def available(self) -> bool:
         """Wait until the server has started; if it has failed, start it again. Return whether it is ready."""
         await self.settled.wait()
         if self.revive():
             await self.settled.wait()
-        return self._state == "ready"
+        return self.is_ready
+
+    def describe_end(self, error: BaseException) -> str:
+        """Return why the server failed. If the server's process has ended, the reason says how the process ended,
+        because that is more useful than the error of the broken connection."""
+        if self.login_problem:
+            return self.login_problem
+        process = self._attempt.process
+        if process is not None and process.closed.is_set():
+            return process.reason + (f'; it last said "{process.last_words}"' if process.last_words else "")
+        return describe_error(error)
 
     async def _connect_in_any_version(self, deadline: float) -> None:
         """Connect with a version of the protocol that the server speaks, and stay connected.
@@ -287,17 +356,17 @@ class ServerConnection:
 
         :raises Exception: the server failed.
         """
-        if isinstance(self.server, HttpServer) and self.server.transport == "http":
+        if isinstance(self.setup.server, HttpServer) and self.setup.server.transport == "http":
             try:
-                return await self._connect("auto", deadline, answer_s=min(_PROBE_S, self.start_timeout_s / 4))
+                return await self._connect("auto", deadline, answer_s=min(_PROBE_S, self.setup.start_timeout_s / 4))
             except Exception as error:
-                if self._has_answered:
+                if self._attempt.has_answered:
                     raise
                 logger.info("MCP server %s did not answer the probe: %s", self.name, describe_error(error))
         try:
             await self._connect("legacy", deadline)
         except Exception as error:
-            if self._is_initialized or not _refused_handshake(error):
+            if self._attempt.is_initialized or not _refused_handshake(error):
                 raise
             await self._connect("auto", deadline)
 
@@ -308,316 +377,126 @@ class ServerConnection:
 
         :raises Exception: the server failed.
         """
-        self._has_answered, self._logged = False, 0
-        if self._stopping.is_set() or self.server.options.problem:
-            raise ToolServerError("stopped" if self._stopping.is_set() else self.server.options.problem)
+        self._attempt = attempt = _Attempt()
+        setup = self.setup
+        if self._stopping.is_set() or setup.server.options.problem:
+            raise ToolServerError("stopped" if self._stopping.is_set() else setup.server.options.problem)
 
         def on_message() -> None:
-            if not self._has_answered:
-                self._has_answered = True
-                self._starting.deadline = deadline
+            if not attempt.has_answered:
+                attempt.has_answered = True
+                attempt.scope.deadline = deadline
 
-        answered_by = min(anyio.current_time() + answer_s, deadline)
-        with anyio.CancelScope(deadline=answered_by) as self._starting:
+        attempt.scope.deadline = min(anyio.current_time() + answer_s, deadline)
+        with attempt.scope:
             async with AsyncExitStack() as stack:
                 transport = filter_invalid_tools(
-                    await self._open(stack), self.name, on_message, self.left_out.__setitem__
+                    await self._open(attempt, stack), self.name, on_message, self.offers.left_out.__setitem__
                 )
                 client = Client(
                     transport,
                     mode=mode,
                     cache=None,
-                    read_timeout_seconds=self.call_timeout_s,
+                    read_timeout_seconds=setup.call_timeout_s,
                     message_handler=self._on_message,
                     logging_callback=self._on_log,
                     log_level=next((name for name, level in _LOG_LEVELS.items() if logger.isEnabledFor(level)), None),
-                    elicitation_callback=self._questions.on_elicitation,
-                    sampling_callback=None if self.sampler is None else self._questions.on_sampling,
+                    elicitation_callback=self.questions.on_elicitation,
+                    sampling_callback=None if setup.sampler is None else self.questions.on_sampling,
                     # a server elsewhere has no use for the paths of this machine
-                    list_roots_callback=self._list_roots if isinstance(self.server, StdioServer) else None,
+                    list_roots_callback=self._list_roots if isinstance(setup.server, StdioServer) else None,
                 )
                 await stack.enter_async_context(client)
-                self._is_initialized = True
-                self.tools = await list_tools(client, self.prefix, self.server.options)
-                self._starting.deadline = math.inf
-                self._client = client
-                self.was_ready, self._ready_at = True, time.monotonic()
-                self._prompts_known, self._resources_known = anyio.Event(), anyio.Event()
-                await self._settle("ready", "")
+                attempt.is_initialized = True
+                await self.offers.begin(client)
+                attempt.scope.deadline = math.inf
+                self._failures.note_ready()
                 try:
-                    await self._follow(client)
+                    await self._settle(Ready(client=client))
+                    await self._stay(attempt, client)
                 finally:
-                    self._client = None
-                    self._resources_known.set()
-        if self._starting.cancelled_caught:
+                    if isinstance(self._state, Ready):
+                        self._state = Ending()
+                    self.offers.resources_known.set()
+        if attempt.scope.cancelled_caught:
             stopped = self._stopping.is_set()
-            raise ToolServerError("stopped" if stopped else f"it did not answer within {self.start_timeout_s:g} s")
+            raise ToolServerError("stopped" if stopped else f"it did not answer within {setup.start_timeout_s:g} s")
 
-    async def _open(self, stack: AsyncExitStack) -> AbstractAsyncContextManager[Any]:
+    async def _open(self, attempt: _Attempt, stack: AsyncExitStack) -> AbstractAsyncContextManager[Any]:
         """The transport to the server."""
-        match self.server:
+        match self.setup.server:
             case StdioServer() as server:
-                self._process = ServerProcess(server, self.workspace, self.keys, self.places)
-                return self._process
+                attempt.process = ServerProcess(server, self.setup.workspace, self.setup.keys, self.setup.places)
+                return attempt.process
             case HttpServer() as server:
                 return await http_transport(server, self._auth, stack)
 
-    async def _follow(self, client: Client) -> None:
+    async def _stay(self, attempt: _Attempt, client: Client) -> None:
         """Keep the listings up to date until `stop` or `restart`. :raises Exception: the server ended."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._follow_resources, client)
-            tasks.start_soon(self._follow_prompts, client)
-            tasks.start_soon(self._follow_tools, client)
-            if _sends_changes(client):
-                tasks.start_soon(self._listen, client)
-            closed = self._process.closed if self._process is not None else anyio.Event()
-            await _first_of(self._stopping, self._restarting, self._lost, closed)
+            tasks.start_soon(self.offers.follow, client)
+            closed = attempt.process.closed if attempt.process is not None else anyio.Event()
+            await _first_of(self._stopping, self._restarting, attempt.lost, closed)
             if not self._stopping.is_set() and not self._restarting.is_set():
-                raise ToolServerError("it ended" if closed.is_set() else self._lost_words)
+                raise ToolServerError("it ended" if closed.is_set() else attempt.lost_words)
             tasks.cancel_scope.cancel()
 
-    async def _follow_tools(self, client: Client) -> None:
-        while True:
-            await self._tools_changed.next()
-            found = await list_tools(client, self.prefix, self.server.options)
-            if found != self.tools:
-                self.tools = found
-                await self._settle("ready", "")
-
-    async def _follow_prompts(self, client: Client) -> None:
-        while True:
-            found = await list_prompts(client, self.name, self.prefix)
-            self._prompts_known.set()
-            if found != self.prompts:
-                self.prompts = found
-                if self.on_change is not None:
-                    await self.on_change()
-            await self._prompts_changed.next()
-
-    async def _follow_resources(self, client: Client) -> None:
-        while True:
-            self.resources = await list_resources(client, self.name)
-            self._resources_known.set()
-            await self._resources_changed.next()
-
-    async def _listen(self, client: Client) -> None:
-        """Listen for changes of the listings. A server with the newer protocol reports these changes on a separate
-        stream."""
-        while True:
-            try:
-                async with client.listen(
-                    tools_list_changed=True, prompts_list_changed=True, resources_list_changed=True
-                ) as changes:
-                    async for change in changes:
-                        match change:
-                            case ToolsListChanged():
-                                self._tools_changed.report()
-                            case PromptsListChanged():
-                                self._prompts_changed.report()
-                            case ResourcesListChanged():
-                                self._resources_changed.report()
-                            case _:
-                                pass
-            except SubscriptionLost:
-                await anyio.sleep(_LISTEN_AGAIN_S)
-                for listing in (self._tools_changed, self._prompts_changed, self._resources_changed):
-                    listing.report()  # the listing may have changed while the stream was lost
-            except (MCPError, TimeoutError, RuntimeError) as error:
-                logger.info(
-                    "MCP server %s does not report changes of its listings: %s", self.name, describe_error(error)
-                )
-                return
-            else:
-                return
-
     async def _on_message(self, message: IncomingMessage) -> None:
-        match message:
-            case mcp.ToolListChangedNotification():
-                self._tools_changed.report()
-            case mcp.PromptListChangedNotification():
-                self._prompts_changed.report()
-            case mcp.ResourceListChangedNotification():
-                self._resources_changed.report()
-            case mcp.ElicitCompleteNotification() if self.elicitation is not None:
-                await self.elicitation.finish_question(message.params.elicitation_id)
-            case _:
-                pass
+        elicitation = self.setup.elicitation
+        if isinstance(message, mcp.ElicitCompleteNotification) and elicitation is not None:
+            await elicitation.finish_question(message.params.elicitation_id)
+        self.offers.note(message)
 
     async def _on_log(self, params: mcp.LoggingMessageNotificationParams) -> None:
         """Write a log message of the server to crow's log."""
         level = _LOG_LEVELS[params.level]
         if not logger.isEnabledFor(level):
             return
-        self._logged += 1
-        if self._logged <= LOGGED_LINES:
+        self._attempt.logged += 1
+        if self._attempt.logged <= LOGGED_LINES:
             data = params.data if isinstance(params.data, str) else json.dumps(params.data, ensure_ascii=False)
             text = f"{params.logger}: {data}" if params.logger else data
-            text = on_one_line(self.keys().mask(encodable(text)))
+            text = on_one_line(self.setup.keys().mask(encodable(text)))
             logger.log(level, "%s: %s", self.name, text[:LAST_WORDS_CHARS])
-        elif self._logged == LOGGED_LINES + 1:
+        elif self._attempt.logged == LOGGED_LINES + 1:
             logger.info("%s: further log messages are left out", self.name)
 
-    async def _settle(self, state: Literal["ready", "failed"], detail: str) -> None:
-        self._state, self._detail = state, " ".join(detail.split())  # a server must not begin a line of its own
+    async def _settle(self, state: Ready | Failed) -> None:
+        self._state = state
         self.settled.set()
-        if self.on_change is not None and not self._stopping.is_set():
-            await self.on_change()
+        await self._tell_change()
 
-    async def _fail(self, detail: str) -> None:
-        detail = self.keys().mask(detail)
-        lived_s = time.monotonic() - self._ready_at
-        self._failures = 1 if lived_s > _STEADY_S else self._failures + 1
-        # a server that has worked before is restarted without a delay after its first failure
-        free = 1 if self.was_ready else 0
-        # the user may log in elsewhere at any time, and a server that asks for a login costs nothing to try
-        has_login_problem = self._auth is not None and bool(self._auth.problem)
-        wait_s = (
-            0.0
-            if self._failures <= free or has_login_problem
-            else BACKOFF_S * 2.0 ** min(self._failures - 1 - free, 20)
-        )
-        self._retry_at = time.monotonic() + min(wait_s, _MAX_BACKOFF_S)
+    async def _tell_change(self) -> None:
+        if self.setup.on_change is not None and not self._stopping.is_set():
+            await self.setup.on_change()
+
+    async def _fail(self, reason: str) -> None:
+        reason = self.setup.keys().mask(reason)
+        wait_s = self._failures.note_failure()
+        if self.login_problem:  # the user may log in elsewhere at any time, and such a server costs nothing to try
+            wait_s = 0.0
         if not self._stopping.is_set():
-            logger.warning("MCP server %s: %s", self.name, detail)
-            if self._ready_at < math.inf:
-                self._losses, self._loss = self._losses + 1, detail
-        await self._settle("failed", detail)
-
-    def _describe_end(self, error: BaseException) -> str:
-        """Return why the server failed. If the server's process has ended, the reason says how the process ended,
-        because that is more useful than the error of the broken connection."""
-        if self._auth is not None and self._auth.problem:
-            return self._auth.problem
-        process = self._process
-        if process is not None and process.closed.is_set():
-            return process.reason + (f'; it last said "{process.last_words}"' if process.last_words else "")
-        return describe_error(error)
-
-    # Its tools, resources and prompts
-
-    def announce(self, subject: str, kind: CallKind = "other") -> Announcement:
-        """Return the announcement that tells the user about a call."""
-        return Announcement(title=self.keys().mask(f"{self.name}: {in_title(subject)}"), kind=kind)
-
-    async def call(
-        self, tool: ExternalTool, arguments: Mapping[str, Any], on_output: OnOutput, call_id: str = ""
-    ) -> Outcome:
-        """Call a tool. A failure is returned as an outcome that names the server."""
-
-        async def send(client: Client) -> Outcome:
-            progress = report_progress(on_output)
-            result = await client.call_tool(tool.name, dict(arguments), progress_callback=progress, meta=_trace_meta())
-            if (fault := output_fault(tool, result)) is not None:
-                raise ToolServerError(f"its structured content does not fit its schema: {fault}")
-            return outcome_of(result)
-
-        running = RunningCall.of(call_id, tool.spec.name, arguments, self.announce(tool.title))
-        return await self._run(running, tool.name, send)
-
-    async def read_resource(self, uri: str, call_id: str = "") -> Outcome:
-        """Read a resource. A failure is returned as an outcome that names the server."""
-
-        async def send(client: Client) -> Outcome:
-            return outcome_of_resource(uri, await client.read_resource(uri, meta=_trace_meta()))
-
-        arguments = {"server": self.prefix, "uri": uri}
-        running = RunningCall.of(call_id, _READ_RESOURCE, arguments, self.announce(uri, "read"))
-        return await self._run(running, on_one_line(uri), send)
-
-    async def complete(self, template: str, variable: str, value: str) -> Outcome:
-        """Ask the server for values of a variable of a template. A failure is returned as an outcome that names the
-        server."""
-
-        async def send(client: Client) -> Outcome:
-            if client.server_capabilities.completions is None:
-                return self._failure("suggests no values for templates; fill in the template without it")
-            ref = mcp.ResourceTemplateReference(uri=template)
-            result = await client.complete(ref, {"name": variable, "value": value})
-            return Outcome(text=encodable(completions_of(result, variable)))
-
-        running = RunningCall.of("", _READ_RESOURCE, {}, self.announce(template, "read"))
-        return await self._run(running, on_one_line(template), send)
-
-    async def _run(self, running: RunningCall, what: str, send: Callable[[Client], Awaitable[Outcome]]) -> Outcome:
-        """Send a request as soon as a slot is free. `what` is the name of the requested tool or resource for error
-        messages. A failure is returned as an outcome."""
-        await self.available()
-        async with self._slots.slot():
-            if self._client is None:
-                return self._failure(f"is not available: {self._detail or 'it was stopped'}")
-            with self._questions.running(running):
-                try:
-                    return await send(self._client)
-                except MCPError as error:
-                    return self._failure(self._describe_refusal(what, error))
-                except Exception as error:  # noqa: BLE001 - the library may raise any error for a bad answer
-                    return self._failure(f"returned an unusable result for {what}: {describe_error(error)}")
-
-    async def list_prompts(self) -> tuple[ServerPrompt, ...]:
-        """Wait until the server has started and listed its prompts, and return them."""
-        if not await self.available():
-            return ()
-        with anyio.move_on_after(self.start_timeout_s):
-            await self._prompts_known.wait()
-        return tuple(self.prompts)
-
-    async def fill_prompt(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
-        """See :meth:`crow.tools.servers.ServerPrompts.fill`."""
-        if self._client is None:
-            raise ToolServerError(f"MCP server {self.name} is not available: {self._detail or 'it was stopped'}")
-        failed = f"`/{prompt.name}` could not be used: MCP server {self.name}"
-        if prompt not in self.prompts:
-            raise ToolServerError(f"{failed} no longer has this prompt.")
-        try:
-            filled = await self._client.get_prompt(self.prompts[prompt], dict(arguments), meta=_trace_meta())
-        except Exception as error:  # the library may raise any error for a bad answer
-            raise ToolServerError(f"{failed} did not return the prompt: {describe_error(error)}") from error
-        if not (parts := parts_of(filled)):
-            raise ToolServerError(f"{failed} returned an empty prompt.")
-        return parts
+            logger.warning("MCP server %s: %s", self.name, reason)
+            self._failures.note_loss(reason)
+        words = " ".join(reason.split())  # a server must not begin a line of its own
+        await self._settle(Failed(failure=words, retry_at=time.monotonic() + wait_s))
 
     @contextmanager
     def _without_deadline(self) -> Iterator[None]:
         """Suspend the time limit for the server's start while the user logs in."""
-        is_starting = self._state == "starting" and self._client is None
+        is_starting = isinstance(self._state, Starting)
         if is_starting:
-            self._has_answered = True
-            self._starting.deadline = math.inf
+            self._attempt.has_answered = True
+            self._attempt.scope.deadline = math.inf
         try:
             yield
         finally:
-            if is_starting and self._client is None:
-                self._starting.deadline = anyio.current_time() + self.start_timeout_s
+            if is_starting and isinstance(self._state, Starting):
+                self._attempt.scope.deadline = anyio.current_time() + self.setup.start_timeout_s
 
     async def _list_roots(self, context: ClientRequestContext) -> mcp.ListRootsResult:  # noqa: ARG002
         """Tell the server where the workspace is."""
-        return mcp.ListRootsResult(roots=[_root_of(directory) for directory in self.workspace.directories])
-
-    def _failure(self, words: str) -> Outcome:
-        return Outcome(text=f"MCP server {self.name} {words}", is_error=True)
-
-    def _describe_refusal(self, what: str, error: MCPError) -> str:
-        gone = error.code == mcp.CONNECTION_CLOSED
-        if isinstance(self.server, HttpServer) and (gone or error.message == "Session terminated"):
-            # An HTTP server has no process to watch: only a failed call shows that the server is gone or has forgotten
-            # the session.
-            self._lost_words = describe_error(error)
-            self._lost.set()
-        if self._auth is not None and self._auth.problem:
-            return f"refused {what}: {self._auth.problem}"
-        if error.code == mcp.REQUEST_TIMEOUT:
-            return f"did not answer the call of {what} within {self.call_timeout_s:g} s"
-        if error.code == mcp.PARSE_ERROR:
-            return f"returned an unreadable result for {what}: {describe_error(error)}"
-        if gone:
-            return f"ended during {what}: {self._describe_end(error)}"
-        return f"refused {what}: {describe_error(error)}"
-
-
-def _trace_meta() -> mcp.RequestParamsMeta | None:
-    """The `_meta` of a call, which holds the trace context of the client's prompt; None if there is no trace
-    context."""
-    return cast("mcp.RequestParamsMeta", current_trace_context()) or None
+        return mcp.ListRootsResult(roots=[_root_of(directory) for directory in self.setup.workspace.directories])
 
 
 def _root_of(directory: Path) -> mcp.Root:
@@ -636,14 +515,6 @@ def _refused_handshake(error: BaseException) -> bool:
         case RuntimeError():
             return True
     return False
-
-
-def _sends_changes(client: Client) -> bool:
-    """Whether the server reports changes of its listings on a separate stream, as the newer protocol provides."""
-    offered = client.server_capabilities
-    capabilities = (offered.tools, offered.prompts, offered.resources)
-    is_changing = any(listing is not None and listing.list_changed for listing in capabilities)
-    return client.protocol_version in MODERN_PROTOCOL_VERSIONS and is_changing
 
 
 async def _first_of(*events: anyio.Event) -> None:

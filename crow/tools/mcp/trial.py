@@ -14,7 +14,7 @@ from crow import tools
 from crow.domain.text import on_one_line
 from crow.tools.mcp.calls import describe_error
 from crow.tools.mcp.client import ToolSettings, keys_with_tokens
-from crow.tools.mcp.connection import ServerConnection
+from crow.tools.mcp.connection import ServerConnection, ServerSetup
 from crow.tools.mcp.listing import pages
 from crow.tools.mcp.logins import LoginFolder
 from crow.tools.mcp.names import prefixes
@@ -27,25 +27,25 @@ async def try_server(server: McpServer, workspace: tools.Workspace, settings: To
     """Start the server, read all its listings, and stop it. Failures are part of the report."""
     logins = LoginFolder(settings.login_folder, settings.on_secrets) if settings.login_folder is not None else None
     keys = settings.keys if logins is None else lambda: keys_with_tokens(settings.keys, logins)
-    connection = ServerConnection(
+    setup = ServerSetup(
         server=server,
         prefix=prefixes([server.name])[0],
         workspace=workspace,
         keys=keys,
         start_timeout_s=server.options.start_timeout_s or settings.start_timeout_s,
         call_timeout_s=server.options.call_timeout_s or settings.call_timeout_s,
-        on_change=None,
         places=settings.server_places,
         logins=logins,
         asker=settings.asker,
     )
+    connection = ServerConnection(setup)
     began = time.monotonic()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(connection.serve)
         await connection.settled.wait()
         started_s, client = time.monotonic() - began, connection.client
         if client is None:
-            report = ServerReport(name=server.name, seconds=started_s, problem=connection.status.detail)
+            report = ServerReport(name=server.name, seconds=started_s, problem=connection.failure)
         else:
             report = await _inspect(connection, client, started_s)
         connection.stop()
@@ -70,8 +70,8 @@ async def _inspect(connection: ServerConnection, client: Client, started_s: floa
         implementation="" if info is None else on_one_line(f"{info.name} {info.version}").strip(),
         protocol=str(client.protocol_version),
         listings=listings,
-        offered=[tool.spec.name for tool in connection.tools],
-        faults=[f"{on_one_line(name)}: {on_one_line(fault)}" for name, fault in connection.left_out.items()],
+        offered=[tool.spec.name for tool in connection.offers.tools],
+        faults=[f"{on_one_line(name)}: {on_one_line(fault)}" for name, fault in connection.offers.left_out.items()],
     )
 
 

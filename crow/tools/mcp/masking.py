@@ -1,0 +1,82 @@
+"""Masks secrets in what the tools of a session return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from crow import tools
+from crow.domain.entries import Announcement
+from crow.domain.messages import Part, Resource, Text
+from crow.domain.rendering import SecretMask
+from crow.tools.truncate import END_OF_MARKER
+
+
+def masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
+    """The plan, with secrets masked in its announcement, error message and review text."""
+    return replace(
+        plan,
+        announcement=masked_announcement(plan.announcement, mask),
+        fault=None if plan.fault is None else mask(plan.fault),
+        review_text=mask(plan.review_text),
+        coverage=replace(plan.coverage, definition=mask(plan.coverage.definition)),
+    )
+
+
+def masked_outcome(outcome: tools.Outcome, mask: SecretMask) -> tools.Outcome:
+    """The outcome, with secrets masked. Images and other data are not changed."""
+    announcement, skill = outcome.announcement, outcome.skill
+    return replace(
+        outcome,
+        text=mask(outcome.text),
+        attachments=tuple(
+            replace(each, name=mask(each.name), uri=None if each.uri is None else mask(each.uri))
+            for each in outcome.attachments
+        ),
+        announcement=None if announcement is None else masked_announcement(announcement, mask),
+        raw_output={mask(key): masked_json(value, mask) for key, value in outcome.raw_output.items()},
+        skill=None if skill is None else (skill[0], mask(skill[1])),
+    )
+
+
+def masked_announcement(announcement: Announcement, mask: SecretMask) -> Announcement:
+    diffs = tuple(
+        replace(diff, old_text=None if diff.old_text is None else mask(diff.old_text), new_text=mask(diff.new_text))
+        for diff in announcement.diffs
+    )
+    return replace(announcement, diffs=diffs)
+
+
+def masked_output(text: str, mask: SecretMask) -> str:
+    """The output so far, with secrets masked. If the output begins with the end of a secret that was cut off, this end
+    is masked too. If the output ends with what may be the beginning of a secret, that text is left out until more
+    output arrives."""
+    marker, end, rest = text.partition(END_OF_MARKER) if text.startswith("[... ") else ("", "", text)
+    text = mask(rest)
+    if start := mask.cut_off(text):
+        text = mask.mask + text[start:]
+    return marker + end + text[: len(text) - mask.unfinished(text)]
+
+
+def masked_json(value: Any, mask: SecretMask) -> Any:
+    match value:
+        case str():
+            return mask(value)
+        case list() | tuple():
+            return [masked_json(item, mask) for item in value]
+        case Mapping():
+            return {mask(key): masked_json(item, mask) for key, item in value.items()}
+        case _:
+            return value
+
+
+def masked_part(part: Part, mask: SecretMask) -> Part:
+    """The part of a prompt, with secrets in its text masked."""
+    match part:
+        case Text(text=text):
+            return replace(part, text=mask(text))
+        case Resource(text=str(text)):
+            return replace(part, text=mask(text))
+        case _:
+            return part
