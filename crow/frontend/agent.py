@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import anyio
 import anyio.abc
 
-from crow.domain.errors import CrowError, StoreError
+from crow.domain.errors import NO_MEMORY, CrowError, StoreError, lacks_memory
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, RequestParams
 from crow.frontend.errors import ID_BYTES, error_response, request_error
@@ -161,8 +161,9 @@ class AcpAgent:
             raise
         except Exception as error:
             logger.exception("%s failed", method)
+            words = NO_MEMORY if lacks_memory(error) else f"Internal error in {method}."
             hint = self._host.dependencies.log_hint
-            raise request_error(INTERNAL_ERROR, f"Internal error in {method}. {hint}") from error
+            raise request_error(INTERNAL_ERROR, f"{words} {hint}") from error
 
     async def _answer(self, method: str, params: RequestParams) -> dict[str, Any]:
         self._host.reload_settings()

@@ -125,10 +125,7 @@ class SessionClient:
         """The monotonic time in seconds when the last update was sent."""
         self.is_closed = False
         self._parent: SessionClient | None = None
-        self.subagents: dict[str, SessionClient] = {}
-        """The clients that show running subagents as sessions of their own, by the ids of these sessions."""
-        self._states: dict[str, events.SubagentChanged] = {}
-        self._loaded: dict[str, events.SubagentChanged] = {}
+        self.subagents = ShownSubagents(self, session_id, self._subagent)
 
     def open(self) -> None:
         """Let waiting items be sent."""
@@ -145,7 +142,7 @@ class SessionClient:
 
     async def show(self, item: Item, *, is_own: bool = False) -> None:
         """Send the updates for the next item. `is_own` means that this client sent the prompt that the item shows."""
-        if isinstance(item, events.CallProgressed) and (subagent := self._subagent_with(item.call)) is not None:
+        if isinstance(item, events.CallProgressed) and (subagent := self.subagents.with_call(item.call)) is not None:
             await subagent.show(item)
             return
         async with self._sending:
@@ -248,7 +245,7 @@ class SessionClient:
         """Warn the user if updates of subagents may be missing. The sessions of subagents have no cursors, so crow
         cannot send those updates again."""
         results = (entry.body for entry in missed.entries if isinstance(entry.body, ToolResult))
-        if self._caps.subagents and (self.subagents or any(result.name == "task" for result in results)):
+        if self._caps.subagents and (self.subagents.running or any(result.name == "task" for result in results)):
             title = "Updates of subagents were missed. Load the session to see all of them."
             await self._send_shown(self.view.apply(events.NoticeShown(severity="warning", title=title)))
 
@@ -273,64 +270,6 @@ class SessionClient:
         """Return the `_meta` with a cursor, by default that of the view. It is empty if the client uses no cursors."""
         return {CURSOR_KEY: str(cursor or self.view.cursor)} if self._caps.cursors else {}
 
-    # Subagents.
-
-    @property
-    def shows_subagents(self) -> bool:
-        """See :class:`crow.agent.Client`."""
-        return self._caps.subagents
-
-    def open_subagent(self, session_id: str, feed: Feed) -> SessionClient:
-        """Return the client that shows a running subagent of this session. `feed` is the subagent's feed."""
-        client = self.subagents[session_id] = self._subagent(session_id, feed)
-        return client
-
-    def close_subagent(self, session_id: str) -> None:
-        """Forget a subagent whose work has ended."""
-        self.subagents.pop(session_id, None)
-
-    def note_state(self, event: events.SubagentChanged) -> None:
-        """Remember the state of a subagent."""
-        self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
-
-    async def load_subagents(self, store: Store, family: Family, limits: ViewLimits) -> None:
-        """Announce the session's subagents and sends their logs. Must be called before `load`."""
-        rows = [row for row in await store.subagents(self._session_id) if row.has_prompt]
-        for index, row in enumerate(rows):
-            running, state = self.subagents.get(row.id), row.state
-            if running is None and state == "running":  # the process of the subagent may have died
-                state = (await store.open_session(row.id)).row.state
-            title = title_line(row.title or "")
-            await self.send({"sessionUpdate": "subagent_update", "sessionId": row.id, "title": title})
-            family.known.add(row.id)
-            # A subagent that runs in another process cannot be observed here.
-            shown = events.SubagentChanged(
-                session_id=row.id, title=row.title or "", state="unknown" if state == "running" else "idle"
-            )
-            self._loaded[row.id] = shown
-            if index < len(rows) - MAX_REPLAYED:
-                continue
-            client = running or self._subagent(row.id, Feed(row.id))
-            own, is_running = Family(session_id=row.id, parent_id=self._session_id), running is not None
-            await client.load_subagents(store, own, limits)
-            history = store.history(row.id, result_bytes=limits.result_bytes)
-            view = await client.load(history, is_running=lambda: is_running, limits=limits, family=own)  # noqa: B023
-            family.tasks |= own.tasks
-            family.answers |= own.answers
-            self._loaded[row.id] = replace(shown, stop=view.stop, detail=view.detail)
-
-    async def tell_subagents(self) -> None:
-        """Send the state of each subagent. Must be called right after the response to the request that opened the
-        session."""
-        known, self._loaded = self._loaded, {}
-        for session_id in dict.fromkeys([*known, *self.subagents]):
-            state = self._states.get(session_id) or known.get(session_id)
-            if state is None:
-                continue  # it is newer than the load: its announcement is in the queue
-            await self.show(replace(state, title=state.title or ""))
-            if (running := self.subagents.get(session_id)) is not None:
-                await running.join()
-
     def _subagent(self, session_id: str, feed: Feed) -> SessionClient:
         client = SessionClient(
             session_id,
@@ -345,10 +284,10 @@ class SessionClient:
         client._parent = self
         return client
 
-    def _subagent_with(self, call: CallRef | None) -> SessionClient | None:
-        """Return the client of the subagent that made the call, or None if no subagent of this session made the
-        call."""
-        return next((subagent for subagent in self.subagents.values() if subagent.view.knows(call)), None)
+    @property
+    def shows_subagents(self) -> bool:
+        """See :class:`crow.agent.Client`."""
+        return self._caps.subagents
 
     # Questions for the user.
 
@@ -367,7 +306,7 @@ class SessionClient:
 
         :raises ConnectionError: the client is gone.
         """
-        if (subagent := self._subagent_with(question.call)) is not None:
+        if (subagent := self.subagents.with_call(question.call)) is not None:
             return await subagent.ask(question)
         if not self.view.knows(question.call):
             return "cannot_ask"  # the call belongs to a subagent that the editor cannot show
@@ -381,7 +320,7 @@ class SessionClient:
         :raises RequestError: the client cannot ask its user.
         :raises TimeoutError: the user did not answer.
         """
-        if (subagent := self._subagent_with(question.call)) is not None:
+        if (subagent := self.subagents.with_call(question.call)) is not None:
             return await subagent.elicit(question)
         if question.call is not None and not self.view.knows(question.call):
             return ElicitationAnswer(action="cancel")  # the call belongs to a subagent that the editor cannot show
@@ -393,3 +332,74 @@ class SessionClient:
         """See :class:`crow.agent.Client`."""
         if self._dialogs.finish(question_id):
             await self._outlet.notify("elicitation/complete", {"elicitationId": question_id})
+
+
+class ShownSubagents:
+    """The subagents of one client's session, each shown as a session of its own by a client of its own."""
+
+    def __init__(
+        self, client: SessionClient, session_id: str, new_client: Callable[[str, Feed], SessionClient]
+    ) -> None:
+        self._client = client
+        self._session_id = session_id
+        self._new_client = new_client
+        self.running: dict[str, SessionClient] = {}
+        """The clients of running subagents, by the ids of their sessions."""
+        self._states: dict[str, events.SubagentChanged] = {}
+        self._loaded: dict[str, events.SubagentChanged] = {}
+
+    def open(self, session_id: str, feed: Feed) -> SessionClient:
+        """Return the client that shows a running subagent of this session. `feed` is the subagent's feed."""
+        client = self.running[session_id] = self._new_client(session_id, feed)
+        return client
+
+    def close(self, session_id: str) -> None:
+        """Forget a subagent whose work has ended."""
+        self.running.pop(session_id, None)
+
+    def note(self, event: events.SubagentChanged) -> None:
+        """Remember the state of a subagent."""
+        self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
+
+    def with_call(self, call: CallRef | None) -> SessionClient | None:
+        """Return the client of the subagent that made the call, or None if no subagent of this session made it."""
+        return next((subagent for subagent in self.running.values() if subagent.view.knows(call)), None)
+
+    async def load(self, store: Store, family: Family, limits: ViewLimits) -> None:
+        """Announce the session's subagents and send their logs. Must be called before
+        the session itself is loaded."""
+        rows = [row for row in await store.subagents(self._session_id) if row.has_prompt]
+        for index, row in enumerate(rows):
+            running, state = self.running.get(row.id), row.state
+            if running is None and state == "running":  # the process of the subagent may have died
+                state = (await store.open_session(row.id)).row.state
+            title = title_line(row.title or "")
+            await self._client.send({"sessionUpdate": "subagent_update", "sessionId": row.id, "title": title})
+            family.known.add(row.id)
+            # A subagent that runs in another process cannot be observed here.
+            shown = events.SubagentChanged(
+                session_id=row.id, title=row.title or "", state="unknown" if state == "running" else "idle"
+            )
+            self._loaded[row.id] = shown
+            if index < len(rows) - MAX_REPLAYED:
+                continue
+            client = running or self._new_client(row.id, Feed(row.id))
+            own, is_running = Family(session_id=row.id, parent_id=self._session_id), running is not None
+            await client.subagents.load(store, own, limits)
+            history = store.history(row.id, result_bytes=limits.result_bytes)
+            view = await client.load(history, is_running=lambda: is_running, limits=limits, family=own)  # noqa: B023
+            family.tasks |= own.tasks
+            family.answers |= own.answers
+            self._loaded[row.id] = replace(shown, stop=view.stop, detail=view.detail)
+
+    async def tell(self) -> None:
+        """Send the state of each subagent. Must be called right after the response to the request that opened the
+        session."""
+        known, self._loaded = self._loaded, {}
+        for session_id in dict.fromkeys([*known, *self.running]):
+            state = self._states.get(session_id) or known.get(session_id)
+            if state is None:
+                continue  # it is newer than the load: its announcement is in the queue
+            await self._client.show(replace(state, title=state.title or ""))
+            if (running := self.running.get(session_id)) is not None:
+                await running.join()

@@ -198,7 +198,7 @@ class ClientQueue:
 
     async def _show(self, client: SessionClient, item: Item, is_own: bool) -> None:
         if isinstance(item, SubagentChanged):
-            client.note_state(item)
+            client.subagents.note(item)
         await client.show(item, is_own=is_own)
 
     def check_access(self) -> None:
@@ -462,7 +462,7 @@ class _ClientGroup:
         group = _SubagentGroup(self.root, session_id)
         for attachment, client in self.pairs():
             if client.shows_subagents:
-                group.clients[attachment] = client.open_subagent(session_id, group.feed)
+                group.clients[attachment] = client.subagents.open(session_id, group.feed)
         self.root.subagents[session_id] = group
         return group
 
@@ -543,10 +543,10 @@ class SessionClients(_ClientGroup):
             client, origin=origin, may_write=may_write, is_patient=is_patient, drop=drop, leave=self.detach
         )
         for state in self._states.values():
-            client.note_state(state)
+            client.subagents.note(state)
         for session_id, group in self.subagents.items():
             if client.shows_subagents:
-                group.clients[attachment] = client.open_subagent(session_id, group.feed)
+                group.clients[attachment] = client.subagents.open(session_id, group.feed)
         self.attachments.append(attachment)
         self._note_kinds()
         self.tasks.start_soon(attachment.run)
@@ -667,7 +667,7 @@ class SessionClients(_ClientGroup):
 
 
 async def _close_subagent(client: SessionClient, session_id: str) -> None:
-    client.close_subagent(session_id)
+    client.subagents.close(session_id)
 
 
 def _size(item: Item) -> int:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from crow.domain.errors import ArgumentError, AuthError, CrowError, FilesElsewhere, NoSuchSession
+from crow.domain.errors import (
+    NO_MEMORY,
+    ArgumentError,
+    AuthError,
+    CrowError,
+    FilesElsewhere,
+    NoSuchSession,
+    lacks_memory,
+)
 from crow.domain.text import safe
 from crow.frontend.cursors import CursorGap
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, RequestError
@@ -46,7 +54,8 @@ def turn_error(error: Exception) -> RequestError:
     """Return the error response for a turn that failed with `error`."""
     if isinstance(error, CrowError):
         return error_response(error)
-    return request_error(INTERNAL_ERROR, "Internal error. Crow's log has the details.")
+    words = NO_MEMORY if lacks_memory(error) else "Internal error."
+    return request_error(INTERNAL_ERROR, f"{words} Crow's log has the details.")
 
 
 def refusal_text(error: RequestError) -> str:

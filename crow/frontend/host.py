@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -19,45 +17,32 @@ import anyio.abc
 import anyio.to_thread
 
 from crow.agent.commands import COMMANDS
-from crow.agent.permissions.rules import may_attach
-from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
 from crow.agent.templates import hint_of
 from crow.agent.turns.adapters import Adapters
-from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_recovery, notice_of_sandbox
-from crow.domain.entries import CallRef
-from crow.domain.errors import ArgumentError, StoreError
+from crow.agent.workspace import WorkspaceContents
+from crow.domain.errors import ArgumentError
 from crow.domain.events import OptionsChanged
 from crow.domain.text import title_line
 from crow.domain.trace_context import use_trace_context
-from crow.frontend.client import ClientConnection
 from crow.frontend.clients import Origin, SessionClients
 from crow.frontend.endpoints import Endpoints
+from crow.frontend.first_use import FirstUse, inspect_if_new
 from crow.frontend.following import HostedFollower
-from crow.frontend.frames import RequestId
+from crow.frontend.idle import IdleTimer
 from crow.frontend.params import OpenRequest
+from crow.frontend.prompts import RunningPrompts
 from crow.store import SessionChanges, SessionRow, Store
 from crow.tools import Workspace
 from crow.tools.servers import McpServer
 
 logger = logging.getLogger(__name__)
 
-IDLE_S = 3.0
-"""The store is tidied when no turn has run for this many seconds. Usually the user is still reading the answer at that
-time."""
-
 _SHUT_DOWN_S = 5.0
 """A lasting host has this many seconds to close its sessions and its store."""
 
 _FLUSH_S = 0.5
 """When a session is closed, its clients have this many seconds to read its last updates."""
-
-_KEEP_S = 600.0
-"""The result of a prompt is kept for this many seconds, so that a client whose connection broke can still get it."""
-
-MAX_KEPT = 1_000
-"""At most this many results of prompts are kept. If there are more when a prompt starts, crow drops the oldest
-results."""
 
 SessionView: TypeAlias = Callable[[Store, SessionRow], Store]
 """A function that wraps a store, so that the tools of a session find only what the owner of the session may see."""
@@ -143,42 +128,31 @@ class HostSession:
         return any(attachment.origin != origin for attachment in self.clients.attachments)
 
 
-_PromptKey: TypeAlias = tuple[str, str, RequestId]
-"""What identifies a prompt request: the connection id of its client, the id of its session, and the id of the
-request."""
+class OfferedModels:
+    """The names of the models that clients may choose."""
 
+    def __init__(self, dependencies: ServerDependencies) -> None:
+        self.names: tuple[str, ...] = tuple(dependencies.models)
+        self._told = self.names
+        self._lock = anyio.Lock()
+        self._listed: ServerDependencies | None = None
+        """The settings for which the models of the endpoint were listed."""
 
-class PromptRun:
-    """A prompt whose turn runs to its end even if the connection that sent the prompt breaks.
+    async def list(self, dependencies: ServerDependencies) -> bool:
+        """Add the models that the endpoint lists. Return False if that was done for these settings before. Later calls
+        wait for the first one."""
+        async with self._lock:
+            if self._listed is dependencies:
+                return False
+            more = await dependencies.more_models()
+            self._listed = dependencies
+        self.names = tuple(dict.fromkeys([*self.names, *more]))
+        return True
 
-    `connection` is the connection that now waits for the response.
-    """
-
-    def __init__(self, session: Session, prompt: PendingPrompt, connection: ClientConnection) -> None:
-        self.session = session
-        self.prompt = prompt
-        self.connection = connection
-        self.ended_at: float | None = None
-        self._ended = anyio.Event()
-        self._error: Exception | None = None
-
-    async def run(self, idle: IdleTimer) -> None:
-        """Wait for the end of the prompt's turn."""
-        try:
-            with idle.turn():
-                await self.session.answer(self.prompt)
-        except Exception as error:  # noqa: BLE001  # `wait` raises it
-            self._error = error
-        finally:
-            self.ended_at = time.monotonic()
-            self._ended.set()
-
-    async def wait(self) -> PendingPrompt:
-        """Wait for the end of the prompt's turn, and return the prompt. :raises Exception: the turn failed."""
-        await self._ended.wait()
-        if self._error is not None:
-            raise self._error
-        return self.prompt
+    def has_changed(self) -> bool:
+        """Return whether the names have changed since the last call."""
+        told, self._told = self._told, self.names
+        return told != self.names
 
 
 class SessionHost:
@@ -197,26 +171,20 @@ class SessionHost:
         session_view: SessionView | None = None,
     ) -> None:
         self.dependencies = dependencies
-        self.models: tuple[str, ...] = tuple(dependencies.models)
-        self._listing = anyio.Lock()
-        self._listed: ServerDependencies | None = None
-        """The settings for which the models of the endpoint were listed."""
-        """The names of the models to offer."""
+        self._offered = OfferedModels(dependencies)
         self.tasks = tasks
         self.is_lasting = is_lasting
         self.open: dict[str, HostSession] = {}
         self._closing: set[HostSession] = set()
-        self._prompts: dict[_PromptKey, PromptRun] = {}
         self.is_warm = False
         self.idle = IdleTimer(self.tidy)
+        self.prompts = RunningPrompts(tasks, self.idle)
         self._session_view = session_view
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._store: Store | None = None
         self._adapters: Adapters | None = None
         self._opening_store = asyncio.Lock()
-        self._known_directories: set[tuple[str | None, str]] = set()
-        self._has_checked_sandbox = False
-        self._has_recovered = False
+        self._first_use = FirstUse()
 
     async def store(self) -> Store:
         """Return the store. The first call opens it. :raises StoreError: the store cannot be used."""
@@ -225,6 +193,11 @@ class SessionHost:
                 self._store = await self.dependencies.open_store()
                 self._adapters = self.dependencies.adapters(self._store)
             return self._store
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the models to offer."""
+        return self._offered.names
 
     @property
     def adapters(self) -> Adapters:
@@ -258,30 +231,6 @@ class SessionHost:
         """Start the task of a session that was just opened."""
         self.open[hosted.session.id] = hosted
         self.tasks.start_soon(self._run, hosted)
-
-    def prompt_again(self, connection: ClientConnection, key: _PromptKey) -> PromptRun | None:
-        """Return the original prompt if a client repeats it after its connection broke. Return None if the prompt is
-        new.
-
-        From now on, the response to the original prompt goes to `connection`.
-        """
-        known = self._prompts.get(key) if key[0] else None
-        if known is None or known.connection is connection:
-            return None
-        known.connection = connection
-        return known
-
-    def run_prompt(self, run: PromptRun, key: _PromptKey) -> None:
-        """Run a submitted prompt. For `_KEEP_S` seconds after the end of the turn, the client that sent the prompt can
-        ask for the result again."""
-        self.tasks.start_soon(run.run, self.idle)
-        if key[0]:
-            now = time.monotonic()
-            ended = [each for each, old in self._prompts.items() if old.ended_at is not None]
-            for index, each in enumerate(ended):
-                if index < len(ended) - MAX_KEPT or now - (self._prompts[each].ended_at or now) > _KEEP_S:
-                    del self._prompts[each]
-            self._prompts[key] = run
 
     def close_when_idle(self, hosted: HostSession) -> None:
         """Close a session that no client has open, about `unattended_s` seconds after its work has ended. If a client
@@ -357,8 +306,7 @@ class SessionHost:
         # A running turn imports the packages for tool calls itself, while the model answers.
         if not any(hosted.session.busy for hosted in self.open.values()):
             await self.dependencies.import_for_calls()
-        await self.warn_about_sandbox()
-        await self.recover_changes()
+        await self.check_first_session()
         await self.list_models()
 
     def reload_settings(self) -> None:
@@ -367,7 +315,8 @@ class SessionHost:
         dependencies = self.dependencies.reload()
         if dependencies is not None:
             self.dependencies = dependencies
-            self._set_models(tuple(dependencies.models))
+            self._offered.names = tuple(dependencies.models)
+            self._tell_models()
             if self.is_warm:
                 self.tasks.start_soon(self.list_models)
 
@@ -389,51 +338,16 @@ class SessionHost:
     ) -> WorkspaceContents | None:
         """Return a description of the directory of `request`. Return None if the principal has already worked in this
         directory, or if this process has already described the directory for this principal."""
-        cwd = request.cwd
-        known = (principal, cwd)
-        if known in self._known_directories:
+        if self._first_use.is_known(request, principal):
             return None
-        self._known_directories.add(known)
-        paths = (cwd, await anyio.to_thread.run_sync(os.path.realpath, cwd))
-        if await store.is_known_directory(paths):
-            return None
-        workspace = self.dependencies.workspace(cwd, request.directories)
-        may_read = partial(may_attach, workspace=workspace, rules=self.adapters.settings().rules)
-        return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
+        workspace = self.dependencies.workspace(request.cwd, request.directories)
+        return await inspect_if_new(store, workspace, request, rules=self.adapters.settings().rules)
 
-    async def recover_changes(self) -> None:
-        """Complete or take back the changes of commands that a killed process was moving into a workspace, and say so
-        in the history of the session. This is done once per process, in the first session."""
+    async def check_first_session(self) -> None:
+        """See `FirstUse.check`."""
         hosted = next(iter(self.open.values()), None)
-        layers = None if hosted is None else hosted.session.workspace.layers
-        if hosted is None or layers is None or self._has_recovered:
-            return
-        self._has_recovered = True
-        for each in await layers.recover():
-            hosted.session.remark_later(notice_of_recovery(each))
-        await layers.prune(self._has_call)
-
-    async def _has_call(self, about: Mapping[str, str]) -> bool:
-        """Return whether the call of a change set is still stored."""
-        call = CallRef.parse(about.get("call", ""))
-        return call is None or self._store is None or await self._store.entry(call.assistant) is not None
-
-    async def warn_about_sandbox(self) -> None:
-        """Warn the user if commands are not confined. The warning is shown once per process, in the first session.
-
-        If the editor shows no notices, the warning becomes part of the session's history instead, but only in a new
-        session.
-        """
-        hosted = next(iter(self.open.values()), None)
-        if hosted is None or self._has_checked_sandbox:
-            return
-        self._has_checked_sandbox = True
-        is_new = hosted.session.branch.leaf is None
-        notice = notice_of_sandbox(await hosted.session.workspace.sandbox_status())
-        if notice is not None and hosted.clients.takes_notices:
-            await hosted.clients.publish(notice)
-        elif notice is not None and is_new:
-            hosted.session.remark_later(notice)
+        if hosted is not None:
+            await self._first_use.check(hosted.session, hosted.clients, self._store)
 
     async def _run(self, hosted: HostSession) -> None:
         use_trace_context({})  # the session outlives the request that opened it
@@ -457,20 +371,13 @@ class SessionHost:
             del self.open[hosted.session.id]
 
     async def list_models(self) -> None:
-        """Add the models that the endpoint lists to those that clients may choose. Once for each version of the
-        settings; later calls wait for the first one."""
-        async with self._listing:
-            if self._listed is self.dependencies:
-                return
-            dependencies = self.dependencies
-            more = await dependencies.more_models()
-            self._listed = dependencies
-        has_levels = any(hosted.session.thought_levels is not None for hosted in self.open.values())
-        self._set_models(tuple(dict.fromkeys([*self.models, *more])), has_levels=has_levels)
+        """Add the models that the endpoint lists to those that clients may choose."""
+        if await self._offered.list(self.dependencies):
+            has_levels = any(hosted.session.thought_levels is not None for hosted in self.open.values())
+            self._tell_models(has_levels=has_levels)
 
-    def _set_models(self, models: tuple[str, ...], *, has_levels: bool = False) -> None:
-        if models != self.models or has_levels:
-            self.models = models
+    def _tell_models(self, *, has_levels: bool = False) -> None:
+        if self._offered.has_changed() or has_levels:
             for hosted in self.open.values():
                 self.tasks.start_soon(hosted.clients.publish, OptionsChanged())
 
@@ -492,59 +399,3 @@ async def share_host(
             with anyio.move_on_after(_SHUT_DOWN_S, shield=True):
                 await host.close_all()
             tasks.cancel_scope.cancel()
-
-
-class IdleTimer:
-    """Calls `tidy` when no turn has run for `after_s` seconds. If a turn begins, cancels the scheduled or running
-    call.
-
-    The owner must run `run` as a task.
-    """
-
-    def __init__(self, tidy: Callable[[], Awaitable[None]], *, after_s: float = IDLE_S) -> None:
-        self._tidy = tidy
-        self._after_s = after_s
-        self._turns = 0
-        self._delay_s = 0.0
-        self._wanted = anyio.Event()
-        self._waiting = anyio.CancelScope()
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Return a context manager that must enclose each turn."""
-        self._turns += 1
-        self._waiting.cancel()
-        try:
-            yield
-        finally:
-            self._turns -= 1
-            self._schedule(self._after_s)
-
-    def tidy_soon(self) -> None:
-        """Tidy without delay if no turn is running, and otherwise after all running turns have ended."""
-        self._schedule(0.0)
-
-    def stop(self) -> None:
-        """Cancel a running or scheduled call of `tidy`, and prevent later calls. Must be called before the store is
-        closed."""
-        self._turns += 1
-        self._waiting.cancel()
-
-    async def run(self) -> None:
-        """Tidy at each scheduled time. Run until it is cancelled."""
-        while True:
-            await self._wanted.wait()
-            self._wanted = anyio.Event()
-            with anyio.CancelScope() as self._waiting:
-                await anyio.sleep(self._delay_s)
-                if self._turns:  # the end of the turn schedules the tidying again
-                    continue
-                try:
-                    await self._tidy()
-                except StoreError as error:
-                    logger.warning("Tidying failed: %s", error)
-
-    def _schedule(self, delay_s: float) -> None:
-        self._delay_s = delay_s
-        self._waiting.cancel()
-        self._wanted.set()

@@ -20,8 +20,9 @@ from crow.frontend.client import ClientConnection, RequestParams
 from crow.frontend.content import parts_from, without_repeated_prompts
 from crow.frontend.cursors import CURSOR_KEY, cursor_in
 from crow.frontend.endpoints import LOGGED_OUT_STATUS, set_provider
-from crow.frontend.host import PromptRun, SessionHost
+from crow.frontend.host import SessionHost
 from crow.frontend.missed import missed_since
+from crow.frontend.opening import SessionOpener
 from crow.frontend.options import mode_named, option_value
 from crow.frontend.params import (
     ClientCapabilities,
@@ -38,8 +39,10 @@ from crow.frontend.params import (
     session_metadata,
     wants_full_replay,
 )
+from crow.frontend.prompts import PromptRun
 from crow.frontend.requests import Method, Requests
 from crow.frontend.sessions import ClientSession, ClientSessions, iso_time
+from crow.frontend.stored import StoredSessions
 from crow.frontend.subagents import Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.frontend.updates import ViewLimits, usage_object
@@ -101,6 +104,8 @@ class Methods:
     ) -> None:
         self.host = host
         self.sessions = sessions
+        self.opener = SessionOpener(sessions)
+        self._stored = StoredSessions(sessions)
         self.requests = requests
         self._connection = connection
         self._tasks = tasks
@@ -216,17 +221,17 @@ class Methods:
         return {}
 
     async def _new(self, params: RequestParams) -> dict[str, Any]:
-        opened = await self.sessions.create(open_request_from(params), alias=session_alias(params))
-        return {"sessionId": opened.session.id, **self.sessions.introduce(opened)}
+        opened = await self.opener.create(open_request_from(params), alias=session_alias(params))
+        return {"sessionId": opened.session.id, **self.opener.introduce(opened)}
 
     async def _fork(self, params: RequestParams) -> dict[str, Any]:
         request, entry = open_request_from(params), fork_entry(params)
-        opened = await self.sessions.fork(params["sessionId"], request, entry=entry)
-        return {"sessionId": opened.session.id, **self.sessions.introduce(opened)}
+        opened = await self.opener.fork(params["sessionId"], request, entry=entry)
+        return {"sessionId": opened.session.id, **self.opener.introduce(opened)}
 
     async def _load(self, params: RequestParams) -> dict[str, Any]:
         async with self.loaded(params, open_request_from(params, may_be_missing=True)) as opened:
-            return self.sessions.introduce(opened)
+            return self.opener.introduce(opened)
 
     @asynccontextmanager
     async def loaded(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[ClientSession]:
@@ -235,25 +240,25 @@ class Methods:
         limits, session_id = ViewLimits(is_full=wants_full_replay(params)), params["sessionId"]
         with self.requests.loading(session_id, params.request_id) as load:
             store = await self.sessions.store()
-            async with self.sessions.reopened(session_id, request) as opened:
+            async with self.opener.reopened(session_id, request) as opened:
                 session = opened.session
                 family = Family(session_id=session.id) if self.sessions.caps.subagents else None
                 if family is not None:
-                    await opened.client.load_subagents(store, family, limits)
+                    await opened.client.subagents.load(store, family, limits)
                 history = load.watch(store.history(session.id, result_bytes=limits.result_bytes))
                 await opened.client.load(history, is_running=lambda: session.is_running, limits=limits, family=family)
                 yield opened
 
     async def _resume(self, params: RequestParams) -> dict[str, Any]:
         async with self.resumed(params, open_request_from(params, may_be_missing=True)) as opened:
-            return self.sessions.introduce(opened)
+            return self.opener.introduce(opened)
 
     @asynccontextmanager
     async def resumed(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[ClientSession]:
         """Open a stored session. If the request has a cursor, also sends the updates that the client missed after that
         cursor, except the prompts that the client has sent itself."""
         cursor, sent = cursor_in(params), sent_prompts(params)
-        async with self.sessions.reopened(params["sessionId"], request) as opened:
+        async with self.opener.reopened(params["sessionId"], request) as opened:
             if cursor is not None:
                 store, session = await self.sessions.store(), opened.session
                 await opened.client.resume(
@@ -291,29 +296,29 @@ class Methods:
 
     async def delete(self, params: RequestParams) -> dict[str, Any]:
         self.requests.cancel_loading(params["sessionId"])
-        await self.sessions.delete(params["sessionId"])
+        await self._stored.delete(params["sessionId"])
         self.host.idle.tidy_soon()
         return {}
 
     async def _archive(self, params: RequestParams) -> dict[str, Any]:
-        await self.sessions.archive(params["sessionId"])
+        await self._stored.archive(params["sessionId"])
         return {}
 
     async def _unarchive(self, params: RequestParams) -> dict[str, Any]:
-        await self.sessions.unarchive(params["sessionId"])
+        await self._stored.unarchive(params["sessionId"])
         return {}
 
     async def _status(self, params: RequestParams) -> dict[str, Any]:
-        return {"status": await self.sessions.status(params["sessionId"])}
+        return {"status": await self._stored.status(params["sessionId"])}
 
     async def _set_title(self, params: RequestParams) -> dict[str, Any]:
         title = new_title(params["title"])
-        await self.sessions.set_title(params["sessionId"], title)
+        await self._stored.set_title(params["sessionId"], title)
         return {"title": title}
 
     async def _prompt(self, params: RequestParams) -> dict[str, Any]:
         opened, run = await self.start_prompt(params)
-        run.prompt.on_joined = lambda known: opened.note_sent(known.message_id)
+        run.prompt.repeat.on_joined = lambda known: opened.note_sent(known.message_id)
         try:
             with self.requests.cancelled_by(params.request_id, partial(run.session.withdraw, run.prompt)):
                 prompt = await run.wait()
@@ -332,14 +337,14 @@ class Methods:
         # Over stdio, the prompt is submitted without any wait, so a cancellation sent right after it takes effect.
         opened = await self.writable(params["sessionId"])
         key = (self.sessions.requester.connection_id, opened.session.id, params.request_id)
-        run = self.host.prompt_again(self._connection, key)
+        run = self.host.prompts.again(self._connection, key)
         if run is None:
             session, metadata = opened.session, session_metadata(params)
             is_first = session.branch.prompt is None
             parts = without_repeated_prompts(parts_from(params.get("prompt")), is_first=is_first)
             prompt = session.submit(parts, metadata, prompt_name(params))
             run = PromptRun(session, prompt, self._connection)
-            self.host.run_prompt(run, key)
+            self.host.prompts.run(run, key)
         opened.note_sent(run.prompt.message_id)
         return opened, run
 
@@ -350,6 +355,16 @@ class Methods:
         opened = self.sessions.opened(session_id)
         self.sessions.refuse_watcher(session_id)
         return opened
+
+    @asynccontextmanager
+    async def _locked(self, session_id: str) -> AsyncIterator[ClientSession]:
+        """Yield an open session that this client may change, and keep it open during the block. :raises CrowError: see
+        `writable`."""
+        await self.sessions.require(session_id, "write")  # others must not notice whether the session is locked
+        async with self.host.lock(session_id):
+            opened = self.sessions.opened(session_id)
+            self.sessions.refuse_watcher(session_id)
+            yield opened
 
     async def _steer(self, params: RequestParams) -> dict[str, Any]:
         """Add a prompt to the running turn. Do not start a turn if none is running.
@@ -365,7 +380,7 @@ class Methods:
 
     async def _set_mode(self, params: RequestParams) -> dict[str, Any]:
         mode = mode_named(params["modeId"])
-        async with self.sessions.locked(params["sessionId"]) as opened:
+        async with self._locked(params["sessionId"]) as opened:
             await set_mode(opened.session.branch, mode)
             await opened.flushed()
         return {}
@@ -373,7 +388,7 @@ class Methods:
     async def set_config_option(self, params: RequestParams) -> dict[str, Any]:
         if params["configId"] == "model" and params["value"] not in self.host.models:
             await self.host.list_models()  # an editor may choose the model of an earlier session at once
-        async with self.sessions.locked(params["sessionId"]) as opened:
+        async with self._locked(params["sessionId"]) as opened:
             branch, option = opened.session.branch, params["configId"]
             value = option_value(option, params["value"], model=branch.row.model, models=self.host.models)
             match option:

@@ -23,11 +23,13 @@ logger = logging.getLogger(__name__)
 _MAX_WAITING_QUESTIONS = 16
 """The maximum number of questions from MCP servers that may wait while the user answers another question."""
 
+_LABEL_CHARS = 500
 _PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
     "allow_once": "allow_once",
     "allow_always": "allow_always",
     "allow_writes": "allow_always",
     "allow_below": "allow_always",
+    "allow_registries": "allow_always",
     "reject_once": "reject_once",
     "reject_always": "reject_always",
 }
@@ -147,12 +149,15 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
         labels["allow_writes"] = f"Always allow commands that can only change files here{network}"
     if always and question.below:
         labels["allow_below"] = f"Always keep what commands change below {title_line(question.below)}"
+    if always and question.registries:
+        labels["allow_registries"] = f"Always allow {title_line(question.registries, _LABEL_CHARS)}"
     options = [
         {"optionId": answer, "kind": kind, "name": labels[answer]}
         for answer, kind in _PERMISSION_KINDS.items()
         if answer in labels
     ]
-    status = "in_progress" if question.plan.changed else "pending"
+    is_running = bool(question.plan.changed) or question.plan.coverage.rule_tool == "network"
+    status = "in_progress" if is_running else "pending"
     params = {
         "sessionId": session_id,
         "toolCall": {"status": status} | call,

@@ -23,9 +23,9 @@ from crow.frontend.client import HISTORY, Outlet, RequestParams
 from crow.frontend.cursors import CURSOR_KEY, cursor_in
 from crow.frontend.errors import REQUEST_CANCELLED, request_error, turn_error
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, describe_member
-from crow.frontend.host import PromptRun
 from crow.frontend.methods import Methods, MethodTable, auth_methods
 from crow.frontend.params import ClientCapabilities, OpenRequest, open_request_from, session_alias
+from crow.frontend.prompts import PromptRun
 from crow.frontend.sessions import ClientSession
 from crow.frontend.updates import Update
 from crow.frontend.v2_updates import FINAL_STATUSES, Wording, commands, config_options, permission_params
@@ -289,7 +289,7 @@ class VersionTwo:
     def _introduction(self, opened: ClientSession) -> dict[str, Any]:
         """Return the response to a request that has opened a session. It has the commands, and the mode is only a
         config option."""
-        answer = self._sessions.introduce(opened)
+        answer = self._v1.opener.introduce(opened)
         offered = self._v1.host.commands(opened.session)
         self._translations[opened.session.id].known_commands = offered
         said = {"configOptions": config_options(answer["configOptions"]), "availableCommands": commands(offered)}
@@ -300,7 +300,7 @@ class VersionTwo:
         return await self._v1.authenticate(params)
 
     async def _new(self, params: RequestParams) -> dict[str, Any]:
-        opened = await self._sessions.create(_open_request_v2(params), alias=session_alias(params))
+        opened = await self._v1.opener.create(_open_request_v2(params), alias=session_alias(params))
         if opened.session.busy:  # the alias belongs to a session that is already open
             await self._translations[opened.session.id].show_state(opened.client.place())
         return {"sessionId": opened.session.id, **self._introduction(opened)}
@@ -388,7 +388,7 @@ class VersionTwo:
         text_in(params, "sessionId")
         opened, run = await self._v1.start_prompt(params)
         session, prompt = run.session, run.prompt
-        first = prompt.first or prompt
+        first = prompt.repeat.queued or prompt
         if opened.hosted.clients.has_begun(first) or session.branch.prompt_with(first.message_id) is not None:
             return {"messageId": first.message_id}
         translation = self._translations[opened.session.id]
@@ -398,7 +398,7 @@ class VersionTwo:
             opened.note_sent(known.message_id)
             translation.expect_first(message_id, known)
 
-        prompt.on_joined = join
+        prompt.repeat.on_joined = join
         self._v1.host.tasks.start_soon(self._follow, run, opened, inserted)
         with self._v1.requests.cancelled_by(params.request_id, lambda: withdraw(session, prompt)):
             return {"messageId": await inserted}
@@ -414,7 +414,7 @@ class VersionTwo:
                 logger.exception("session/prompt failed")
             problem = turn_error(error)
         await opened.flushed()
-        known = run.prompt.known
+        known = run.prompt.repeat.stored
         if known is not None and known.turn is not None and not inserted.done():
             inserted.set_result(known.message_id)
         if not inserted.done():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, assert_never
 
 from crow.agent.feed import Item, TurnBegan, TurnEnded, announcements
@@ -55,6 +56,32 @@ class Shown(NamedTuple):
     cursor: Cursor | None = None
 
 
+@dataclass(slots=True, kw_only=True)
+class _Place:
+    """The place in the log up to which a view has shown everything."""
+
+    entry: int
+    """The newest entry."""
+    pieces: int = 0
+    """How many updates of the next entry were shown, if that entry takes several."""
+    skipped: int = 0
+    """How many updates of the next entry the client got before it came back."""
+    closed: int = 0
+    """The newest entry that ended a message."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Growing:
+    """The message that is being shown."""
+
+    message: str = ""
+    """Its id. Empty if there is none."""
+    thought: int = 0
+    """How many characters of its thought were shown."""
+    text: int = 0
+    """How many characters of its text were shown."""
+
+
 class View:
     """What one client has been shown of a session.
 
@@ -86,10 +113,8 @@ class View:
         self._limits = limits or ViewLimits()
         self._family = family
         self._new_id = new_id
-        self._entry, self._pieces = entry, 0
-        self._skipped = 0
-        self._closed = 0  # the id of the newest entry that ended a message
-        self._message, self._thought, self._text = "", 0, 0
+        self._place = _Place(entry=entry)
+        self._growing = _Growing()
         self._calls: dict[CallRef, OpenCall] = {}
         self._over: dict[object, None] = {}
         self._order = self._answer = ""
@@ -114,9 +139,8 @@ class View:
         for call in cursor.calls:
             if call not in view._calls:  # a subagent made it
                 view._calls[call] = OpenCall(call, "", None, Announcement(title=call.call_id), is_announced=True)
-        view._entry, view._skipped = cursor.entry, cursor.pieces
-        view._pieces = cursor.pieces
-        view._message, view._thought, view._text = cursor.message, cursor.thought, cursor.text
+        view._place = _Place(entry=cursor.entry, pieces=cursor.pieces, skipped=cursor.pieces)
+        view._growing = _Growing(message=cursor.message, thought=cursor.thought, text=cursor.text)
         return view
 
     @property
@@ -124,18 +148,18 @@ class View:
         """The place up to which the client has been shown everything."""
         calls = {call: opened.terminal_chars for call, opened in self._calls.items() if opened.is_announced}
         return Cursor(
-            entry=self._entry,
-            pieces=self._pieces,
-            message=self._message,
-            thought=self._thought,
-            text=self._text,
+            entry=self._place.entry,
+            pieces=self._place.pieces,
+            message=self._growing.message,
+            thought=self._growing.thought,
+            text=self._growing.text,
             calls=calls,
         )
 
     @property
     def unfinished(self) -> str:
         """The id of the message of which the client has been shown a part."""
-        return self._message if self._thought or self._text else ""
+        return self._growing.message if self._growing.thought or self._growing.text else ""
 
     def knows(self, call: CallRef | None) -> bool:
         """Whether the call was announced here and has not ended."""
@@ -150,10 +174,10 @@ class View:
             case events.EntryStored(entry=entry):
                 self._store(entry, is_own=is_own)
             case events.TextShown(message_id=message_id, offset=offset, text=text, after=after):
-                if after is None or after >= self._closed:  # otherwise the message has ended
+                if after is None or after >= self._place.closed:  # otherwise the message has ended
                     self._grow(message_id, text, offset, "text")
             case events.ThoughtShown(message_id=message_id, offset=offset, text=text, after=after):
-                if after is None or after >= self._closed:
+                if after is None or after >= self._place.closed:
                     self._grow(message_id, text, offset, "thought")
             case events.CallAnnounced():
                 self._announce(item)
@@ -214,20 +238,20 @@ class View:
     def _emit_pieces(self, *updates: Update) -> None:
         """Add the updates of an entry whose kind is in `PIECEMEAL`, except those that the client got before it came
         back."""
-        skipped = self._skipped
+        skipped = self._place.skipped
         for update in updates[skipped:]:
-            self._pieces += 1
+            self._place.pieces += 1
             self._emit(update)
         if updates:
-            self._skipped = 0
+            self._place.skipped = 0
 
     def _pass(self, entry: Entry) -> None:
         """Move behind an entry whose updates have all been added."""
-        self._entry, self._pieces = max(self._entry, entry.id), 0
+        self._place.entry, self._place.pieces = max(self._place.entry, entry.id), 0
         if isinstance(entry.body, ENDS):
-            self._closed = entry.id
-        if self._message == getattr(entry.body, "message_id", None):
-            self._message, self._thought, self._text = "", 0, 0
+            self._place.closed = entry.id
+        if self._growing.message == getattr(entry.body, "message_id", None):
+            self._growing = _Growing()
         if self._shown and self._caps.cursors:
             self._shown[-1] = Shown(self._shown[-1].update, self.cursor)
 
@@ -262,7 +286,7 @@ class View:
     def _store(self, entry: Entry, *, is_own: bool) -> None:
         if not self.is_reading and entry.session != self.session_id:  # a subagent that has no session of its own
             self._show_stored(entry, is_own=False)
-        elif self.is_reading or entry.id > self._entry:
+        elif self.is_reading or entry.id > self._place.entry:
             self._show_stored(entry, is_own=is_own)
             self._pass(entry)
 
@@ -271,7 +295,7 @@ class View:
             case entries.User(parts=parts, message_id=message_id):
                 self._end_calls()
                 self._order = self._answer = ""
-                if not is_own or self._skipped:  # a part of it was shown by a load
+                if not is_own or self._place.skipped:  # a part of it was shown by a load
                     self._emit_pieces(*self._prompt(parts, message_id))
             case entries.Assistant() as answer:
                 self._end_calls()
@@ -291,7 +315,7 @@ class View:
                 self._emit_pieces(*self._remark(message_id, words))
             case entries.Command(text=text, answer=answer, message_id=message_id):
                 self._show_calls()
-                is_typed = is_own or message_id in self._over or message_id == self._message
+                is_typed = is_own or message_id in self._over or message_id == self._growing.message
                 typed = () if is_typed else command_updates(message_id, text)
                 shown = safe(limit_text(answer, self._limits.answer_bytes))
                 self._emit_pieces(*typed, *text_updates(message_id, shown))
@@ -302,7 +326,7 @@ class View:
                 self._end_calls()
                 if self.unfinished:
                     self._tell_lost(entry)
-                    self._message, self._thought, self._text = "", 0, 0
+                    self._growing = _Growing()
                 self.stop, self.detail = stop, detail
                 self._emit(*self._turn_end(entry), *self._answered(stop))
             case _:
@@ -315,11 +339,11 @@ class View:
         text = answer.text
         if self.is_reading and answer.finish == "interrupted":  # live, the end of the turn says it
             text = interrupted_text(answer) if text.strip() else INTERRUPTED
-        is_known = self._message == answer.message_id
+        is_known = self._growing.message == answer.message_id
         self._over.pop(answer.message_id, None)  # a damaged log may use an id twice
-        has_more_text = is_known and len(answer.text) < self._text != len(text)
+        has_more_text = is_known and len(answer.text) < self._growing.text != len(text)
         self._grow(answer.message_id, answer.thought, 0, "thought")
-        if has_more_text or (is_known and self._thought > len(answer.thought)):
+        if has_more_text or (is_known and self._growing.thought > len(answer.thought)):
             self._tell_lost(entry)
         else:
             self._grow(answer.message_id, text, 0, "text")
@@ -392,17 +416,17 @@ class View:
     def _grow(self, message_id: str, text: str, offset: int, kind: Literal["text", "thought"]) -> None:
         if message_id in self._over:
             return
-        if message_id != self._message:
-            self._message, self._thought, self._text = message_id, 0, 0
-        shown = self._text if kind == "text" else self._thought
+        if message_id != self._growing.message:
+            self._growing = _Growing(message=message_id)
+        shown = self._growing.text if kind == "text" else self._growing.thought
         if offset > shown:
             return  # the text before is missing; the stored answer will show the rest
         new = text[shown - offset :]
         for update in text_updates(message_id, new) if kind == "text" else thought_updates(message_id, new):
             if kind == "text":
-                self._text += len(update["content"]["text"])
+                self._growing.text += len(update["content"]["text"])
             else:
-                self._thought += len(update["content"]["text"])
+                self._growing.thought += len(update["content"]["text"])
             self._emit(update)
 
     # Calls.
@@ -518,7 +542,7 @@ class View:
         if item.typed is not None and item.message_id not in self._over:
             if not is_own:
                 self._emit_pieces(*command_updates(item.message_id, item.typed))
-            self._message, self._thought, self._text, self._pieces = item.message_id, 0, 0, 0
+            self._growing, self._place.pieces = _Growing(message=item.message_id), 0
             self._end_here(item.message_id)
         if not is_own:
             self._emit(turn_state_update({"state": "running"}))

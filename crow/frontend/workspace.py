@@ -21,6 +21,7 @@ from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, FileStat, OnOutput, SandboxStatus, Workspace
 from crow.tools.layers import Layer
+from crow.tools.network import CommandNetwork
 
 _SILENCE_S = 2.0
 """While the editor has not responded to a write request, crow checks the file on disk each time this many seconds have
@@ -190,12 +191,19 @@ class EditorWorkspace(_DiskBackedWorkspace):
         on_output: OnOutput,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
         layer: Layer | None = None,
+        network: CommandNetwork | None = None,
     ) -> tuple[int | None, str]:
         """See :class:`crow.tools.Workspace`."""
         if self._in_terminals and layer is None:
             return await self._terminals.run(command, cwd=str(self.cwd), timeout_s=timeout_s, on_output=on_output)
         return await self.disk.run(
-            command, access=access, timeout_s=timeout_s, on_output=on_output, excluded=excluded, layer=layer
+            command,
+            access=access,
+            timeout_s=timeout_s,
+            on_output=on_output,
+            excluded=excluded,
+            layer=layer,
+            network=network,
         )
 
     @property
@@ -354,11 +362,18 @@ class SharedWorkspace(_DiskBackedWorkspace):
         on_output: OnOutput,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
         layer: Layer | None = None,
+        network: CommandNetwork | None = None,
     ) -> tuple[int | None, str]:
         """See :class:`crow.tools.Workspace`. If a command was allowed in the editor's terminal but cannot run there,
         `disk` does not run the command instead."""
         return await self._current.run(
-            command, access=access, timeout_s=timeout_s, on_output=on_output, excluded=excluded, layer=layer
+            command,
+            access=access,
+            timeout_s=timeout_s,
+            on_output=on_output,
+            excluded=excluded,
+            layer=layer,
+            network=network,
         )
 
     @property

@@ -1,0 +1,94 @@
+"""What crow does once: in each process, and in each directory that is new to its user."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+
+import anyio.to_thread
+
+from crow.agent.permissions.rules import PermissionRule, may_attach
+from crow.agent.sessions.session import Session
+from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_recovery, notice_of_sandbox
+from crow.domain.entries import CallRef
+from crow.domain.errors import NoSuchSession
+from crow.frontend.clients import SessionClients
+from crow.frontend.params import OpenRequest
+from crow.store import Store
+from crow.tools import Workspace
+
+
+class FirstUse:
+    """Remembers what was already done in this process."""
+
+    def __init__(self) -> None:
+        self._known_directories: set[tuple[str | None, str]] = set()
+        self._has_checked_sandbox = False
+        self._has_recovered = False
+
+    def is_known(self, request: OpenRequest, principal: str | None) -> bool:
+        """Return whether this was already called for the same directory and principal."""
+        known = (principal, request.cwd)
+        is_known = known in self._known_directories
+        self._known_directories.add(known)
+        return is_known
+
+    async def check(self, session: Session, clients: SessionClients, store: Store | None) -> None:
+        """Warn the user if commands are not confined, and settle the changes of commands that a killed process was
+        keeping. Only the first session of a process does this."""
+        await self._warn_about_sandbox(session, clients)
+        await self._recover_changes(session, store)
+
+    async def _warn_about_sandbox(self, session: Session, clients: SessionClients) -> None:
+        """Warn the user if commands are not confined.
+
+        If the editor shows no notices, the warning becomes part of the session's history instead, but only in a new
+        session.
+        """
+        if self._has_checked_sandbox:
+            return
+        self._has_checked_sandbox = True
+        is_new = session.branch.leaf is None
+        notice = notice_of_sandbox(await session.workspace.sandbox_status())
+        if notice is not None and clients.takes_notices:
+            await clients.publish(notice)
+        elif notice is not None and is_new:
+            session.remark_later(notice)
+
+    async def _recover_changes(self, session: Session, store: Store | None) -> None:
+        """Complete or take back the changes of commands that a killed process was moving into a workspace, and say so
+        in the history of the session."""
+        layers = session.workspace.layers
+        if layers is None or self._has_recovered:
+            return
+        self._has_recovered = True
+        for each in await layers.recover():
+            session.remark_later(notice_of_recovery(each))
+
+        async def has_call(about: Mapping[str, str]) -> bool:
+            """Return whether the call of a change set is still stored."""
+            call = CallRef.parse(about.get("call", ""))
+            return call is None or store is None or await store.entry(call.assistant) is not None
+
+        async def has_session(session_id: str) -> bool:
+            """Return whether a session is still stored."""
+            try:
+                return store is None or (await store.session(session_id)).id == session_id
+            except NoSuchSession:
+                return False
+
+        await layers.prune(has_call)
+        await layers.prune_children(has_session)
+
+
+async def inspect_if_new(
+    store: Store, workspace: Workspace, request: OpenRequest, *, rules: tuple[PermissionRule, ...]
+) -> WorkspaceContents | None:
+    """Return a description of the directory of `request`. Return None if the user has already worked there."""
+    cwd = request.cwd
+    paths = (cwd, await anyio.to_thread.run_sync(os.path.realpath, cwd))
+    if await store.is_known_directory(paths):
+        return None
+    may_read = partial(may_attach, workspace=workspace, rules=rules)
+    return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)

@@ -1,0 +1,396 @@
+"""Opens sessions for one connection: new ones, forks, and those that are stored or already open."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from crow.agent import new_session_id
+from crow.agent.history.interrupted import take_back_at_open
+from crow.agent.history.options import option_changes, options_at, usable_options
+from crow.agent.permissions.rules import bind_rules
+from crow.agent.sessions.session import Session
+from crow.agent.subagents.kinds import changes_of_own
+from crow.agent.workspace import WorkspaceContents, notice_of_workspace
+from crow.domain.entries import NewEntry, Note
+from crow.domain.errors import ArgumentError, CrowError, LeafMoved, SessionBusy, StoreUnavailable
+from crow.domain.events import NoticeShown
+from crow.domain.text import title_line
+from crow.frontend.clients import SessionClients
+from crow.frontend.cursors import CURSOR_KEY
+from crow.frontend.following import HostedFollower, draft_of
+from crow.frontend.host import HostSession
+from crow.frontend.options import mode_state
+from crow.frontend.params import OpenRequest
+from crow.frontend.sessions import ClientSession, ClientSessions, iso_time
+from crow.frontend.updates import usage_update
+from crow.frontend.workspace import SharedWorkspace
+from crow.store import NewSession, SessionChanges, Store, Tail, node_of
+from crow.store.codec import changed_config, merged_metadata
+from crow.store.watching import Draft
+from crow.tools.servers import merge_servers
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What the host needs to start a session."""
+
+    tail: Tail
+    """The session as it is stored, with its newest entries."""
+    request: OpenRequest
+    """The request that opens the session."""
+    contents: WorkspaceContents | None = None
+    """Describes the session's directory, if the user has not worked there before."""
+    draft: Draft | None = None
+    """The unfinished answer, if another process runs a turn of the session."""
+
+
+class SessionOpener:
+    """Opens sessions for one connection.
+
+    A stored session is opened in one of three ways. If it is not open in this process, it is *started*. If it is open,
+    this connection *joins* it, or it is *restarted* so that the request takes effect. All of that happens under the
+    session's lock. A prompt needs no lock, so it may arrive meanwhile.
+    """
+
+    def __init__(self, sessions: ClientSessions) -> None:
+        self._sessions = sessions
+        self._host = sessions.host
+
+    async def create(self, request: OpenRequest, *, alias: str | None = None) -> ClientSession:
+        """Create and opens a session. If a session already has the alias, opens that session instead."""
+        self._sessions.requester.check(request)
+        store = await self._sessions.store()
+        row = None if alias is None else await store.session_by_alias(alias)
+        if row is None:
+            contents = await self._inspect_if_new(store, request)
+            new = NewSession(
+                id=new_session_id(),
+                cwd=request.cwd,
+                model=request.model or self._host.dependencies.model,
+                mode=self._host.dependencies.mode,
+                additional_directories=request.directories,
+                alias=alias,
+                config=changed_config({}, request.config),
+                metadata=merged_metadata({}, request.metadata),
+            )
+            try:
+                tail = Tail(row=await store.create_session(new), entries=())
+                return self._start(Start(tail=tail, request=request, contents=contents))
+            except ArgumentError:  # another process may have just created a session with this alias
+                row = None if alias is None else await store.session_by_alias(alias)
+                if row is None:
+                    raise
+        async with self.reopened(row.id, request) as opened:
+            return opened
+
+    async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> ClientSession:
+        """Create and opens a session that continues another session from `entry`. If `entry` is None, continues from
+        the last entry."""
+        self._sessions.requester.check(request)
+        store = await self._sessions.store()
+        await self._sessions.require(session_id, "read")  # others must not notice whether the session is open or locked
+        self._host.refuse_if_running(session_id)
+        contents = await self._inspect_if_new(store, request)
+        async with self._host.lock(session_id):
+            row = await store.fork_session(
+                session_id,
+                new_session_id(),
+                entry=entry,
+                cwd=request.cwd,
+                additional_directories=request.directories,
+                metadata=request.metadata,
+            )
+            if entry is not None:
+                original = await store.session(session_id)
+                options = usable_options(await options_at(store, original, original.leaf, entry), self._host.models)
+                if options:
+                    row = await store.update_session(row.id, option_changes(options))
+            config = {**changes_of_own(row.config), **request.config}
+            if changed_config(row.config, config) != row.config:
+                await store.update_session(row.id, SessionChanges(config=config))
+        return self._start(Start(tail=await store.open_session(row.id), request=request, contents=contents))
+
+    @asynccontextmanager
+    async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[ClientSession]:
+        """Open a stored session for the block. If the block fails and this connection had not opened the session
+        before, the connection leaves it again; an editor's session on stdio is closed then."""
+        self._sessions.requester.check(request)
+        store, host = await self._sessions.store(), self._host
+        await self._sessions.require(session_id, "read")
+        async with host.lock(session_id):
+            host.refuse_if_running(session_id)
+            if request.missing:
+                await self._check_missing(store, session_id, request)
+            hosted = await self._caught_up(store, session_id)
+            access = await self._sessions.access(session_id)
+            if access != "own":  # only the owner can move a session or give it servers
+                row = await store.session(session_id)
+                request = replace(request, cwd=row.cwd, directories=row.additional_directories, servers=())
+            is_watcher = request.is_watcher or access == "read"
+            if not is_watcher:
+                await self._apply(store, hosted, session_id, request)
+            async with await self._opened_way(store, session_id, hosted, request, is_watcher=is_watcher) as opened:
+                yield opened
+                await self._warn_about_files(opened)
+
+    async def _opened_way(
+        self, store: Store, session_id: str, hosted: HostSession | None, request: OpenRequest, *, is_watcher: bool
+    ) -> AbstractAsyncContextManager[ClientSession]:
+        """Choose how the session is opened."""
+        if hosted is not None and self._may_join(hosted, request, is_watcher=is_watcher):
+            return self._joined(hosted, request, is_watcher=is_watcher)
+        start = await self._prepare(store, session_id, request, is_watcher=is_watcher)
+        if hosted is None:
+            return self._started(start, is_watcher=is_watcher)
+        if self._may_join(hosted, request, is_watcher=is_watcher):  # a prompt may have arrived meanwhile
+            return self._joined(hosted, request, is_watcher=is_watcher)
+        return self._restarted(start, hosted, is_watcher=is_watcher)
+
+    @asynccontextmanager
+    async def _started(self, start: Start, *, is_watcher: bool) -> AsyncIterator[ClientSession]:
+        """Start a session that is not open in the host. Closed again if the block fails."""
+        # Start the session before the next await: the next request may already be a prompt for this session.
+        was_known = self._sessions.find(start.tail.row.id) is not None
+        opened = self._start(start, is_watcher=is_watcher)
+        async with self._left_on_failure(opened, was_known=was_known):
+            yield opened
+
+    @asynccontextmanager
+    async def _restarted(self, start: Start, before: HostSession, *, is_watcher: bool) -> AsyncIterator[ClientSession]:
+        """Start a session again, in place of `before`."""
+        was_known = self._sessions.find(start.tail.row.id) is not None
+        opened = self._start(start, is_watcher=is_watcher)
+        with anyio.CancelScope(shield=True):
+            await self._host.close(before)
+        async with self._left_on_failure(opened, was_known=was_known):
+            yield opened
+
+    @asynccontextmanager
+    async def _joined(
+        self, hosted: HostSession, request: OpenRequest, *, is_watcher: bool
+    ) -> AsyncIterator[ClientSession]:
+        """Add this connection to a session that is open in the host and stays as it is."""
+        known = self._sessions.find(hosted.session.id)
+        opened = known if known is not None else self._sessions.attach(hosted, is_watcher=is_watcher)
+        opened.client.hold()
+        try:
+            yield opened
+            self._warn_about_cwd(opened, request)
+        except BaseException:
+            if known is None:
+                self._sessions.detach(opened)
+            else:
+                known.client.open()
+            raise
+
+    @asynccontextmanager
+    async def _left_on_failure(self, opened: ClientSession, *, was_known: bool) -> AsyncIterator[None]:
+        """If the block fails, leave a session that was just started. `was_known` means that this connection had
+        opened the session before."""
+        try:
+            yield
+        except BaseException:
+            if was_known:
+                opened.client.open()  # the client already knows the session and may get updates
+            else:
+                self._sessions.detach(opened)
+                if not self._host.is_lasting:
+                    self._host.tasks.start_soon(self._host.close, opened.hosted)
+            raise
+
+    async def _caught_up(self, store: Store, session_id: str) -> HostSession | None:
+        """Return the session if it is open in this process, with everything that can be stored and read now. Wait for
+        a session that is being closed.
+
+        :raises NoSuchSession: the session was deleted, or this connection may not see it.
+        """
+        hosted = self._host.open.get(session_id)
+        if hosted is not None and hosted.session.closing:
+            await hosted.closed.wait()
+            hosted = self._host.open.get(session_id)
+        if hosted is not None:
+            await hosted.session.settle()
+            if self._host.is_lasting:
+                row = await store.session(session_id)
+                if hosted.follower is not None:  # the client may have been sent more by another process
+                    await hosted.follower.catch_up(row)
+        return hosted
+
+    def _may_join(self, hosted: HostSession, request: OpenRequest, *, is_watcher: bool) -> bool:
+        """Return whether an open session stays as it is: it is busy, or it has a result that could not be stored yet.
+
+        On a lasting host, it also stays if this client only watches it, if other clients use it, or if it already has
+        everything that the request asks for. For an editor on stdio, nothing follows other processes, so an idle
+        session is read again from the store.
+        """
+        session = hosted.session
+        is_kept = is_watcher or hosted.is_watched_without(self._sessions.origin) or hosted.satisfies(request)
+        return (self._host.is_lasting and is_kept) or session.busy or session.owes
+
+    async def _prepare(self, store: Store, session_id: str, request: OpenRequest, *, is_watcher: bool) -> Start:
+        """Read everything that `_started` needs, and stores what the request changes."""
+        contents = None
+        if is_watcher:
+            tail = await (await self._host.store()).open_session(session_id)
+            request = OpenRequest(cwd=tail.row.cwd, directories=tail.row.additional_directories, servers=())
+        else:
+            contents = await self._inspect_if_new(store, request)
+            tail = await self._update(store, await store.open_session(session_id), request)
+            node = self._host.adapters.node
+            if not node or node_of(tail.row) == node:
+                place = partial(self._host.dependencies.workspace, request.cwd, request.directories)
+                tail = await take_back_at_open(self._host.adapters_for(tail.row).store, tail, place)
+        draft = await draft_of(self._host.adapters_for(tail.row).store, tail) if self._host.is_lasting else None
+        return Start(tail=tail, request=request, contents=contents, draft=draft)
+
+    async def _check_missing(self, store: Store, session_id: str, request: OpenRequest) -> None:
+        """Check a request whose directory does not exist here. The request is valid only if the session's files are on
+        another machine, and if the request does not change the session's directories. :raises ArgumentError: the
+        request is not valid."""
+        row = await store.session(session_id)
+        is_elsewhere = node_of(row) not in ("", self._host.adapters.node) and self._host.adapters.node
+        if not is_elsewhere or (row.cwd, row.additional_directories) != (request.cwd, request.directories):
+            raise ArgumentError(request.missing)
+
+    async def _inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
+        """See `SessionHost.inspect_if_new`."""
+        return await self._host.inspect_if_new(store, request, principal=self._sessions.principal)
+
+    async def _apply(self, store: Store, hosted: HostSession | None, session_id: str, request: OpenRequest) -> None:
+        """Store the metadata in `request`. If the session is open, also stores the configuration in `request`."""
+        if request.metadata:
+            if hosted is None:
+                await store.merge_metadata(session_id, request.metadata)
+            else:
+                await hosted.session.branch.merge_metadata(request.metadata)
+        if hosted is not None:
+            known = hosted.session.branch.row.config
+            if changed_config(known, request.config) != known:
+                await hosted.session.branch.change(SessionChanges(config=request.config))
+
+    async def _update(self, store: Store, tail: Tail, request: OpenRequest) -> Tail:
+        """Store the directories, model and configuration of `request`, and return the changed session.
+
+        A change of the model is also stored as an entry.
+
+        If the database cannot be written, the new directories and the new model are not stored, but the returned
+        session has them.
+
+        :raises StoreUnavailable: the configuration cannot be stored.
+        """
+        row = tail.row
+        config = {**({} if row.parent_id is None else changes_of_own(row.config)), **request.config}
+        if changed_config(row.config, config) != row.config:
+            row = await store.update_session(row.id, SessionChanges(config=config))
+            tail = replace(tail, row=row)
+        cwd, directories = request.cwd, request.directories
+        model = request.model or row.model or self._host.dependencies.model
+        if (row.cwd, row.additional_directories, row.model) == (cwd, directories, model):
+            return tail
+        rules = bind_rules(row.permissions, row.cwd) if cwd != row.cwd else row.permissions
+        changes = SessionChanges(model=model)
+        if (row.cwd, row.additional_directories) != (cwd, directories):
+            changes |= SessionChanges(cwd=cwd, additional_directories=directories, permissions=rules)
+        try:
+            if row.model not in ("", model) and tail.entries:
+                with suppress(LeafMoved, SessionBusy):
+                    note = NewEntry(body=Note(about="model", value=model, previous=row.model))
+                    turn = tail.entries[-1].turn
+                    stored = await store.append(row.id, leaf=row.leaf, turn=turn, entries=[note], changes=changes)
+                    return replace(tail, row=await store.session(row.id), entries=(*tail.entries, *stored))
+            return replace(tail, row=await store.update_session(row.id, changes))
+        except StoreUnavailable as error:
+            logger.warning("The directory %s of session %s could not be stored: %s", cwd, row.id, error)
+            row = replace(row, cwd=cwd, additional_directories=directories, model=model, permissions=rules)
+            return replace(tail, row=row)
+
+    def _start(self, start: Start, *, is_watcher: bool = False) -> ClientSession:
+        """Start a session in the host and opens it on this connection. The method contains no await, so no other
+        request can run in between."""
+        tail, request, contents = start.tail, start.request, start.contents
+        host, row, dependencies = self._host, tail.row, self._host.dependencies
+        disk = dependencies.workspace(row.cwd, row.additional_directories)
+        servers = merge_servers(dependencies.servers, request.servers)
+        workspace = SharedWorkspace(disk)
+        clients = SessionClients(row.id, host.tasks, workspace, wait_s=dependencies.user_timeout_s)
+        session = Session(host.adapters_for(row), clients, workspace, servers, tail)
+        session.listener = clients
+        clients.follow(session)
+        follower = None
+        if host.is_lasting and session.conversation.adapters.store.notifies:
+            session.conversation.follower = follower = HostedFollower(session, clients)
+            follower.begin(tail, start.draft)
+        hosted = HostSession(session=session, clients=clients, request=request, follower=follower)
+        opened = self._sessions.attach(hosted, contents=contents, is_watcher=is_watcher)
+        workspace.use(opened.attachment.editor)
+        if contents is not None and contents.concerns_agents and not self._sessions.caps.notices:
+            session.remark_later(notice_of_workspace(contents))
+        host.run(hosted)
+        return opened
+
+    def introduce(self, opened: ClientSession) -> dict[str, Any]:
+        """Return the modes and config options of a session, for the response to the request that has just opened it.
+
+        Right after that response has been sent, sends the session's commands, usage and title, and then all other
+        updates.
+        """
+        self._sessions.after_response(self._introduce, opened)
+        session = opened.session
+        meta: dict[str, Any] = {}
+        if self._sessions.caps.cursors:
+            meta[CURSOR_KEY] = str(opened.client.view.cursor)
+        if self._host.is_lasting:
+            meta["acp/turnState"] = opened.hosted.clients.last_turn
+        answer = {"modes": mode_state(session.branch.row.mode), "configOptions": self._sessions.options(session)}
+        return answer | ({"_meta": meta} if meta else {})
+
+    async def _introduce(self, opened: ClientSession) -> None:
+        client, session = opened.client, opened.session
+        commands = self._host.commands(session)
+        await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
+        try:
+            await client.send(usage_update(await session.conversation.measured()))
+        except CrowError as error:
+            logger.warning("The context could not be measured: %s", error)
+        row = session.branch.row
+        if row.title is not None:
+            title = {"title": title_line(row.title), "updatedAt": iso_time(row.updated_ms)}
+            await client.send({"sessionUpdate": "session_info_update", **title})
+        await client.subagents.tell()
+        await client.join()
+        if opened.contents is not None and opened.contents.concerns_agents and client.takes_notices:
+            await client.show(notice_of_workspace(opened.contents))
+        client.open()
+        if self._host.is_warm:
+            session.warm()
+            await self._host.check_first_session()
+
+    def _warn_about_cwd(self, live: ClientSession, request: OpenRequest) -> None:
+        """Warn the user if the request asks for another directory but the session is busy and cannot move now. Send
+        the warning after the response."""
+        cwd = live.session.branch.row.cwd
+        if request.cwd != cwd and live.session.busy:
+            title = (
+                f"A turn of this session is running in {cwd} and continues there. To work in {request.cwd}, load the "
+                "session again after the turn."
+            )
+            notice = NoticeShown(severity="warning", title=title)
+            self._sessions.after_response(live.client.show, notice)
+
+    async def _warn_about_files(self, opened: ClientSession) -> None:
+        """Warn the user if the session's files are on another machine and the session can only be read here. Send the
+        warning after the response."""
+        problem = await opened.session.conversation.files_elsewhere()
+        if problem is not None:
+            notice = NoticeShown(severity="warning", title=str(problem))
+            self._sessions.after_response(opened.client.show, notice)

@@ -1,0 +1,92 @@
+"""The prompts that run in this process, and their results for clients that ask again."""
+
+from __future__ import annotations
+
+import time
+from typing import TypeAlias
+
+import anyio
+import anyio.abc
+
+from crow.agent.sessions.pending import PendingPrompt
+from crow.agent.sessions.session import Session
+from crow.frontend.client import ClientConnection
+from crow.frontend.frames import RequestId
+from crow.frontend.idle import IdleTimer
+
+_KEEP_S = 600.0
+"""The result of a prompt is kept for this many seconds, so that a client whose connection broke can still get it."""
+
+MAX_KEPT = 1_000
+"""At most this many results of prompts are kept. If there are more when a prompt starts, crow drops the oldest
+results."""
+
+PromptKey: TypeAlias = tuple[str, str, RequestId]
+"""What identifies a prompt request: the connection id of its client, the id of its session, and the id of the
+request."""
+
+
+class PromptRun:
+    """A prompt whose turn runs to its end even if the connection that sent the prompt breaks.
+
+    `connection` is the connection that now waits for the response.
+    """
+
+    def __init__(self, session: Session, prompt: PendingPrompt, connection: ClientConnection) -> None:
+        self.session = session
+        self.prompt = prompt
+        self.connection = connection
+        self.ended_at: float | None = None
+        self._ended = anyio.Event()
+        self._error: Exception | None = None
+
+    async def run(self, idle: IdleTimer) -> None:
+        """Wait for the end of the prompt's turn."""
+        try:
+            with idle.turn():
+                await self.session.answer(self.prompt)
+        except Exception as error:  # noqa: BLE001  # `wait` raises it
+            self._error = error
+        finally:
+            self.ended_at = time.monotonic()
+            self._ended.set()
+
+    async def wait(self) -> PendingPrompt:
+        """Wait for the end of the prompt's turn, and return the prompt. :raises Exception: the turn failed."""
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        return self.prompt
+
+
+class RunningPrompts:
+    """The prompts that run or have ended a short time ago. Each runs as a task in `tasks`."""
+
+    def __init__(self, tasks: anyio.abc.TaskGroup, idle: IdleTimer) -> None:
+        self._tasks = tasks
+        self._idle = idle
+        self._runs: dict[PromptKey, PromptRun] = {}
+
+    def again(self, connection: ClientConnection, key: PromptKey) -> PromptRun | None:
+        """Return the original prompt if a client repeats it after its connection broke. Return None if the prompt is
+        new.
+
+        From now on, the response to the original prompt goes to `connection`.
+        """
+        known = self._runs.get(key) if key[0] else None
+        if known is None or known.connection is connection:
+            return None
+        known.connection = connection
+        return known
+
+    def run(self, run: PromptRun, key: PromptKey) -> None:
+        """Run a submitted prompt. For `_KEEP_S` seconds after the end of the turn, the client that sent the prompt can
+        ask for the result again."""
+        self._tasks.start_soon(run.run, self._idle)
+        if key[0]:
+            now = time.monotonic()
+            ended = [each for each, old in self._runs.items() if old.ended_at is not None]
+            for index, each in enumerate(ended):
+                if index < len(ended) - MAX_KEPT or now - (self._runs[each].ended_at or now) > _KEEP_S:
+                    del self._runs[each]
+            self._runs[key] = run
