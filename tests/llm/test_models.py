@@ -16,7 +16,7 @@ from crow.llm.client import EndpointClient
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint
 from crow.llm.models import Offered, read_listing
-from tests.llm.test_chat_completions import ASK, Memory, ask, asking, failure_of, refusals
+from tests.llm.chat.test_chat_completions import ASK, Memory, ask, asking, failure_of, refusals
 from tests.support.fake_endpoint import FakeEndpoint, Gate, Reply, body, chunk, sse, text, usage
 
 

@@ -17,7 +17,7 @@ from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint
 from crow.llm.errors import parse_error_response, refuses_wire
 from crow.llm.facts import describe_facts
-from tests.llm.test_chat_completions import ASK, Memory, Waits, failure_of, refusals
+from tests.llm.chat.test_chat_completions import ASK, Memory, Waits, failure_of, refusals
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, failing, sse, text
 
 TOOL = ToolSpec(name="shell", description="Run.", input_schema={"type": "object"})

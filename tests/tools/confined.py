@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import os
 import shutil
@@ -27,7 +26,6 @@ from crow.tools.sandbox.policy import SandboxOptions
 from crow.tools.workspace import DiskWorkspace
 
 NOBODY = 65_534
-PR_SET_CHILD_SUBREAPER = 36
 USERS = ("root", "nobody") if os.geteuid() == 0 else ("user",)
 INTERPRETER = (sys.prefix, sys.base_prefix)
 """Where the tests' own Python is, for commands that use it."""
@@ -120,12 +118,8 @@ async def guarded(scenario: Callable[[Place], Awaitable[Any]], needs: str, place
         return {"no sandbox": choice.problem}
     if not choice.sandbox.name.startswith(needs):
         return {"no sandbox": f"needs {needs}; {choice.sandbox.name} confines commands here"}
-    try:
-        async with orphans_ended():  # as in crow itself
-            return await scenario(place)
-    finally:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    async with orphans_ended():  # as in crow itself
+        return await scenario(place)
 
 
 def in_child(scenario: Callable[[Place], Coroutine[Any, Any, Any]], place: Place) -> Any:

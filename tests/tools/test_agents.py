@@ -87,6 +87,7 @@ def test_tools_are_a_list_in_any_usual_form(tmp_path: Path, written: str, names:
         ("description: x\ntools: []", "its tools contain 0 names; expected 1 to 100, or no line `tools`"),
         ("description: x\ntools: a$b", "its tools contain a$b, which is not the name of a tool"),
         ("description: x\nmode: yolo", "its mode is yolo; expected one of plan, ask, accept-edits, auto"),
+        ("description: x\nisolated: maybe", "its isolated is maybe; expected true or false"),
         (f"description: x\nmodel: {'m' * 300}", "the name of its model is too long"),
     ],
 )
@@ -95,6 +96,12 @@ def test_a_broken_file_is_found_with_its_problem(tmp_path: Path, head: str, prob
     assert kind.problem == problem
     with pytest.raises(ArgumentError, match="cannot be used"):
         prompt_of(kind, read_agent(kind)[0])
+
+
+@pytest.mark.parametrize(("written", "isolated"), [("true", True), ("false", False)])
+def test_a_kind_may_work_in_a_layer_of_its_own(tmp_path: Path, written: str, isolated: bool) -> None:
+    kind = kind_of(tmp_path, f"description: x\nisolated: {written}")
+    assert (kind.problem, kind.isolated) == ("", isolated)
 
 
 def test_a_file_without_a_prompt_or_too_large_is_not_used(tmp_path: Path) -> None:

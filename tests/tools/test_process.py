@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from tests.tools.conftest import SERVERS, pids_in, runs, stdio, until_gone
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to a chosen process")
 
 STRAY = f"{sys.executable} -I -S {SERVERS / 'stray.py'}"
-PR_SET_CHILD_SUBREAPER = 36
 AGAIN = SERVERS / "again.sh"
 
 
@@ -33,7 +31,6 @@ async def orphans() -> AsyncIterator[None]:
     """Orphans of the test become children of this process and are ended with the test."""
     async with orphans_ended():
         yield
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 @pytest.fixture
@@ -184,7 +181,6 @@ async def test_children_for_which_crow_waits_are_left_to_it() -> None:
     Process.not_reaped.discard(waited_for.pid)
     assert not Path(f"/proc/{orphan.pid}").exists()  # noqa: ASYNC240
     orphan.wait()
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 async def ended_child() -> subprocess.Popen[bytes]:

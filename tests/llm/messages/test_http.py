@@ -38,8 +38,8 @@ from crow.llm.client import EndpointClient
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint
 from crow.llm.facts import learned_refusals
+from tests.llm.chat.test_chat_completions import Memory, Waits
 from tests.llm.messages.streams import sse
-from tests.llm.test_chat_completions import Memory, Waits
 from tests.support.fake_endpoint import CUT, Recorded, Reply, body
 from tests.support.messages_endpoint import MessagesEndpoint, says
 

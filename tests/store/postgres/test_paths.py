@@ -14,6 +14,7 @@ import pytest
 from crow.domain.entries import Entry, ToolResult
 from crow.store import Store
 from crow.store.postgres import paths
+from crow.store.postgres.paths import load_tail, path_ids, select_excerpts
 from crow.store.postgres.store import PostgresStore
 from tests.store.scenes import add, begin, converse, history, ids, new_session, result
 from tests.support.postgres import new_database
@@ -107,6 +108,29 @@ async def test_results_with_the_same_text_have_the_same_excerpt(store: PostgresS
     assert [text[0] + text[-1] for text in found] == ["st", "aa", "bb", "aa"]
     assert max(map(len, found)) < 2_000
     assert found[1].replace("call_1_1", "call_1_3") == found[3]
+
+
+async def test_opening_and_reading_a_session_asks_the_server_for_no_types(url: str) -> None:
+    """On each new connection, asyncpg looks up every type that it does not know. That takes as long as a load."""
+    store = await PostgresStore.open(url)
+    try:
+        await store.create_session(new_session())
+        user = await begin(store, "s1", "go")
+        await add(store, "s1", result(user.id, "a" * 60_000), release=True)
+    finally:
+        await store.close()
+    store, statements = await PostgresStore.open(url), list[str]()
+    try:
+        async with store.database.transaction(is_read=True) as sql:
+            sql.add_query_logger(lambda record: statements.append(record.query))
+            backend = await sql.fetchval("SELECT pg_backend_pid()")
+            await load_tail(sql, "s1")
+            await select_excerpts(sql, await path_ids(sql, user.id + 1), 1_000)
+            assert backend == await sql.fetchval("SELECT pg_backend_pid()")
+    finally:
+        await store.close()
+    assert len(statements) > 5
+    assert not [statement for statement in statements if "pg_type" in statement]
 
 
 async def test_the_root_of_a_conversation_is_found_without_reading_its_entries(store: PostgresStore, sql: Any) -> None:

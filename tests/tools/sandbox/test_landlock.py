@@ -145,7 +145,7 @@ def host(request: pytest.FixtureRequest) -> Iterator[Host]:
     host = Host(request.param, base)
     with host.process:
         yield host
-        host.process.communicate(timeout=10)
+        host.process.communicate(timeout=120)
     shutil.rmtree(base)
     assert host.process.returncode == 0, "an attack ended crow's process"
 
@@ -396,7 +396,7 @@ def test_a_pair_of_datagram_sockets_leads_to_no_other_socket(host: Host) -> None
 
 def test_a_command_with_network_has_internet_sockets_only(host: Host) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(20)
+        server.settimeout(120)
         port = server.getsockname()[1]
         code, output = host.python(
             f"{FAMILIES}\nsocket.create_connection(('127.0.0.1', {port})).send(b'hello')", "write", has_network=True

@@ -105,7 +105,7 @@ async def test_arguments_that_a_tool_does_not_have_are_ignored_with_a_note(open_
     (root / "a.txt").write_text("one\n")
     async with open_box() as box:
         shown = await box.run("read_file", path="a.txt", encoding="utf-8")
-    assert shown.text == "1\tone\n[ignored: encoding; read_file takes only path, line, limit]"
+    assert shown.text == "one\n[ignored: encoding; read_file takes only path, line, limit]"
 
 
 async def test_places_as_programs_print_them_can_be_read(open_box: OpenBox, root: Path) -> None:
@@ -119,10 +119,10 @@ async def test_places_as_programs_print_them_can_be_read(open_box: OpenBox, root
         }
         planned = await box.plan("read_file", path="src/app.py:2-2")
     assert shown == {
-        "src/app.py:2": "2\ttwo\n3\tthree",
-        "src/app.py:2-2": "2\ttwo\n[lines 2-2 of 3; continue with line=3]",
-        "@src/app.py": "1\tone\n2\ttwo\n3\tthree",
-        "odd:2": "1\todd",
+        "src/app.py:2": "[lines 2-3 of 3]\ntwo\nthree",
+        "src/app.py:2-2": "[lines 2-2 of 3]\ntwo",
+        "@src/app.py": "one\ntwo\nthree",
+        "odd:2": "odd",
         "app.py": "read_file: app.py does not exist; similar: src/app.py",
         "lib/app.py": "read_file: lib/app.py does not exist; neither does the directory lib; there is src/app.py",
     }

@@ -260,7 +260,7 @@ for codec in sorted(CODECS):
     subprocess.run(
         [sys.executable, "-c", program],
         input=json.dumps([PIECES, 120_000]).encode(),
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         timeout=HANG_S,
         check=True,
     )

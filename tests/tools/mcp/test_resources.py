@@ -19,7 +19,7 @@ from crow.tools.mcp import listing
 from crow.tools.process import HiddenKeys
 from crow.tools.servers import HttpServer, ServerOptions
 from tests.tools.conftest import Box, OpenBox, stdio
-from tests.tools.test_mcp_client import Http, http_server
+from tests.tools.mcp.test_client import Http, http_server
 
 ERAS = pytest.mark.parametrize("era", ["classic", "modern"])
 NO_URI = "expected a URI without hidden characters, such as file:///a%20b"

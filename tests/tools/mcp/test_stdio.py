@@ -21,7 +21,7 @@ from crow.tools.servers import THE_WORKSPACE, StdioServer
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import pids_in, stdio, until_gone
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PING = SessionMessage(mcp.JSONRPCRequest(jsonrpc="2.0", id=1, method="tools/list"))
 
 

@@ -27,7 +27,7 @@ from crow.tools.mcp.deferred import (
 from crow.tools.servers import ServerOptions
 from tests.support.tool_catalogue import catalogue
 from tests.tools.conftest import Box, OpenBox, call, stdio
-from tests.tools.test_mcp_more import User
+from tests.tools.mcp.test_more import User
 
 TOOLS = catalogue()
 SPECS = [ToolSpec(name=one.full_name, description=one.description, input_schema=one.schema) for one in TOOLS]

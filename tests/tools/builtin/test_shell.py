@@ -128,7 +128,7 @@ async def test_a_long_output_can_be_read_and_searched_until_the_session_ends(ope
         mode = (await anyio.Path(path).stat()).st_mode
         other = await box.plan("read_file", path=f"{path}/../../passwd")
     assert (planned.touched.is_outside, other.touched.is_outside, mode & 0o777) == (False, True, 0o600)
-    assert read.text.startswith("5000\t5000\n")
+    assert read.text == "[lines 5000-5000 of 9,999]\n5000"
     assert "7777: 7777" in found.text
     assert not await anyio.Path(path).parent.exists()
 
@@ -148,6 +148,44 @@ async def test_a_long_output_can_be_read_and_searched_until_the_session_ends(ope
 async def test_output_is_what_a_terminal_would_show_in_the_end(open_box: OpenBox, printed: str, shown: str) -> None:
     async with open_box() as box:
         assert (await box.run("shell", command=f"printf '{printed}'")).text == shown
+
+
+PASSED = {
+    "pytest -v": "tests/test_nest.py::test_twigs[{n}] PASSED              [ {n}%]",
+    "unittest -v": "test_twig_{n} (nest.test_twigs.TestTwigs.test_twig_{n}) ... ok",
+    "cargo test": "test nest::twigs::holds_{n} ... ok",
+    "go test -v": "    --- PASS: TestNest/twig_{n} (0.00s)",
+    "vitest": " ✓ nest/twigs.test.ts > holds {n} twigs 3ms",
+    "tap": "ok {n} - holds twigs",
+}
+
+
+@pytest.mark.parametrize("line", PASSED.values(), ids=PASSED)
+async def test_lines_that_only_report_passed_tests_are_left_out(open_box: OpenBox, root: Path, line: str) -> None:
+    lines = [line.format(n=number) for number in range(10, 60)]
+    whole = "\n".join(["begin", *lines[:40], "test_egg ... FAIL", *lines[40:47], "end"])
+    (root / "printed.txt").write_text(whole)
+    async with open_box() as box:
+        text = (await box.run("shell", command="cat printed.txt")).text
+        shown, _, note = text.rpartition("\n")
+        path = note.removeprefix("[the whole output is in ").partition(";")[0]
+        kept = await anyio.Path(path).read_text()
+    brief = ["begin", lines[0], "[39 more lines of passed tests]", "test_egg ... FAIL", *lines[40:47], "end"]
+    assert (shown, kept) == ("\n".join(brief), whole)
+
+
+async def test_lines_that_are_like_passed_tests_but_say_more_are_shown(open_box: OpenBox, root: Path) -> None:
+    kinds = [
+        "not ok {n} - twigs",
+        "ok {n} - twigs # SKIP no nest",
+        "t.py::test_{n} XPASS",
+        "copied {n} ... ok",
+        "{n} ok",
+    ]
+    printed = "\n".join(kind.format(n=number) for kind in kinds for number in range(20))
+    (root / "printed.txt").write_text(printed)
+    async with open_box() as box:
+        assert (await box.run("shell", command="cat printed.txt")).text == printed
 
 
 async def test_a_failure_in_front_of_a_pipe_is_named(open_box: OpenBox) -> None:

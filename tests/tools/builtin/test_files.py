@@ -19,10 +19,10 @@ from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import OpenBox, call
 
 
-async def test_reading_numbers_lines_and_hides_bom_and_carriage_returns(open_box: OpenBox, root: Path) -> None:
+async def test_reading_hides_bom_and_carriage_returns(open_box: OpenBox, root: Path) -> None:
     (root / "a.txt").write_bytes("\ufeffone\r\n\r\nthrée".encode())
     async with open_box() as box:
-        assert await box.run("read_file", path="a.txt") == Outcome(text="1\tone\n2\t\n3\tthrée")
+        assert await box.run("read_file", path="a.txt") == Outcome(text="one\n\nthrée")
 
 
 async def test_a_partial_read_says_which_lines_it_shows_and_how_to_continue(open_box: OpenBox, root: Path) -> None:
@@ -32,18 +32,25 @@ async def test_a_partial_read_says_which_lines_it_shows_and_how_to_continue(open
         whole = await box.run("read_file", path="a.txt")
         last = await box.run("read_file", path="a.txt", line=5000)
         beyond = await box.run("read_file", path="a.txt", line=5001)
-    assert middle.text == "10\t10\n11\t11\n[lines 10-11 of 5,000; continue with line=12]"
-    assert whole.text.endswith("\n2000\t2000\n[lines 1-2000 of 5,000; continue with line=2001]")
-    assert last.text == "5000\t5000"
+    assert middle.text == "[lines 10-11 of 5,000]\n10\n11"
+    assert whole.text.startswith("[lines 1-2000 of 5,000]\n1\n2\n")
+    assert whole.text.endswith("\n2000\n[continue with line=2001]")
+    assert last.text == "[lines 5000-5000 of 5,000]\n5000"
     assert beyond == Outcome(text="read_file: line is 5001; a.txt has only 5,000 lines", is_error=True)
+
+
+async def test_a_file_of_empty_lines_is_not_shown_as_nothing(open_box: OpenBox, root: Path) -> None:
+    (root / "a.txt").write_text("\n\n")
+    async with open_box() as box:
+        assert (await box.run("read_file", path="a.txt")).text == "[lines 1-2 of 2]\n\n"
 
 
 async def test_long_lines_and_large_reads_are_cut(open_box: OpenBox, root: Path) -> None:
     (root / "long.txt").write_text("x" * 3000 + "\n" + ("y" * 1000 + "\n") * 100)
     async with open_box() as box:
         text = (await box.run("read_file", path="long.txt")).text
-    assert text.startswith(f"1\t{'x' * 2000}[... 1,000 more bytes in this line]\n2\ty")
-    assert text.endswith("\n[lines 1-48 of 101; continue with line=49]")
+    assert text.startswith(f"[lines 1-48 of 101]\n{'x' * 2000}[... 1,000 more bytes in this line]\ny")
+    assert text.endswith("\n[continue with line=49]")
     assert len(text) < 51_000
 
 
@@ -63,12 +70,9 @@ async def test_any_lines_of_a_huge_file_can_be_read_in_pieces(
         beyond = await box.run("read_file", path="huge.txt", line=51)
         binary = await box.run("read_file", path="zero.bin")
     size = (root / "huge.txt").stat().st_size
-    assert first.text == f"1\tline 1\n2\tline 2\n[lines 1-2 of a file of {size:,} bytes; continue with line=3]"
-    assert long.text == (
-        f"10\t{'é' * 2_000}[... 2,000 more bytes in this line]\n"
-        f"[lines 10-10 of a file of {size:,} bytes; continue with line=11]"
-    )
-    assert last.text == "49\tline 49\n50\tline 50"
+    assert first.text == f"[lines 1-2 of a file of {size:,} bytes]\nline 1\nline 2"
+    assert long.text == (f"[lines 10-10 of a file of {size:,} bytes]\n{'é' * 2_000}[... 2,000 more bytes in this line]")
+    assert last.text == f"[lines 49-50 of a file of {size:,} bytes]\nline 49\nline 50"
     assert beyond == Outcome(text="read_file: line is 51; huge.txt has only 50 lines", is_error=True)
     assert binary.text == "read_file: zero.bin is binary (99 bytes); only text, images and PDFs can be read"
 
@@ -141,7 +145,7 @@ async def test_unreadable_files_are_refused_with_a_reason(open_box: OpenBox, roo
         "data.bin": "read_file: data.bin is binary (6 bytes); only text, images and PDFs can be read",
         "packed": "read_file: packed is binary (128 bytes); only text, images and PDFs can be read",
         "src/settings.py": "(src/settings.py is empty)",
-        "latin.txt": "1\tdéjà vu, encore une fois\n[the file is latin-1; the tools keep this encoding]",
+        "latin.txt": "déjà vu, encore une fois\n[the file is latin-1; the tools keep this encoding]",
         "a\0b": "read_file: path is 'a\\x00b'; expected the path of a file or directory",
     }
 
@@ -337,8 +341,8 @@ async def test_images_are_returned_as_images_and_utf_16_as_text(open_box: OpenBo
         "large.pdf": "read_file: large.pdf is a PDF of 10,000,008 bytes; at most 10,000,000 bytes can be read. A "
         "program such as pdftotext may give its text",
         "large.jpg": "read_file: large.jpg is an image of 3,000,003 bytes; at most 3,000,000 bytes can be shown",
-        "wide.txt": "1\tdéjà\n2\tvu\n[the file is utf-16-le; the tools keep this encoding]",
-        "wider.txt": "1\tdéjà\n[the file is utf-32-le; the tools keep this encoding]",
+        "wide.txt": "déjà\nvu\n[the file is utf-16-le; the tools keep this encoding]",
+        "wider.txt": "déjà\n[the file is utf-32-le; the tools keep this encoding]",
     }
 
 
