@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-replay bench eval build clean
+.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay bench eval build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,7 +96,7 @@ conformance: $(READY) ## run the official conformance suite of MCP against crow:
 	  '@modelcontextprotocol/conformance@0.2.0-alpha.12' node@22.23.3
 	$(BIN)/python -m tests.interop.conformance $(SCENARIOS)
 
-soak: soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-replay ## what takes minutes: kills, mutated streams, random sessions, hostile messages
+soak: soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay ## what takes minutes: kills, mutated streams, random sessions, hostile messages
 
 # SOAK_S seconds (120) each, at every statement of the store and at random instants of the process.
 soak-store: $(READY)
@@ -105,6 +105,10 @@ soak-store: $(READY)
 # ROUNDS random destructive lines (1000) from SEED (1), some with killed processes.
 soak-layers: $(READY)
 	$(BIN)/python -m tests.soak.layers $(or $(ROUNDS),1000) $(or $(SEED),1)
+
+# ROUNDS random orders of a session and nine subagents in layers (1000) from SEED (1), with kills.
+soak-children: $(READY)
+	$(BIN)/python -m tests.soak.children $(or $(ROUNDS),1000) $(or $(SEED),1)
 
 soak-repair: $(READY)
 	$(BIN)/python -m tests.soak.repair $(or $(ROUNDS),3) $(or $(SEED),1)
@@ -123,7 +127,7 @@ soak-compaction: $(READY)
 soak-replay: $(READY)
 	$(BIN)/pytest --timeout 0 -n 2 tests/soak/soak_replay.py
 
-# SOAK_TURNS turns (1000) with random choices from SOAK_SEED (1).
+# SOAK_TURNS turns (1000) with random choices from SOAK_SEED (1), at most SOAK_MINUTES minutes (40) on each wire.
 soak-accounts: $(READY)
 	$(BIN)/python -m tests.soak.accounts
 

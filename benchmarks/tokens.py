@@ -207,7 +207,7 @@ async def rows(directory: Path) -> list[Row]:
     found.append(row(f"{len(requests)} requests of one task", sum(map(request_tokens, requests)), 150_000))
     found.append(row("… with a broken prefix", breaks_in(requests), 0))
     requests = await requests_of(long_task(), "", directory / "long", modules())
-    found.append(row(f"{len(requests)} requests of a task in 15 files", sum(map(request_tokens, requests)), 560_000))
+    found.append(row(f"{len(requests)} requests of a task in 15 files", sum(map(request_tokens, requests)), 480_000))
     found.append(row("… with a broken prefix", breaks_in(requests), 0))
     for count in (5, 30, 88, 500):
         for is_direct in (True, False):

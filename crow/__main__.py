@@ -29,10 +29,18 @@ def main() -> int:
             if (exit_code := run(sys.argv[1:])) is not None:
                 return exit_code
 
-    from crow.cli import main as run_command
-    from crow.stdio import run_with_output
+    try:
+        from crow.cli import main as run_command
+        from crow.stdio import run_with_output
 
-    return run_with_output(run_command)
+        return run_with_output(run_command)
+    except Exception as error:
+        from crow.domain.errors import NO_MEMORY, lacks_memory
+
+        if not lacks_memory(error):
+            raise
+        sys.stderr.write(f"crow: {NO_MEMORY}\n")
+        return 1
 
 
 def settle_places(script: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +15,8 @@ from hypothesis import HealthCheck, settings
 # On a busy machine, anything may take long.
 settings.register_profile("crow", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("crow")
+
+_PR_SET_CHILD_SUBREAPER = 36
 
 # Processes that tests start may keep what they compile. Otherwise, each of them would compile all of crow again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -40,3 +44,12 @@ def restored_logging() -> Iterator[None]:
     root.setLevel(levels[0])
     own.setLevel(levels[1])
     logging.captureWarnings(False)
+
+
+@pytest.fixture(autouse=True)
+def adopts_no_orphans() -> Iterator[None]:
+    """Undo what `adopt_orphans` changes. Otherwise, this process gets the orphans of later tests and never waits for
+    them: they stay as zombies."""
+    yield
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

@@ -27,11 +27,22 @@ from benchmarks.questions.repository import changes, ignored, make_area, toolcha
 from benchmarks.rows import Row, arguments, report
 from benchmarks.tools import NoLog, call, chosen, sandboxes, unwatched
 from crow.adapters import open_toolbox, open_workspace
+from crow.agent.permissions.host_rules import decide_about_host
 from crow.agent.permissions.judge import about_changes
-from crow.agent.permissions.rules import Ask, Mode, PermissionRule, decide, rule_for_writes, user_rules
+from crow.agent.permissions.rules import (
+    Ask,
+    Mode,
+    PermissionRule,
+    decide,
+    rule_for_writes,
+    user_rules,
+)
 from crow.settings import load_settings
 from crow.tools import CommandAccess, Outcome, PlannedCall, Ports
 from crow.tools.layers import Changes
+from crow.tools.network import Host, HostVerdict
+from crow.tools.network.hosts import parse_host
+from crow.tools.network.registries import siblings_of
 from tests.tools.conftest import FixedPlan
 
 __all__ = ["Command", "Result", "corpus", "summary"]
@@ -53,6 +64,7 @@ MODES: Mapping[str, tuple[Mode, Sequence[PermissionRule]]] = {
     "accept-edits": ("accept-edits", ()),
     "auto": ("auto", ()),
     "ask, with rules for a forge": ("ask", FORGE),
+    "ask, with the registries": ("ask", user_rules(["network(registries)"], ())),
 }
 """What is counted: modes, each with the rules that count from the start. `ALLOWED` is a user who answers the first
 question about a `write` command with "Always allow commands that can only change files here". This one question is
@@ -115,6 +127,8 @@ class Command:
     line: str
     background: bool = False
     runs: bool = True
+    hosts: tuple[str, ...] = ()
+    """What the line reaches over HTTP or HTTPS. Its end is not compared, because no command reaches the network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +164,8 @@ class Ran:
 def corpus() -> tuple[Command, ...]:
     """All lines of the corpus."""
     lines = Path(__file__).with_name("commands.jsonl").read_text("utf-8").splitlines()
-    return tuple(Command(**json.loads(line)) for line in lines)
+    values = (json.loads(line) for line in lines)
+    return tuple(Command(**value | {"hosts": tuple(value.get("hosts", ()))}) for value in values)
 
 
 class Worker:
@@ -189,7 +204,8 @@ class Worker:
         for access in MORE[command.access]:
             confined = self._run(command, access, "auto")
             tries.append(access)
-            faults.append(tuple(differences(plain, confined, skipped if access == "read" else ())))
+            compared = differences(plain, confined, skipped if access == "read" else ())
+            faults.append(() if command.hosts else tuple(compared))
             after = {mode: after[mode] + confined.asks[mode] for mode in MODES}
             if not faults[-1]:
                 break
@@ -237,6 +253,8 @@ class Worker:
             plan = await box.plan(shell)
             assert plan.fault is None, plan.fault
             asks = reviewer.ask(plan)
+            if sandbox != "off":
+                reviewer.ask_about(command.hosts)
             outcome = await box.run(shell, "call_1_0", unwatched, planned=plan) if runs else None
         await workspace.reap()
         await workspace.close()
@@ -258,6 +276,21 @@ class Reviewer:
         for name, (mode, rules) in MODES.items():
             self._asks[name] += isinstance(decide("shell", plan, mode, rules), Ask)
         return self._asks
+
+    def ask_about(self, hosts: Sequence[str]) -> None:
+        """Count the questions about hosts. An answer holds for the whole command, and for the same registry."""
+        assert self._plan is not None
+        for name, (mode, rules) in MODES.items():
+            known: set[str] = set()
+            for host in hosts:
+                if host not in known:
+                    decision, _ = decide_about_host("shell", self._plan, parse_host(host, 443), mode, rules)
+                    self._asks[name] += isinstance(decision, Ask)
+                known |= {host, *siblings_of(host)}
+
+    async def review_host(self, _call_id: str, _host: Host) -> HostVerdict:
+        """See :class:`crow.tools.ChangeReviewer`. Nothing is reached."""
+        return HostVerdict(refusal="no command of the corpus reaches the network")
 
     async def review(self, _call_id: str, changes: Changes) -> str:
         """See :class:`crow.tools.ChangeReviewer`."""

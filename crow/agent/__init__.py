@@ -32,6 +32,8 @@ class PermissionQuestion:
     """The user may also allow all commands that are confined to `write` access."""
     below: str = ""
     """The user may also keep all that commands change below this folder. Empty if that answer is not offered."""
+    registries: str = ""
+    """The user may also allow all registries of the project, which this names. Empty if that answer is not offered."""
     rule: str = ""
     """A rule that the user could add to the settings to allow the call. Empty if no rule can allow the call."""
     changes: str = ""
@@ -43,6 +45,7 @@ PermissionAnswer: TypeAlias = Literal[
     "allow_always",
     "allow_writes",
     "allow_below",
+    "allow_registries",
     "reject_once",
     "reject_always",
     "cancelled",
@@ -51,11 +54,15 @@ PermissionAnswer: TypeAlias = Literal[
 ]
 
 
-class Client(Protocol):
-    """The connection of one session to the editor."""
+class Publisher(Protocol):
+    """Gets what happens in one session."""
 
     async def publish(self, event: Event) -> None:
         """Send an event and return when it has been written. Raise no error if the editor has disconnected."""
+
+
+class Client(Publisher, Protocol):
+    """The connection of one session to the editor."""
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """Ask the user and return the answer. If the answer is invalid, return `reject_once`. If the editor fails,

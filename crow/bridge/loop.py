@@ -63,7 +63,10 @@ class Times:
     give_up = 120.0
     """After this long without a connection, the bridge ends."""
     close = 0.08
-    """After the editor has closed stdin, the bridge waits this long for responses and unsent messages."""
+    """After the editor has closed stdin, the bridge waits this long for responses and unsent messages. Then it waits
+    the same time again for the server to end the connection."""
+    last_words = 5.0
+    """If the bridge ends with an error, the editor has this long to read why."""
     ask_again = 5.0
     """On a new connection, the server has this long to repeat its permission requests. Then the bridge withdraws the
     requests that the server did not repeat."""
@@ -562,12 +565,19 @@ class Bridge:
             self._wire.send(CLOSE, close_payload(NORMAL))
             self._flush()
         if self._wire is not None:
+            if not self._exit_code:
+                self._await_end_of_server(self._wire)
             self._wire.close()
             self._wire = None
         if self._exit_code:
             self._answer_all()
-        deadline = time.monotonic() + self.times.close
-        while (left_s := deadline - time.monotonic()) > 0 and (self._output or self._exit_code):
+        now = time.monotonic()
+        deadline = now + self.times.close
+        while self._output or self._exit_code:
+            is_read = self._output and self._exit_code and not self._is_at_end
+            left_s = (now + self.times.last_words if is_read else deadline) - time.monotonic()
+            if left_s <= 0:
+                break
             poll = select.poll()
             if self._exit_code and not self._is_at_end:
                 poll.register(self._source, select.POLLIN)  # a request may still arrive, and gets the error as well
@@ -578,6 +588,24 @@ class Bridge:
                     self._read_editor(events)
                     self._answer_all()
                 self._write_editor()
+
+    def _await_end_of_server(self, wire: WebSocket) -> None:
+        """Wait until the server has ended the connection, and drop what it still sends.
+
+        If the bridge closed its end first, the server's next write would fail, such as its answer to a ping. The server
+        would then lose the close frame, and take the end for a broken connection.
+        """
+        deadline = time.monotonic() + self.times.close
+        poll = select.poll()
+        try:
+            while (left_s := deadline - time.monotonic()) > 0:
+                poll.register(wire.fd, select.POLLIN | (select.POLLOUT if wire.unsent_bytes else 0))
+                poll.poll(0 if wire.is_readable else left_s * 1000)
+                wire.flush()
+                if wire.read() == b"":
+                    return
+        except OSError:
+            return
 
     def _answer_all(self) -> None:
         """Answer all requests that have no response with the error that ends the bridge."""

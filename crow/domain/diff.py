@@ -36,7 +36,7 @@ def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
     spans: list[tuple[int, int, int, int]] = []
     i = k = 0
-    for at, new_at, size in [*_equal_runs(before, after), (len(before), len(after), 0)]:
+    for at, new_at, size in [*equal_lines(before, after), (len(before), len(after), 0)]:
         if i < at or k < new_at:
             lead = min(_CONTEXT_LINES, i, k)
             trail = min(_CONTEXT_LINES, len(before) - at, len(after) - new_at)
@@ -52,7 +52,7 @@ def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
     )
 
 
-def _equal_runs(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int]]:
+def equal_lines(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int]]:
     """Yield blocks of equal lines in order, as (start in a, start in b, length).
 
     The first block is the common head, and the last is the common tail. Each other block contains a line that occurs
@@ -116,7 +116,7 @@ def diff_lines(old: str, new: str) -> list[DiffLine]:
         place = f"-{hunk.old_line},{len(before)} +{hunk.new_line},{len(after)}"
         lines.append(DiffLine("@", f"@@ {place} @@"))
         i = k = 0
-        for at, new_at, size in [*_equal_runs(before, after), (len(before), len(after), 0)]:
+        for at, new_at, size in [*equal_lines(before, after), (len(before), len(after), 0)]:
             lines += _replaced(before[i:at], after[k:new_at])
             lines += (DiffLine(" ", line) for line in before[at : at + size])
             i, k = at + size, new_at + size

@@ -38,6 +38,8 @@ work. Any other exception is a bug.
 
 from __future__ import annotations
 
+import errno
+
 
 class CrowError(Exception):
     """The base class of all errors that crow raises on purpose. `str(error)` is the message to show."""
@@ -207,3 +209,21 @@ class RepeatedPrompt(StoreError):
 
 class TurnError(CrowError):
     """The turn cannot go on. The message is for the user."""
+
+
+NO_MEMORY = "The system gives crow no more memory or threads. End other programs, or raise ulimit -v and ulimit -u."
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether `error` says that there is no memory left. Python raises such errors in several forms."""
+    match error:
+        case MemoryError():
+            return True
+        case OSError(errno=number):
+            return number == errno.ENOMEM
+        case RuntimeError():
+            return str(error) == "can't start new thread"
+        case ImportError():  # an extension module
+            return "annot allocate memory" in str(error) or "failed to map segment" in str(error)
+        case _:
+            return False

@@ -1,8 +1,9 @@
 """Reads the arguments of one tool call from the text that was streamed.
 
 Only complete text is accepted, and only text with a single possible meaning is repaired: empty text becomes `{}`, JSON
-inside a string is decoded, and code fences and model markup around an object are removed. Different objects are never
-merged. Anything that remains ambiguous is reported to the model as an error.
+inside a string is decoded, quotes and words of Python become those of JSON, and code fences and model markup around an
+object are removed. Different objects are never merged. Anything that remains ambiguous is reported to the model as an
+error.
 """
 
 from __future__ import annotations
@@ -19,15 +20,24 @@ from crow.llm.sse import replace_lone
 _DECODER = json.JSONDecoder(strict=False)
 _MARKUP = r"<[|｜][^|｜<>]{1,40}[|｜]>\w{0,20}|</?[A-Za-z_][\w:.-]{0,40}>|\[/?[A-Z_]{3,20}\]"
 _LEADING = re.compile(
-    rf"\A(?:\ufeff|[`~]{{3,}}[ \t]*(?:json\b)?|`|{_MARKUP}|json(?=\s*[{{\[])|(?:null|\"\")(?=\s*\{{)|\s)+",
+    rf"\A(?:\ufeff|[`~]{{3,}}[ \t]*(?:(?:json|python)\b)?|`|{_MARKUP}|json(?=\s*[{{\[])|(?:null|\"\")(?=\s*\{{)|\s)+",
     re.IGNORECASE,
 )
 _TRAILING = re.compile(rf"(?:[\s`~}}\];]|{_MARKUP})*\Z")
+# A string, a word that JSON spells otherwise, or the rest of what objects have, as Python writes them.
+_PYTHON_TOKEN = re.compile(
+    r"""\s*(?:'(?P<single>[^'\\]*(?:\\.[^'\\]*)*)'|"(?P<double>[^"\\]*(?:\\.[^"\\]*)*)\"|"""
+    r"(?P<word>True|False|None)\b|(?P<same>true\b|false\b|null\b|-?\d[\d.eE+-]*|[{}\[\]:,]))",
+    re.DOTALL,
+)
+_IN_STRING = re.compile(r"""\\x(?P<hex>[0-9A-Fa-f]{2})|\\(?P<quote>')|(?P<open>")|\\.""", re.DOTALL)
+_JSON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _COMMA_AT_END = re.compile(r",(?=\s*[}\]])")
 _BLANKS = re.compile(r"\s*")
 _EMPTY = frozenset({"", "null", "None", "undefined", '""'})
 _MAX_LAYERS = 3
 _MAX_COMMAS = 20
+_MAX_PYTHON_CHARS = 500_000
 
 
 class InvalidArguments(ValueError):
@@ -50,9 +60,12 @@ def read_arguments(pieces: list[str], schema: JsonObject | None) -> list[dict[st
     except RecursionError:
         raise InvalidArguments("the arguments are nested too deeply") from None
     except InvalidArguments:
-        if (newest := _last_snapshot(pieces)) is None:
+        if (newest := _last_snapshot(pieces)) is not None:
+            objects = [newest]
+        elif (literals := _python_objects_in(text)) is not None:
+            objects = literals
+        else:
             raise
-        objects = [newest]
     # Some gateways open a call with `{}` and send the real object after it.
     objects = [each for each in objects if each] or objects[:1]
     if all(each == objects[0] for each in objects):
@@ -146,6 +159,34 @@ def _objects_in(text: str) -> list[dict[str, object]]:
     return objects
 
 
+def _python_objects_in(text: str) -> list[dict[str, object]] | None:
+    """Return the objects in text that uses Python's quotes, escapes and words for them, as in `{'all': True}`. Return
+    None if the text has anything else, or is very long."""
+    if len(text) > _MAX_PYTHON_CHARS:
+        return None
+    text = _LEADING.sub("", text, count=1)
+    pieces: list[str] = []
+    at = 0
+    while token := _PYTHON_TOKEN.match(text, at):
+        at = token.end()
+        string = token["single"] if token["double"] is None else token["double"]
+        if string is not None:
+            pieces.append(f'"{_IN_STRING.sub(_json_escape, string)}"')
+        else:
+            pieces.append(_JSON_WORDS.get(token["word"], token["same"]))
+    try:
+        return _objects_in(f"{' '.join(pieces)} {text[at:]}")
+    except (InvalidArguments, RecursionError):
+        return None
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    """Return JSON's escape for a quote, or for an escape that JSON does not have. Others stay as they are."""
+    if found["hex"]:
+        return rf"\u00{found['hex']}"
+    return "'" if found["quote"] else r"\"" if found["open"] else found[0]
+
+
 def _object(value: object) -> dict[str, object]:
     for _ in range(_MAX_LAYERS):
         if not isinstance(value, str):
@@ -209,7 +250,7 @@ def _with_decoded_members(arguments: dict[str, object], schema: JsonObject | Non
 
 
 def _types_of(schema: object) -> list[object]:
-    """The types that a member's schema allows, besides null."""
+    """Return the types that a member's schema allows, besides null."""
     if not isinstance(schema, Mapping):
         return []
     types: list[object] = []

@@ -141,7 +141,7 @@ class EndpointClient:
         context manager closes the connection."""
         if request.thought_level is None and self._endpoint.thought_level is not None:
             request = replace(request, thought_level=self._endpoint.thought_level)
-        return aclosing(AnswerStream(EndpointTransport(self, request), request, timing=self._timing))
+        return aclosing(AnswerStream(_EndpointTransport(self, request), request, timing=self._timing))
 
     async def close(self) -> None:
         """Close the connections within a limited time. `close` may be called more than once."""
@@ -204,7 +204,6 @@ class EndpointClient:
         :raises ~crow.domain.errors.ModelError: the request failed.
         """
         self.check()
-        first: tuple[ErrorBody, WireName] | None = None  # the first refusal of a wire
         for _ in range(MAX_ADAPTATIONS):
             wire = form.dialect.wire
             dialect, limit = form.dialect, self._limit(request, wire, form.max_output)
@@ -218,13 +217,10 @@ class EndpointClient:
             if isinstance(response, _HttpBody):
                 response.describe = describe
                 return response
-            if await self.adapt(request, form, response):
-                if first is None and form.dialect.wire != wire:
-                    first = response, wire
-            else:
-                if first is not None and refuses_wire(response, wire):
+            if not await self.adapt(request, form, response):
+                if form.moved is not None and refuses_wire(response, wire):
                     # No wire works, so the reason that the first one gave says most.
-                    response, wire = first
+                    response, wire = form.moved
                 error = await self._error_of(response, wire)
                 if isinstance(error, errors.ContextOverflow):
                     # The endpoint complained only about the length, so crow treats the rest of the form as accepted.
@@ -251,13 +247,16 @@ class EndpointClient:
 
     async def adapt(self, request: Request, form: RequestForm, body: ErrorBody) -> bool:
         """Change `form` so that the error in `body` does not happen again: leave out the part that the error names, or
-        lower the output limit. If the error names no part, undo earlier changes of the form. Return False if there is
+        lower the output limit. If the error names no part, undo earlier changes of the form. If the endpoint refuses
+        every wire, go back to the first one, and leave out the part that its refusal names. Return False if there is
         nothing to change."""
         error = model_error(body, self.origin)
         if isinstance(error, (errors.AuthError, errors.QuotaExceeded, errors.RateLimited)):
             return False
         dialect = form.dialect
-        if len(dialect.wires) > 1 and refuses_wire(body, dialect.wire):
+        is_wire_refused = refuses_wire(body, dialect.wire)
+        if is_wire_refused and len(dialect.wires) > 1 and not form.is_back:
+            form.moved = form.moved or (body, dialect.wire)
             self._facts.refuse(form, wire_part(dialect.wire), body.shown)
             return True
         accepted, limit = max_output_tokens(body), self._limit(request, dialect.wire, form.max_output)
@@ -268,7 +267,13 @@ class EndpointClient:
         if part is not None:
             self._facts.refuse(form, part, body.shown)
             return True
-        return isinstance(error, errors.BadRequest) and form.revert(body.searched)
+        if isinstance(error, errors.BadRequest) and form.revert(body.searched):
+            return True
+        first = form.go_back() if is_wire_refused else None
+        part = refused_part(first, form.dialect) if first is not None else None
+        if first is not None and part is not None:
+            self._facts.refuse(form, part, first.shown)
+        return part is not None
 
     async def accept(self, request: Request, form: RequestForm) -> None:
         """Record that the endpoint accepted `request` in this form. This shows which parts of requests it refuses or
@@ -424,7 +429,7 @@ class EndpointClient:
         return errors.ModelNotFound(f"{error} It offers {', '.join(near)}.") if near else error
 
 
-class EndpointTransport:
+class _EndpointTransport:
     """Sends one request of a :class:`AnswerStream`; see :class:`crow.llm.stream.RequestTransport`."""
 
     def __init__(self, model: EndpointClient, request: Request) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from crow.domain.messages import WireName
 
-LimitField: TypeAlias = Literal["max_tokens", "max_completion_tokens"]
+_LimitField: TypeAlias = Literal["max_tokens", "max_completion_tokens"]
 Thinking: TypeAlias = Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"]
 """How a request states the thought level. `effort`: in the member `reasoning_effort`. `reasoning`: in the member of
 this name. `switch`: in `thinking.type`. `switch_effort`: in `thinking.type` and `reasoning_effort`. `enable_thinking`:
@@ -24,7 +24,7 @@ class Dialect:
     left_out: frozenset[str] = frozenset()
     """Parts that requests do not contain on the wires `responses` and `messages`. See `_REMOVABLE`."""
 
-    limit_field: LimitField | None = "max_tokens"
+    limit_field: _LimitField | None = "max_tokens"
     """The name of the member that limits the output."""
     usage_option: bool = True
     """Whether `stream_options.include_usage` is sent."""
@@ -104,7 +104,7 @@ class Dialect:
             case _ if self.wire != "chat":
                 return self
             case "max_tokens" | "max_completion_tokens" if self.limit_field == part:
-                other: LimitField = "max_completion_tokens" if part == "max_tokens" else "max_tokens"
+                other: _LimitField = "max_completion_tokens" if part == "max_tokens" else "max_tokens"
                 return replace(self, limit_field=None if other in self.refused else other)
             case "prompt_cache_key" if self.cache == "key":
                 return replace(self, cache=None)

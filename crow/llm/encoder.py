@@ -25,10 +25,10 @@ class Encoded(Protocol):
         """The message."""
 
 
-EncodedT = TypeVar("EncodedT", bound=Encoded)
+_EncodedT = TypeVar("_EncodedT", bound=Encoded)
 
 
-class Encoder(ABC, Generic[EncodedT]):
+class Encoder(ABC, Generic[_EncodedT]):
     """Encodes the requests of one session to one endpoint, and keeps the encoded messages of the last request."""
 
     member: ClassVar[str]
@@ -40,7 +40,7 @@ class Encoder(ABC, Generic[EncodedT]):
         self._dialect = Dialect()
         self._endpoint = self._model = ""
         self._messages: tuple[Message, ...] = ()
-        self._encoded: list[EncodedT] = []
+        self._encoded: list[_EncodedT] = []
         self._tools: tuple[ToolSpec, ...] = ()
         self._tools_sent = b""
         self._tools_size = 0
@@ -92,11 +92,11 @@ class Encoder(ABC, Generic[EncodedT]):
         """Forget the order of the messages: they are added again, from the first one."""
 
     @abstractmethod
-    def _add(self, each: EncodedT) -> None:
+    def _add(self, each: _EncodedT) -> None:
         """Add the next message to the conversation."""
 
     @abstractmethod
-    def _encode(self, message: Message) -> EncodedT:
+    def _encode(self, message: Message) -> _EncodedT:
         """Return the next message in the form in which it is sent."""
 
     @abstractmethod
@@ -114,13 +114,13 @@ class Encoder(ABC, Generic[EncodedT]):
         """Forget all encoded messages and tools, because they are encoded in another form from now on."""
         self._messages, self._encoded, self._tools, self._tools_sent = (), [], (), b""
 
-    def _is_known(self, known: EncodedT, message: Message) -> bool:
+    def _is_known(self, known: _EncodedT, message: Message) -> bool:
         """Whether `known` is what `_encode` would return."""
         return known.message is message or known.message == message
 
     def _read(self, messages: tuple[Message, ...]) -> None:
         """Encode the messages that were not in the last request."""
-        old: Sequence[EncodedT] = ()
+        old: Sequence[_EncodedT] = ()
         if not self._messages or self._messages != messages[: len(self._messages)]:
             self._messages = ()
             old, self._encoded = self._encoded, []

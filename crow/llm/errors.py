@@ -64,6 +64,7 @@ no model
     |models?\b\W*(?:named |name |id )?\W?[\w./:@-]{0,120}\W{0,3}\s*(?:was |is |does |do )?
     (?:not (?:found|exist|supported|available|loaded)|unavailable)
     |model_not_exist|no endpoints found for|not_found_error\W{1,4}(?:message\W{1,5})?model:|模型不存在
+    |deploymentnotfound|\bdeployment\b.{0,40}does not exist
 filtered
     content[_ ](?:filter|policy|management)|responsibleaipolicy|data_inspection_failed|flagged|moderation
     |safety (?:system|filter|settings)|prohibited_content|inappropriate content|sensitive content|\"1301\"
@@ -71,15 +72,23 @@ refused request
     invalid[_ ](?:request|param|argument|value|input)|unsupported|not support|unrecognized|unexpected\b
     |must (?:be|have|not)|missing|required|malformed|bad[_ ]request|extra inputs|not permitted|validation
 no path
-    not found|not allowed|cannot post|no route|unknown (?:path|url)|invalid url
+    not found|not allowed|cannot post|no route|could not route|unexpected endpoint|not implemented
+    |(?:unknown|invalid|no such) (?:request )?(?:path|url|endpoint|route)
+no item
+    \b(?:item|response|file|container) with id\b|previous[_ ]response|no endpoints found
 tools need a flag
     \b(?:tools?|tool_choice) param(?:eter)? requires\b
 tools with reasoning
-    \btools?\b[^.]{0,40}\breasoning.{0,80}not (?:supported|allowed|available|compatible)
-    |\breasoning[^.]{0,60}(?:not (?:supported|allowed|available|compatible)|unsupported)[^.]{0,40}\btools?\b
+    \A(?=.*\b(?:tool|function)s?\b).*(?:\breason(?:s|ing)|\bthinking\b)
 no tools
-    (?:not|n't) support (?:tool|function)s?\b(?! choice)|support tool use
-    |tools?\W{0,2} (?:is|are) not supported|tool calling|--enable-auto-tool-choice
+    (?:not|n't) support (?:tool|function)s?\b(?! choice)|support tool use|(?:not|n't) support function calling
+    |(?:tools?|(?:tool|function) calling)\W{0,2} (?:is|are) not (?:supported|available|enabled)|support tool calling
+    |\bno (?:tool|function) (?:support|calling|use)|not support parameters: [^\]]*\btools\b|--enable-auto-tool-choice
+    |不支持.{0,6}(?:工具|函数|tools?\b)
+other than tools
+    (?:parallel|strict|custom|hosted|multiple) |tool_choice|tool choice [^r]|tool_(?:use|call|result)|\bstream|minimal
+    |reasoning_content|reasoning_details|signature|\bimages?\b|\bfiles?\b|_tokens|web_search|schema|\bjson\b
+    |\bnames?\b|arguments|too many|\bresults?\b
 overflow
     maximum (?:context|allowed|prompt|input|allowed input|model) length|\b1261\b.{0,60}too long
     |context_(?:length|window)_exceeded|max_prompt_tokens_exceeded|string_above_max_length
@@ -268,7 +277,7 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
         return errors.QuotaExceeded(f"{who} has no credit left for this key: {words}. {advice}")
     # A 413 that mentions tokens per minute is no rate limit: this one request is larger than the limit for a minute, so
     # waiting does not help.
-    is_throttled = status != 413 and (status == 429 or says("throttled"))
+    is_throttled = status not in {404, 413} and (status == 429 or says("throttled"))
     if is_throttled and (status is None or status <= 429 or status in _TRANSIENT_STATUS):
         return errors.RateLimited(f"{who} is rate-limiting requests: {words}.", retry_after_s=wait_s)
     if not is_throttled and (status == 413 or _is_overflow(body.searched)):
@@ -282,7 +291,7 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
         return errors.AuthError(f"{who} refused {'access' if status == 403 else 'the key'}: {words}. {advice}")
     if is_refusal and says("no model"):
         return errors.ModelNotFound(f'{who} does not serve the model "{origin.model}": {words}.')
-    if status in {404, 405} and (not body.message or _PATTERNS["no path"].search(body.message)):
+    if status in {404, 405} and (not body.message or says("no path")) and not says("no item"):
         advice = "A base URL usually ends in /v1, such as http://localhost:11434/v1."
         return errors.BadRequest(f"{who} has no {origin.api} at this URL: {words}. {advice}")
     # llama.cpp answers 500, but trying again does not help
@@ -295,6 +304,8 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
     hint = " Crow needs a model that can call tools; choose another one." if says("no tools") else ""
     if says("tools need a flag"):
         hint = " Crow needs tools: start the server with this flag."
+    elif _refuses_tools_with_reasoning(body):
+        hint = ' If this endpoint has no other API, set thought_level = "off" for this model.'
     is_unclear = status == 400 and (not re.search(r"\w", body.searched) or says("unclear overflow"))
     return errors.BadRequest(f"{who} does not accept the request: {words}.{hint}", is_unclear=is_unclear)
 
@@ -542,32 +553,66 @@ def refused_part(body: ErrorBody, dialect: Dialect) -> str | None:
     return None
 
 
-_NAMED_WIRES: dict[WireName, str] = {
-    "chat": r"chat[/_ ]completions?\b",
-    "responses": r"/responses\b|\bresponses (?:api|endpoint)",
-    "messages": r"/messages\b|\bmessages (?:api|endpoint)",
+_WIRE_WORDS: dict[WireName, str] = {
+    "chat": r"chat[/_ ]?completions?\b",
+    "responses": r"/responses\b|\bresponses\s*(?:api|endpoint|接口)|\bresponses(?=-only)|(?:to|use) responses\b",
+    "messages": r"/messages\b|\bmessages (?:api|endpoint)|\banthropic\W(?:style|compatible|format)",
 }
-_USE = r"(?:\buse\b|\btry\b|\bvia\b|\bthrough\b|switch to|\bcall\b|supported (?:in|on|by|with)|available (?:in|on))"
-_WIRE_NAMED = {
-    wire: re.compile(rf"{_USE}[^.]{{0,60}}(?:{words})", re.IGNORECASE) for wire, words in _NAMED_WIRES.items()
+_USE = (
+    r"(?:\buse\b|\btry\b|\bvia\b|\bthrough\b|(?:switch|migrate|moved?) to|\bcall\b|\bsee\b|使用|\bmean\b|\bconsider\b"
+    r"|(?:supported|available|served|offered) (?:in|on|by|with)|requires?|\bneeds\b|\bonly\b)"
+)
+_UNSERVED = (
+    r"(?:\bnot (?:support|accessible|available|enabled|served|offer|allowed|work)|n't (?:support|work|offer|serve|have)"
+    r"|unsupported|\b(?:removed|disabled|closed|no longer|cannot|unavailable)\b|enabled only"
+    r"|only (?:enabled|available|supported)|不支持)"
+)
+_OTHER_NAMED = {
+    wire: re.compile(rf"{_USE}[^.]{{0,60}}?(?:{words})|(?:{words})[^.]{{0,20}}only\b", re.I)
+    for wire, words in _WIRE_WORDS.items()
 }
+_OWN_REFUSED = {
+    wire: re.compile(rf"{_UNSERVED}[^.]{{0,60}}(?:{words})|(?:{words})[^.]{{0,60}}{_UNSERVED}", re.I)
+    for wire, words in _WIRE_WORDS.items()
+}
+_PARAMETER = re.compile(r"\A(?!.*\b(?:tool|function)s?\b).*\b(?:parameter|argument|field)s?\b", re.I | re.S)
+_NOT_IMPLEMENTED = re.compile(r"not[_ ]implemented|convert_request_failed", re.I)
 
 
 def refuses_wire(body: ErrorBody, wire: WireName) -> bool:
-    """Whether the endpoint does not serve this wire at all, does not serve tools on it, or names another wire to
-    use."""
-    if body.status not in {None, 400, 404, 405, 410, 422, 501}:
+    """Whether the endpoint does not serve this wire at all, does not serve tools or this model on it, or names another
+    wire to use."""
+    if body.status in {500, 501}:
+        return body.status == 501 or _NOT_IMPLEMENTED.search(body.searched) is not None
+    if body.status not in {None, 400, 404, 405, 410, 422}:
         return False
-    if any(pattern.search(body.message) for other, pattern in _WIRE_NAMED.items() if other != wire):
-        return True
-    error = model_error(body, Origin())
-    if not isinstance(error, errors.BadRequest):
+    says_tools = _refuses_tools(body) or _refuses_tools_with_reasoning(body)
+    if _PARAMETER.search(body.message) is None:
+        others = (pattern for other, pattern in _OTHER_NAMED.items() if other != wire)
+        if any(pattern.search(body.message) for pattern in (*others, _OWN_REFUSED[wire])):
+            return True
+    if not isinstance(model_error(body, Origin()), errors.BadRequest):
         return False
-    is_no_path = not body.message or _PATTERNS["no path"].search(body.message) is not None
-    if body.status in {404, 405, 501} and (is_no_path or page_title(body.everything) is not None):
+    if _PATTERNS["no item"].search(body.searched) is not None and not says_tools:
+        return False
+    if body.status in {404, 405, 410} or "unexpected endpoint" in body.message.lower():  # LM Studio: in a 200
         return True
-    says = (_PATTERNS[kind].search(body.searched) for kind in ("no tools", "tools with reasoning"))
-    return body.status is not None and any(match is not None for match in says)
+    return body.status is not None and says_tools
+
+
+def _refuses_tools(body: ErrorBody) -> bool:
+    """Whether the endpoint has no tools for this model."""
+    return _says_of_tools(body, "no tools")
+
+
+def _refuses_tools_with_reasoning(body: ErrorBody) -> bool:
+    """Whether the endpoint has no tools for this model while it reasons."""
+    return _says_of_tools(body, "tools with reasoning")
+
+
+def _says_of_tools(body: ErrorBody, kind: str) -> bool:
+    is_said = _PATTERNS[kind].search(body.message) is not None
+    return is_said and _PATTERNS["other than tools"].search(body.message) is None
 
 
 def max_output_tokens(body: ErrorBody) -> int | None:

@@ -19,16 +19,16 @@ WINDOW, REFUSED, OUTPUT_LIMIT, USAGE = "window", "refused", "max_output_tokens",
 """Keys of the stored facts about one endpoint and model. `OUTPUT_LIMIT` is also the name of a part in `Refusal`."""
 
 LEARNED_KEYS = (WINDOW, REFUSED, OUTPUT_LIMIT, USAGE)
-QUOTE_CHARS = 300
+_QUOTE_CHARS = 300
 MAX_TOKENS = 1_000_000_000
 """No context window or output limit is larger than this."""
 
-MAX_PATIENCE_DAYS = 32
+_MAX_PATIENCE_DAYS = 32
 _MAX_REFUSALS = 40
 
 FIRST_WINDOW_PATIENCE = 8
-MAX_WINDOW_PATIENCE = 256
-MAX_SILENT_PATIENCE = 1024
+_MAX_WINDOW_PATIENCE = 256
+_MAX_SILENT_PATIENCE = 1024
 """The patience of a learned window is a number of answers; see `LearnedWindow`. An endpoint that truncates requests
 silently is tested less often, because in such a test the model does not see the start of the conversation."""
 
@@ -82,7 +82,7 @@ class LearnedWindow:
         answers, the patience is doubled."""
         patience = self.patience
         if self.answers >= patience:
-            patience = min(MAX_SILENT_PATIENCE if self.is_silent else MAX_WINDOW_PATIENCE, 2 * patience)
+            patience = min(_MAX_SILENT_PATIENCE if self.is_silent else _MAX_WINDOW_PATIENCE, 2 * patience)
         return replace(self, answers=0, patience=patience, checked_on=today.isoformat())
 
 
@@ -119,7 +119,7 @@ class Refusal:
 
     def again(self, new: Refusal, today: date) -> Refusal:
         """Return the fact to store when the part has been refused again. `new` describes the latest refusal."""
-        patience = min(MAX_PATIENCE_DAYS, self.patience * 2)
+        patience = min(_MAX_PATIENCE_DAYS, self.patience * 2)
         return replace(new, times=self.times + 1, patience=patience, checked_on=today.isoformat())
 
 
@@ -151,7 +151,7 @@ def utc_today() -> date:
 
 def without_controls(words: str) -> str:
     """Return the start of an endpoint's message, without control characters."""
-    return "".join(char if char.isprintable() else " " for char in words)[:QUOTE_CHARS]
+    return "".join(char if char.isprintable() else " " for char in words)[:_QUOTE_CHARS]
 
 
 def learned_window(facts: Mapping[str, object]) -> LearnedWindow | None:

@@ -15,6 +15,7 @@ from crow.domain.messages import Usage, WireName
 from crow.llm import THOUGHT_LEVELS, EndpointMemory, ModelInfo, ModelLimits, ThoughtLevel
 from crow.llm.dialect import Dialect, changes_messages, is_wire
 from crow.llm.endpoint import Endpoint
+from crow.llm.errors import ErrorBody
 from crow.llm.facts import (
     MAX_TOKENS,
     USAGE,
@@ -190,11 +191,15 @@ class RequestForm:
     restored: set[str] = field(default_factory=set)
     """Parts in `known` that were left out when the endpoint refused the request. The request now contains them, because
     the endpoint may require them."""
+    moved: tuple[ErrorBody, WireName] | None = None
+    """The first refusal of a wire, and the wire."""
+    is_back: bool = False
+    """Whether the request returned to the wire of `moved`, because the endpoint refused all the others too."""
     is_settled: bool = False
     """Whether crow has learned from this request."""
 
     def left_out(self) -> tuple[Refusal, ...]:
-        """The refusals whose parts this request leaves out, oldest first."""
+        """Return the refusals whose parts this request leaves out, oldest first."""
         sent = self.tested | self.restored
         return (*(each for each in self.known.values() if each.part not in sent), *self.refused.values())
 
@@ -204,7 +209,7 @@ class RequestForm:
         return self.dialect_without()
 
     def dialect_without(self, *parts: str) -> Dialect:
-        """The dialect of this request if `parts` were left out too."""
+        """Return the dialect of this request if `parts` were left out too."""
         # The wire comes first, because the other parts belong to one wire.
         found = sorted((*(each.part for each in self.left_out()), *parts), key=is_wire, reverse=True)
         return reduce(Dialect.refusing, found, self.configured)
@@ -224,6 +229,15 @@ class RequestForm:
         absent = self.known.keys() - self.refused.keys() - self.doubted - self.restored
         self.restored |= {part for part in absent if part in words} or absent
         return bool(absent)
+
+    def go_back(self) -> ErrorBody | None:
+        """Return to the first wire that was refused, to try it with other requests. Return the reason that it gave, or
+        None if this request never left a wire, or has returned to it before."""
+        if self.moved is None or self.is_back:
+            return None
+        self.is_back = True
+        self.refused = {part: each for part, each in self.refused.items() if not is_wire(part)}
+        return self.moved[0]
 
     @property
     def in_question(self) -> frozenset[str]:
@@ -320,7 +334,7 @@ class EndpointFacts:
         return replace(info, **prices)
 
     def _wire(self) -> WireName:
-        """The wire that requests of every session use."""
+        """Return the wire that requests of every session use."""
         known = (part for part, each in self._refusals.items() if is_wire(part) and each.holds and each.times > 1)
         return reduce(Dialect.refusing, known, self._endpoint.dialect).wire
 

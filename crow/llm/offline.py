@@ -21,7 +21,7 @@ from crow.domain.text import shorten
 from crow.domain.tokens import estimate_message, estimate_text, estimate_tools
 from crow.llm import Attempt, Delta, ModelInfo, Request, TextDelta, ThoughtDelta
 
-ABOUT = (
+_ABOUT = (
     "I am crow's offline model. I follow fixed rules and am not a language model. I understand: read FILE, write FILE: "
     "TEXT, edit FILE: OLD -> NEW, run COMMAND, list files, plan: A; B; C, count to N, think about WORDS, say WORDS, "
     'call TOOL {JSON}, and summarise. Join several requests with "then". For real work, set OPENAI_BASE_URL, '
@@ -62,9 +62,9 @@ class OfflineModel:
     def check(self) -> None:
         """Always succeeds."""
 
-    def stream(self, request: Request) -> AbstractAsyncContextManager[OfflineStream]:
-        """The reply to `request`, in pieces."""
-        return nullcontext(OfflineStream(request, self._pause))
+    def stream(self, request: Request) -> AbstractAsyncContextManager[_OfflineStream]:
+        """Return the reply to `request`, in pieces."""
+        return nullcontext(_OfflineStream(request, self._pause))
 
     async def close(self) -> None:
         """Do nothing, because there is nothing to close."""
@@ -73,7 +73,7 @@ class OfflineModel:
         await self._sleep(self._slow_delay_s if is_slow else self._piece_delay_s)
 
 
-class OfflineStream:
+class _OfflineStream:
     """The stream of one reply; see :class:`crow.llm.Stream`."""
 
     def __init__(self, request: Request, pause: Callable[[bool], Awaitable[None]]) -> None:
@@ -181,7 +181,7 @@ def _reply_to(messages: Sequence[domain.Message], offered: Collection[str]) -> _
         return _OfflineStep(text=_summarise(messages, prompt))
     if not (steps := _steps(prompt, messages)):
         first_line = prompt.partition("\n")[0][:120]
-        return _OfflineStep(text=f'I have no rule for "{first_line}".\n\n{ABOUT}' if first_line else ABOUT)
+        return _OfflineStep(text=f'I have no rule for "{first_line}".\n\n{_ABOUT}' if first_line else _ABOUT)
     calls_made = sum(len(message.calls) for message in since if isinstance(message, domain.AssistantMessage))
     while steps and calls_made > 0:
         calls_made -= steps.pop(0).call is not None

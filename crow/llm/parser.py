@@ -34,14 +34,14 @@ Piece: TypeAlias = TextDelta | ThoughtDelta
 
 LOOP_CHARS = 16_384
 """An answer is cut off if this many characters in a row only repeat one passage."""
-MAX_PASSAGE_CHARS = 2_048
+_MAX_PASSAGE_CHARS = 2_048
 _LOOP_STEP_CHARS = 4_096
 
 _DECODER = json.JSONDecoder(strict=False)
 _MAX_BLANKS = 1000
 
 
-class LoopDetector:
+class _LoopDetector:
     """Detects that a text keeps repeating one passage. `passage` is the repeated passage, or empty. The text is checked
     once per `_LOOP_STEP_CHARS` characters."""
 
@@ -58,15 +58,15 @@ class LoopDetector:
         if self._chars >= _LOOP_STEP_CHARS:
             self._tail = "".join((self._tail, *self._pieces))[-LOOP_CHARS:]
             self._pieces, self._chars = [], 0
-            self.passage = repeated_passage(self._tail) if len(self._tail) == LOOP_CHARS else ""
+            self.passage = _repeated_passage(self._tail) if len(self._tail) == LOOP_CHARS else ""
 
 
-def repeated_passage(text: str) -> str:
-    """Return the shortest passage, of at most `MAX_PASSAGE_CHARS` characters, that repeats throughout `text`. Return an
-    empty text if there is none."""
+def _repeated_passage(text: str) -> str:
+    """Return the shortest passage, of at most `_MAX_PASSAGE_CHARS` characters, that repeats throughout `text`.
+    Return an empty text if there is none."""
     end, at = text[-64:], len(text) - 64
     for _ in range(64):  # the last 64 characters may also occur inside the passage
-        at = text.rfind(end, max(0, len(text) - 64 - MAX_PASSAGE_CHARS), at + 63)
+        at = text.rfind(end, max(0, len(text) - 64 - _MAX_PASSAGE_CHARS), at + 63)
         if at < 0:
             break
         period = len(text) - 64 - at
@@ -102,8 +102,8 @@ class AnswerParser(ABC):
         self._pieces: list[tuple[type[Piece], str]] = []
         self._text = io.StringIO()
         self._thought = io.StringIO()
-        self._answer_loop = LoopDetector()
-        self._thought_loop = LoopDetector()
+        self._answer_loop = _LoopDetector()
+        self._thought_loop = _LoopDetector()
         self._chars = 0
         self._blank_thought = ""
         self._reasoning_field: str | None = None
@@ -290,6 +290,21 @@ class AnswerParser(ABC):
         self.error_body = find_error(event)
         if self.error_body is not None:
             raise model_error(self.error_body, self._origin)
+
+    def _refuse_other_wire(self, event: JsonObject) -> None:
+        """Raise an error if the answer begins with an event of another wire."""
+        kind = str(event.get("type") or "")
+        wire: WireName | None = "chat" if "choices" in event else None
+        if kind.startswith("response.") or event.get("object") == "response":
+            wire = "responses"
+        elif kind.startswith(("message_", "content_block_")):
+            wire = "messages"
+        if wire not in {None, self.wire} and not self.has_begun:
+            api = Origin(wire=wire or "chat").api
+            words = (
+                f'{self._origin.endpoint} sent an answer of {api} instead of {self.kind}. Set wire = "{wire}" for it.'
+            )
+            raise ProtocolError(words)
 
     def _add_usage(self, usage: Usage | None) -> None:
         self._usage = merge_usage(self._usage, usage)

@@ -310,7 +310,7 @@ class _SettingsReader:
         else:
             inner = value if isinstance(value, Mapping) and value else {"": None}
             for key in inner:
-                self._refuse_unknown("", f"{name}.{key}".rstrip("."), setting_keys())
+                self._refuse_unknown("", f"{name}.{key}".rstrip(".") or '""', setting_keys())
 
     def _add_table(self, place: tuple[str, ...], value: object) -> None:
         name = dotted_key(*place)
@@ -396,15 +396,15 @@ class _SettingsReader:
         try:
             return kind.model_validate({key: given.value for key, given in table.items()})
         except ValidationError as error:  # the error's own text shows values, including secrets
-            keys = dict.fromkeys(str(*detail["loc"][:1]) for detail in error.errors())
+            keys = dict.fromkeys(str(detail["loc"][0]) if detail["loc"] else None for detail in error.errors())
         prefix = f"{name}."
         for key in keys:
-            if not key:
+            if key is None:  # the table as a whole
                 self._problems.append(f"{self._file}: {name} must be {_NEEDED[kind]}")
             elif key in kind.model_fields:
                 self._refuse(prefix + key, table[key], kind.model_fields[key])
             else:
-                self._refuse_unknown(prefix, key, tuple(kind.model_fields))
+                self._refuse_unknown(prefix, key or '""', tuple(kind.model_fields))
         return None
 
     def _refuse(self, dotted: str, given: _Given, setting: FieldInfo) -> None:

@@ -52,7 +52,9 @@ __all__ = [
     "Access",
     "AccessStore",
     "BranchPoint",
+    "BranchStore",
     "BranchTip",
+    "ClaimStore",
     "Group",
     "Hit",
     "LogStore",
@@ -61,6 +63,7 @@ __all__ = [
     "NewSession",
     "Outline",
     "QueuedPrompt",
+    "RowStore",
     "ScanResult",
     "Scope",
     "SearchStore",
@@ -81,8 +84,27 @@ __all__ = [
 ]
 
 
-class SessionStore(Protocol):
-    """The rows of sessions."""
+class RowStore(Protocol):
+    """The row of a session that exists."""
+
+    async def session(self, session_id: str) -> SessionRow:
+        """Return the session's current row."""
+
+    async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
+        """Change columns of the row.
+
+        :raises ~crow.domain.errors.ArgumentError: the alias belongs to another session.
+        """
+
+    async def merge_metadata(self, session_id: str, patch: JsonObject) -> SessionRow:
+        """Merge `patch` into the session's metadata, as `crow.store.codec.merged_metadata` does, in one transaction.
+
+        :raises ~crow.domain.errors.ArgumentError: the result is too large or too deep; nothing was changed.
+        """
+
+
+class SessionStore(RowStore, Protocol):
+    """The rows of all sessions."""
 
     async def create_session(self, new: NewSession) -> SessionRow:
         """Insert a session. If the session is not a fork, also insert a conversation for it.
@@ -109,9 +131,6 @@ class SessionStore(Protocol):
 
         :raises ~crow.domain.errors.ArgumentError: the id is taken, or the entry is not in the conversation.
         """
-
-    async def session(self, session_id: str) -> SessionRow:
-        """Return the session's current row."""
 
     async def sessions(
         self,
@@ -146,18 +165,6 @@ class SessionStore(Protocol):
     async def is_known_directory(self, paths: Sequence[str], *, principal: str | None = None) -> bool:
         """Return whether at least one of these directories is the working directory of a session with a prompt.
         Imported conversations do not count. With `principal`, only sessions of this principal count."""
-
-    async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
-        """Change columns of the row.
-
-        :raises ~crow.domain.errors.ArgumentError: the alias belongs to another session.
-        """
-
-    async def merge_metadata(self, session_id: str, patch: JsonObject) -> SessionRow:
-        """Merge `patch` into the session's metadata, as `crow.store.codec.merged_metadata` does, in one transaction.
-
-        :raises ~crow.domain.errors.ArgumentError: the result is too large or too deep; nothing was changed.
-        """
 
     async def delete_session(self, session_id: str) -> None:
         """Hide the session and its subagents. `tidy` removes their data later. An unknown id is ignored."""
@@ -224,7 +231,46 @@ class LogStore(Protocol):
         """
 
 
-class TurnStore(Protocol):
+class ClaimStore(Protocol):
+    """The claim of a session's turn."""
+
+    async def take_turn(
+        self,
+        session_id: str,
+        message_id: str | None,
+        *,
+        leaf: int | None,
+        parts: Sequence[Part] | None = None,
+        cut: int | None = None,
+        name: PromptName | None = None,
+        command_id: str = "",
+    ) -> TurnStart:
+        """Claim the turn for this store and append the prompt as a user entry, in one transaction.
+
+        For a slash command, `message_id` is None and no user entry is appended. Without `parts`, the parts and the name
+        of the prompt are taken from the inbox. `cut` (see `User`) is stored in the user entry. If a dead owner left a
+        turn running, the same transaction repairs that turn. If a slash command has a name, `command_id` is the message
+        id of the command.
+
+        :raises ~crow.domain.errors.RepeatedPrompt: the session has a prompt with this name; nothing was written.
+        :raises ~crow.domain.errors.ArgumentError: a prompt with other content has this name; nothing was written.
+        :raises ~crow.domain.errors.SessionBusy: another living process runs a turn; nothing was written.
+        """
+
+    def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
+        """Give up a turn of this store after its last entries (`end`) could not be stored under `leaf`.
+
+        The next `open_session` or `take_turn` of this store first tries again to store `end`. If `end` cannot be
+        stored, the turn is repaired as if its owner had died. This method writes nothing and never fails.
+        """
+
+    async def drop_prompt(self, session_id: str, message_id: str, *, is_cancelled: bool = False) -> None:
+        """Remove a prompt from the inbox. Call this after the sender was told that the prompt cannot run. An unknown
+        message id is ignored. The name of the prompt is removed too, so that the prompt can be sent again. With
+        `is_cancelled`, the name stays, and a repeat is cancelled too."""
+
+
+class TurnStore(ClaimStore, Protocol):
     """The prompts of a session, and who runs its turn."""
 
     async def enqueue(
@@ -252,34 +298,6 @@ class TurnStore(Protocol):
     async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
         """Return the prompts in the inbox, in order."""
 
-    async def drop_prompt(self, session_id: str, message_id: str, *, is_cancelled: bool = False) -> None:
-        """Remove a prompt from the inbox. Call this after the sender was told that the prompt cannot run. An unknown
-        message id is ignored. The name of the prompt is removed too, so that the prompt can be sent again. With
-        `is_cancelled`, the name stays, and a repeat is cancelled too."""
-
-    async def take_turn(
-        self,
-        session_id: str,
-        message_id: str | None,
-        *,
-        leaf: int | None,
-        parts: Sequence[Part] | None = None,
-        cut: int | None = None,
-        name: PromptName | None = None,
-        command_id: str = "",
-    ) -> TurnStart:
-        """Claim the turn for this store and append the prompt as a user entry, in one transaction.
-
-        For a slash command, `message_id` is None and no user entry is appended. Without `parts`, the parts and the name
-        of the prompt are taken from the inbox. `cut` (see `User`) is stored in the user entry. If a dead owner left a
-        turn running, the same transaction repairs that turn. If a slash command has a name, `command_id` is the message
-        id of the command.
-
-        :raises ~crow.domain.errors.RepeatedPrompt: the session has a prompt with this name; nothing was written.
-        :raises ~crow.domain.errors.ArgumentError: a prompt with other content has this name; nothing was written.
-        :raises ~crow.domain.errors.SessionBusy: another living process runs a turn; nothing was written.
-        """
-
     async def cancel_turn(self, session_id: str) -> bool:
         """If another store runs a turn of this session, ask that store to cancel the turn. Return false if no other
         store runs a turn of this session, or if stores on this database cannot notify each other."""
@@ -288,12 +306,9 @@ class TurnStore(Protocol):
         """Renew the lease, so that other hosts see that this store still runs the session's turn. Call this at least
         once a minute while nothing is appended. This has no effect if this store does not run a turn of the session."""
 
-    def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
-        """Give up a turn of this store after its last entries (`end`) could not be stored under `leaf`.
 
-        The next `open_session` or `take_turn` of this store first tries again to store `end`. If `end` cannot be
-        stored, the turn is repaired as if its owner had died. This method writes nothing and never fails.
-        """
+class BranchStore(RowStore, LogStore, ClaimStore, Protocol):
+    """What a branch needs: its session's row, the entries on its path, and the claim of its turn."""
 
 
 class SearchStore(Protocol):

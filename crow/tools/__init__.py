@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -12,8 +13,12 @@ from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.messages import Image, JsonObject, ToolCall, ToolSpec, Usage
 from crow.tools.layers import Changes, Layer
 from crow.tools.layers.session import Layers
+from crow.tools.network import CommandNetwork, Host, HostVerdict
 from crow.tools.process import Process
 from crow.tools.sampling import Sampler
+from crow.tools.tasks import AgentKind as AgentKind
+from crow.tools.tasks import SubagentResult as SubagentResult
+from crow.tools.tasks import Task as Task
 from crow.tools.urls import NO_URL_RULES, UrlRules
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
@@ -159,6 +164,8 @@ class PlannedCall:
     """The error message for the model. A call with a fault must not run."""
     is_barrier: bool = False
     """The call writes files, so no other call may run in parallel."""
+    is_isolated: bool = False
+    """The files that the call writes are in the layer of a subagent, and the workspace stays as it is."""
     parts: tuple[PlannedCall, ...] = ()
     """One plan for each file, if the call touches several. What is said about one touched file, and what rules say
     about it, is then in the parts. The call may run only if each part may."""
@@ -214,26 +221,6 @@ class SkillInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentKind:
-    """A kind of subagent."""
-
-    name: str
-    source: str
-    """The path of its file."""
-    description: str = ""
-    is_from_workspace: bool = False
-    """If set, using the kind needs the user's permission."""
-    tools: tuple[str, ...] | None = None
-    """The names or globs of the tools that the subagent may use. None means all."""
-    model: str = ""
-    """If empty, the subagent uses the session's model."""
-    mode: str = ""
-    """If not empty, the subagent has at most the permissions of this mode."""
-    problem: str = ""
-    """Why the file cannot be used, as a clause without a full stop. Empty if the file can be used."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
     """The state of an MCP server of the session."""
 
@@ -261,6 +248,16 @@ class Toolbox(Protocol):
     def deferred(self) -> tuple[ToolSpec, ...]:
         """Return the tools of servers that `specs` leaves out, because the model finds and calls them with other
         tools."""
+
+    def isolated(self, task_id: str) -> AbstractAsyncContextManager[Toolbox]:
+        """Open the built-in tools for a subagent, which then works in a layer of its own. Close them in the same task.
+
+        :raises ~crow.domain.errors.ArgumentError: there are no layers here, or its layer cannot be used.
+        """
+
+    async def changes_of(self, task_id: str) -> str:
+        """Say to the model what a subagent has changed in its layer. :raises ~crow.domain.errors.ArgumentError: its
+        layer cannot be used."""
 
     def narrowed(self, names: Collection[str]) -> Toolbox:
         """Return this toolbox with only the tools of these names, which may be deferred. Tools that find and call
@@ -443,9 +440,11 @@ class Workspace(Protocol):
         on_output: OnOutput,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
         layer: Layer | None = None,
+        network: CommandNetwork | None = None,
     ) -> tuple[int | None, str]:
         """Run a shell command in its own process group, without input or a terminal. If the command is confined, it
-        cannot read the `excluded` files. With a `layer`, the files that it changes in the workspace stay there.
+        cannot read the `excluded` files. With a `layer`, the files that it changes in the workspace stay there. With a
+        `network`, a confined command reaches the hosts that this allows, where the sandbox can do that.
 
         Return the exit code, and the text that the command wrote to standard output and standard error, in the order
         of arrival. If the command timed out and was killed, the code is None. If a signal ended the command, the code
@@ -560,11 +559,14 @@ class Log(Protocol):
 
 
 class ChangeReviewer(Protocol):
-    """Decides about what commands have changed in a layer."""
+    """Decides about what commands have changed in a layer, and about the hosts that they may reach."""
 
     async def review(self, call_id: str, changes: Changes) -> str:
         """Decide whether the changes of a call are kept, and ask the user where needed. Return an empty string if they
         are kept, otherwise the reason for the model."""
+
+    async def review_host(self, call_id: str, host: Host) -> HostVerdict:
+        """Decide whether the command of a call may reach a host, and ask the user where needed."""
 
 
 class Plan(Protocol):
@@ -574,41 +576,6 @@ class Plan(Protocol):
         """Return the newest plan on the session's path."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """Work for a subagent."""
-
-    title: str
-    prompt: str
-    tools: tuple[str, ...] | None = None
-    """The names of the tools that the subagent may use. None allows all tools except those that subagents may never
-    use."""
-    resume: str | None = None
-    """The id of an earlier task to continue."""
-    background: bool = False
-    """If set, the call returns as soon as the subagent has started to work."""
-    kind: AgentKind | None = None
-    """None for a plain subagent."""
-    instructions: str = ""
-    """The prompt of the kind."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubagentResult:
-    """The result of a task."""
-
-    id: str
-    """Can be used to resume the task."""
-    text: str
-    """The subagent's last answer, or the error."""
-    is_error: bool = False
-    steps: int = 0
-    usage: Usage | None = None
-    cost: float | None = None
-    is_running: bool = False
-    """If set, the subagent still works in the background and has not given an answer yet."""
-
-
 class SubagentRunner(Protocol):
     """Runs subagents for the `task` tool."""
 
@@ -616,6 +583,12 @@ class SubagentRunner(Protocol):
         """Run a task in its own conversation with the tools of `toolbox`, and report progress.
 
         :raises ~crow.domain.errors.ArgumentError: a tool is unknown, or the task to resume does not exist.
+        """
+
+    async def check_ended(self, task_id: str) -> None:
+        """Do nothing if this is a task of the session that has ended.
+
+        :raises ~crow.domain.errors.ArgumentError: there is no such task, or it is still running.
         """
 
 
@@ -680,7 +653,7 @@ class Ports:
     log: Log
     plan: Plan
     reviewer: ChangeReviewer | None = None
-    """If None, what commands change in layers is dropped."""
+    """If None, what commands change in layers is dropped, and they reach no hosts."""
     subagents: SubagentRunner | None = None
     """If None, there is no `task` tool."""
     agents: AgentPolicy | None = None

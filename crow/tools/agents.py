@@ -26,7 +26,7 @@ _MAX_AGENTS = 50
 _MAX_TOOLS = 100
 _MODEL_CHARS = 200
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_*?-]{1,64}")
-_KEYS = ("description", "tools", "model", "mode")
+_KEYS = ("description", "tools", "model", "mode", "isolated")
 
 _OTHER_NAMES: Mapping[str, str] = {
     "Read": "read_file",
@@ -91,6 +91,8 @@ def _agent_kind(name: str, head: bytes, path: Path, *, is_from_workspace: bool) 
         problem = "its front matter has no description"
     elif mode and mode not in AGENT_MODES:
         problem = f"its mode is {clean_line(mode)[:40]}; expected one of {', '.join(AGENT_MODES)}"
+    elif fields.get("isolated", "false") not in ("true", "false"):
+        problem = f"its isolated is {clean_line(fields['isolated'])[:40]}; expected true or false"
     elif len(model) > _MODEL_CHARS:
         problem = "the name of its model is too long"
     elif len(head) < HEAD_BYTES and not text[end:].strip():
@@ -103,6 +105,7 @@ def _agent_kind(name: str, head: bytes, path: Path, *, is_from_workspace: bool) 
         tools=tools,
         model="" if model == "inherit" else model,
         mode=mode,
+        isolated=fields.get("isolated") == "true",
         problem=problem,
     )
 

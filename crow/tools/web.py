@@ -24,6 +24,7 @@ MAX_BYTES = 5_000_000
 _TIMEOUT_S = 30.0
 _MAX_REDIRECTS = 5
 _HEADERS = {"User-Agent": "crow", "Accept": "text/html, text/*, application/json;q=0.9, */*;q=0.5"}
+_REMEDY = "the user can allow such addresses with permissions.fetch_private = true"
 _IPV4_IN_IPV6 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("::/96"))
 _LOCAL = (ipaddress.ip_network("fec0::/10"), ipaddress.ip_network("64:ff9b:1::/48"))
 
@@ -89,7 +90,7 @@ async def _get_once(url: str, *, allow_private: bool) -> Document:
     """Send one request to a checked address."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
-    address = await _checked_address(host, port, allow_private=allow_private)
+    address = await checked_address(host, port, allow_private=allow_private)
     place = f"[{address}]" if ":" in address else address
     pinned = urlunsplit((parts.scheme, f"{place}:{port}", parts.path, parts.query, ""))
     # in a thread, because it reads the system's certificates
@@ -118,9 +119,9 @@ async def _get_once(url: str, *, allow_private: bool) -> Document:
     )
 
 
-async def _checked_address(host: str, port: int, *, allow_private: bool) -> str:
+async def checked_address(host: str, port: int, *, allow_private: bool, remedy: str = _REMEDY) -> str:
     """Return an address of `host`. :raises ~crow.domain.errors.ArgumentError: the host has no address, or it has a
-    private address although `allow_private` is not set."""
+    private address although `allow_private` is not set. `remedy` says how the user can allow that."""
     try:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -128,10 +129,7 @@ async def _checked_address(host: str, port: int, *, allow_private: bool) -> str:
     addresses = [str(entry[4][0]) for entry in found]
     private = [address for address in addresses if not is_public(address)]
     if private and not allow_private:
-        raise ArgumentError(
-            f"{host} is at {private[0]}, a private address; the user can allow such addresses with "
-            "permissions.fetch_private = true"
-        )
+        raise ArgumentError(f"{host} is at {private[0]}, a private address; {remedy}")
     return addresses[0]
 
 

@@ -12,10 +12,11 @@ import errno
 import os
 import secrets
 import signal
+import socket
 import stat as modes
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -41,6 +42,7 @@ from crow.tools import (
 from crow.tools.layers import Layer, LookRules
 from crow.tools.layers.rules import rules_for
 from crow.tools.layers.session import Layers
+from crow.tools.network import CommandNetwork
 from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, command_environment, start
 from crow.tools.protection import ProtectedPaths, is_secret, secret_places
 from crow.tools.sandbox import CHECK_S, Confiner
@@ -177,7 +179,7 @@ class DiskWorkspace:
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
         """See :meth:`crow.tools.Workspace.stat`."""
-        return await anyio.to_thread.run_sync(_file_stat, path, head)
+        return await anyio.to_thread.run_sync(file_stat, path, head)
 
     async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
         """See :meth:`crow.tools.Workspace.read_bytes`."""
@@ -240,6 +242,7 @@ class DiskWorkspace:
         on_output: OnOutput,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
         layer: Layer | None = None,
+        network: CommandNetwork | None = None,
     ) -> tuple[int | None, str]:
         """See :meth:`crow.tools.Workspace.run`. Runs bash, or sh if there is no bash.
 
@@ -250,7 +253,15 @@ class DiskWorkspace:
         """
         retained = OutputBuffer(RETAINED_CHARS)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        process = await self._start(command, access, lambda data: retained.feed(decoder.decode(data)), excluded, layer)
+        listeners: list[socket.socket] = []
+        process = await self._start(
+            command,
+            access,
+            lambda data: retained.feed(decoder.decode(data)),
+            excluded,
+            layer,
+            None if network is None else listeners.append,
+        )
         try:
             sentences: list[str] = []
 
@@ -258,7 +269,8 @@ class DiskWorkspace:
                 sentences.extend(await self._check(process))
 
             with anyio.move_on_after(timeout_s) as timeout:
-                await _show_output(process, retained, on_output, check)
+                async with _connected(network, listeners, timeout):
+                    await _show_output(process, retained, on_output, check)
             if timeout.cancelled_caught:
                 await process.end(TERM_S)
             sentences += await self._finish(process)
@@ -370,6 +382,7 @@ class DiskWorkspace:
         on_output: Callable[[bytes], None],
         excluded: ExcludedPaths,
         layer: Layer | None = None,
+        on_listener: Callable[[socket.socket], None] | None = None,
     ) -> Process:
         env = command_environment(self._keys(), {**_QUIET, "PWD": str(self.cwd)})
         argv = [*self._shell, command]
@@ -378,7 +391,14 @@ class DiskWorkspace:
         if self._confiner is None:
             raise PermissionError(errno.EPERM, _OFF.problem)
         return await self._confiner.start(
-            argv, access, cwd=self.cwd, env=env, on_output=on_output, excluded=excluded, layer=layer
+            argv,
+            access,
+            cwd=self.cwd,
+            env=env,
+            on_output=on_output,
+            excluded=excluded,
+            layer=layer,
+            on_listener=on_listener,
         )
 
     async def _check(self, process: Process) -> tuple[str, ...]:
@@ -473,6 +493,13 @@ class _SpawnedCommand:
             self._on_output(f"\n[{sentence}]\n")
 
 
+def _connected(
+    network: CommandNetwork | None, listeners: Sequence[socket.socket], clock: anyio.CancelScope
+) -> AbstractAsyncContextManager[None]:
+    """Serve the network of a command, if it has one."""
+    return nullcontext() if network is None or not listeners else network.serving(listeners[0], clock)
+
+
 async def _show_output(
     process: Process, retained: OutputBuffer, on_output: OnOutput, check: Callable[[], Awaitable[None]]
 ) -> None:
@@ -564,7 +591,7 @@ def _names_in(
     return found
 
 
-def _file_stat(path: Path, head: int = 0) -> FileStat:
+def file_stat(path: Path, head: int = 0) -> FileStat:
     """Return the state of `path`, which need not exist. The state of a file includes its first `head` bytes.
 
     :raises OSError: the path cannot be read.

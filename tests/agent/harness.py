@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,12 @@ class Tools:
 
     def narrowed(self, names: Collection[str]) -> Tools:
         return self
+
+    def isolated(self, task_id: str) -> AbstractAsyncContextManager[Tools]:
+        raise NotImplementedError
+
+    async def changes_of(self, task_id: str) -> str:
+        raise NotImplementedError
 
     def servers(self) -> tuple[ServerStatus, ...]:
         return self.statuses

@@ -23,6 +23,7 @@ from crow.settings import load_settings
 from crow.store.sqlite.store import SqliteStore
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, OnOutput
 from crow.tools.layers import Layer
+from crow.tools.network import CommandNetwork
 from crow.tools.sandbox.confiner import choose_sandbox
 from crow.tools.workspace import DiskWorkspace
 from tests.store.scenes import converse, new_session
@@ -386,8 +387,10 @@ class Unconfined(DiskWorkspace):
         on_output: OnOutput,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
         layer: Layer | None = None,
+        network: CommandNetwork | None = None,
     ) -> tuple[int | None, str]:
         assert access
+        assert network is None
         assert not excluded.patterns
         assert layer is None
         return await super().run(command, access="full", timeout_s=timeout_s, on_output=on_output)
@@ -505,7 +508,14 @@ def refusing(status: int, words: str) -> Callable[[Recorded], Reply]:
     return answer
 
 
-@pytest.mark.parametrize(("status", "words"), [(400, SHORT), (400, LONG), (404, ""), (404, SHORT), (422, UNSUPPORTED)])
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        *[(400, SHORT), (400, LONG), (404, ""), (404, SHORT), (422, UNSUPPORTED)],
+        (400, "Please disable reasoning before passing tools to this deployment."),
+        (400, 'model "gpt-x" is not accessible via the /chat/completions endpoint'),
+    ],
+)
 def test_doctor_tries_tools_with_reasoning_and_understands_each_refusal(
     run: Run, tmp_path: Path, endpoint: FakeEndpoint, status: int, words: str
 ) -> None:

@@ -186,6 +186,8 @@ REFUSAL = "Function tools with reasoning_effort are not supported for gpt-x"
     [
         f"{REFUSAL} in /v1/chat/completions. To use them, use /v1/responses or set reasoning_effort to 'none'.",
         f"{REFUSAL}. Set reasoning_effort to 'none'.",
+        "The chatCompletion operation does not work with the specified model. Choose another model and try again.",
+        "With thinking enabled, this endpoint does not take tools.",
     ],
 )
 def test_a_model_that_refuses_tools_with_reasoning_on_one_api_is_tried_on_the_next(

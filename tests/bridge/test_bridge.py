@@ -16,7 +16,7 @@ import pytest
 from crow.bridge.journal import Journal
 from crow.bridge.loop import MAX_UNSENT_BYTES
 from tests.support.bridged import BridgedEditor, QuickTimes
-from tests.support.fake_server import FakeServer
+from tests.support.fake_server import Connection, FakeServer
 
 
 @pytest.fixture
@@ -277,6 +277,59 @@ async def test_a_server_that_stays_away_ends_the_bridge_with_an_error_for_each_r
         assert await editor.ended() == 1
 
 
+async def test_the_bridge_leaves_the_end_of_the_connection_to_the_server(tmp_path: Path) -> None:
+    class Patient(QuickTimes):
+        close = 60.0
+
+    wrote = asyncio.get_running_loop().create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer)
+        connection.pongs = False
+        try:
+            await connection.upgrade(lambda _: "c1")
+            await connection.receive()
+            connection.send({"id": 1, "result": {}})
+            await connection.receive()
+            assert await connection.closed_with == b"\x03\xe8"
+            connection.frame(10, b"1" * (8 << 20))  # far more than a socket holds
+            await writer.drain()
+        except Exception as error:  # noqa: BLE001
+            wrote.set_exception(error)
+        else:
+            wrote.set_result(True)
+        finally:
+            connection.end()
+
+    async with (
+        await asyncio.start_unix_server(serve, tmp_path / "s"),
+        BridgedEditor(tmp_path / "s", times=Patient) as editor,
+    ):
+        await editor.request("initialize", protocolVersion=1)
+        editor.close_stdin()
+        assert await wrote
+        assert await editor.ended() == 0
+
+
+async def test_a_server_that_does_not_end_the_connection_does_not_keep_the_bridge(tmp_path: Path) -> None:
+    closed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer)
+        await connection.upgrade(lambda _: "c1")
+        await connection.receive()
+        connection.send({"id": 1, "result": {}})
+        await closed.wait()
+        connection.end()
+
+    async with await asyncio.start_unix_server(serve, tmp_path / "s"):
+        async with BridgedEditor(tmp_path / "s") as editor:
+            await editor.request("initialize", protocolVersion=1)
+            editor.close_stdin()
+            assert await editor.ended() == 0
+        closed.set()
+
+
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
@@ -304,7 +357,10 @@ async def test_a_broken_or_final_server_ends_the_bridge_with_words(server: FakeS
 
 
 async def test_the_reason_of_the_server_is_read_before_a_failed_write_is_reported(server: FakeServer) -> None:
-    async with BridgedEditor(server.path) as editor:
+    class Hasty(QuickTimes):
+        close = 0.0  # an editor that reads late still gets the reason
+
+    async with BridgedEditor(server.path, times=Hasty) as editor:
         session = await editor.new_session()
         editor.pause()
         server.last.send({"method": "_x", "params": {"text": "x" * (MAX_UNSENT_BYTES + 1_000_000)}})

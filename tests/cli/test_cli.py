@@ -23,6 +23,7 @@ from crow.cli.reference import reference_of
 from crow.domain.messages import Text
 from crow.store import NewSession
 from crow.store.sqlite.store import SqliteStore
+from tests.support.terminal import forkable, start
 
 INITIALIZE = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n'
 
@@ -48,7 +49,9 @@ async def add_session(home: Path, session_id: str, cwd: str, prompt: str) -> Non
 
 
 def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([sys.executable, "-m", "crow", *arguments], input=stdin, capture_output=True, timeout=60)
+    process = start(arguments, env=forkable(os.environ), cwd=Path.cwd(), stdin=subprocess.PIPE)
+    out, err = process.communicate(stdin)
+    return subprocess.CompletedProcess(arguments, process.wait(), out, err)
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +63,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_arguments_a_terminal_gets_help() -> None:
     ours, theirs = pty.openpty()
     try:
-        done = subprocess.run([sys.executable, "-m", "crow"], stdin=theirs, capture_output=True, timeout=60)
+        done = subprocess.run([sys.executable, "-m", "crow"], stdin=theirs, capture_output=True, timeout=120)
     finally:
         os.close(ours)
         os.close(theirs)
@@ -202,12 +205,12 @@ def test_a_closed_pipe_is_not_reported() -> None:
     process.stdout.close()
     with process.stderr:
         assert process.stderr.read() == b""
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=120) == 1
 
 
 def test_a_broken_installation_gives_one_sentence_and_a_traceback_in_the_log(home: Path) -> None:
     script = "import sys\nsys.modules['crow.app'] = None\nfrom crow.cli import main\nsys.exit(main(['acp']))"
-    done = subprocess.run([sys.executable, "-c", script], input=INITIALIZE, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], input=INITIALIZE, capture_output=True, timeout=120)
     assert (done.returncode, done.stdout) == (1, b"")
     (line,) = done.stderr.decode().splitlines()
     assert line.startswith("crow: internal error: ModuleNotFoundError: ")
@@ -238,7 +241,7 @@ def in_bash(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]
     def complete(*words: str) -> list[str]:
         env = {**os.environ, "PATH": f"{place}:{os.environ['PATH']}"}
         command = [bash, "--norc", "-c", BASH, "bash", str(script), *words]
-        done = subprocess.run(command, cwd=place / "work", env=env, capture_output=True, timeout=60, check=True)
+        done = subprocess.run(command, cwd=place / "work", env=env, capture_output=True, timeout=120, check=True)
         assert done.stderr == b""
         return done.stdout.decode().splitlines()
 
@@ -327,6 +330,6 @@ def test_a_completion_for_no_shell_is_an_error(capsys: pytest.CaptureFixture[str
 
 def test_help_needs_no_argument_parser() -> None:
     program = "import sys; from crow.__main__ import main; sys.argv = ['crow', '--help']; main(); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.startswith("usage: crow")
     assert {"argparse", "crow.cli"} & set(done.stdout.splitlines()[-1].split()) == set()

@@ -18,6 +18,7 @@ import pytest
 from crow.cli import main
 from crow.settings.write import add_server, without_server
 from tests.support.oauth_server import OAuthServer, oauth_server, visit
+from tests.support.terminal import forkable, start
 
 SERVERS = Path(__file__).parents[1] / "tools" / "servers"
 
@@ -208,19 +209,15 @@ def last_address(page: str) -> str:
 
 def log_in(server: str, *, pastes: bool = False) -> tuple[int, str, str]:
     """Run `crow mcp login` and log in. Return the exit code, what it printed after the page's address, and stderr."""
-    argv = [sys.executable, "-m", "crow", "mcp", "login", server, "--no-browser"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(argv, env=dict(os.environ), stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+    argv = ["mcp", "login", server, "--no-browser"]
+    with start(argv, env=forkable(os.environ), cwd=Path.cwd(), stdin=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert process.stdin is not None
-        page = next((line.strip() for line in process.stdout if line.startswith("  http")), "")
-        if pastes:
-            process.stdin.write(f"nonsense\n\n{last_address(page)}\n")
-            process.stdin.flush()
-        elif page:
+        page = next((line.strip().decode() for line in process.stdout if line.startswith(b"  http")), "")
+        if page and not pastes:
             assert visit(page) == 200
-        rest, errors = process.communicate(timeout=120)
-    return process.returncode, rest, errors
+        words = f"nonsense\n\n{last_address(page)}\n" if pastes else ""
+        rest, errors = process.communicate(words.encode(), timeout=120)
+    return process.wait(), rest.decode(), errors.decode()
 
 
 @pytest.mark.parametrize("how", ["browser", "paste"])

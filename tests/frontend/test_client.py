@@ -346,7 +346,7 @@ async def test_a_question_in_a_call_of_a_subagent_is_asked_in_its_session() -> N
     client = client_of(wire, caps)
     own, of_subagent, hidden = (CallRef(assistant=n, index=0) for n in (1, 2, 3))
     announcement = Announcement(title="docs__ask", kind="other")
-    for place, ref in ((client, own), (client.open_subagent("task-1", Feed("task-1")), of_subagent)):
+    for place, ref in ((client, own), (client.subagents.open("task-1", Feed("task-1")), of_subagent)):
         await place.show(CallAnnounced(call=ref, name="docs__ask", arguments="{}", announcement=announcement))
     plan = PlannedCall(
         announcement=announcement, access="external", coverage=Coverage(rule_tool="sampling", argument="docs")

@@ -79,7 +79,7 @@ def in_session(item: Item, session_id: str) -> Item:
 
 
 async def introduce(client: SessionClient) -> None:
-    await client.tell_subagents()
+    await client.subagents.tell()
     await client.join()
     client.open()
 
@@ -96,7 +96,7 @@ async def test_what_happens_before_a_loaded_client_is_introduced_is_shown_once_a
         put, shown = clients.put, client
         if session_id == TASK:
             await clients.publish(SubagentChanged(session_id=TASK, title="Look", state="running"))
-            put, shown = clients.open_subagent(TASK).put, client.subagents[TASK]
+            put, shown = clients.open_subagent(TASK).put, client.subagents.running[TASK]
             await clients.flushed()
         client.hold()
 
@@ -173,7 +173,7 @@ async def test_a_load_of_a_running_subagent_shows_its_call_with_the_status_that_
         await clients.flushed()
         live = transcript(wire.updates(TASK))
         wire.sent.clear()
-        await client.subagents[TASK].load(history(), is_running=lambda: True)
+        await client.subagents.running[TASK].load(history(), is_running=lambda: True)
         tasks.cancel_scope.cancel()
     assert transcript(wire.updates(TASK)) == live
     assert live[-1] == ("call", "call_2_0", ("pending", "in_progress", "completed")[stored - 2])

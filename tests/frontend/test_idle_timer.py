@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from crow.domain.errors import StoreUnavailable
-from crow.frontend.host import IdleTimer
+from crow.frontend.idle import IdleTimer
 
 
 class Room:

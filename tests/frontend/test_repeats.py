@@ -175,7 +175,7 @@ async def test_a_cancelled_repeat_cancels_the_turn_of_the_other_node(tmp_path: P
         name = prompt_name({"prompt": blocks, "_meta": {"crow": {"promptId": "p1"}}})
         joined = anyio.Event()
         repeat = hosted.submit((Text(text="go"),), None, name)
-        repeat.on_joined = lambda _known: joined.set()
+        repeat.repeat.on_joined = lambda _known: joined.set()
         second = asyncio.create_task(hosted.answer(repeat))
         await joined.wait()
         await anyio.lowlevel.checkpoint()

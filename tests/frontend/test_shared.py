@@ -14,7 +14,7 @@ import pytest
 
 from crow.domain.events import FormQuestion
 from crow.frontend import clients
-from crow.frontend import host as host_module
+from crow.frontend import prompts as prompts_module
 from crow.frontend.frames import RequestError
 from crow.frontend.host import ServerDependencies
 from crow.frontend.requester import Requester
@@ -359,7 +359,7 @@ async def test_a_prompt_to_another_session_is_not_taken_for_the_original_prompt(
 async def test_only_the_oldest_results_are_dropped_if_there_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_module, "MAX_KEPT", 2)
+    monkeypatch.setattr(prompts_module, "MAX_KEPT", 2)
     async with shared(tmp_path, *(Say(text=("Hi.",)) for _ in range(4))) as host:
         ann = await host.client(requester=Requester(connection_id="c1"))
         session = await ann.new()

@@ -17,7 +17,7 @@ import pytest
 from crow.app import Wiring
 from crow.frontend.agent import serve
 from crow.frontend.connection import EditorConnection
-from crow.frontend.host import IdleTimer
+from crow.frontend.idle import IdleTimer
 from crow.frontend.transport import StdioTransport
 from crow.settings import load_settings
 

@@ -66,6 +66,7 @@ from crow.cli import main
 sys.exit(main(["run", "hi"]))
 """
 
+WIRES = ("chat", "responses", "messages")
 INITIALIZE = '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n'
 
 
@@ -109,7 +110,9 @@ def test_initialize_is_answered_before_the_models_of_other_requests_are_built(st
     assert len(started.built) < 20
 
 
-def test_crow_run_asks_the_model_before_it_imports_other_sdks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wire", ["auto", "chat", "responses", "messages"])
+def test_crow_run_asks_the_model_before_it_imports_other_sdks_and_wires(tmp_path: Path, wire: str) -> None:
+    (tmp_path / "config.toml").write_text(f'[model]\nwire = "{wire}"\n')
     done = subprocess.run(
         [sys.executable, "-c", AT_THE_REQUEST],
         stdin=subprocess.DEVNULL,
@@ -121,7 +124,6 @@ def test_crow_run_asks_the_model_before_it_imports_other_sdks(tmp_path: Path) ->
     )
     loaded = set(json.loads(next(line for line in done.stderr.splitlines() if line.startswith("["))))
     assert "openai" in loaded
-    others = {name for name in loaded if name.startswith(("crow.llm.responses", "crow.llm.messages"))}
-    assert "crow.llm.chat.parser" in loaded
-    assert others == set(), "a wire that is not used is not imported"
+    wires = {name.split(".")[2] for name in loaded if name.startswith(tuple(f"crow.llm.{each}." for each in WIRES))}
+    assert wires == {"chat" if wire == "auto" else wire}, "a wire that is not used is not imported"
     assert {"acp", "mcp", "mcp_types", "jsonschema", "rich", "tomlkit", "prompt_toolkit"} & loaded == set()

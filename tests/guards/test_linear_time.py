@@ -30,7 +30,7 @@ from crow.llm.tool_calls import tool_name
 from crow.tools.builtin.files import similar_names
 from crow.tools.builtin.matching import replace_text
 from crow.tools.workspace import DiskWorkspace
-from tests.llm.test_chat_completions import ASK, ask, asking
+from tests.llm.chat.test_chat_completions import ASK, ask, asking
 from tests.support import fake_endpoint as fake
 from tests.support.fake_endpoint import FakeEndpoint
 

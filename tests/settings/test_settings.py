@@ -235,6 +235,19 @@ def test_a_missing_or_empty_summary_prompt_is_named(home: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("toml", "key"),
+    [
+        ('models = {"" = {"" = ""}}', 'models."".""'),
+        ('[mcp_servers.x]\ncommand = "x"\n"" = 1', 'mcp_servers.x.""'),
+        ('[[hooks]]\n"" = 1', 'hooks[1].""'),
+        ('"" = 1', '""'),
+    ],
+)
+def test_an_empty_key_is_named_as_toml_writes_it(home: Path, toml: str, key: str) -> None:
+    assert f"there is no setting {key}; expected one of " in problem(home, toml)
+
+
 def test_everything_is_below_crow_home_which_is_made_absolute(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     paths = load_settings({}, {"CROW_HOME": "here"}).paths

@@ -1,7 +1,7 @@
 """Compares crow's accounts with those of an endpoint over many random turns. Run with `make soak-accounts`.
 
 SOAK_TURNS is the number of turns on each wire (1000), SOAK_SEED the seed of the random choices (1), SOAK_WIRES the
-wires (all three).
+wires (all three), SOAK_MINUTES the most that each wire may take (40; a busy machine needs 6 to 15).
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ async def compare(folder: Path, wire: str, turns: int, seed: int) -> None:
 
 if __name__ == "__main__":
     turns, seed = int(os.environ.get("SOAK_TURNS", "1000")), int(os.environ.get("SOAK_SEED", "1"))
+    minutes = float(os.environ.get("SOAK_MINUTES", "40"))
     for wire in os.environ.get("SOAK_WIRES", "chat responses messages").split():
         with tempfile.TemporaryDirectory() as name:
-            asyncio.run(compare(Path(name), wire, turns, seed))
+            asyncio.run(asyncio.wait_for(compare(Path(name), wire, turns, seed), minutes * 60))

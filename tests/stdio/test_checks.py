@@ -98,7 +98,7 @@ async def test_a_check_that_waited_for_a_rejected_edit_runs_with_the_next_call(
     )
     made, denied, read = await prompted(crow, endpoint, place, {**CONFINED})
     assert "check" not in made + denied
-    assert read == "1\ta = 1\n[check `false` failed with exit code 1]"
+    assert read == "a = 1\n[check `false` failed with exit code 1]"
 
 
 async def test_checks_do_not_run_unconfined_and_never_come_from_the_workspace(
@@ -133,7 +133,7 @@ async def test_in_plan_mode_nothing_is_edited_and_no_check_runs(
     )
     written, read, found = await prompted(crow, endpoint, place, {**CONFINED})
     assert "plan" in written
-    assert (read, found) == ("1\ta = 1", "a.py:1: a = 1")
+    assert (read, found) == ("a = 1", "a.py:1: a = 1")
     assert not (place / "b.py").exists()
     assert not (place / "made").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -205,12 +206,16 @@ async def test_commands_cannot_read_a_denied_file(
     assert "SECRET-0123" not in sent + str(results)
 
 
+NO_NETWORK = r"Hosts not reached: crow\.invalid: |`network = true`"
+"""With layers, the proxy names the host; without them, crow judges by the output."""
+
+
 @pytest.mark.parametrize(
     ("access", "command", "hint"),
     [
-        ("read", "curl -sS https://crow.invalid/x || true", "`network = true`"),
-        ("read", "curl -s https://crow.invalid/x 2>/dev/null || true", "`network = true`"),
-        ("write", "git clone -q https://crow.invalid/x 2>&1 | tail -1", "`network = true`"),
+        ("read", "curl -sS https://crow.invalid/x || true", NO_NETWORK),
+        ("read", "curl -s https://crow.invalid/x 2>/dev/null || true", NO_NETWORK),
+        ("write", "git clone -q https://crow.invalid/x 2>&1 | tail -1", NO_NETWORK),
         ("write", "touch /etc/nest || true", 'use access "full"'),
         ("write", "touch /etc/nest; echo done", 'use access "full"'),
         ("read", "printf 'a.py:3: raise PermissionError' && echo; echo Permission denied || true", ""),
@@ -227,4 +232,4 @@ async def test_a_failure_for_want_of_access_that_the_command_swallows_is_explain
         await agent.request("session/set_mode", {"sessionId": session, "modeId": "auto"})
         await agent.prompt(session, "go")
     (result,) = [each["content"] for each in endpoint.asked[-1].body["messages"] if each["role"] == "tool"]
-    assert (hint in result) if hint else ("[Access was" not in result)
+    assert re.search(hint, result) if hint else ("[Access was" not in result)

@@ -77,14 +77,19 @@ async def say(process: asyncio.subprocess.Process, line: bytes) -> object:
 
 def run(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, str, str]:
     """Run it with an editor that says nothing. Returns the exit code, stdout and stderr."""
-    done = subprocess.run(
-        [sys.executable, "-m", "crow", "acp", *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)} | (env or {}),
-    )
+    stdin, held = os.pipe()  # at the end of stdin, it does not wait for a connection
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "crow", "acp", *map(str, arguments)],
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)} | (env or {}),
+        )
+    finally:
+        os.close(stdin)
+        os.close(held)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -146,7 +146,7 @@ async def test_a_failed_title_request_is_only_logged(
         await agent.initialize()
         session = await agent.new_session(place)
         await agent.prompt(session, "Build a nest")
-        with anyio.fail_after(30):
+        with anyio.fail_after(120):
             while "keeps its default title" not in log_of(home):
                 await agent.prompt(session, "/mode")
         shown = agent.text(session)
@@ -185,7 +185,7 @@ async def test_a_prompt_does_not_wait_for_a_title_and_the_users_own_title_stays(
         call = await agent.start_prompt(session, "Last.")
         await held.reached()
         gate.open()
-        with anyio.fail_after(30):
+        with anyio.fail_after(120):
             while not stored(home, "SELECT 1 FROM entries WHERE kind = 'request'"):
                 await anyio.lowlevel.checkpoint()
         held.open()

@@ -110,7 +110,7 @@ async def test_an_editor_that_cancels_kills_and_loads_draws_nothing_wrong(
         await agent.prompt(session, "go on")
         read, echo = drawn(agent, session)
         assert (read["title"], echo["title"]) == ("Read `__init__.py`", "echo hi")
-        assert read["content"] == [{"type": "content", "content": {"type": "text", "text": "    1\t# one"}}]
+        assert read["content"] == [{"type": "content", "content": {"type": "text", "text": "    # one"}}]
         assert [part.get("output") for part in echo["content"]] == ["hi"]
         dialogs.are_answered.clear()
         call = await asking(agent, session)

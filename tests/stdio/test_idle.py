@@ -12,7 +12,7 @@ from tests.stdio.test_turns import opened
 
 AT_ONCE = """
 import sys
-from crow.frontend.host import IdleTimer
+from crow.frontend.idle import IdleTimer
 from crow.cli import main
 IdleTimer.__init__.__kwdefaults__["after_s"] = 0.0
 sys.exit(main(["acp"]))

@@ -11,11 +11,12 @@ from tests.support.fake_endpoint import FakeEndpoint, Reply
 
 DEEP = '{"path": ' + "[" * 600 + "]" * 600 + "}"
 TAKES = "Expected a JSON object with path (string)"
-READ = "1\tone"
+READ = "one"
 CALLS: tuple[tuple[str, str, str], ...] = (
     # what arrives: the tool, the text of its arguments, and words of the result
     ("read_file", '{"path": "a.txt"', f"the arguments break off; send the whole JSON object again. {TAKES}"),
-    ("read_file", "{'path': 'a.txt'}", f"send one JSON object. {TAKES}"),
+    ("read_file", "{'path': 'a.txt', 'line': None}", READ),
+    ("read_file", "{'path': 'it's a.txt'}", f"send one JSON object. {TAKES}"),
     ("read_file", '{"path": "a.txt",}', READ),
     ("read_file", '"{\\"path\\": \\"a.txt\\"}"', READ),
     ("read_file", '```json\n{"path": "a.txt"}\n```', READ),
@@ -23,7 +24,7 @@ CALLS: tuple[tuple[str, str, str], ...] = (
     ("read_file", "a.txt", TAKES),
     ("read_file", "", "path is missing"),
     ("read_file", DEEP, "nested too deeply"),
-    ("read_file", '{"path": "a.txt", "line": "2", "limit": null}', "2\ttwo"),
+    ("read_file", '{"path": "a.txt", "line": "2", "limit": null}', "[lines 2-2 of 2]\ntwo"),
     ("read_file", '{"path": "a.txt", "line": "second"}', "expected a whole number"),
     ("read_file", '{"path": 7}', "path is 7"),
     ("read_file", '{"path": "a\\u0000b"}', "expected the path of a file"),

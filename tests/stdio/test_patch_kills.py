@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
-from tests.support.fake_endpoint import FakeEndpoint
+from tests.support.fake_endpoint import FakeEndpoint, Reply
 
 PATCH = """\
 *** Begin Patch
@@ -61,11 +62,21 @@ def prepare(home: Path, place: Path) -> None:
         (place / name).write_text(text)
 
 
-async def killed_in_patch(crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, *, written: int) -> str:
-    """Kill crow when it has written this many files of the patch. Return the session."""
+async def killed_in_patch(
+    crow: StartCrow,
+    endpoint: FakeEndpoint,
+    home: Path,
+    place: Path,
+    *,
+    written: int,
+    patch: str = PATCH,
+    first: Sequence[Reply] = (),
+) -> str:
+    """Kill crow when it has written this many files of the patch. Return the session. The model answers `first` before
+    it sends the patch."""
     prepare(home, place)
     editor = DyingEditor(written)
-    endpoint.script(fake.calls(("apply_patch", {"input": PATCH})))
+    endpoint.script(*first, fake.calls(("apply_patch", {"input": patch})))
     answers = {"fs/read_text_file": editor.read, "fs/write_text_file": editor.write}
     async with crow(endpoint=endpoint, answers=answers) as agent:
         await agent.initialize(fs={"readTextFile": True, "writeTextFile": True})
@@ -77,7 +88,7 @@ async def killed_in_patch(crow: StartCrow, endpoint: FakeEndpoint, home: Path, p
 
 
 @pytest.mark.parametrize("written", [0, 1, 2])
-async def test_a_patch_cut_off_between_two_files_is_taken_back_by_the_next_turn(
+async def test_a_patch_cut_off_between_two_files_is_taken_back_when_its_session_is_loaded(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, written: int
 ) -> None:
     session = await killed_in_patch(crow, endpoint, home, place, written=written)
@@ -86,8 +97,8 @@ async def test_a_patch_cut_off_between_two_files_is_taken_back_by_the_next_turn(
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize()
         await agent.load_session(session, place)
-        await agent.prompt(session, "what happened?")
         assert files(place) == OLD
+        await agent.prompt(session, "what happened?")
         await agent.prompt(session, "and now?")
         shown = agent.text(session)
     names = ["a.txt", "a.txt, b.txt"]
@@ -96,6 +107,65 @@ async def test_a_patch_cut_off_between_two_files_is_taken_back_by_the_next_turn(
     assert shown.count(words) == 1
     assert str(endpoint.asked[-1].body["messages"]).count(words) == 1
     assert files(place) == OLD
+
+
+async def test_the_patch_of_a_subagent_is_taken_back_when_the_session_is_loaded(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    order = fake.calls(("task", {"description": "Renew", "prompt": "Renew all files."}))
+    session = await killed_in_patch(crow, endpoint, home, place, written=2, first=(order,))
+    assert files(place) != OLD
+    endpoint.script(fake.text("I see."))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        words = "What it had changed was taken back: a.txt, b.txt. It was the patch of the subagent Renew (task-"
+        assert words in agent.text(session)
+        assert files(place) == OLD
+        await agent.prompt(session, "what happened?")
+        assert agent.text(session).count("crow was killed while it applied") == 1
+    assert str(endpoint.asked[-1].body["messages"]).count("crow was killed while it applied") == 1
+
+
+DELETING = """\
+*** Begin Patch
+*** Delete File: a.txt
+*** Update File: b.txt
+@@
+-b
++new b
+*** Add File: c.txt
++new c
+*** End Patch
+"""
+MOVING = """\
+*** Begin Patch
+*** Update File: a.txt
+*** Move to: m.txt
+@@
+-a
++new a
+*** Update File: b.txt
+@@
+-b
++new b
+*** Add File: c.txt
++new c
+*** End Patch
+"""
+
+
+@pytest.mark.parametrize("written", [0, 1])
+@pytest.mark.parametrize("patch", [DELETING, MOVING], ids=["delete", "move"])
+async def test_deletions_and_moves_of_a_patch_are_taken_back(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, patch: str, written: int
+) -> None:
+    session = await killed_in_patch(crow, endpoint, home, place, written=written, patch=patch)
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        assert "crow was killed while it applied a patch." in agent.text(session)
+        assert files(place) == OLD, agent.text(session)
 
 
 async def test_a_file_that_somebody_changed_since_is_left_as_it_is(

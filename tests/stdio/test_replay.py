@@ -109,7 +109,7 @@ async def test_a_session_whose_process_was_killed_is_built_again(
             since = len(agent.log)
             await agent.start_prompt(session, "And what else?")
             await agent.wait_for_text(session, "It is ", since=since)
-            with anyio.fail_after(30):
+            with anyio.fail_after(120):
                 while not stored(home, "SELECT text FROM drafts"):  # noqa: ASYNC110  # another process writes it
                     await anyio.sleep(0.05)
             await agent.kill()

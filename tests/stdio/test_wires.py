@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tests.support import fake_endpoint as fake
 from tests.support.acp_client import RpcError
 from tests.support.checking_endpoint import MODELS, WIRES, CheckingEndpoint, RandomTurns, write_settings
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply
+from tests.support.terminal import forkable, start
 
 NO_MODEL = {"CROW_MODEL": None, "OPENAI_BASE_URL": None, "OPENAI_API_KEY": None}
 REFUSAL = (
@@ -87,10 +87,47 @@ async def test_crow_run_answers_with_a_newest_model(
     set_level(home, level)
     endpoint.answer_with(as_the_newest(words))
     endpoint.wires = ("chat", "responses")
-    env = {**os.environ, "CROW_HOME": str(home), "OPENAI_BASE_URL": endpoint.base_url, "CROW_MODEL": "gpt-x"}
-    argv = [sys.executable, "-m", "crow", "run", "What is in README.md?"]
-    done = await anyio.run_process(argv, env=env, cwd=place, check=False)
-    assert (done.returncode, done.stdout.decode()) == (0, "I look.\n\nIt is a nest.\n")
+    own = {"CROW_HOME": str(home), "OPENAI_BASE_URL": endpoint.base_url, "CROW_MODEL": "gpt-x"}
+    process = start(["run", "What is in README.md?"], env=forkable(os.environ) | own, cwd=place)
+    shown, _ = await anyio.to_thread.run_sync(process.communicate)
+    assert (process.wait(), shown.decode()) == (0, "I look.\n\nIt is a nest.\n")
+
+
+ONLY = pytest.mark.parametrize(
+    ("only", "status", "words"),
+    [
+        ("responses", 404, "Unknown request URL: POST /openai/v1/chat/completions. Please check the URL for typos."),
+        ("responses", 400, "The chatCompletion operation does not work with the specified model, gpt-x."),
+        ("responses", 410, "Gone"),
+        ("messages", 405, ""),
+        ("messages", 501, "unimplemented"),
+        ("messages", 400, "This model only speaks the Anthropic format. Call /v1/messages."),
+    ],
+)
+
+
+def with_one_wire(only: str, status: int, words: str) -> Callable[[Recorded], Reply]:
+    """Return an endpoint that serves one wire, and refuses the others."""
+    return lambda request: look_and_answer(request) if request.wire == only else fake.failing(status, words)
+
+
+@ONLY
+async def test_an_endpoint_with_one_api_works_at_the_first_prompt(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, only: str, status: int, words: str
+) -> None:
+    set_level(home, 'thought_level = "high"')
+    endpoint.answer_with(with_one_wire(only, status, words))
+    endpoint.wires = WIRES
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        assert await agent.prompt(session, "What is it?") == {"stopReason": "end_turn"}
+        assert agent.text(session).endswith("It is a nest.")
+    tried = [request.wire for request in endpoint.asked]
+    assert (tried[0], tried[-2:]) == ("chat", [only, only])
+    own = {"CROW_HOME": str(home), "OPENAI_BASE_URL": endpoint.base_url, "CROW_MODEL": "another"}
+    process = start(["run", "What is in README.md?"], env=forkable(os.environ) | own, cwd=place)
+    shown, _ = await anyio.to_thread.run_sync(process.communicate)
+    assert (process.wait(), shown.decode()) == (0, "I look.\n\nIt is a nest.\n")
 
 
 async def test_an_endpoint_without_any_api_at_its_url_is_named_once_with_advice(
@@ -105,7 +142,7 @@ async def test_an_endpoint_without_any_api_at_its_url_is_named_once_with_advice(
     assert paths == ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 async def test_every_opaque_item_comes_back_once_unchanged_and_in_place(
     crow: StartCrow, home: Path, place: Path, seed: int
 ) -> None:

@@ -72,9 +72,10 @@ class Group:
 class CheckingEndpoint(FakeEndpoint):
     """See the module. `returned` counts the answers that came back with their items, by wire, and `plain` those that
     came back without, because another model or wire made them. `kinds` counts the turns by kind. `endings` says how the
-    next answers end: `whole`, `cut` or `hang`. `is_forgetful` makes it refuse all its items."""
+    next answers end: `whole`, `cut` or `hang`. `is_forgetful` makes it refuse all its items. On the wires in `down` it
+    fails. Its answers are numbered from `first` on, so that those of another endpoint have other numbers."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, *, first: int = 1) -> None:
         super().__init__(otherwise=self._answered)
         self.wires = WIRES
         self.faults: list[str] = []
@@ -83,12 +84,16 @@ class CheckingEndpoint(FakeEndpoint):
         self.endings: list[str] = []
         self.kinds: Counter[str] = Counter()
         self.is_forgetful = False
+        self.down: frozenset[str] = frozenset()
+        self._first = first
         self._chance = chance
         self._issued: dict[int, Issued] = {}
 
     def _reply(self, request: Recorded) -> Reply:
         if request.path.endswith("/models"):
             return super()._reply(request)
+        if request.wire in self.down:
+            return fake.failing(503, "Overloaded", headers={"Retry-After": "0"})
         groups = list(_GROUPS[request.wire](request.sent))
         maker = (request.sent["model"], request.wire)
         if self.is_forgetful and any(group.opaque for group in groups):
@@ -105,7 +110,7 @@ class CheckingEndpoint(FakeEndpoint):
             if len(group.marks) > 1 or group.marks & seen:
                 yield f"{maker}: the answers {sorted(group.marks)} are mixed or came twice"
             seen |= group.marks
-            issued = self._issued[min(group.marks)] if group.marks else None
+            issued = self._issued.get(min(group.marks)) if group.marks else None
             is_own = issued is not None and issued.maker == maker and INTERRUPTED not in group.text
             expected = issued.opaque if issued is not None and is_own else ()
             if group.opaque != expected:
@@ -120,7 +125,7 @@ class CheckingEndpoint(FakeEndpoint):
             plain = fake.text(SUMMARY)
             return plain if request.wire == "chat" else Reply(steps=tuple(sent_as(iter(plain.steps), request.wire)))
         steps = next((at for at, each in enumerate(reversed(messages)) if each["role"] == "user"), 0)
-        number = len(self._issued) + 1
+        number = len(self._issued) + self._first
         calls = self._chance.choice([0, 1, 1, 2]) if steps < 6 else 0
         ending = self.endings.pop(0) if self.endings else "whole"
         writer = _WRITERS[request.wire](number, calls if ending == "whole" else 0, self._chance)

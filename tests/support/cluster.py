@@ -236,7 +236,7 @@ class Cluster:
 
     async def read(self, statement: str, *arguments: object) -> list[Any]:
         """The rows of a query, past all wires."""
-        connection = await asyncpg.connect(self.url, timeout=10, server_settings={"application_name": "test"})
+        connection = await asyncpg.connect(self.url, timeout=120, server_settings={"application_name": "test"})
         try:
             return list(await connection.fetch(statement, *arguments))
         finally:
@@ -246,7 +246,7 @@ class Cluster:
         """A probe of the present process of a node; None if the database cannot be asked."""
         owner = "SELECT owner FROM crow.owners WHERE owner::json ->> 'pid' = $1 ORDER BY signed_ms DESC LIMIT 1"
         try:
-            connection = await asyncpg.connect(self.url, timeout=10, server_settings={"application_name": "test"})
+            connection = await asyncpg.connect(self.url, timeout=120, server_settings={"application_name": "test"})
         except LOST:
             return None
         try:

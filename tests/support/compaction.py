@@ -39,7 +39,6 @@ from crow.domain.errors import ContextOverflow, NetworkError, Overloaded, StoreE
 from crow.domain.events import CompactionChanged, Event
 from crow.domain.messages import Image, Message, Part, Text, ToolCall, ToolSpec, Usage
 from crow.llm import Model, ModelInfo, Request
-from crow.store import Store
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_model import Say, ScriptedStream, call
 
@@ -157,8 +156,7 @@ class Notes:
 
 
 def branch_of(store: MemoryStore, client: Notes, session: str = "s") -> Branch:
-    typed: Store = store  # type: ignore[assignment]  # it has what these tests call
-    branch = Branch(typed, client, store.create(session))  # type: ignore[arg-type]  # so has the client
+    branch = Branch(store, client, store.create(session))
     branch.turn = 1
     return branch
 
@@ -288,7 +286,7 @@ class Simulation:
         elif kind == "fork":
             place = entries[self.random.randrange(len(entries) // 2, len(entries))]
             self.session = self.store.fork(self.session, f"{self.session}f", entry=place.id)
-            self.branch = Branch(self.store, self.client, await self.store.tail(self.session))  # type: ignore[arg-type]
+            self.branch = Branch(self.store, self.client, await self.store.tail(self.session))
         else:
             prompts = [entry.parent for entry in entries[-80:] if isinstance(entry.body, User)]
             anywhere = [entry for entry in self.store.entries if entry > 1]

@@ -28,6 +28,7 @@ class Connection:
         self.headers: dict[str, str] = {}
         self.pongs = True
         self.closed_with: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        """The payload of the client's close frame. Raises ConnectionError if the connection has ended without one."""
 
     async def upgrade(self, give_id: Callable[[str], str], *, status: str = "", extra: str = "") -> bool:
         """Answer the HTTP request; with a `status`, refuse it."""
@@ -148,9 +149,10 @@ class FakeServer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop_listening()
-        for task in self._turns.values():
+        tasks = (*self._turns.values(), *self._tasks)
+        for task in tasks:  # also connections that have not been upgraded, which `drop` does not know
             task.cancel()
-        await asyncio.gather(*self._turns.values(), *self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop_listening(self) -> None:
         """End, as a killed process does."""
@@ -210,6 +212,9 @@ class FakeServer:
             pass
         finally:
             connection.is_open = False
+            if not connection.closed_with.done():
+                connection.closed_with.set_exception(ConnectionError("The connection has ended without a close frame."))
+                connection.closed_with.exception()  # most tests do not look at it
             for attached in self._attached.values():
                 attached.discard(connection)
             writer.close()

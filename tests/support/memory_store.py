@@ -1,4 +1,4 @@
-"""A log in memory, with the three methods for rows of sessions that a branch needs.
+"""What a branch needs of a store, in memory.
 
 `tests/store/test_memory_store.py` compares it with the SQLite store.
 """
@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from crow.domain.conversation import Projection
-from crow.domain.entries import CallRef, Entry, NewEntry, ToolResult
+from crow.domain.entries import CallRef, Entry, NewEntry, PromptName, ToolResult, User
 from crow.domain.errors import LeafMoved, NoSuchSession
-from crow.domain.messages import JsonObject
-from crow.store import LogStore, SessionChanges, SessionRow, Tail
+from crow.domain.messages import JsonObject, Part
+from crow.store import BranchStore, SessionChanges, SessionRow, Tail, TurnStart
 from crow.store.codec import merged_metadata
 
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore(LogStore):
+class MemoryStore(BranchStore):
     """`entries` is the log of all sessions; `appends` counts appends, which raise `fails` if it is set."""
 
     def __init__(self) -> None:
@@ -57,6 +57,33 @@ class MemoryStore(LogStore):
         original = self._rows[session_id]
         self._rows[new_id], self._leaves[new_id] = replace(original, id=new_id, leaf=entry), entry
         return new_id
+
+    async def take_turn(
+        self,
+        session_id: str,
+        message_id: str | None,
+        *,
+        leaf: int | None,
+        parts: Sequence[Part] | None = None,
+        cut: int | None = None,
+        name: PromptName | None = None,
+        command_id: str = "",
+    ) -> TurnStart:
+        del name, command_id
+        turn = max((entry.turn for entry in self.path(session_id)), default=0) + 1
+        prompt = (
+            []
+            if message_id is None
+            else [NewEntry(body=User(parts=tuple(parts or ()), message_id=message_id, cut=cut))]
+        )
+        stored = await self.append(session_id, leaf=leaf, turn=turn, entries=prompt)
+        return TurnStart(turn=turn, entries=stored, moved=False)
+
+    def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
+        """Does nothing: there is no other process."""
+
+    async def drop_prompt(self, session_id: str, message_id: str, *, is_cancelled: bool = False) -> None:
+        """Does nothing: there is no inbox."""
 
     async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
         del reason

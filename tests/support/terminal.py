@@ -35,6 +35,11 @@ def can_fork(env: Mapping[str, str]) -> bool:
     return sys.platform == "linux" and not any(name.startswith(OWN_START) for name in env)
 
 
+def forkable(env: Mapping[str, str]) -> dict[str, str]:
+    """Return these variables without those that would need a new interpreter."""
+    return {name: value for name, value in env.items() if not name.startswith(OWN_START)}
+
+
 def start(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdin: int = subprocess.DEVNULL) -> Program:
     """Start a command with pipes."""
     if can_fork(env):

@@ -6,15 +6,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import anyio
 
-from crow.agent import Client
+from crow.agent import Publisher
+from crow.agent.history.sent_parts import SentParts
 from crow.domain.conversation import Context, Projection
 from crow.domain.entries import (
-    Assistant,
     Command,
     Entry,
     ModelRequest,
@@ -29,14 +29,30 @@ from crow.domain.entries import (
 )
 from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import ContextMeasured, EntryStored, Event
-from crow.domain.messages import JsonObject, Part, Usage, WireName
-from crow.llm import THOUGHT_LEVELS, WIRE_TITLES, ModelInfo, ThoughtLevel
-from crow.store import SessionChanges, SessionRow, Store, Tail
+from crow.domain.messages import JsonObject, Part, Usage
+from crow.llm import THOUGHT_LEVELS, ThoughtLevel
+from crow.store import BranchStore, SessionChanges, SessionRow, Tail
 from crow.store.watching import News
 
 logger = logging.getLogger(__name__)
 
 _END_S = 5.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pending:
+    """What is still to be stored."""
+
+    end: tuple[NewEntry, ...] = ()
+    """The entries that end the turn."""
+    requests: tuple[NewEntry, ...] = ()
+    """Request entries that are stored with the next entries."""
+    rejected: list[tuple[str, bool]] = field(default_factory=list)
+    """The message ids of prompts to remove from the inbox, and whether each was cancelled."""
+    tried_at: float = 0.0
+    """The monotonic time in seconds at which crow last tried to store the end."""
+    refusal: StoreError | None = None
+    """Why the last end of a turn was not stored, if another process has changed the session."""
 
 
 class Branch:
@@ -47,19 +63,14 @@ class Branch:
     it.
     """
 
-    def __init__(self, store: Store, client: Client, tail: Tail) -> None:
+    def __init__(self, store: BranchStore, publisher: Publisher, tail: Tail) -> None:
         self._store = store
-        self._client = client
+        self._publisher = publisher
         self._lock = anyio.Lock(fast_acquire=True)
-        self._pending_end: tuple[NewEntry, ...] = ()
-        self._pending_requests: tuple[NewEntry, ...] = ()
+        self._pending = _Pending()
         self.turn_usage: Usage | None = None
         """The usage of all requests of this turn and of its subagents. None if there were no requests."""
         self._idle_usage: Usage | None = None
-        self._rejected_prompts: list[tuple[str, bool]] = []
-        self._settled_at = 0.0
-        self._left_out: dict[str, frozenset[str]] = {}
-        self._wires: dict[str, WireName] = {}
         self._known_to = 0
         self._own: set[int] | None = None
         self.claimed_to: int | None = None
@@ -68,8 +79,6 @@ class Branch:
         self.must_catch_up = False
         """Whether, when the turn was claimed, other processes had stored entries that this process had not published
         yet."""
-        self._refusal: StoreError | None = None
-        """Why the last end of a turn was not stored, if another process has changed the session."""
         self._has_lost_turn = False
         """Whether another process has taken over a turn of this process, and its entries are not in the projection
         yet."""
@@ -78,6 +87,8 @@ class Branch:
         self.turn = tail.entries[-1].turn if tail.entries else 0
         self.told_cost: float | None = None
         """The last cost that was sent to the client, in USD. None if no cost was sent."""
+        self.sent_parts = SentParts(tail.row.id)
+        """How earlier messages were sent to each endpoint."""
         self._stand_on(tail)
 
     def _stand_on(self, tail: Tail) -> None:
@@ -117,28 +128,6 @@ class Branch:
         decides."""
         return next((level for level in THOUGHT_LEVELS if level == self.row.config.get("thought_level")), None)
 
-    def watch_parts(self, info: ModelInfo) -> None:
-        """Remember which parts of messages are left out for this endpoint, so that `changed_parts` can report changes.
-        Does nothing if the parts for this endpoint are already remembered. The API is that of the endpoint's last
-        answer."""
-        self._left_out.setdefault(info.endpoint, self._left_out_for(info))
-        if info.endpoint not in self._wires:
-            bodies = (entry.body for entry in reversed(self.entries))
-            answers = (body.wire for body in bodies if isinstance(body, Assistant) and body.endpoint == info.endpoint)
-            self._wires[info.endpoint] = next(answers, info.wire)
-
-    def changed_parts(self, info: ModelInfo) -> tuple[str, ...]:
-        """Return the parts of messages whose treatment for this endpoint has changed since the previous call, or since
-        `watch_parts`: the parts that are left out only now, and the parts that are no longer left out. If the API has
-        changed, return only that."""
-        known, now = self._left_out.get(info.endpoint, frozenset()), self._left_out_for(info)
-        self._left_out[info.endpoint] = now
-        wire, self._wires[info.endpoint] = self._wires.get(info.endpoint, info.wire), info.wire
-        return tuple(sorted(known ^ now)) if wire == info.wire else (f"API {WIRE_TITLES[info.wire]}",)
-
-    def _left_out_for(self, info: ModelInfo) -> frozenset[str]:
-        return frozenset(each.part for each in info.refused if each.applies_to(self.row.id))
-
     def prompt_with(self, message_id: str) -> User | Command | None:
         """The stored prompt with this message id."""
         bodies = (entry.body for entry in self.entries)
@@ -154,7 +143,7 @@ class Branch:
         """Send an event to the client."""
         if isinstance(event, ContextMeasured):
             self.told_cost = event.cost
-        await self._client.publish(event)
+        await self._publisher.publish(event)
 
     async def record(self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None) -> tuple[Entry, ...]:
         """Store `entries` under the leaf, together with `changes` to the session's row, then publish the entries.
@@ -176,7 +165,7 @@ class Branch:
         self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None, release: bool = False
     ) -> tuple[Entry, ...]:
         with anyio.CancelScope(shield=True):  # the entries in memory must match the database
-            requests = self._pending_requests
+            requests = self._pending.requests
             stored = await self._store.append(
                 self.row.id,
                 leaf=self.leaf,
@@ -185,7 +174,7 @@ class Branch:
                 changes=changes,
                 release=release,
             )
-            self._pending_requests = self._pending_requests[len(requests) :]
+            self._pending.requests = self._pending.requests[len(requests) :]
             self._extend(stored)
             self._note_own(stored)
             if release:
@@ -222,7 +211,7 @@ class Branch:
 
     def store_with_next(self, requests: Sequence[NewEntry]) -> None:
         """Store these request entries together with the next entries of the branch, or with the end of the turn."""
-        self._pending_requests += tuple(requests)
+        self._pending.requests += tuple(requests)
 
     async def store_requests(self) -> None:
         """Store the pending request entries now, between two turns. The next turn also counts their usage.
@@ -230,7 +219,7 @@ class Branch:
         :raises ~crow.domain.errors.StoreError: they could not be stored. They stay pending.
         """
         async with self._lock:
-            if self._pending_requests and not self._pending_end:
+            if self._pending.requests and not self._pending.end:
                 self.turn_usage = self._idle_usage
                 await self._append(())
                 self._idle_usage, self.turn_usage = self.turn_usage, None
@@ -340,7 +329,7 @@ class Branch:
 
     def store_at_end(self, entries: Sequence[NewEntry]) -> None:
         """Store these entries in the transaction that ends the turn."""
-        self._pending_end += tuple(entries)
+        self._pending.end += tuple(entries)
 
     async def end_turn(self, end: TurnEnd) -> None:
         """Store the end of the turn and release the turn. Cancellation does not interrupt this.
@@ -349,23 +338,23 @@ class Branch:
             unless another process has changed the session.
         """
         self.store_at_end([NewEntry(body=end)])
-        self._refusal = None
+        self._pending.refusal = None
         with anyio.move_on_after(_END_S, shield=True):
             await self.settle()
-        if self._refusal is not None:
-            raise self._refusal
+        if self._pending.refusal is not None:
+            raise self._pending.refusal
 
     async def reject_prompt(self, message_id: str, *, is_cancelled: bool = False) -> None:
         """Remove a prompt from the inbox because its sender got an error, or because it was cancelled there. If the
         prompt cannot be removed now, `settle` removes it later."""
-        self._rejected_prompts.append((message_id, is_cancelled))
-        if not self._pending_end:
+        self._pending.rejected.append((message_id, is_cancelled))
+        if not self._pending.end:
             await self.try_to_settle()
 
     @property
     def is_settled(self) -> bool:
         """Whether everything that `store_at_end` and `reject_prompt` asked for has been stored."""
-        return not (self._pending_end or self._rejected_prompts)
+        return not (self._pending.end or self._pending.rejected)
 
     async def settle(self) -> None:
         """Store the pending end of the turn, and release the turn.
@@ -374,24 +363,24 @@ class Branch:
         """
         stored: Sequence[Entry] = ()
         async with self._lock:
-            self._settled_at = time.monotonic()
-            if self._pending_end:
+            self._pending.tried_at = time.monotonic()
+            if self._pending.end:
                 try:
-                    stored = await self._append(self._pending_end, release=True)
+                    stored = await self._append(self._pending.end, release=True)
                 except (LeafMoved, SessionBusy, NoSuchSession) as error:
                     logger.exception("Session %s was changed elsewhere during its turn", self.row.id)
-                    self._refusal = error if isinstance(error, StoreError) else None
+                    self._pending.refusal = error if isinstance(error, StoreError) else None
                     self._has_lost_turn = self._own is not None
                     self._release()
                     if self._own is not None:  # other processes wait for the end of this turn
-                        self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=self._pending_end)
+                        self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=self._pending.end)
                         with suppress(StoreError):
                             await self._store.open_session(self.row.id)
-                self._pending_end = ()
-            while self._rejected_prompts:
-                message_id, is_cancelled = self._rejected_prompts[0]
+                self._pending.end = ()
+            while self._pending.rejected:
+                message_id, is_cancelled = self._pending.rejected[0]
                 await self._store.drop_prompt(self.row.id, message_id, is_cancelled=is_cancelled)
-                del self._rejected_prompts[0]
+                del self._pending.rejected[0]
         await self._publish_stored(stored)
 
     async def try_to_settle(self) -> None:
@@ -406,12 +395,12 @@ class Branch:
     async def close(self) -> None:
         """Try once more to settle. If the end of the turn is still not stored, the store keeps it, and tries again when
         the session is opened next."""
-        if not self.is_settled and time.monotonic() - self._settled_at > 1:
+        if not self.is_settled and time.monotonic() - self._pending.tried_at > 1:
             await self.try_to_settle()
-        if self._pending_requests and not self._pending_end:
+        if self._pending.requests and not self._pending.end:
             await self._store_last_requests()
-        if self._pending_end:
-            end = (*self._pending_requests, *self._pending_end)
+        if self._pending.end:
+            end = (*self._pending.requests, *self._pending.end)
             self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=end)
 
     async def _store_last_requests(self) -> None:

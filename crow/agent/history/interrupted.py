@@ -3,44 +3,99 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+import anyio
 
 from crow.agent import new_message_id
 from crow.agent.history.branch import Branch
 from crow.agent.history.rewind import content_of, digest, name_in
 from crow.domain.entries import CallRef, Custom, Entry, File, NewEntry, Started, ToolResult, TurnEnd
+from crow.domain.errors import SessionBusy, StoreError
+from crow.domain.events import Event
 from crow.domain.rendering import in_title
-from crow.store import Store
+from crow.store import Store, Tail
 from crow.tools import Workspace
 
 logger = logging.getLogger(__name__)
 
 _TOLD = "patches"
 """The name of the data of a `Custom` entry that lists the calls which were dealt with."""
+_NO_TURN = -1
 
 
-async def take_back_patches(branch: Branch, store: Store, workspace: Workspace) -> None:
+async def take_back_patches(branch: Branch, store: Store, workspace: Workspace) -> tuple[str, ...]:
     """If the turn before was killed while a call changed several files, give those files their old content again. Tell
-    the user and the model. Call this at the beginning of a turn.
+    the user and the model, and return the texts. Call this at the beginning of a turn.
 
     A file that is no longer as the call wrote it stays as it is. If the call has changed all of its files, they stay,
     too.
     """
+    told: list[str] = []
     for call in cut_off_calls(branch.entries, branch.turn):
         first = next(entry for entry in branch.entries if entry.id == call.assistant)
         changes = await store.file_changes(branch.leaf, first.parent)
         files = [entry.body for entry in changes if isinstance(entry.body, File) and entry.body.call == call]
         words = await _take_back([file for file in files if file.recorded_here], workspace)
         logger.warning("Session %s: %s", branch.row.id, words)
-        told = Custom(
-            namespace="crow",
-            text=words,
-            is_shown=True,
-            for_model=True,
-            message_id=new_message_id(),
-            data={_TOLD: [call.call_id]},
-        )
-        await branch.record([NewEntry(body=told)])
+        await branch.record([_told(words, call.call_id)])
+        told.append(words)
+    return tuple(told)
+
+
+def _told(words: str, *call_ids: str) -> NewEntry:
+    """Return an entry that tells the user and the model what became of interrupted patches. `call_ids` are the branch's
+    own calls."""
+    message_id, data = new_message_id(), {_TOLD: list(call_ids)}
+    told = Custom(namespace="crow", text=words, is_shown=True, for_model=True, message_id=message_id, data=data)
+    return NewEntry(body=told)
+
+
+class _Nobody:
+    """Gets what is published while no client is attached."""
+
+    async def publish(self, event: Event) -> None:
+        """See :class:`crow.agent.Publisher`."""
+
+
+async def take_back_at_open(store: Store, tail: Tail, open_workspace: Callable[[], Workspace]) -> Tail:
+    """Take back the patches that a killed process cut off in the session of `tail`, which is about to be opened, and in
+    its subagents. Return the session's tail after that.
+
+    Nothing happens in a session whose turn runs in another process. If the store fails, the next turn tries again.
+    """
+    if not tail.entries:
+        return tail
+    subagents = [row for row in await store.subagents(tail.row.id) if row.state == "running"]
+    if not subagents and not cut_off_calls(tail.entries, _NO_TURN):
+        return tail
+    workspace, session = open_workspace(), Branch(store, _Nobody(), tail)
+    try:
+        await _take_back_idle(session, store, workspace)
+        for row in subagents:
+            branch = Branch(store, _Nobody(), await store.open_session(row.id))
+            for words in await _take_back_idle(branch, store, workspace):
+                whose = f"It was the patch of the subagent {in_title(row.title or row.id)} ({row.id})."
+                await session.record([_told(f"{words} {whose}")])
+    except StoreError as error:
+        logger.warning("Session %s: patches were not taken back: %s", tail.row.id, error)
+    finally:
+        await workspace.close()
+    return await store.open_session(tail.row.id)
+
+
+async def _take_back_idle(branch: Branch, store: Store, workspace: Workspace) -> tuple[str, ...]:
+    """Like `take_back_patches`, for a branch without a turn, which gets one that does only this."""
+    told: tuple[str, ...] = ()
+    if cut_off_calls(branch.entries, _NO_TURN):
+        with suppress(SessionBusy), anyio.CancelScope(shield=True):
+            await branch.claim(None)
+            try:
+                told = await take_back_patches(branch, store, workspace)
+            finally:
+                await branch.end_turn(TurnEnd(stop="end_turn"))
+    return told
 
 
 def cut_off_calls(entries: Sequence[Entry], turn: int) -> Sequence[CallRef]:

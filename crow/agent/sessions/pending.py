@@ -18,6 +18,20 @@ from crow.store.prompts import check_same
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
+class Repeat:
+    """The earlier prompt with the same name."""
+
+    queued: PendingPrompt | None = None
+    """The earlier prompt, if this process has it in its queue."""
+    is_refused: bool = False
+    """Whether the store has refused the later prompt because the earlier one is stored."""
+    stored: NamedPrompt | None = None
+    """The stored prompt, as it was last read."""
+    on_joined: Callable[[NamedPrompt], object] = lambda _stored: None
+    """Called with the stored prompt when the store has refused the later one."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class PendingPrompt:
     """A submitted prompt, and the state of its turn."""
 
@@ -35,14 +49,8 @@ class PendingPrompt:
     """Merged into the session's metadata before the turn."""
     name: PromptName | None = None
     """The name that the client gave to the prompt."""
-    first: PendingPrompt | None = None
-    """The prompt that this one repeats, if this process has that prompt in its queue."""
-    is_repeat: bool = False
-    """Whether the store has refused the prompt because it repeats a stored one."""
-    known: NamedPrompt | None = None
-    """The stored prompt that this one repeats, as it was last read."""
-    on_joined: Callable[[NamedPrompt], object] = lambda _known: None
-    """Called with the stored prompt when the store has refused this one as its repeat."""
+    repeat: Repeat = field(default_factory=Repeat)
+    """What is known of the prompt that this one repeats, if it repeats one."""
     trace_context: Mapping[str, str] = field(default_factory=current_trace_context)
     """The trace context of the request, which the turn uses for its own requests."""
     in_inbox: bool = False

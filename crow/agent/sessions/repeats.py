@@ -24,10 +24,10 @@ async def answer_of_first(
 
     :raises ~crow.domain.errors.CrowError: that prompt failed.
     """
-    first = prompt.first
+    first = prompt.repeat.queued
     assert first is not None
     await first.done.wait()
-    if first.is_repeat:
+    if first.repeat.is_refused:
         return await stored_outcome(conversation, queue, prompt)
     prompt.stop, prompt.error, prompt.usage = first.stop, first.error, first.usage
     if prompt.error is not None:
@@ -43,11 +43,11 @@ async def stored_outcome(
     :raises ~crow.domain.errors.TurnError: its turn failed, or was interrupted.
     :raises ~crow.domain.errors.ArgumentError: it has other content.
     """
-    prompt.is_repeat, prompt.scope = True, anyio.CancelScope()
+    prompt.repeat.is_refused, prompt.scope = True, anyio.CancelScope()
     with prompt.scope:
         known = await _stored(conversation, prompt)
         prompt.message_id = known.message_id
-        prompt.on_joined(known)
+        prompt.repeat.on_joined(known)
         if known.end is None:  # if a process died, its turn and its queued prompts end now
             await conversation.adapters.store.open_session(conversation.id)
             known = await _stored(conversation, prompt)
@@ -59,7 +59,8 @@ async def stored_outcome(
         if conversation.follower is not None and known.end_entry is not None:
             await conversation.follower.reached(known.end_entry)
         return _outcome(prompt, known)
-    if prompt.known is not None and prompt.known.turn is not None and prompt.known.end is None:
+    stored = prompt.repeat.stored
+    if stored is not None and stored.turn is not None and stored.end is None:
         await conversation.cancel_elsewhere()
     return _cancelled(prompt)
 
@@ -81,7 +82,7 @@ async def _stored(conversation: Conversation, prompt: PendingPrompt) -> NamedPro
     known = await conversation.adapters.store.named_prompt(conversation.id, prompt.name)
     if known is None:
         raise TurnError(f'The first try of the prompt "{prompt.name.id}" could not be stored. Send it again.')
-    prompt.known = known
+    prompt.repeat.stored = known
     return known
 
 

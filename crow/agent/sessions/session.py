@@ -19,7 +19,7 @@ from crow.agent import Client, commands, new_message_id
 from crow.agent.background import BackgroundTask, after_delay
 from crow.agent.sessions.claims import Claims
 from crow.agent.sessions.conversation import Conversation
-from crow.agent.sessions.pending import PendingPrompt, TurnListener, first_with
+from crow.agent.sessions.pending import PendingPrompt, Repeat, TurnListener, first_with
 from crow.agent.sessions.repeats import answer_of_first, stored_outcome
 from crow.agent.templates import expand_template, parse_prompt_call
 from crow.agent.turns.adapters import Adapters
@@ -27,11 +27,13 @@ from crow.agent.turns.links import attach_files
 from crow.agent.turns.mentions import Mention, find_mentions
 from crow.domain.entries import Command, NewEntry, PromptName, StopReason, TurnEnd, User
 from crow.domain.errors import (
+    NO_MEMORY,
     CrowError,
     LeafMoved,
     NoSuchSession,
     RepeatedPrompt,
     StoreError,
+    lacks_memory,
 )
 from crow.domain.events import NoticeShown
 from crow.domain.messages import JsonObject, Part, Text
@@ -150,7 +152,8 @@ class Session:
         if self.closing:
             raise NoSuchSession(self.id)
         if name is not None and (first := first_with(name, self._queue)) is not None:
-            return PendingPrompt(parts=parts, text=first.text, message_id=first.message_id, name=name, first=first)
+            repeat = Repeat(queued=first)
+            return PendingPrompt(parts=parts, text=first.text, message_id=first.message_id, name=name, repeat=repeat)
         text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
         prompt = PendingPrompt(
             parts=parts,
@@ -175,7 +178,7 @@ class Session:
 
         :raises ~crow.domain.errors.CrowError: the turn failed. The session still takes the next prompt.
         """
-        if prompt.first is not None:
+        if prompt.repeat.queued is not None:
             return await answer_of_first(self.conversation, self._queue, prompt)
         try:
             await self._check(prompt)
@@ -194,7 +197,7 @@ class Session:
                         self.id, prompt.parts, prompt.message_id, name=prompt.name
                     )
         except RepeatedPrompt:
-            prompt.in_inbox, prompt.is_repeat = False, True
+            prompt.in_inbox, prompt.repeat.is_refused = False, True
             self._drop(prompt)
         except BaseException as error:
             if prompt.in_inbox and not isinstance(error, Exception):  # cancelled; the prompt may be stored already
@@ -207,7 +210,7 @@ class Session:
             prompt.ready.set()
             self._wake.set()
         await prompt.done.wait()
-        if prompt.is_repeat:
+        if prompt.repeat.is_refused:
             return await stored_outcome(self.conversation, self._queue, prompt)
         if prompt.error is not None:
             raise prompt.error
@@ -278,8 +281,8 @@ class Session:
     def withdraw(self, prompt: PendingPrompt) -> None:
         """End one submitted prompt as `cancelled`. The other prompts stay. If the prompt repeats a queued one, that one
         ends too."""
-        if prompt.first is not None and prompt.first in self._queue:
-            self.withdraw(prompt.first)
+        if prompt.repeat.queued is not None and prompt.repeat.queued in self._queue:
+            self.withdraw(prompt.repeat.queued)
             return
         if self._queue and self._queue[0] is prompt:
             self._cancel(prompt)
@@ -441,7 +444,7 @@ class Session:
                         with anyio.CancelScope(shield=True):
                             await self._ending.wait()
         except RepeatedPrompt:
-            prompt.is_repeat = True
+            prompt.repeat.is_refused = True
         except Exception as error:  # noqa: BLE001  # the request raises it; the session goes on
             prompt.error = error
         except BaseException:
@@ -450,7 +453,7 @@ class Session:
         finally:
             self._ending = None
             prompt.usage = self.branch.turn_usage
-            if self.listener is not None and not prompt.is_repeat:
+            if self.listener is not None and not prompt.repeat.is_refused:
                 with anyio.move_on_after(_TELL_S, shield=True):
                     await self.listener.turn_ended(prompt)
             self._queue.remove(prompt)
@@ -500,7 +503,8 @@ class Session:
             is_bug = not isinstance(error, CrowError)
             if is_bug:
                 logger.exception("The turn failed")
-            await self._end_turn(TurnEnd(stop="error", detail="Internal error" if is_bug else str(error)))
+            words = NO_MEMORY if lacks_memory(error) else "Internal error" if is_bug else str(error)
+            await self._end_turn(TurnEnd(stop="error", detail=words))
             raise
         await self._end_turn(TurnEnd(stop=prompt.stop))
 

@@ -27,6 +27,7 @@ from crow.domain.messages import ToolCall
 from crow.tools import Outcome, PlannedCall, Toolbox
 from crow.tools.layers import Changes
 from crow.tools.layers.describe import diffs_of
+from crow.tools.network import Host, HostVerdict
 
 _CUT_CHARS = 48_000
 """The model sees at most this many characters of a result."""
@@ -195,6 +196,7 @@ class Calls:
 
         outcome: Outcome | None = None
         self._permissions.reviews[opened.ref.call_id] = partial(self._review, opened, plan)
+        self._permissions.hosts[opened.ref.call_id] = partial(self._review_host, opened, plan)
         self.running[opened.ref.call_id] = scope = anyio.CancelScope()
         try:
             if plan.access != "read":
@@ -216,6 +218,7 @@ class Calls:
         finally:
             del self.running[opened.ref.call_id]
             del self._permissions.reviews[opened.ref.call_id]
+            del self._permissions.hosts[opened.ref.call_id]
 
     async def _review(self, opened: _OpenCall, plan: PlannedCall, changes: Changes) -> str:
         """Decide whether what a command has changed in its layer is kept. Return the reason for the model if not."""
@@ -235,6 +238,15 @@ class Calls:
             case None:
                 self.dismissed = True
                 return "The user cancelled, so all changes were dropped."
+
+    async def _review_host(self, opened: _OpenCall, plan: PlannedCall, host: Host) -> HostVerdict:
+        """Decide whether a running command may reach a host."""
+        async with self._reviewing:
+            verdict = await self._permissions.judge_host(opened.ref, opened.call, plan, host)
+        if verdict is None:
+            self.dismissed = True
+            return HostVerdict(refusal="the user cancelled the turn")
+        return verdict
 
     async def _store_started(self, started: list[NewEntry]) -> None:
         """Store the `started` entry of a slow call. If this fails, the entry is stored later, together with the

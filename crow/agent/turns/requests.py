@@ -148,7 +148,7 @@ class Requests:
         )
         self._draft = draft = AnswerDraft(self._branch, new_message_id(), before=before)
         self._stream, self._sent, self._counted = None, self._gauge.used(), 0
-        self._branch.watch_parts(self.model.info)
+        self._branch.sent_parts.watch(self.model.info, self._branch.entries)
         await self._note_parts()
         self._is_listening = True
         try:
@@ -175,7 +175,7 @@ class Requests:
 
     async def _note_parts(self) -> None:
         """Record it if messages are written in another form from now on, because this breaks the cache."""
-        if changed := self._branch.changed_parts(self.model.info):
+        if changed := self._branch.sent_parts.changed(self.model.info):
             await self._branch.record([NewEntry(body=Note(about="dialect", value=", ".join(changed)))])
 
     async def _save_draft(self) -> None:

@@ -24,6 +24,59 @@ _LATE_SAVE_S = 0.2
 _BUFFER_CHARS = 512 * 1024
 
 
+class _Shown:
+    """The text or the thought of an answer, as far as it was shown."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self._chars = 0
+        self._saved = 0
+        """How many pieces were saved."""
+
+    def add(self, piece: str) -> int:
+        """Add a piece. Return the number of characters before it."""
+        self.pieces.append(piece)
+        offset, self._chars = self._chars, self._chars + len(piece)
+        return offset
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether there is something to save."""
+        return self._saved != len(self.pieces)
+
+    def take_unsaved(self) -> str:
+        """Return what is not saved yet. It counts as saved from now on."""
+        unsaved, self._saved = "".join(self.pieces[self._saved :]), len(self.pieces)
+        return unsaved
+
+
+class _Gathered:
+    """The pieces that have arrived and are not shown yet."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self._chars = 0
+        self._has_room = anyio.Event()
+
+    def add(self, delta: Delta) -> None:
+        """Add a piece."""
+        self.deltas.append(delta)
+        if not isinstance(delta, Retrying):
+            self._chars += len(delta.text)
+
+    async def room(self) -> None:
+        """If too much waits, wait until it is taken."""
+        if self._chars > _BUFFER_CHARS:
+            self._has_room = anyio.Event()
+            await self._has_room.wait()
+
+    def take(self) -> Sequence[Delta]:
+        """Return all pieces, and begin anew."""
+        deltas, self.deltas, self._chars = self.deltas, [], 0
+        self._has_room.set()
+        return deltas
+
+
 class AnswerDraft:
     """The part of an answer that the client has been shown so far. If a resumed answer continues an earlier text,
     `before` is that text.
@@ -41,12 +94,9 @@ class AnswerDraft:
         self._branch = branch
         self._before = before
         self._overlap = Overlap(before)
-        self._pending: list[Delta] = []
-        self._pending_chars = 0
-        self._texts: list[str] = []
-        self._thoughts: list[str] = []
-        self._text_chars = self._thought_chars = 0
-        self._saved_texts = self._saved_thoughts = 0
+        self._gathered = _Gathered()
+        self._text = _Shown()
+        self._thought = _Shown()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._shown_at = self._saved_at = -math.inf
         self._is_showing = False
@@ -54,19 +104,18 @@ class AnswerDraft:
         self._has_ended = False
         self._wake = anyio.Event()
         self._wakes_at = math.inf
-        self._has_room = anyio.Event()
         self._has_reported_retry = False
         self._failure: StoreError | None = None
 
     @property
     def text(self) -> str:
         """The text that was shown to the client."""
-        return "".join(self._texts)
+        return "".join(self._text.pieces)
 
     @property
     def thought(self) -> str:
         """The reasoning that was shown to the client."""
-        return "".join(self._thoughts)
+        return "".join(self._thought.pieces)
 
     def mute(self) -> None:
         """Stop showing text, because the part shown so far is about to be stored."""
@@ -103,30 +152,24 @@ class AnswerDraft:
 
     async def save(self) -> None:
         """Save the shown text that is not saved yet. :raises ~crow.domain.errors.StoreError: it could not be saved."""
-        text = "".join(self._texts[self._saved_texts :])
-        thought = "".join(self._thoughts[self._saved_thoughts :])
-        self._saved_texts, self._saved_thoughts = len(self._texts), len(self._thoughts)
+        text, thought = self._text.take_unsaved(), self._thought.take_unsaved()
         if text or thought:
             await self._branch.save_draft(message_id=self.message_id, text=text, thought=thought)
 
     async def _put(self, delta: Delta) -> None:
-        self._pending.append(delta)
-        if not isinstance(delta, Retrying):
-            self._pending_chars += len(delta.text)
+        self._gathered.add(delta)
         due = self._shown_at + _PIECE_WAIT_S
         if not self._is_showing and time.monotonic() >= due:
             await self._show()
         else:
             self._wake_by(due)
-        if self._pending_chars > _BUFFER_CHARS:
-            self._has_room = anyio.Event()
-            await self._has_room.wait()
+        await self._gathered.room()
 
     async def _show_gathered(self) -> None:
         """Until the stream ends, show the gathered pieces and save the text shown so far, each on its own schedule."""
-        while self._pending or not self._has_ended:
+        while self._gathered.deltas or not self._has_ended:
             now = time.monotonic()
-            show_at = self._shown_at + _PIECE_WAIT_S if self._pending and not self._is_showing else math.inf
+            show_at = self._shown_at + _PIECE_WAIT_S if self._gathered.deltas and not self._is_showing else math.inf
             if show_at <= now or (self._has_ended and show_at < math.inf):
                 await self._show()
                 continue
@@ -147,9 +190,7 @@ class AnswerDraft:
         try:
             if self._saving is not None and time.monotonic() > self._saved_at + _LATE_SAVE_S:
                 await self._saving.wait()
-            pending, self._pending, self._pending_chars = self._pending, [], 0
-            self._has_room.set()
-            for delta in merged(pending):
+            for delta in merged(self._gathered.take()):
                 await self._publish(delta)
         finally:
             self._is_showing = False
@@ -160,8 +201,7 @@ class AnswerDraft:
             case TextDelta(text=text):
                 await self._show_text(self._overlap.feed(text))
             case ThoughtDelta(text=text) if not self.is_muted:
-                self._thoughts.append(text)
-                offset, self._thought_chars = self._thought_chars, self._thought_chars + len(text)
+                offset = self._thought.add(text)
                 self._save_if_due()
                 await self._branch.publish(ThoughtShown(message_id=self.message_id, offset=offset, text=text))
             case Retrying(reason=reason, wait_s=wait_s) if not self._has_reported_retry:
@@ -171,13 +211,12 @@ class AnswerDraft:
 
     async def _show_text(self, text: str) -> None:
         if text and not self.is_muted:
-            self._texts.append(text)
-            offset, self._text_chars = self._text_chars, self._text_chars + len(text)
+            offset = self._text.add(text)
             self._save_if_due()  # comes before `publish`, which waits while the client does not read
             await self._branch.publish(TextShown(message_id=self.message_id, offset=offset, text=text))
 
     def _is_unsaved(self) -> bool:
-        return (self._saved_texts, self._saved_thoughts) != (len(self._texts), len(self._thoughts))
+        return self._text.is_unsaved or self._thought.is_unsaved
 
     def _save_if_due(self) -> None:
         """Start a save if a save is due. Otherwise make `_show_gathered` wake up when the next save is due. After the

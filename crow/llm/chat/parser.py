@@ -63,6 +63,7 @@ class StreamParser(AnswerParser):
         choices = event.get("choices")
         if "error" in event or not choices:
             self._raise_error(event)
+            self._refuse_other_wire(event)
         if event.get("usage") is not None:
             self._add_usage(read_usage(event["usage"]))
         if type(groq := event.get("x_groq")) is dict:

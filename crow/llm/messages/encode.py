@@ -30,7 +30,7 @@ _END = b"}]}"
 
 _BYTES_PER_TOKEN = 4
 
-THINKING_FORMS = frozenset({"adaptive_thinking", "thinking_budget", "thinking_off", "effort", "thinking_display"})
+_THINKING_FORMS = frozenset({"adaptive_thinking", "thinking_budget", "thinking_off", "effort", "thinking_display"})
 """Parts of a request that say how much the model should think, and that an endpoint may refuse one by one."""
 
 Role: TypeAlias = Literal["user", "assistant"]
@@ -74,7 +74,7 @@ class MessagesEncoder(Encoder[_Encoded]):
         is_streamed = dialect.streams and "stream" not in dialect.left_out
         head: dict[str, object] = {"model": model, "max_tokens": limit, "stream": is_streamed}
         if "thought_level" not in dialect.left_out:
-            forms, may_think = dialect.left_out & THINKING_FORMS, _may_think(self._encoded)
+            forms, may_think = dialect.left_out & _THINKING_FORMS, _may_think(self._encoded)
             head.update(thinking_members(request.thought_level, model, limit=limit, forms=forms, may_think=may_think))
         if choice := _tool_choice(request, dialect):
             head["tool_choice"] = choice

@@ -125,6 +125,7 @@ class MessagesParser(AnswerParser):
         elif kind != "ping" and not self.is_finished:
             # Events of unknown kinds are skipped unless they report an error.
             self._raise_error(event)
+            self._refuse_other_wire(event)
 
     def _read_head(self, message: object) -> None:
         """Read what an event says about the whole answer: usage and the stop reason."""
@@ -315,7 +316,7 @@ class MessagesParser(AnswerParser):
         if word is None and not self.is_done:
             raise ProtocolError(f"The answer from {who} broke off: the stream ended without a stop reason.")
         match word:
-            case "max_tokens":
+            case "max_tokens" | "length":  # the second is LiteLLM's for some models
                 return "length"
             case "model_context_window_exceeded":
                 if not (self._text.getvalue().strip() or self._calls):
@@ -323,7 +324,7 @@ class MessagesParser(AnswerParser):
                 return "length"
             case "pause_turn":
                 return "paused"
-            case "refusal":
+            case "refusal" | "content_filter":
                 self._explain_refusal()
                 return "refusal"
             case "error" | "failed" | "aborted" | "cancelled" | "overloaded_error" | "api_error":

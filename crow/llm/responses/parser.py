@@ -103,9 +103,7 @@ class ResponsesParser(AnswerParser):
             self._read_end(event, str(event.get("status") or "completed"))
         else:
             self._raise_error(event)
-            if "choices" in event:
-                who = self._origin.endpoint
-                raise ProtocolError(f'{who} sent a chat completion instead of {self.kind}. Set wire = "chat" for it.')
+            self._refuse_other_wire(event)
 
     def _read_delta(self, kind: str, event: dict[str, object]) -> None:
         """Read a piece of text, reasoning or a call's arguments. Most pieces continue the piece before them."""
@@ -335,7 +333,10 @@ class ResponsesParser(AnswerParser):
                 each.call.pieces = [each.early]
             if each.kind == "custom_tool_call":
                 tool = self._offered.get(tool_name(each.call.name, self._offered))
-                text = json_text({freeform_property(tool): "".join(each.call.pieces)})
+                text = "".join(each.call.pieces)
+                # A server may call a tool with JSON arguments in this form, too.
+                if tool is None or tool.freeform is not None or not text.lstrip().startswith("{"):
+                    text = json_text({freeform_property(tool): text})
                 each.call = PartialCall(id=each.call.id, name=each.call.name, pieces=[text])
             calls.append(each.call)
         last = outputs[-1] if outputs else None

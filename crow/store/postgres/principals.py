@@ -8,7 +8,7 @@ import asyncpg
 
 from crow.domain.errors import ArgumentError
 from crow.store import Access, Share, ShareAccess, Token
-from crow.store.postgres.database import Sql, UsesDatabase, plain, snapshot, transaction
+from crow.store.postgres.database import Sql, UsesDatabase, array_of, plain, snapshot, transaction
 from crow.store.postgres.paths import session_values
 from crow.store.rows import TOKEN_COLUMNS, TOKEN_FIELDS, token_of
 
@@ -50,8 +50,8 @@ class PrincipalMethods(UsesDatabase):
         viewer = (None if session_id is None else plain(session_id), None if principal is None else plain(principal))
         written = await sql.fetch(
             "SELECT e.id FROM crow.entries e JOIN crow.sessions v ON v.id = e.session"
-            f" AND v.conversation = e.conversation WHERE e.id = ANY ($1::bigint[]) AND {visible}",
-            sorted(wanted),
+            f" AND v.conversation = e.conversation WHERE e.id = ANY ($1::text::bigint[]) AND {visible}",
+            array_of(sorted(wanted)),
             *viewer,
         )
         wanted -= {row[0] for row in written}
@@ -59,14 +59,14 @@ class PrincipalMethods(UsesDatabase):
             return True
         reached = await sql.fetch(
             "WITH RECURSIVE visible (id, leaf) AS (SELECT v.id, v.leaf FROM crow.sessions v WHERE v.conversation IN"
-            f" (SELECT conversation FROM crow.entries WHERE id = ANY ($1::bigint[])) AND {visible}),"
+            f" (SELECT conversation FROM crow.entries WHERE id = ANY ($1::text::bigint[])) AND {visible}),"
             " ends (id) AS (SELECT leaf FROM visible"
             " UNION SELECT m.from_leaf FROM visible JOIN crow.moves m ON m.session = visible.id"
             " UNION SELECT m.to_leaf FROM visible JOIN crow.moves m ON m.session = visible.id),"
             " reached (id) AS (SELECT id FROM ends"
             " UNION SELECT e.parent FROM reached JOIN crow.entries e ON e.id = reached.id)"
-            " SELECT id FROM reached WHERE id = ANY ($1::bigint[])",
-            sorted(wanted),
+            " SELECT id FROM reached WHERE id = ANY ($1::text::bigint[])",
+            array_of(sorted(wanted)),
             *viewer,
         )
         return not wanted.difference(row[0] for row in reached)

@@ -151,7 +151,7 @@ def test_lines_arrive_whole_and_the_end_is_told(tmp_path: Path) -> None:
 
 @contextmanager
 def asked(endpoint: ScriptedEndpoint, body: bytes) -> Iterator[http.client.HTTPResponse]:
-    connection = http.client.HTTPConnection(endpoint.base_url.split("/")[2], timeout=30)
+    connection = http.client.HTTPConnection(endpoint.base_url.split("/")[2], timeout=120)
     connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
     with closing(connection), connection.getresponse() as response:
         yield response

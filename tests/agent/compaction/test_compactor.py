@@ -420,7 +420,7 @@ async def test_undo_restores_the_conversation_also_from_a_loaded_tail(place: Pla
     before = place.branch.context()
     await place.compactor.on_command()
     assert place.branch.context() != before
-    loaded = Branch(place.store, place.client, await place.store.tail("s"))  # type: ignore[arg-type]
+    loaded = Branch(place.store, place.client, await place.store.tail("s"))
     answer = await compactor_on(loaded, place.model).on_command("undo")
     assert answer.startswith("Undone: ")
     assert loaded.context().messages[1:] == before.messages[1:]

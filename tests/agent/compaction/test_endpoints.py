@@ -224,7 +224,7 @@ async def check_phases(
     reports=st.booleans(),
     burps=st.booleans(),
 )
-@settings(max_examples=50)
+@settings(max_examples=15)
 async def test_every_prompt_reaches_the_endpoint_and_succeeds_if_the_endpoint_would_answer(
     phases: list[tuple[int, Habit, int]], seed: int, ratio: float, reports: bool, burps: bool
 ) -> None:

@@ -37,14 +37,13 @@ from crow.domain.messages import SystemMessage, Text, UserMessage
 from crow.domain.rendering import parts_text, user_parts
 from crow.frontend.params import ClientCapabilities
 from crow.llm import ModelInfo
-from crow.store import Store
 from tests.support.compaction import PROMPT, Notes, Simulation, Way, compactor_on, flaky, same_prompt, summariser
 from tests.support.memory_store import MemoryStore
 from tests.support.paths import damaged, problems
 from tests.support.shared_host import transcript
 from tests.support.views import read_log
 
-SESSIONS = 500
+SESSIONS = 150
 WINDOWS = st.sampled_from([4_000, 5_000, 6_000, 8_000, 16_000])
 TINY = st.sampled_from([500, 1_500, 2_500])
 """Nobody configures such windows, but crow may learn them."""
@@ -227,8 +226,7 @@ async def test_damaged_history_is_compacted_like_any_other(
         return
     entries = [replace(entry, body=enlarged(entry)) for entry in entries]
     store = MemoryStore()
-    typed: Store = store  # type: ignore[assignment]
-    branch = Branch(typed, Notes(), store.hold("s", entries))  # type: ignore[arg-type]
+    branch = Branch(store, Notes(), store.hold("s", entries))
     model = flaky(rate, random.Random(len(entries)), described(window))
     compactor = compactor_on(branch, model, fresh_prompt=same_prompt, deadline_s=0.001)
     for _ in range(3):
