@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay bench eval build clean
+.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay bench eval site pictures build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -163,6 +163,21 @@ soak-messages: $(READY)
 soak-feed: $(READY)
 	$(BIN)/python -m tests.soak.feed $(or $(ORDERS),10000) $(or $(SEED),1)
 
+# MkDocs with the theme Material, in a virtual environment of its own. The build fails if a link leads nowhere.
+SITE := .venv-site
+
+$(SITE)/.ready: website/requirements.txt
+	@echo "installing MkDocs into $(SITE) ..."
+	@test -x $(SITE)/bin/python || $(MAKE_VENV) $(SITE)
+	@$(subst $(BIN)/python,$(SITE)/bin/python,$(INSTALL)) --requirement website/requirements.txt
+	@touch $@
+
+site: $(SITE)/.ready ## build the website into build/site/
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict --config-file website/mkdocs.yml
+
+pictures: $(READY) $(SITE)/.ready ## record crow for the README and the website, into docs/pictures/
+	$(SITE)/bin/python website/pictures.py
+
 bench: $(READY) ## measure everything; the figures go below build/bench/
 	$(BIN)/python -m benchmarks
 
@@ -175,5 +190,5 @@ build: $(READY) ## build the distributions into dist/
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist packages/acp-check
 
 clean: ## remove .venv and everything that was made
-	rm -rf .venv $(SERVERS) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv $(SERVERS) $(SITE) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find crow packages tests schemas -name __pycache__ -type d -prune -exec rm -rf {} +
