@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay bench eval site pictures build clean
+.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama interop-page soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay bench eval site pictures build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,10 @@ $(SERVERS)/.llama:
 
 interop-gateway: $(READY) $(SERVERS)/.ready
 	CROW_GATEWAY=$(CURDIR)/$(SERVERS)/bin/litellm $(BIN)/pytest tests/interop/gateway.py
+
+# The page of crow serve in Chromium, with PAGE_FAULTS broken connections (1000): needs Chromium.
+interop-page: $(READY)
+	$(BIN)/pytest -s tests/interop/page.py
 
 # A real inference server: its own tokens, streams, parser of tool calls, limits and usage. Its model is written by the test.
 interop-llama: $(READY) $(SERVERS)/.llama

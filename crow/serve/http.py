@@ -30,7 +30,8 @@ from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.errors import request_error
 from crow.frontend.frames import INTERNAL_ERROR
 from crow.frontend.requests import OPENING
-from crow.serve.listen import is_known_host, is_known_origin
+from crow.serve.browser import cookie_token
+from crow.serve.listen import is_known_host, is_known_origin, is_own_origin
 from crow.serve.metrics import CONTENT_TYPE, MetricFamily, Metrics, gauge, process_metrics
 from crow.serve.tokens import Authenticator, BadToken, Grant, TooManyFailures
 from crow.serve.websocket import (
@@ -250,8 +251,11 @@ class AcpService:
         gauges: Callable[[], Iterable[MetricFamily]] = tuple,
         check_ready: Callable[[], Awaitable[str]],
         metrics: Metrics | None = None,
+        more_routes: Sequence[Route] = (),
     ) -> None:
         self._serve = serve
+        self._more_routes = tuple(more_routes)
+        """Those of the page for browsers."""
         self._access = access
         self._limits = limits
         self._max_connections = max_connections
@@ -279,6 +283,7 @@ class AcpService:
             Route("/healthz", _healthz),
             Route("/readyz", self._readyz),
             Route("/metrics", self._metrics),
+            *self._more_routes,
         ]
         return partial(self._check_host, Starlette(routes=routes))
 
@@ -345,7 +350,7 @@ class AcpService:
     async def _admit(self, websocket: WebSocket, address: str) -> Grant | None:
         """:raises Refused: the client may not connect now."""
         origins = websocket.headers.getlist("origin")
-        if not is_known_origin(origins, self._origins):
+        if not is_known_origin(origins, self._origins) and not is_own_origin(websocket.headers):
             problem = (
                 f'Web pages of "{_shown(origins)}" may not connect. The operator of this server can add the origin to '
                 "serve.origins."
@@ -359,7 +364,8 @@ class AcpService:
                 f"{self._max_connections} clients are connected, and this server allows no more. Connect again later."
             )
             raise Refused(503, problem, "full", retry_after_s=_RETRY_AFTER_S)
-        grant = await self._access.admit(_bearer_token(websocket.headers), address)
+        token = _bearer_token(websocket.headers) or cookie_token(websocket)
+        grant = await self._access.admit(token, address)
         if grant is not None:
             connected = sum(client.principal == grant.principal for client in self.clients.values())
             if connected >= self._max_connections_each:

@@ -16,6 +16,7 @@ from typing import Any
 
 import anyio
 import uvicorn
+from starlette.routing import Route
 
 from crow import adapters
 from crow.app import Wiring
@@ -28,6 +29,7 @@ from crow.frontend.requester import Requester
 from crow.frontend.v2 import VersionTwo
 from crow.log import log_as_json
 from crow.serve import listen
+from crow.serve.browser import page_routes
 from crow.serve.http import SHUTDOWN, AccessControl, AcpService, ServedConnection, TokenAccess, WaitingService
 from crow.serve.metrics import MetricFamily, Metrics, gauge, metered
 from crow.serve.policy import ServePolicy, check_server
@@ -200,6 +202,7 @@ class Server:
         is_confining: bool,
         offers_v2: bool,
         metrics: Metrics,
+        routes: Sequence[Route] = (),
     ) -> None:
         self._host = host
         self._settings = settings
@@ -210,6 +213,7 @@ class Server:
         self.service = AcpService(
             self._serve,
             access=access,
+            more_routes=routes,
             limits=limits,
             max_connections=settings.max_connections,
             max_connections_each=settings.max_connections_each,
@@ -371,6 +375,7 @@ async def _open_server(
             is_confining=bool(sandbox.name),
             offers_v2=offers_v2,
             metrics=metrics,
+            routes=() if is_resident else page_routes(authenticator, access.needs_tokens),
         )
 
 
