@@ -494,7 +494,7 @@ no_reasoning           any   missing.{0,20}reasoning_content
 no_reasoning           any   reasoning_content.{0,60}(?:missing|required|must be|in the thinking)
 cache_marker           any   cache_control
 thought_level          near  reasoning[._]?effort|enable_thinking|think(?:ing)?(?:[._]type)?\b|thinking_budget
-opaque                 near  extra_content|reasoning_details|thought_signature
+opaque                 near  extra_content|reasoning_details|thought_signature|thinking_blocks
 reasoning              near  \breasoning(?:_content|_text)?\b
 developer_role         near  developer
 system_role            near  system (?:role|message|prompt)|['\"`]system['\"`]
