@@ -54,7 +54,8 @@ class _Block:
             case "thinking":
                 return not content.get("thinking") and "signature" not in self.growing
             case "call":
-                return bool(content.get("id")) and content.get("id") == self.members.get("id")
+                is_named = bool(self.members.get("name")) and bool(content.get("id"))
+                return is_named and content.get("id") == self.members.get("id")
             case "other":
                 return content == self.members
 
@@ -122,6 +123,7 @@ class MessagesParser(AnswerParser):
             self._read_head(event.get("delta"))
             self._count(event.get("usage"))
         elif kind == "message_stop":
+            self._count(event.get("usage"))
             self.is_done = True
         elif kind == "message":
             self._read_message(event)
