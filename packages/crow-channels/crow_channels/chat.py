@@ -114,7 +114,12 @@ class Inbox(Protocol):
         ...
 
     def places(self) -> Mapping[str, str]:
-        """Return the newest message of each known place, to fetch what came while nobody listened."""
+        """Return the newest message of each known place, to fetch what came while nobody listened. It is empty for a
+        listed channel in which nobody has written yet."""
+        ...
+
+    def begin(self, place: str, message_id: str) -> None:
+        """Take this as the newest message of a listed channel in which nobody has written yet."""
         ...
 
 

@@ -219,6 +219,11 @@ class _Client(discord.Client):
     async def _catch_up(self) -> None:
         """Fetch what was written in the known channels since the newest message of each."""
         for place, seen in self._inbox.places().items():
+            if not place.isdigit():
+                continue
+            if not seen:
+                self._inbox.begin(place, str(discord.utils.time_snowflake(discord.utils.utcnow())))
+                continue
             try:
                 with _translated():
                     channel = self.get_channel(int(place)) or await self.fetch_channel(int(place))

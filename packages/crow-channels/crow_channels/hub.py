@@ -22,6 +22,8 @@ MAX_TEXT = 100_000
 """The longest message that is passed on, in characters."""
 
 _FAILED = "⚠ Something went wrong in crow-channels. Its log has the details."
+_MAX_WAITING = 50
+"""At most this many messages of a channel wait."""
 _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _MAX_IMAGE_BYTES, _MAX_TEXT_FILE_BYTES, _MAX_ALL_BYTES, _MAX_FILES = 5_000_000, 256_000, 12_000_000, 10
 _COMMAND = re.compile(r"/([A-Za-z][^\s/]*)(?:\s+(.*))?", re.DOTALL)
@@ -65,7 +67,11 @@ class Hub:
 
     def places(self) -> Mapping[str, str]:
         """See `Inbox`."""
-        return self._state.places(self._config.name)
+        return dict.fromkeys(self._config.channels.keys() - {"*"}, "") | self._state.places(self._config.name)
+
+    def begin(self, place: str, message_id: str) -> None:
+        """See `Inbox`."""
+        self._state.see(self._config.name, place, message_id, None, False)
 
     # What people write.
 
@@ -97,6 +103,11 @@ class Hub:
             self._reply(message, rule, principal, problem)
         elif command is None and self._answers_question(message, text):
             self._keep(message, principal)
+        elif (waiting := self._state.waiting(self._config.name, message.place)) >= _MAX_WAITING:
+            if waiting == _MAX_WAITING:
+                self._reply(message, rule, principal, "Too many messages wait here. This one is ignored.")
+            else:
+                self._keep(message, principal)
         elif blocks := _blocks(message, text):
             self._state.add(
                 *(self._config.name, message.place, message.id),

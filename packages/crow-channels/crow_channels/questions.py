@@ -10,13 +10,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from crow_channels.chat import Button, Chat
+from crow_channels.chat import Button, Chat, File
 from crow_channels.delivery import QUESTIONS, Delivery, cut
 from crow_channels.state import Prompt, Question, State
-from crow_channels.text import harmless, line
+from crow_channels.text import MIN_CHARS, harmless, line
 
 _MAX_CHOICES, _MAX_FIELDS = 20, 8
-_LABEL_CHARS, _TITLE_CHARS, _MAX_TEXT = 76, 300, 2_000
+_LABEL_CHARS, _TITLE_CHARS, _MAX_TEXT = 76, 300, 200_000
+_ROOM = 70
+"""Room for the words that a question was cut."""
+
 DECLINE = "\x00decline"
 """The answer of somebody who declines to fill in a form."""
 
@@ -108,7 +111,7 @@ class Questions:
                 prompt=self._prompt.number,
                 number=QUESTIONS + len(self._state.questions(self._prompt.number)),
                 name=name,
-                text=cut(text, self._chat.limits.chars - 300),
+                text=text,
                 choices=choices,
                 answer=None,
                 is_open=True,
@@ -128,10 +131,9 @@ class Questions:
         return answer
 
     async def _post(self, question: Question) -> None:
-        text = question.text
-        buttons: Sequence[Button] = ()
+        shown, buttons, end = self._shown(question), list[Button](), ""
         if not question.choices:
-            text += "\nAnswer with a message."
+            end = "\nAnswer with a message."
         elif self._chat.limits.has_buttons:
             buttons = [
                 Button(
@@ -143,15 +145,31 @@ class Questions:
             ]
         else:
             numbered = (f"{place}. {line(label, _LABEL_CHARS)}" for place, (_, label) in enumerate(question.choices, 1))
-            text += "\n" + harmless("\n".join(numbered)) + "\nAnswer with the number."
-        await self._delivery.put(question.number, cut(text, self._chat.limits.chars), buttons=buttons)
+            end = cut("\n" + harmless("\n".join(numbered)) + "\nAnswer with the number.", self._end_chars)
+        files: Sequence[File] = ()
+        if shown != question.text:
+            if self._chat.limits.file_bytes:
+                data = question.text.encode(errors="replace")[: self._chat.limits.file_bytes]
+                files = (File(name="question.md", mime="text/markdown", data=data),)
+            end = f"\n(This is only the beginning.{' All of it is in the file.' if files else ''}){end}"
+        await self._delivery.put(question.number, shown + end, buttons=buttons, files=files)
 
     async def _show_end(self, question: Question, outcome: str) -> None:
         """Show how a question ended, without its buttons. The state keeps an answer for now: if the connection breaks,
         the server asks again."""
         if self._chat.limits.can_edit and self._state.post(self._prompt.number, question.number) is not None:
-            text = cut(f"{question.text}\n{outcome}", self._chat.limits.chars)
-            await self._delivery.put(question.number, text, tries=2)
+            await self._delivery.put(question.number, f"{self._shown(question)}\n{cut(outcome, 340)}", tries=2)
+
+    @property
+    def _end_chars(self) -> int:
+        """The longest list of numbered answers."""
+        return self._chat.limits.chars // 2
+
+    def _shown(self, question: Question) -> str:
+        """Return as much of a question as fits, beside its answers or its outcome."""
+        has_list = bool(question.choices) and not self._chat.limits.has_buttons
+        room = self._chat.limits.chars - _ROOM - (self._end_chars if has_list else 300)
+        return cut(question.text, max(room, MIN_CHARS + 2))
 
 
 def _permission_text(call: Mapping[str, Any]) -> str:

@@ -232,6 +232,11 @@ class State:
             is_cancelled=bool(flags[1]),
         )
 
+    def waiting(self, chat: str, place: str) -> int:
+        """Return how many messages of a place are not done."""
+        sql = "SELECT count(*) FROM prompts WHERE chat = ? AND place = ? AND stage <> 'done'"
+        return int(self._one(sql, chat, place)[0])
+
     def open_places(self) -> list[tuple[str, str]]:
         """Return the chats and places that have prompts which are not done."""
         return self._all("SELECT DISTINCT chat, place FROM prompts WHERE stage <> 'done'")

@@ -276,7 +276,7 @@ class Worker:
             if owners is not link:
                 await owners.request("session/close", {"sessionId": known})
         if owner != principal:
-            result = await link.request("session/resume", self._params(owner, known, {}))
+            result = await link.request("session/resume", self._params(principal, known, {}))
         link.listeners[known] = self
         self._link, self._session = link, known
         return known, result
@@ -288,7 +288,9 @@ class Worker:
 
     def _params(self, principal: str, session: str | None, meta: Mapping[str, Any]) -> dict[str, Any]:
         owner, _ = self._state.place(self._name, self._place)
-        cwd = self._rule.cwd or self._shared.config.principals[owner or principal].cwd
+        cwd = self._shared.config.principals[principal].cwd  # the server ignores it for a session that is shared
+        if self._rule.cwd and (self._rule.principal or owner or principal) == principal:
+            cwd = self._rule.cwd
         about = {} if session is None else {"sessionId": session}
         return about | {"cwd": cwd, "mcpServers": []} | ({"_meta": dict(meta)} if meta else {})
 

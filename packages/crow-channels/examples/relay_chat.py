@@ -36,7 +36,7 @@ class RelayChat:
             try:
                 reader, self._writer = await asyncio.open_connection(self._host, self._port)
                 # The inbox knows which message of each room was the last.
-                since = max(map(int, inbox.places().values()), default=0)
+                since = max((int(number) for number in inbox.places().values() if number), default=0)
                 self._write({"password": self._password, "since": since})
                 while line := await reader.readline():
                     await self._take(json.loads(line), inbox)

@@ -9,7 +9,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, Self
 
-from aiohttp import WSMsgType, web
+from aiohttp import BodyPartReader, WSMsgType, web
 
 BOT, GUILD, CHANNEL, THREAD, DIRECT = "900", "800", "700", "701", "702"
 TOKEN = "discord-token-of-the-tests"
@@ -122,10 +122,13 @@ class FakeDiscord:
 
     async def wait(self, condition: Any, what: str = "") -> Any:
         """Wait until a condition of this Discord holds, and return its value."""
-        async with asyncio.timeout(_WAIT_S):
-            while not (value := condition()):
-                self._changed.clear()
-                await self._changed.wait()
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                while not (value := condition()):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"{[self.answers(place) for place in self.messages]} {self.responses}") from None
         return value
 
     # The gateway.
@@ -143,7 +146,9 @@ class FakeDiscord:
         event = {"id": str(self._new_id()), "application_id": BOT, "type": kind, "token": "t", "version": 1}
         event |= {"channel_id": place, "channel": channel, "data": data, "entitlements": [], "locale": "en-GB"}
         event |= {"authorizing_integration_owners": {}, "app_permissions": "0", "attachment_size_limit": 1}
-        who = {"user": user(author)} if place == DIRECT else {"member": member | {"permissions": "0"}, "guild_id": GUILD}
+        who = (
+            {"user": user(author)} if place == DIRECT else {"member": member | {"permissions": "0"}, "guild_id": GUILD}
+        )
         self._dispatch("INTERACTION_CREATE", event | who | fields)
 
     async def _send(self, socket: web.WebSocketResponse, message: dict[str, Any]) -> None:
@@ -226,7 +231,12 @@ class FakeDiscord:
         if failure == "503":
             return said({"message": "overloaded"}, status=503)
         if failure == "429":
-            headers = {"Via": "1.1", "X-RateLimit-Remaining": "0", "X-RateLimit-Limit": "5", "X-RateLimit-Reset-After": "0.05"}
+            headers = {
+                "Via": "1.1",
+                "X-RateLimit-Remaining": "0",
+                "X-RateLimit-Limit": "5",
+                "X-RateLimit-Reset-After": "0.05",
+            }
             return said({"message": "slow", "retry_after": 0.05, "global": False}, status=429, headers=headers)
         payload = await self._payload(request)
         assert len(payload.get("content", "")) <= 2000
@@ -251,6 +261,7 @@ class FakeDiscord:
             return dict(await request.json())
         payload: dict[str, Any] = {}
         async for part in await request.multipart():
+            assert isinstance(part, BodyPartReader)
             if part.name == "payload_json":
                 payload = json.loads(await part.text())
             else:
@@ -283,16 +294,24 @@ class FakeDiscord:
     def _message(self, place: str, text: str, author: dict[str, Any]) -> dict[str, Any]:
         message = {"id": str(self._new_id()), "channel_id": place, "author": author, "content": text, "type": 0}
         message |= {"timestamp": _EPOCH, "edited_timestamp": None, "tts": False, "mention_everyone": False, "flags": 0}
-        return message | {
-            key: [] for key in ("mentions", "mention_roles", "attachments", "embeds", "components", "reactions")
-        } | {"pinned": False}
+        return (
+            message
+            | {key: [] for key in ("mentions", "mention_roles", "attachments", "embeds", "components", "reactions")}
+            | {"pinned": False}
+        )
 
     def _channel(self, place: str) -> dict[str, Any]:
         if place == DIRECT:
             return {"id": DIRECT, "type": 1, "last_message_id": None, "recipients": [user("1")], "flags": 0}
         if place == THREAD:
             data = {"archived": False, "auto_archive_duration": 60, "archive_timestamp": _EPOCH, "locked": False}
-            about = {"owner_id": "1", "message_count": 0, "member_count": 1, "thread_metadata": data, "rate_limit_per_user": 0}
+            about = {
+                "owner_id": "1",
+                "message_count": 0,
+                "member_count": 1,
+                "thread_metadata": data,
+                "rate_limit_per_user": 0,
+            }
             return {"id": THREAD, "type": 11, "guild_id": GUILD, "parent_id": CHANNEL, "name": "thread"} | about
         about = {"position": 0, "permission_overwrites": [], "topic": None, "nsfw": False, "rate_limit_per_user": 0}
         return {"id": place, "type": 0, "guild_id": GUILD, "parent_id": None, "name": "general"} | about
@@ -301,11 +320,17 @@ class FakeDiscord:
         role = {"id": GUILD, "name": "@everyone", "permissions": "0", "position": 0, "color": 0, "hoist": False}
         role |= {"managed": False, "mentionable": False, "flags": 0, "colors": {"primary_color": 0}}
         guild = {"id": GUILD, "name": "guild", "owner_id": "1", "member_count": 3, "premium_tier": 0, "nsfw_level": 0}
-        guild |= {"verification_level": 0, "default_message_notifications": 0, "explicit_content_filter": 0, "mfa_level": 0}
+        guild |= {
+            "verification_level": 0,
+            "default_message_notifications": 0,
+            "explicit_content_filter": 0,
+            "mfa_level": 0,
+        }
         guild |= {"afk_timeout": 60, "preferred_locale": "en-GB", "system_channel_flags": 0, "roles": [role]}
         guild |= {"channels": [self._channel(CHANNEL)], "threads": [self._channel(THREAD)]}
         return guild | {
-            key: [] for key in ("features", "emojis", "stickers", "members", "voice_states", "presences", "stage_instances")
+            key: []
+            for key in ("features", "emojis", "stickers", "members", "voice_states", "presences", "stage_instances")
         }
 
 

@@ -79,7 +79,9 @@ class Hook:
                 except aiohttp.ClientConnectionError:
                     await asyncio.sleep(0.02)
 
-    async def write(self, port: int, number: str, text: str, *, user: str = "ann", place: str = "p", **more: Any) -> int:
+    async def write(
+        self, port: int, number: str, text: str, *, user: str = "ann", place: str = "p", **more: Any
+    ) -> int:
         """Somebody writes a message. Returns the status."""
         values = {"id": number, "place": place, "user": user, "text": text} | more
         return (await self.post(port, "/messages", values))[0]

@@ -63,7 +63,7 @@ def test_a_valid_file(tmp_path: Path) -> None:
         ('answers = "anyone"', 'principal = "bob"', "channels.general.principal is 'bob'"),
         ('answers = "anyone"', "shows_calls = 1", "shows_calls is 1; expected true or false"),
         ('answers = "anyone"', 'answer = "anyone"', "channels.general.answer is not a setting"),
-        ("[chats.hook.direct]\n[chats.hook.channels.general]\nanswers = \"anyone\"\n", "", "neither channels nor direct"),
+        ('[chats.hook.direct]\n[chats.hook.channels.general]\nanswers = "anyone"\n', "", "neither channels nor direct"),
         ("[server]", "[server", "channels.toml: cannot be read"),
         ('state = "here.db"', "state = 1", "state is 1; expected a string"),
     ],
@@ -99,7 +99,7 @@ def test_a_mistake_in_the_settings_of_a_chat(tmp_path: Path, old: str, new: str,
 @pytest.mark.parametrize("secret", ["", "short"])
 def test_a_secret_that_is_missing_or_short_is_refused(tmp_path: Path, secret: str) -> None:
     config = read_config(written(tmp_path, VALID), ENVIRONMENT | {"HOOK_SECRET": secret})
-    with pytest.raises(ConfigError, match="HOOK_SECRET, which is not set|expected at least 16"):
+    with pytest.raises(ConfigError, match=r"HOOK_SECRET, which is not set|expected at least 16"):
         make_chat(config.chats[0])
     with pytest.raises(ConfigError, match="CROW_TOKEN_ANN, which is not set"):
         read_config(written(tmp_path, VALID), {})

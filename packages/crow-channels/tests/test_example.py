@@ -30,7 +30,7 @@ class Relay:
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.address = "127.0.0.1:{}".format(self._server.sockets[0].getsockname()[1])
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -86,7 +86,8 @@ async def test_the_example_adapter_needs_a_hundred_lines_and_loses_nothing(
     try:
         async with Relay() as relay:
             chat = (
-                f'[chats.relay]\ntype = "relay_chat:RelayChat"\naddress = "{relay.address}"\npassword_env = "PASSWORD"\n'
+                f'[chats.relay]\ntype = "relay_chat:RelayChat"\naddress = "{relay.address}"\n'
+                'password_env = "PASSWORD"\n'
                 '[chats.relay.users]\nann = "ann"\n[chats.relay.channels.room]\n'
             )
             path = configure(tmp_path, crow, chat)

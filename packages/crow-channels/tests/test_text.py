@@ -12,7 +12,9 @@ from crow_channels.text import MIN_CHARS, harmless, settled, split, units
 
 TEXTS = st.lists(
     st.one_of(
-        st.sampled_from(["```\n", "```py\n", "~~~~\n", "\n", "\n\n", "x = 1\n", "word ", "😀", "e\u0301", "a" * 150, "`" * 25]),
+        st.sampled_from(
+            ["```\n", "```py\n", "~~~~\n", "\n", "\n\n", "x = 1\n", "word ", "😀", "e\u0301", "a" * 150, "`" * 25]
+        ),
         st.text(max_size=30),
     ),
     max_size=60,
@@ -70,12 +72,15 @@ def test_words_and_characters_stay_whole() -> None:
 
 
 def test_mentions_and_control_characters_lose_their_effect() -> None:
-    text = "@everyone @Here <@12> <@!12> <@&3> <#4> a@channel.example \x1b[31m\u202etxt @allison"
+    text = "@everyone @Here <@12> <@!12> <@&3> <#4> \x1b[31m\u202etxt @allison"
     assert harmless(text) == (
-        "@\u200beveryone @\u200bHere <\u200b@12> <\u200b@!12> <\u200b@&3> <\u200b#4> a@\u200bchannel.example [31mtxt @allison"
+        "@\u200beveryone @\u200bHere <\u200b@12> <\u200b@!12> <\u200b@&3> <\u200b#4> [31mtxt @allison"
     )
 
 
-@given(st.lists(st.sampled_from(["@", "everyone", "here", "<", "@1>", " ", "x"]), max_size=12).map("".join), st.integers(0, 80))
+@given(
+    st.lists(st.sampled_from(["@", "everyone", "here", "<", "@1>", " ", "x"]), max_size=12).map("".join),
+    st.integers(0, 80),
+)
 def test_what_is_shown_of_a_growing_text_stays_as_it_is(text: str, at: int) -> None:
     assert harmless(text).startswith(harmless(settled(text[:at])))
