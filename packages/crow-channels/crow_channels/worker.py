@@ -245,7 +245,8 @@ class Worker:
         link.listeners[prompt.session] = self
         self._link, self._session = link, prompt.session
         meta = {"acp/cursor": prompt.cursor} if prompt.cursor and link.has_cursors and not has_gap else {}
-        self._turn_begins_again(prompt)
+        if self._turn is not None and prompt.has_begun:  # otherwise what follows may be another client's
+            self._turn.is_own = True
         try:
             self._note(await link.request("session/resume", self._params(prompt.principal, prompt.session, meta)))
         except RequestError as error:
@@ -254,11 +255,6 @@ class Worker:
                 return await self._open(link, prompt, has_gap=True)
             raise
         return bool(meta)
-
-    def _turn_begins_again(self, prompt: Prompt) -> None:
-        """If the cursor is before the prompt, what follows it may be another client's. The prompt itself tells."""
-        if self._turn is not None and prompt.has_begun:
-            self._turn.is_own = True
 
     async def _enter(self, link: Link, principal: str) -> tuple[str, Any]:
         """Open the session of this channel, or create it. Return its id and the response."""

@@ -34,8 +34,9 @@ def start(discord: FakeDiscord, crow: Crow, tmp_path: Path, request: pytest.Fixt
 
     @asynccontextmanager
     async def started(rule: str = "") -> AsyncIterator[str]:
+        before = discord.sessions
         async with bridge(configure(tmp_path, crow, settings(discord, name, rule))):
-            await discord.wait(lambda: discord.sessions)
+            await discord.wait(lambda: discord.sessions > before)
             yield name
 
     return started
