@@ -14,7 +14,7 @@ from pathlib import Path
 from crow_channels import __version__
 from crow_channels.app import make_chat, run
 from crow_channels.config import Config, read_config
-from crow_channels.errors import ConfigError, StateError
+from crow_channels.errors import ChatRefused, ConfigError, StateError
 
 FAILED, USERS_FAULT = 1, 2
 
@@ -51,7 +51,7 @@ async def _run(config: Config) -> int:
     except asyncio.CancelledError:
         return 0
     except ExceptionGroup as group:
-        known, _ = group.split((ConfigError, StateError))
+        known, _ = group.split((ChatRefused, ConfigError, StateError))
         if known is None:
             raise
         first: BaseException = known
