@@ -19,14 +19,14 @@ help: ## list the targets
 
 setup: $(READY) ## make .venv with everything that the other targets need
 
-$(READY): pyproject.toml packages/acp-check/pyproject.toml constraints.txt
+$(READY): pyproject.toml packages/acp-check/pyproject.toml packages/crow-channels/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "$(PYTHON) is not Python 3.11 or newer; name one that is: make setup PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || $(MAKE_VENV) .venv || { \
 	  rm -rf .venv; echo "$(PYTHON) cannot make .venv; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into .venv ..."
 	@$(INSTALL) --requirement constraints.txt
-	@$(INSTALL) --no-build-isolation --no-deps --editable . --editable packages/acp-check
+	@$(INSTALL) --no-build-isolation --no-deps --editable . --editable packages/acp-check --editable packages/crow-channels
 	@touch $@
 
 run: $(READY) ## show what crow does, without a key
@@ -35,12 +35,14 @@ run: $(READY) ## show what crow does, without a key
 test: $(READY) ## run the tests, on two cores
 	$(BIN)/pytest --numprocesses 2
 	cd packages/acp-check && ../../$(BIN)/pytest --numprocesses 2
+	cd packages/crow-channels && ../../$(BIN)/pytest --numprocesses 2
 
 check: $(READY) ## check format, lint, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	cd packages/acp-check && ../../$(BIN)/mypy
+	cd packages/crow-channels && ../../$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(READY) ## put every file into the one format
@@ -192,6 +194,7 @@ build: $(READY) ## build the distributions into dist/
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist packages/acp-check
+	$(BIN)/python -m build --no-isolation --wheel --outdir dist packages/crow-channels
 
 clean: ## remove .venv and everything that was made
 	rm -rf .venv $(SERVERS) $(SITE) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
