@@ -182,6 +182,8 @@ class Connection:
     gave_up: set[int] = field(default_factory=set)
     """The numbers of the lines of requests for whose response the check stopped waiting."""
     exit: Exit | None = None
+    died_after: int | None = None
+    """The number of the last line before the agent ended by itself, or None if it ended only with its stdin."""
     unfinished_line: bytes = b""
     """The last line of stdout, if it had no newline."""
 

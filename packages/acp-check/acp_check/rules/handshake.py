@@ -193,7 +193,7 @@ RULES = (
     ),
     Rule(
         "initialize.first",
-        MUST,
+        SHOULD,
         "The agent sends no request and no notification before it has answered initialize.",
         page("initialization"),
         _first_lines,
@@ -202,7 +202,7 @@ RULES = (
         "auth.method-ids",
         MUST,
         "Authentication methods have different ids.",
-        page("authentication#advertising-authentication"),
+        page("schema#authmethod"),
         _auth_ids,
     ),
     Rule(
@@ -214,7 +214,7 @@ RULES = (
     ),
     Rule(
         "auth.unknown-method",
-        MUST,
+        SHOULD,
         "authenticate with an unknown method fails.",
         page("authentication#protocol-driven-authentication"),
         answered_by_error("expected an error", "the agent offers no authentication method", "auth-unknown"),

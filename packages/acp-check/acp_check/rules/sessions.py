@@ -343,7 +343,7 @@ RULES = (
     Rule("session.unique-ids", MUST, "Two sessions have different ids.", page(f"{_SETUP}#session-id"), _different),
     Rule(
         "session.known-first",
-        MUST,
+        SHOULD,
         "Updates of a session come after the response that names it.",
         page("slash-commands#advertising-commands"),
         _early,
@@ -404,7 +404,7 @@ RULES = (
         "session.unadvertised",
         SHOULD,
         "A method that the agent does not advertise is not served.",
-        page("initialization#session-capabilities"),
+        page("session-list#checking-support"),
         _unadvertised,
     ),
     Rule(
@@ -437,7 +437,7 @@ RULES = (
     ),
     Rule(
         "load.order",
-        MUST,
+        SHOULD,
         "A load replays the conversation in its original order.",
         page(f"{_SETUP}#loading-a-session"),
         _replayed(_order),
@@ -476,7 +476,7 @@ RULES = (
     ),
     Rule(
         "load.continues",
-        MUST,
+        SHOULD,
         "A loaded session accepts prompts.",
         page(f"{_SETUP}#loading-sessions"),
         _is_used("the prompt after a load failed", "prompt-after-load"),
@@ -504,7 +504,7 @@ RULES = (
     ),
     Rule(
         "resume.continues",
-        MUST,
+        SHOULD,
         "A resumed session accepts prompts.",
         page(f"{_SETUP}#resuming-sessions"),
         _is_used("the prompt after a resume failed", "prompt-after-resume"),
