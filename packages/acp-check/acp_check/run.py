@@ -135,7 +135,7 @@ class RecordedTurn:
     updates: list[Update] = field(default_factory=list)
     """The updates up to the response."""
     late: list[Update] = field(default_factory=list)
-    """The updates that came after the response and before the next turn."""
+    """The updates of this turn that came after its response. What a later request caused is not among them."""
     cancels: list[Recorded] = field(default_factory=list)
     """The client's `session/cancel` notifications."""
     permissions: list[Exchange] = field(default_factory=list)
@@ -365,6 +365,8 @@ class _Sorted:
         self._closed: set[tuple[str, str]] = set()
         self._turns_of: dict[str, list[RecordedTurn]] = {}
         self._children: set[str] = set()
+        self._asked_since: set[str] = set()
+        """The sessions about which the client has asked for something else since their last turn began."""
         self._unusual: set[str] = set()
         """The ids in broken requests and batches."""
         for line in connection.lines:
@@ -398,8 +400,11 @@ class _Sorted:
             self.turns.append(turn)
             before = self._turns_of.get(session, [])
             self._turns_of[session] = [*(each for each in before if not each.exchange.is_answered), turn]
+            self._asked_since.discard(session)
         elif exchange.method == "session/request_permission" and (current := self._turn(exchange.session)) is not None:
             current.permissions.append(exchange)
+        elif line.sender == "client":
+            self._asked_since.add(session)
 
     def _notification(self, line: Recorded, method: str, params: dict[str, Any]) -> None:
         turn = self._turn(_as_text(params.get("sessionId")))
@@ -413,10 +418,19 @@ class _Sorted:
             self.updates.append(update)
             if turn is not None and not turn.exchange.is_answered:
                 turn.updates.append(update)
-            elif turn is not None and update.kind in _TURN_KINDS and update.session not in self._children:
+            elif turn is not None and update.kind in _TURN_KINDS and self._is_late(turn, update):
                 turn.late.append(update)
             if update.kind == "subagent_update":
                 self._children.add(update.child)  # a subagent may send updates outside a turn of its own
+
+    def _is_late(self, turn: RecordedTurn, update: Update) -> bool:
+        """Return whether an update that came after a turn belongs to it. What comes after a later request, such as a
+        change of the model, belongs to that request, unless it continues a message or tool call of the turn."""
+        if update.session in self._children:
+            return False
+        names = {update.body.get(name) for name in ("messageId", "toolCallId")} - {None}
+        shown = {each.body.get(name) for each in turn.updates for name in ("messageId", "toolCallId")}
+        return update.session not in self._asked_since or bool(names & shown)
 
     def _turn(self, session: str) -> RecordedTurn | None:
         """Return the running turn of a session. If no turn is running, return the session's last turn, or None if
