@@ -90,6 +90,12 @@ class Exchange:
         return code if isinstance(code, int) else _NO_CODE
 
     @property
+    def is_of_later_version(self) -> bool:
+        """Whether this is an `initialize` whose result has the form of a later version of the protocol."""
+        version = (self.result or {}).get("protocolVersion")
+        return self.method == "initialize" and isinstance(version, int) and version > 1
+
+    @property
     def lines(self) -> tuple[Recorded, ...]:
         """The request and the response."""
         return (self.request,) if self.response is None else (self.request, self.response)
@@ -264,7 +270,10 @@ class Connection:
     @property
     def auth_methods(self) -> list[dict[str, Any]]:
         """The authentication methods that the agent offers."""
-        methods = (self.initialize.result or {}).get("authMethods") if self.initialize else None
+        initialize = self.initialize
+        if initialize is None or initialize.is_of_later_version:
+            return []
+        methods = (initialize.result or {}).get("authMethods")
         return [method for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
 
     def reactions(self, purpose: str) -> list[tuple[Recorded, list[Recorded], Exchange]]:

@@ -192,3 +192,10 @@ def test_a_late_update_is_judged_against_the_request_that_it_belongs_to(tmp_path
     assert late(file, updates[0]) == words
     assert late(file, request, updates[0]) == {}
     assert late(file, request, *updates) == words
+
+
+def test_a_result_of_a_later_version_is_not_judged_by_the_first(tmp_path: Path) -> None:
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": 9}}
+    methods = [{"methodId": "a", "name": "A"}, {"methodId": "b", "name": "B"}]
+    recording = [asked, answer(1, protocolVersion=2, info={"name": "x"}, authMethods=methods)]
+    assert found(check(read_recording(written(tmp_path / "two.jsonl", recording)))) == {}

@@ -43,6 +43,10 @@ def _initialized(run: Run) -> list[Exchange]:
     return [exchange for exchange in first if exchange is not None and exchange.result is not None]
 
 
+def _of_version_1(run: Run) -> list[Exchange]:
+    return [exchange for exchange in _initialized(run) if not exchange.is_of_later_version]
+
+
 def _version(exchange: Exchange) -> Any:
     return (exchange.result or {}).get("protocolVersion")
 
@@ -182,14 +186,14 @@ RULES = (
         SHOULD,
         "The agent says its name and version.",
         page("initialization#implementation-information"),
-        every(_initialized, _agent_info, "initialize was not answered"),
+        every(_of_version_1, _agent_info, "initialize was not answered"),
     ),
     Rule(
         "initialize.agent-capabilities",
         SHOULD,
         "The agent says which capabilities it has.",
         page("initialization#agent-capabilities"),
-        every(_initialized, _has_capabilities, "initialize was not answered"),
+        every(_of_version_1, _has_capabilities, "initialize was not answered"),
     ),
     Rule(
         "initialize.first",
