@@ -116,17 +116,20 @@ def check_agent(
                 report=report,
                 signalled=signalled,
             )
-            try:
-                run = drive.run()
-            except AgentEnded as error:
-                told = _end_of(stderr).strip()
-                raise CheckError(
-                    f"{error} Its stderr: {told}" if told else f"{error} It wrote nothing to stderr."
-                ) from None
+            run = _run(drive, stderr)
             endpoint.wait_until_left(limits.optional_s)
             run.stderr = _end_of(stderr)
         run.servers_started = _started(log)
         return run
+
+
+def _run(drive: Drive, stderr: Path) -> Run:
+    """Run a check. :raises CheckError: the agent ended before it answered the first `initialize`."""
+    try:
+        return drive.run()
+    except AgentEnded as error:
+        told = _end_of(stderr).strip()
+        raise CheckError(f"{error} " + (f"Its stderr: {told}" if told else "It wrote nothing to stderr.")) from None
 
 
 def _environment(subject: Subject, values: Mapping[str, str], root: Path) -> dict[str, str]:

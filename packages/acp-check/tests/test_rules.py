@@ -196,3 +196,11 @@ def test_every_wait_is_in_proportion_to_the_wait_for_an_answer() -> None:
     usual, patient = TimeLimits.of(30), TimeLimits.of(120)
     assert usual == TimeLimits()
     assert (patient.settle_s, patient.optional_s, patient.slow_s, patient.total_s) == (1.2, 8, 6, 2400)
+
+
+def test_an_agent_that_echoes_every_version_breaks_one_rule(place: Path) -> None:
+    run = driven(place)
+    for exchange in run.exchanges("initialize-newer", "initialize-zero"):
+        assert exchange.response is not None
+        exchange.response.message["result"]["protocolVersion"] = exchange.params["protocolVersion"]
+    assert failed(run) == ["initialize.newer-version"]

@@ -71,6 +71,7 @@ def _latest(run: Run) -> Outcome:
         Finding(words=f"the agent also speaks version {max(supported)}", lines=each.lines)
         for each in newer
         if supported and isinstance(_version(each), int) and _version(each) < max(supported)
+        if _version(each) != each.params.get("protocolVersion")  # an echo is another rule's finding
     ]
 
 
@@ -79,6 +80,17 @@ def _negotiated(exchange: Exchange) -> str | None:
         return f"expected a version that the agent supports; {describe(exchange)}"
     asked = exchange.params.get("protocolVersion")
     return f"the agent claims to speak version {asked}" if _version(exchange) == asked else None
+
+
+def _older(run: Run) -> Outcome:
+    asked = run.exchanges("initialize-zero")
+    echoes_all = any(_version(each) == each.params.get("protocolVersion") for each in run.exchanges("initialize-newer"))
+    found = []
+    for each in asked:
+        is_known = echoes_all and _version(each) == 0  # the rule about newer versions has said so
+        if not is_known and (words := _negotiated(each)):
+            found.append(Finding(words=words, lines=each.lines))
+    return found if asked else _ONLY_LIVE
 
 
 def _agent_info(exchange: Exchange) -> str | None:
@@ -161,11 +173,7 @@ RULES = (
         MUST,
         "If the client asks for version 0, the agent answers one that it supports.",
         page("initialization#version-negotiation"),
-        every(
-            lambda run: run.exchanges("initialize-zero"),
-            lambda exchange: None if exchange.result is not None else f"expected a version; {describe(exchange)}",
-            _ONLY_LIVE,
-        ),
+        _older,
     ),
     Rule(
         "initialize.latest-version",

@@ -110,7 +110,9 @@ def _shown(run: Run) -> list[RecordedTurn]:
 
 
 def _replay_of(run: Run, turn: RecordedTurn) -> RecordedTurn | None:
-    return next((load for load in run.loads() if load.exchange.session == turn.exchange.session), None)
+    """Return the replay of a turn's session, with what came after the response: that is late, but not missing."""
+    load = next((load for load in run.loads() if load.exchange.session == turn.exchange.session), None)
+    return load and RecordedTurn(exchange=load.exchange, updates=[*load.updates, *load.late])
 
 
 def _replayed(problem: Callable[[RecordedTurn, RecordedTurn], str | None]) -> Check:
@@ -625,7 +627,11 @@ RULES = (
 
 
 def _was_running(run: Run, turn: RecordedTurn) -> bool:
-    """Return whether the turn was still running when the session was closed."""
+    """Return whether the turn was still running when the session was closed. Only an answer of the check's endpoint is
+    known not to end by itself."""
+    may_end = run.endpoint is not None and not run.endpoint.requests
+    if may_end and turn.stop_reason == "end_turn":
+        return False
     response = turn.exchange.response
     closes = [each for each in run.exchanges("close") if each.session == turn.exchange.session]
     return any(response is None or response.line > close.request.line for close in closes)
