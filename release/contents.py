@@ -34,6 +34,7 @@ _NO_FILES = (
     "*.pdb",
     "*.lib",
     "direct_url.json",
+    "uv_cache.json",
     "INSTALLER",
     "RECORD",
     "REQUESTED",
