@@ -8,17 +8,18 @@ import re
 from collections import deque
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import pytest
 
 from acp_check.client import TimeLimits
 from acp_check.drive import Drive
+from acp_check.recording import Recorded
 from acp_check.report import Report
 from acp_check.rules import RULES, Rule, judge
 from acp_check.rules.sentences import SENTENCES
-from acp_check.run import EndpointLog, Exit, Run
+from acp_check.run import Connection, EndpointLog, Exit, Run
 from tests.agent import Agent
 from tests.scripts import Disk
 
@@ -204,3 +205,33 @@ def test_an_agent_that_echoes_every_version_breaks_one_rule(place: Path) -> None
         assert exchange.response is not None
         exchange.response.message["result"]["protocolVersion"] = exchange.params["protocolVersion"]
     assert failed(run) == ["initialize.newer-version"]
+
+
+def replayed(*kinds: str) -> list[str]:
+    """The failed rules about a load that replays `user` and `agent` texts in this order, after two equal answers."""
+    lines: list[Recorded] = []
+
+    def say(sender: Literal["agent", "client"], message: dict[str, Any], purpose: str = "") -> None:
+        lines.append(
+            Recorded(line=len(lines) + 1, at=None, sender=sender, message={"jsonrpc": "2.0"} | message, purpose=purpose)
+        )
+
+    def show(kind: str, text: str) -> None:
+        update = {"sessionUpdate": f"{kind}_message_chunk", "content": {"type": "text", "text": text}}
+        say("agent", {"method": "session/update", "params": {"sessionId": "s", "update": update}})
+
+    for number in (1, 2):
+        params = {"sessionId": "s", "prompt": [{"type": "text", "text": f"prompt {number}"}]}
+        say("client", {"id": number, "method": "session/prompt", "params": params}, "prompt-say")
+        show("agent", "ok")
+        say("agent", {"id": number, "result": {"stopReason": "end_turn"}})
+    say("client", {"id": 3, "method": "session/load", "params": {"sessionId": "s", "cwd": "/w", "mcpServers": []}})
+    for place, kind in enumerate(kinds):
+        show(kind, f"prompt {kinds[:place].count('user') + 1}" if kind == "user" else "ok")
+    say("agent", {"id": 3, "result": {}})
+    return failed(Run(connections=[Connection(lines=lines)]))
+
+
+def test_equal_answers_to_two_prompts_are_in_order_unless_one_comes_first() -> None:
+    assert replayed("user", "agent", "user", "agent") == []
+    assert replayed("agent", "user", "user", "agent") == ["load.order"]
