@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama interop-page soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay bench eval site pictures build clean
+.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama interop-page soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay bench eval site pictures build archives registry clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -196,6 +196,25 @@ build: $(READY) ## build the distributions into dist/
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist packages/acp-check
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist packages/crow-channels
 
+# uv fetches a relocatable Python for each platform, whose checksums it knows, and the wheels of constraints.txt.
+# PLATFORMS="linux-x86_64 ..." makes only those, PYTHONS="linux-x86_64=DIR ..." names Pythons that need not be fetched,
+# DOWNLOADS is the address below which the archives will be published.
+FETCHER := .venv-archives
+
+$(FETCHER)/.ready:
+	@test -x $(FETCHER)/bin/python || $(MAKE_VENV) $(FETCHER)
+	@$(subst $(BIN)/python,$(FETCHER)/bin/python,$(INSTALL)) uv==0.13.9
+	@touch $@
+
+archives: $(READY) $(FETCHER)/.ready ## make archives with a Python of their own, for five platforms, into dist/
+	rm -rf build/archives/wheel
+	$(BIN)/python -m build --no-isolation --wheel --outdir build/archives/wheel
+	$(BIN)/python -m release --uv $(FETCHER)/bin/uv --wheel build/archives/wheel/*.whl --downloads '$(DOWNLOADS)' \
+	  $(addprefix --platform ,$(PLATFORMS)) $(addprefix --python ,$(PYTHONS))
+
+registry: $(READY) ## write registry/agent.json anew
+	$(BIN)/python -m release.registry
+
 clean: ## remove .venv and everything that was made
-	rm -rf .venv $(SERVERS) $(SITE) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find crow packages tests schemas -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf .venv $(SERVERS) $(SITE) $(FETCHER) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find crow packages release tests schemas -name __pycache__ -type d -prune -exec rm -rf {} +

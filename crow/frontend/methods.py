@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -46,6 +45,7 @@ from crow.frontend.stored import StoredSessions
 from crow.frontend.subagents import Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.frontend.updates import ViewLimits, usage_object
+from crow.runtime import own_command
 from crow.store import SessionRow, node_of
 from crow.version import __version__
 
@@ -430,8 +430,7 @@ def auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
     login: dict[str, Any] = {"id": "login", "name": "Set up endpoint, key and model", "description": text}
     login |= {"type": "terminal", "args": ["--setup"]}
     if caps.terminal_auth_by_meta:
-        # -P: the terminal starts in a workspace, and Python must not import anything from there.
-        arguments = ["-P", "-m", "crow", "login"]
-        command = {"label": "crow login", "command": sys.executable, "args": arguments, "env": {}}
+        program, *arguments = own_command("login")
+        command = {"label": "crow login", "command": program, "args": arguments, "env": {}}
         login["_meta"] = {"terminal-auth": command}
     return [configured, login]
