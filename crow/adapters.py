@@ -220,7 +220,7 @@ def open_workspace(
         cwd,
         directories,
         keys=lambda: hidden_keys(loaded()),
-        own=(paths.config_file, paths.database, paths.log_file, paths.layers, *_server_files(loaded())),
+        own=(paths.config_file, *_database_files(paths), paths.log_file, paths.layers, *_server_files(loaded())),
         own_folders=own_folders(paths, cwd),
         own_readable=(config / "skills", config / "agents", config / "commands"),
         names=protected_names(loaded()),
@@ -243,6 +243,11 @@ def _protected_names(added: tuple[str, ...], removed: tuple[str, ...]) -> Protec
     return ProtectedNames(added, removed)
 
 
+def _database_files(paths: Paths) -> tuple[Path, ...]:
+    """Return the files of the database. They may be in a directory that also holds other files of the user."""
+    return tuple(paths.database.with_name(f"{paths.database.name}{end}") for end in ("", "-wal", "-shm"))
+
+
 def _server_files(loaded: Loaded) -> tuple[Path, ...]:
     """Return the files of `crow serve` that tools and commands may neither read nor write, such as its TLS key."""
     settings = loaded.settings.serve
@@ -262,8 +267,12 @@ def _open_confiner(
     from crow.tools.sandbox.confiner import KernelConfiner
     from crow.tools.sandbox.policy import SandboxOptions
 
-    database = (paths.database.with_name(f"{paths.database.name}{end}") for end in ("", "-wal", "-shm"))
-    files = (paths.config_file, paths.log_file, *database, *(() if paths.trace is None else (paths.trace,)))
+    files = (
+        paths.config_file,
+        paths.log_file,
+        *_database_files(paths),
+        *(() if paths.trace is None else (paths.trace,)),
+    )
     options = SandboxOptions(
         enabled=sandbox.enabled,
         network=sandbox.network,

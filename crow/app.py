@@ -330,6 +330,7 @@ class Wiring:
                 compaction=CompactionPolicy(
                     auto=compaction.auto,
                     threshold=compaction.threshold,
+                    window=compaction.window,
                     keep_tokens=compaction.keep_tokens,
                     target=compaction.target,
                     early=compaction.early or None,

@@ -201,6 +201,8 @@ class Outcome:
     raw_output: JsonObject = field(default_factory=dict)
     skill: tuple[str, str] | None = None
     """The name and the text of a skill. The model gets this text after the results of the calls."""
+    unloads: str = ""
+    """The name of a skill whose text the model does not see any more."""
     usage: Usage | None = None
     cost: float | None = None
     """The cost in US dollars of the models that the call used."""

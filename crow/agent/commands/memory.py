@@ -40,6 +40,7 @@ from crow.domain.entries import (
     NewEntry,
     Remark,
     Reminder,
+    Restore,
     Started,
     StopReason,
     ToolResult,
@@ -150,6 +151,25 @@ async def _store_summary(context: CommandContext, row: SessionRow, projection: P
             NewEntry(body=Remark(text=shown, message_id=new_message_id())),
         ]
     )
+
+
+async def skills(context: CommandContext, argument: str) -> str:
+    """List the loaded skills, or unload one."""
+    branch = context.branch
+    loaded = branch.projection.loaded_skills()
+    verb, _, name = argument.partition(" ")
+    name = name.strip()
+    if not argument:
+        lines = [f"- {code(on_one_line(each))} `#{entry}`" for each, entry in loaded.items()]
+        lines += ["", "`/skills unload NAME` takes one out of the model's context."] if lines else []
+        return "\n".join(lines) or "The model has loaded no skills."
+    if verb != "unload" or not name:
+        raise ArgumentError(f"`/skills {argument}`: expected no argument, or `unload` and the name of a skill.")
+    if name not in loaded:
+        names = ", ".join(code(on_one_line(each)) for each in loaded) or "none"
+        raise ArgumentError(f"The model has loaded no skill {quote(name)}. Loaded: {names}.")
+    await branch.record([NewEntry(body=Restore(entry=loaded[name], skill=name))])
+    return f"Unloaded {code(on_one_line(name))}. The model no longer sees its text; it can load the skill again."
 
 
 def _budget_of(compactor: Compactor) -> int:
@@ -375,4 +395,4 @@ async def _append(context: CommandContext, addition: _Addition, call: CallRef, a
     return ""
 
 
-HANDLERS = (bring, remember)
+HANDLERS = (bring, remember, skills)
