@@ -166,6 +166,7 @@ class Wiring:
             settings=self._settings_of_sessions,
             user_instructions=self._loaded.paths.config_file.parent / INSTRUCTION_FILE,
             hooks=self._hooks,
+            links=adapters.open_links(lambda: self._loaded),
             node=(self._settings.serve.node or socket.gethostname()) if store.notifies else "",
         )
 

@@ -91,6 +91,19 @@ class _PathFacts:
     """The number of branches that the path does not take."""
 
 
+def page_policy() -> str:
+    """Return the Content-Security-Policy with which a server shows a page: it runs its own script, in an origin of its
+    own, and loads nothing."""
+    return f"{_policy()}; frame-ancestors 'none'; sandbox allow-scripts"
+
+
+def _policy() -> str:
+    return (
+        f"default-src 'none'; style-src '{_hash(_STYLE)}'; script-src '{_hash(_SCRIPT)}'; img-src data:;"
+        " base-uri 'none'; form-action 'none'"
+    )
+
+
 async def session_page(
     store: Store, session_id: str, redact: Redactor, *, window: int | None = None
 ) -> AsyncIterator[bytes]:
@@ -222,15 +235,11 @@ class _HtmlPage:
             facts["Forked from"] = f"<code>{escape(self.plain_line(row.forked_from))}</code>"
         listed = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items())
         items = "".join(f'<li><a href="#entry-{entry}">{escape(words)}</a></li>' for entry, words in outline.prompts)
-        policy = (
-            f"default-src 'none'; style-src '{_hash(_STYLE)}'; script-src '{_hash(_SCRIPT)}'; img-src data:;"
-            " base-uri 'none'; form-action 'none'"
-        )
         return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta http-equiv="Content-Security-Policy" content="{_policy()}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
 <meta name="color-scheme" content="light dark">

@@ -19,7 +19,8 @@ import uvicorn
 
 from crow import adapters
 from crow.app import Wiring
-from crow.domain.errors import ConfigError, StoreError
+from crow.domain.errors import ConfigError, NoSuchSession, StoreError
+from crow.export.links import Links
 from crow.frontend.agent import Negotiate
 from crow.frontend.agent import serve as serve_connection
 from crow.frontend.connection import check_parameters
@@ -200,6 +201,7 @@ class Server:
         is_confining: bool,
         offers_v2: bool,
         metrics: Metrics,
+        links: Links | None = None,
     ) -> None:
         self._host = host
         self._settings = settings
@@ -219,7 +221,15 @@ class Server:
             gauges=self._gauges,
             check_ready=self._problem,
             metrics=metrics,
+            links=links,
+            has_session=self._has_session,
         )
+
+    async def _has_session(self, session_id: str) -> bool:
+        try:
+            return (await (await self._host.store()).session(session_id)).id == session_id
+        except NoSuchSession:
+            return False
 
     async def warm(self) -> None:
         """Import the packages that the first prompt needs."""

@@ -92,6 +92,11 @@ class Paths:
         return self.data_dir / "untrusted-programs"
 
     @property
+    def links(self) -> Path:
+        """The pages that `crow serve` shows. See :class:`crow.export.links.Links`."""
+        return self.data_dir / "links"
+
+    @property
     def layers(self) -> Path:
         """Where commands change files first, and where the files are that they have replaced."""
         return self.data_dir / "layers"

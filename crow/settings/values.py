@@ -525,6 +525,21 @@ class StoreSettings(Section):
     compressed."""
 
 
+class ShareSettings(Section):
+    """How sessions are shared as pages."""
+
+    command: Annotated[
+        Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None,
+        Expected('a program and its arguments as a list, such as ["gh", "gist", "create"]'),
+    ] = Field(default=None, repr=False)
+    """The program that `crow sessions share --html` runs to publish the page. The path of the page is its last
+    argument. It prints the address of the published page."""
+    url: Annotated[_Url, Expected("the http or https URL of crow serve, such as https://crow.example.com")] | None = (
+        None
+    )
+    """The address of `crow serve` for people who open links to pages. If unset, it is taken from `serve.listen`."""
+
+
 class LogSettings(Section):
     """The log file."""
 
@@ -617,6 +632,7 @@ class Settings(Section):
     editor: EditorSettings = Field(default_factory=EditorSettings)
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
+    share: ShareSettings = Field(default_factory=ShareSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     serve: ServeSettings = Field(default_factory=ServeSettings)
     mcp_servers: Annotated[

@@ -66,6 +66,11 @@ COMMANDS = (
         "remember", "Add a note to this directory's AGENTS.md, or to your personal one", "text, or --user text"
     ),
     CommandSpec("usage", "Show the tokens that this session used"),
+    CommandSpec(
+        "share",
+        "Make a page of this session that crow serve shows under a secret link",
+        "7d, redact | list | revoke link",
+    ),
     CommandSpec("export", "Write this session to a Markdown file", "a file in the workspace"),
     CommandSpec("help", "List the commands", "a command"),
 )

@@ -27,8 +27,10 @@ from crow.domain.errors import ArgumentError
 from crow.domain.events import TitleChanged
 from crow.domain.rendering import code
 from crow.domain.text import plural, quote, safe
+from crow.export.links import DEFAULT_AGE, Link
 from crow.store import SessionChanges
 from crow.store.codec import new_tag, tag_name, tags_of, tags_patch
+from crow.store.transcript import time_text
 
 _TITLE_CHARS = 200
 _MAX_CHOICES = 40
@@ -224,4 +226,40 @@ def _verb_and_text(rule: PermissionRule) -> str:
     return f"{'allow' if rule.allow else 'deny'} {rule_text(rule)}"
 
 
-HANDLERS = (fork, title, tag, archive, model, mode, permissions)
+async def share(context: CommandContext, argument: str) -> str:
+    """Make, list or revoke links to pages. The links are those of the session's owner."""
+    links, row = context.links, context.branch.row
+    if links is None:
+        raise ArgumentError("This session cannot be shared as a page here.")
+    if await context.store.shares(row.id):
+        raise ArgumentError(
+            "`/share` is not available while the session is shared with other principals, because each of them could "
+            "publish it."
+        )
+
+    def is_own(link: Link) -> bool:
+        return link.principal == row.principal
+
+    verb, *rest = argument.split() or [""]
+    if verb == "list" and not rest:
+        own = [f"- `{link.id}`: {_describe_link(link)}" for link in await links.list() if is_own(link)]
+        return "\n".join(own) or "There are no links. `/share` makes one."
+    if verb == "revoke" and len(rest) == 1:
+        return f"Revoked: {_describe_link(await links.revoke(rest[0].strip('`'), is_own=is_own))}."
+    words = [each for each in (verb, *rest) if each != "redact"]
+    if len(words) > 1:
+        raise ArgumentError(f"`/share {argument}`: expected a lifetime such as 7d, `redact`, `list` or `revoke LINK`.")
+    age = words[0] if words and words[0] else DEFAULT_AGE
+    link, url = await links.add(context.store, row.id, age=age, is_strict="redact" in argument.split())
+    return (
+        f"Anyone with this link can read the session as it is now, until {time_text(link.expires_ms)}, while `crow "
+        f"serve` runs on this machine: {url}\n\nRead the page before you pass the link on, because no pattern finds "
+        f"every secret. `/share revoke {link.id}` ends it."
+    )
+
+
+def _describe_link(link: Link) -> str:
+    return f"{quote(link.title) if link.title else code(link.session)}, until {time_text(link.expires_ms)}"
+
+
+HANDLERS = (fork, title, tag, archive, share, model, mode, permissions)
