@@ -381,6 +381,7 @@ async def _open_server(
             is_confining=bool(sandbox.name),
             offers_v2=offers_v2,
             metrics=metrics,
+            links=host.adapters.links,
         )
 
 

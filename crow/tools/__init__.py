@@ -16,6 +16,7 @@ from crow.tools.layers.session import Layers
 from crow.tools.network import CommandNetwork, Host, HostVerdict
 from crow.tools.process import Process
 from crow.tools.sampling import Sampler
+from crow.tools.tasks import AGENT_CONTEXT as AGENT_CONTEXT
 from crow.tools.tasks import AgentKind as AgentKind
 from crow.tools.tasks import SubagentResult as SubagentResult
 from crow.tools.tasks import Task as Task

@@ -221,7 +221,7 @@ async def test_rewind_goes_to_before_a_numbered_prompt_and_redo_back(tmp_path: P
         ("/label #1 #2", "“#2” cannot be a label"),
         ("/label red\x1b[31m", "“red\\x1b[31m” cannot be a label"),
         ("/label a\u202eb", "“a\\u202eb” cannot be a label"),
-        ("/label " + "x" * 61, "cannot be a label. A label has 1 to 60 characters"),
+        ("/label " + "x" * 61, "“" + "x" * 59 + "…” cannot be a label. A label has 1 to 60 characters"),
         ("/label remove nothing", "There is no label “nothing”. `/label` lists them."),
         ("/history 0", "`/history 0`: expected no argument, a number"),
         ("/history x", "`/history x`: expected no argument, a number of lines, such as 10, or `all`."),
