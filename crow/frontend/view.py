@@ -26,6 +26,7 @@ from crow.frontend.updates import (
     ViewLimits,
     command_updates,
     compaction_update,
+    list_change_update,
     new_update,
     notice_updates,
     plan_updates,
@@ -571,6 +572,8 @@ class View:
                 return plan_updates(plan, by_id=self._caps.plans)
             case events.TitleChanged(title=title):
                 return (new_update("session_info_update", title=None if title is None else title_line(title)),)
+            case events.SessionListChanged():
+                return (list_change_update(item),)
             case events.ModeChanged(mode=mode):
                 return (new_update("current_mode_update", currentModeId=mode),)
             case events.OptionsChanged() | events.CommandsChanged():

@@ -185,6 +185,17 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Directory:
+    """A working directory with sessions."""
+
+    cwd: str
+    sessions: int
+    """The number of its sessions in lists."""
+    updated_ms: int
+    """When one of them was last changed, in Unix milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
     """A prompt, label or checkpoint in the outline. A label is at the entry that has it."""
 

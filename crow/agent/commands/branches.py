@@ -8,6 +8,7 @@ is not reversed yet. Redo is refused if the user has sent another prompt after t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +24,7 @@ from crow.agent.history.usage import summary_stream
 from crow.domain.conversation import for_model
 from crow.domain.entries import Entry, NewEntry, Note, Remark, Reminder, StopReason, User
 from crow.domain.errors import ArgumentError
-from crow.domain.events import TitleChanged
+from crow.domain.events import SessionListChanged, TitleChanged
 from crow.domain.messages import Text
 from crow.domain.text import plural, quote, safe
 from crow.store import BranchPoint, BranchTip, Move, NewSession, Outline, SessionChanges
@@ -134,6 +135,7 @@ async def new(context: CommandContext, _: str) -> str:
     made = await context.store.create_session(fresh)
     await context.store.move_alias(row.id, made.id)
     await context.branch.change(SessionChanges())  # reload the row, which no longer has an alias
+    await context.branch.publish(SessionListChanged(session_id=made.id, change="created"))
     return (
         f"{quote(row.alias)} is now the alias of a new session, `{made.id}`; open it by that alias. This session, "
         f"`{row.id}`, keeps its history and stays in the list. To continue it, send a prompt here. (To start over "
@@ -161,9 +163,9 @@ async def _start_over(context: CommandContext, command: str) -> str:
 
 
 async def history(context: CommandContext, argument: str) -> str:
-    if not (argument in ("", "all") or (argument.isdecimal() and argument.isascii() and 0 < len(argument) < 7)):
+    if argument not in ("", "all") and not re.fullmatch(r"[1-9][0-9]{0,5}", argument):
         raise ArgumentError(f"`/history {argument}`: expected no argument, a number of lines, such as 10, or `all`.")
-    most = None if argument == "all" else max(1, int(argument or _MAX_LISTED))
+    most = None if argument == "all" else int(argument or _MAX_LISTED)
     outline = await context.store.outline(context.branch.row.id)
     lines, number = [], 0
     for point in _points_of(outline, outline.tips[0]):

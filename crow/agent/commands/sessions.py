@@ -24,7 +24,7 @@ from crow.agent.permissions.rules import (
 )
 from crow.agent.workspace import describe_sandbox, describe_workspace, inspect_workspace
 from crow.domain.errors import ArgumentError
-from crow.domain.events import TitleChanged
+from crow.domain.events import SessionChange, SessionListChanged, TitleChanged
 from crow.domain.rendering import code
 from crow.domain.text import plural, quote, safe
 from crow.export.links import DEFAULT_AGE, Link
@@ -53,6 +53,7 @@ async def fork(context: CommandContext, argument: str) -> str:
     if usable := usable_options(options, context.models):
         await context.store.update_session(made.id, option_changes(usable))
     titled = f", {quote(made.title)}" if made.title else ""
+    await context.branch.publish(SessionListChanged(session_id=made.id, change="created", title=made.title))
     return f"Forked {place.words}: `{made.id}`{titled}. Open it from the list of sessions; this one is unchanged."
 
 
@@ -93,7 +94,10 @@ def _describe_tags(tags: Sequence[str]) -> str:
 
 
 async def archive(context: CommandContext, argument: str) -> str:
+    row = context.branch.row
     await context.branch.change(SessionChanges(archived=not argument))
+    change: SessionChange = "unarchived" if argument else "archived"
+    await context.branch.publish(SessionListChanged(session_id=row.id, change=change, title=row.title))
     if argument:
         return "This session is back on the list of sessions."
     return (
