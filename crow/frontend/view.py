@@ -118,6 +118,7 @@ class View:
         self._growing = _Growing()
         self._calls: dict[CallRef, OpenCall] = {}
         self._over: dict[object, None] = {}
+        self._compaction_begun = ""
         self._order = self._answer = ""
         self._is_answered = True
         self._shown: list[Shown] = []
@@ -607,6 +608,10 @@ class View:
             return ()
         if item.status != "in_progress":
             self._end_here(item.compaction_id)
+        elif self._compaction_begun == item.compaction_id:
+            return ()
+        else:
+            self._compaction_begun = item.compaction_id
         if self._caps.compaction:
             return (compaction_update(item.compaction_id, item.status, item.detail),)
         match item.status:

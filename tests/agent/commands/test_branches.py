@@ -229,7 +229,6 @@ async def test_rewind_goes_to_before_a_numbered_prompt_and_redo_back(tmp_path: P
         ("/skills unload", "`/skills unload`: expected no argument, or `unload` and the name of a skill."),
         ("/skills unload x", "The model has loaded no skill “x”. Loaded: none."),
         ("/fork 1", "There is nothing to fork:"),
-        ("/history x", "`/history x`: expected no argument, or `all`"),
         ("/tree x", "`/tree x`: expected no argument, or `all`"),
         (f"/title {'x' * 300}", "That title has 300 characters; expected at most 200."),
     ],
