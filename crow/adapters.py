@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from crow.agent.hooks import Hook
 from crow.domain.errors import ArgumentError
 from crow.domain.protected_names import ProtectedNames
-from crow.export.links import Links
+from crow.export.links import PageLinks
 from crow.export.redact import Redactor, redactor
 from crow.llm import EndpointMemory, Model
 from crow.llm.dialect import Dialect
@@ -250,7 +250,7 @@ def _database_files(paths: Paths) -> tuple[Path, ...]:
     return tuple(paths.database.with_name(f"{paths.database.name}{end}") for end in ("", "-wal", "-shm"))
 
 
-def open_links(loaded: _LoadedSource) -> Links:
+def open_links(loaded: _LoadedSource) -> PageLinks:
     """Return the links to pages on this machine."""
 
     def url() -> str:
@@ -258,7 +258,9 @@ def open_links(loaded: _LoadedSource) -> Links:
         listen, scheme = settings.serve.listen, "https" if settings.serve.tls_cert else "http"
         return settings.share.url or ("" if "/" in listen else f"{scheme}://{listen}")
 
-    return Links(loaded().paths.links, url=url, redactor=lambda is_strict: page_redactor(loaded(), is_strict=is_strict))
+    return PageLinks(
+        loaded().paths.links, url=url, redactor=lambda is_strict: page_redactor(loaded(), is_strict=is_strict)
+    )
 
 
 def page_redactor(loaded: Loaded, *, is_strict: bool) -> Redactor:

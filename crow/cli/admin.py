@@ -23,7 +23,7 @@ from crow.cli.replay import known_extras, scratch
 from crow.cli.sessions import SessionsContext, all_sessions, parse_age, print_sessions
 from crow.domain.errors import ArgumentError
 from crow.domain.text import plural, safe, safe_json
-from crow.export.links import Link
+from crow.export.links import PageLink
 from crow.export.page import session_page
 from crow.export.redact import Redactor
 from crow.replay.case import write_case
@@ -163,7 +163,7 @@ async def list_links(context: SessionsContext) -> None:
     return None
 
 
-def _link_values(link: Link) -> dict[str, object]:
+def _link_values(link: PageLink) -> dict[str, object]:
     times = {"created": time_text(link.created_ms, "seconds"), "expires": time_text(link.expires_ms, "seconds")}
     return {"id": link.id, "session": link.session, "title": link.title, "principal": link.principal, **times}
 

@@ -136,8 +136,7 @@ SessionChange: TypeAlias = Literal["created", "renamed", "archived", "unarchived
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionListChanged:
-    """The list of the user's sessions has changed. Every client of the user is told, on each session that it has
-    open."""
+    """The list of the user's sessions has changed. Every client of the user is told, on a session that it has open."""
 
     session_id: str
     """The session that was created or changed."""

@@ -40,7 +40,7 @@ _NO_HASH = hashlib.sha256(b"").hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class PageLink:
     """The record of a link."""
 
     id: str
@@ -61,7 +61,7 @@ class Link:
     """Unix milliseconds. From then on, the link does not exist."""
 
 
-class Links:
+class PageLinks:
     """The links of one machine. `url` returns the address of the server, and `redactor` what masks secrets in a page:
     strictly if its argument is true."""
 
@@ -72,7 +72,7 @@ class Links:
 
     async def add(
         self, store: Store, session_id: str, *, age: str, is_strict: bool, window: int | None = None
-    ) -> tuple[Link, str]:
+    ) -> tuple[PageLink, str]:
         """Write the page of a session, and return its link and its address. `age` says how long the link works, such
         as `7d`. `window` is the model's context window, if it is known.
 
@@ -86,7 +86,7 @@ class Links:
             raise ArgumentError(f"There are {plural(MAX_LINKS, 'link')} already. Revoke some that nobody needs.")
         name, secret = _base32(7)[:_ID_CHARS], _base32(32)[:_SECRET_CHARS]
         redact = self._redactor(is_strict)
-        link = Link(
+        link = PageLink(
             id=name,
             hash=hashlib.sha256(secret.encode()).hexdigest(),
             session=row.id,
@@ -111,11 +111,11 @@ class Links:
             raise
         return link, f"{self._url().rstrip('/')}{PATH}{name}{secret}"
 
-    async def list(self) -> tuple[Link, ...]:
+    async def list(self) -> tuple[PageLink, ...]:
         """Return the links that work, newest first. Links that have expired are removed."""
         return await anyio.to_thread.run_sync(self._read_all)
 
-    async def revoke(self, link_id: str, *, is_own: Callable[[Link], bool] = lambda _: True) -> Link:
+    async def revoke(self, link_id: str, *, is_own: Callable[[PageLink], bool] = lambda _: True) -> PageLink:
         """Remove a link. :raises ArgumentError: there is no such link for which `is_own` returns true."""
         for link in await self.list():
             if link.id == link_id and is_own(link):
@@ -123,16 +123,16 @@ class Links:
                 return link
         raise ArgumentError(f'There is no link "{title_line(link_id, 40)}".')
 
-    async def find(self, address: str) -> tuple[Link, Path] | None:
+    async def find(self, address: str) -> tuple[PageLink, Path] | None:
         """Return the link with this address (the part after `PATH`), and the file with its page. Return None if there
         is no such link, or if it was revoked or has expired."""
         return await anyio.to_thread.run_sync(self._find, address)
 
-    async def remove(self, link: Link) -> None:
+    async def remove(self, link: PageLink) -> None:
         """Remove a link, for example because its session was deleted."""
         await anyio.to_thread.run_sync(self._remove, link.id)
 
-    def _find(self, address: str) -> tuple[Link, Path] | None:
+    def _find(self, address: str) -> tuple[PageLink, Path] | None:
         parts = _ADDRESS.fullmatch(address)
         link = self._read(parts[1]) if parts is not None else None
         secret = parts[2] if parts is not None else ""
@@ -145,7 +145,7 @@ class Links:
         page = self._page(link.id)
         return (link, page) if page.is_file() else None
 
-    def _read_all(self) -> tuple[Link, ...]:
+    def _read_all(self) -> tuple[PageLink, ...]:
         try:
             names = [entry.name for entry in os.scandir(self._folder) if _RECORD.fullmatch(entry.name)]
         except FileNotFoundError:
@@ -153,10 +153,10 @@ class Links:
         found = [link for name in names if (link := self._read(name.removesuffix(".json"))) is not None]
         return tuple(sorted(found, key=lambda link: link.created_ms, reverse=True))
 
-    def _read(self, link_id: str) -> Link | None:
+    def _read(self, link_id: str) -> PageLink | None:
         """Return a link that has not expired, or None."""
         try:
-            link = Link(**json.loads((self._folder / f"{link_id}.json").read_text("utf-8")))
+            link = PageLink(**json.loads((self._folder / f"{link_id}.json").read_text("utf-8")))
         except (OSError, ValueError, TypeError):
             return None
         if time.time_ns() // 1_000_000 >= link.expires_ms:
@@ -168,7 +168,7 @@ class Links:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.open(self._page(link_id), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
-    def _write_record(self, link: Link) -> None:
+    def _write_record(self, link: PageLink) -> None:
         """Write the record last, so that no link shows half a page."""
         path = self._folder / f"{link.id}.json"
         part = path.with_suffix(".part")

@@ -623,7 +623,7 @@ class SessionClients(_ClientGroup):
         """See `_ClientGroup`."""
         self.on_publish(event)
         if self.announce is not None and isinstance(event, SessionListChanged):
-            self.announce(event)  # which also puts it here
+            self.announce(event)  # also to the clients of this session
             return
         if self.announce is not None and isinstance(event, TitleChanged):
             self.announce(SessionListChanged(session_id=self._session.id, change="renamed", title=event.title))

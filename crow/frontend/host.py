@@ -21,11 +21,11 @@ from crow.agent.sessions.session import Session
 from crow.agent.templates import hint_of
 from crow.agent.turns.adapters import Adapters
 from crow.agent.workspace import WorkspaceContents
-from crow.domain.errors import ArgumentError, CrowError
+from crow.domain.errors import ArgumentError
 from crow.domain.events import OptionsChanged, SessionListChanged
 from crow.domain.text import title_line
 from crow.domain.trace_context import use_trace_context
-from crow.frontend.clients import Origin, SessionClients
+from crow.frontend.clients import ClientQueue, Origin, SessionClients
 from crow.frontend.endpoints import Endpoints
 from crow.frontend.first_use import FirstUse, inspect_if_new, offer_import
 from crow.frontend.following import HostedFollower
@@ -323,15 +323,20 @@ class SessionHost:
             if self.is_warm:
                 self.tasks.start_soon(self.list_models)
 
-    def announce(self, event: SessionListChanged, principal: str | None) -> None:
-        """Tell the clients of a principal that their list of sessions has changed. A client of `crow acp` is the only
-        one in its process, and knows."""
-        if not self.is_lasting:
-            return
-        for hosted in self.open.values():
-            is_same = hosted.session.id == event.session_id and event.change == "renamed"  # it gets the title itself
-            if hosted.session.branch.row.principal == principal and not is_same:
-                hosted.clients.put(event)
+    def announce(self, event: SessionListChanged, principal: str | None, *, besides: Origin = None) -> None:
+        """Tell the clients of a principal, except the one with the identity `besides`, that their list of sessions has
+        changed. Each is told once, if possible on the session itself. A client of `crow acp` is the only one in its
+        process, and knows."""
+        told: dict[Origin, tuple[ClientQueue, str]] = {}
+        for hosted in self.open.values() if self.is_lasting else ():
+            session = hosted.session
+            for each in hosted.clients.attachments if session.branch.row.principal == principal else ():
+                if each.origin not in told or session.id == event.session_id:
+                    told[each.origin] = each, session.id
+        for origin, (queue, session_id) in told.items():
+            # the clients of a renamed session are told its title
+            if origin != besides and not (event.change == "renamed" and session_id == event.session_id):
+                queue.publish(queue.client, event, is_own=False)
 
     def commands(self, session: Session) -> list[dict[str, Any]]:
         """Return the slash commands of a session for `available_commands_update`: crow's own, the user's templates,
@@ -365,8 +370,8 @@ class SessionHost:
         await anyio.sleep(_OFFER_AFTER_S)  # the user waits for other work first
         try:
             await offer_import(session, await self.store())
-        except CrowError as error:
-            logger.warning("Sessions of other tools could not be looked up: %s", error)
+        except Exception:
+            logger.exception("Sessions of other tools could not be looked up")
 
     async def check_first_session(self) -> None:
         """See `FirstUse.check`."""

@@ -85,7 +85,7 @@ class SessionOpener:
             )
             try:
                 tail = Tail(row=await store.create_session(new), entries=())
-                self._host.announce(SessionListChanged(session_id=new.id, change="created"), self._sessions.principal)
+                self._announce(SessionListChanged(session_id=new.id, change="created"))
                 return self._start(Start(tail=tail, request=request, contents=contents))
             except ArgumentError:  # another process may have just created a session with this alias
                 row = None if alias is None else await store.session_by_alias(alias)
@@ -120,7 +120,7 @@ class SessionOpener:
             if changed_config(row.config, config) != row.config:
                 await store.update_session(row.id, SessionChanges(config=config))
         change = SessionListChanged(session_id=row.id, change="created", title=row.title)
-        self._host.announce(change, self._sessions.principal)
+        self._announce(change)
         return self._start(Start(tail=await store.open_session(row.id), request=request, contents=contents))
 
     @asynccontextmanager
@@ -264,6 +264,9 @@ class SessionOpener:
         is_elsewhere = node_of(row) not in ("", self._host.adapters.node) and self._host.adapters.node
         if not is_elsewhere or (row.cwd, row.additional_directories) != (request.cwd, request.directories):
             raise ArgumentError(request.missing)
+
+    def _announce(self, change: SessionListChanged) -> None:
+        self._host.announce(change, self._sessions.principal, besides=self._sessions.origin)
 
     async def _inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
         """See `SessionHost.inspect_if_new`."""

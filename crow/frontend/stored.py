@@ -83,7 +83,7 @@ class StoredSessions:
 
     def _announce(self, row: SessionRow, change: SessionChange) -> None:
         event = SessionListChanged(session_id=row.id, change=change, title=row.title)
-        self._host.announce(event, row.principal)
+        self._host.announce(event, row.principal, besides=self._sessions.origin)
 
     async def _close_everywhere(self, session_id: str) -> None:
         """Close a session on all connections, if it is open."""

@@ -24,7 +24,7 @@ from websockets.frames import CloseCode
 
 from crow.domain.errors import StoreError
 from crow.domain.text import on_one_line
-from crow.export.links import PATH, Links
+from crow.export.links import PATH, PageLinks
 from crow.frontend.client import Handler
 from crow.frontend.connection import EditorConnection
 from crow.frontend.cursors import CURSOR_KEY
@@ -261,7 +261,7 @@ class AcpService:
         gauges: Callable[[], Iterable[MetricFamily]] = tuple,
         check_ready: Callable[[], Awaitable[str]],
         metrics: Metrics | None = None,
-        links: Links | None = None,
+        links: PageLinks | None = None,
         has_session: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
         """`links` are the pages that anyone with their address may read, as long as `has_session` finds the session."""

@@ -20,7 +20,7 @@ import uvicorn
 from crow import adapters
 from crow.app import Wiring
 from crow.domain.errors import ConfigError, NoSuchSession, StoreError
-from crow.export.links import Links
+from crow.export.links import PageLinks
 from crow.frontend.agent import Negotiate
 from crow.frontend.agent import serve as serve_connection
 from crow.frontend.connection import check_parameters
@@ -201,7 +201,7 @@ class Server:
         is_confining: bool,
         offers_v2: bool,
         metrics: Metrics,
-        links: Links | None = None,
+        links: PageLinks | None = None,
     ) -> None:
         self._host = host
         self._settings = settings

@@ -93,7 +93,7 @@ class Paths:
 
     @property
     def links(self) -> Path:
-        """The pages that `crow serve` shows. See :class:`crow.export.links.Links`."""
+        """The pages that `crow serve` shows. See :class:`crow.export.links.PageLinks`."""
         return self.data_dir / "links"
 
     @property

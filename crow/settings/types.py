@@ -50,7 +50,7 @@ Threshold = Annotated[
 ]
 """A share of the window (a float) or a number of tokens (an int)."""
 
-Part = Annotated[
+WindowPart = Annotated[
     _Tokens | Annotated[float, Field(ge=0.1, le=1), _Percent],
     Expected(
         'a fraction of the model\'s window from 0.1 to 1, such as 0.5, a percentage, such as "50%", or a whole number '

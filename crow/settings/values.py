@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
 from crow.domain.protected_names import added_name, removed_name
-from crow.settings.types import Expected, Part, Section, Threshold
+from crow.settings.types import Expected, Section, Threshold, WindowPart
 
 OFFLINE = "offline"
 """The name of the built-in model, which needs no endpoint."""
@@ -356,7 +356,7 @@ class CompactionSettings(Section):
     threshold: Threshold = 0.85
     """How full the context window may be before compaction starts: a fraction of the window, a percentage, or a number
     of tokens. Room for an answer always stays free."""
-    window: Part | None = None
+    window: WindowPart | None = None
     """How much of a model's context window crow uses: a fraction of it, a percentage, or a number of tokens. If unset,
     crow uses all of it. Crow never refuses a request because of this setting."""
     keep_tokens: Annotated[int, Field(ge=0), Expected("a whole number of tokens, such as 20000")] = 20_000

@@ -722,7 +722,7 @@ def test_a_page_is_written_and_published(
     ("script", "words"),
     [
         ("echo no", "share.command printed no http or https URL. The page is in "),
-        ("echo javascript:alert(1)", "share.command printed no http or https URL."),
+        ("echo 'javascript:alert(1)'", "share.command printed no http or https URL."),
         ("printf 'https://a\\033[31mb'", "share.command printed no http or https URL."),
         ("printf 'go \\033]0;owned away' >&2; exit 3", "share.command ended with code 3: go \\x1b]0;owned away."),
     ],

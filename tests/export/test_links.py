@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crow.domain.errors import ArgumentError
-from crow.export.links import PATH, Links, parse_lifetime
+from crow.export.links import PATH, PageLinks, parse_lifetime
 from crow.export.redact import redactor
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import converse, new_session
@@ -22,8 +22,8 @@ EVIL = "</title><script>alert(1)</script>\x1b]0;owned\x07 \u202etitle sk-ant-RED
 KEY = "key-that-is-secret"
 
 
-def links_in(folder: Path, url: str = "https://crow.example/") -> Links:
-    return Links(folder, url=lambda: url, redactor=lambda strict: redactor([KEY], is_strict=strict))
+def links_in(folder: Path, url: str = "https://crow.example/") -> PageLinks:
+    return PageLinks(folder, url=lambda: url, redactor=lambda strict: redactor([KEY], is_strict=strict))
 
 
 @pytest.fixture

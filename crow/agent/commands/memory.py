@@ -14,8 +14,8 @@ import anyio.to_thread
 from crow.agent import PermissionAnswer, PermissionQuestion, new_message_id
 from crow.agent.commands.context import CommandContext
 from crow.agent.compaction.compactor import Compactor
+from crow.agent.compaction.newest import said_in, with_newest
 from crow.agent.compaction.summary import Summary, SummaryJob, summarise
-from crow.agent.history.newest import said_in, with_newest
 from crow.agent.history.recall import as_data, describe_session
 from crow.agent.history.rewind import content_of, digest, name_in
 from crow.agent.history.usage import summary_stream

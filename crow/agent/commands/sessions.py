@@ -27,7 +27,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.events import SessionChange, SessionListChanged, TitleChanged
 from crow.domain.rendering import code
 from crow.domain.text import plural, quote, safe
-from crow.export.links import DEFAULT_AGE, Link
+from crow.export.links import DEFAULT_AGE, PageLink
 from crow.store import SessionChanges
 from crow.store.codec import new_tag, tag_name, tags_of, tags_patch
 from crow.store.transcript import time_text
@@ -241,7 +241,7 @@ async def share(context: CommandContext, argument: str) -> str:
             "publish it."
         )
 
-    def is_own(link: Link) -> bool:
+    def is_own(link: PageLink) -> bool:
         return link.principal == row.principal
 
     verb, *rest = argument.split() or [""]
@@ -262,7 +262,7 @@ async def share(context: CommandContext, argument: str) -> str:
     )
 
 
-def _describe_link(link: Link) -> str:
+def _describe_link(link: PageLink) -> str:
     return f"{quote(link.title) if link.title else code(link.session)}, until {time_text(link.expires_ms)}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from crow.agent.compaction.checkpoint import files_touched
-from crow.agent.history.newest import with_newest
+from crow.agent.compaction.newest import with_newest
 from crow.domain.conversation import Projection
 from crow.domain.messages import Part, Resource, Text
 from crow.domain.rendering import plan_line

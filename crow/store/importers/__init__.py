@@ -344,7 +344,7 @@ def _directory_of(file: Path) -> str:
     try:
         with open_regular(file) as opened:
             line = parse_object(opened.readline(_FIRST_LINE_BYTES))
-    except (OSError, Damaged):
+    except (OSError, Damaged, RecursionError):
         return ""
     payload = line.get("payload")
     place = payload.get("cwd") if isinstance(payload, dict) else line.get("cwd")
