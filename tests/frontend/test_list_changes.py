@@ -50,12 +50,13 @@ async def test_other_clients_are_told_of_every_change(tmp_path: Path) -> None:
 
 
 async def test_a_client_of_another_user_is_told_nothing(tmp_path: Path) -> None:
-    def as_user(name: str) -> Requester:
-        return Requester(connection_id=name, view=lambda store: PrincipalStore(store, principal=name))
+    def as_user(name: str, connection: str) -> Requester:
+        return Requester(connection_id=connection, view=lambda store: PrincipalStore(store, principal=name))
 
     async with shared(tmp_path, Say(text=["hi"]), has_principals=True) as on:
-        ann, again = await on.client(requester=as_user("ann")), await on.client(requester=as_user("ann"))
-        bob = await on.client(requester=as_user("bob"))
+        ann = await on.client(requester=as_user("ann", "a"))
+        again = await on.client(requester=as_user("ann", "b"))
+        bob = await on.client(requester=as_user("bob", "c"))
         await bob.new()
         await again.new()
         session = await ann.new()

@@ -264,7 +264,7 @@ async def test_any_entry_gets_a_label_that_lists_show_and_rewind_goes_to(tmp_pat
         assert f"- 1. “one” `#{first}` (label “start”)\n- label “first answer” `#{answer}`" in await say(
             run, "/history"
         )
-        assert (await say(run, "/history 1")).startswith("- … 4 earlier; `/history all` shows them\n- label “here”")
+        assert (await say(run, "/history 1")).startswith("- … 3 earlier; `/history all` shows them\n- label “here”")
         assert "labels “start”, “first answer”, “here”" in await say(run, "/tree")
         assert (await say(run, "/rewind first answer")).startswith("Now at the label “first answer”.")
         assert await path_words(run) == ["one", "1"]
