@@ -78,7 +78,7 @@ def test_empty_flags_and_variables_count_as_not_given(home: Path) -> None:
         ),
         (
             "[compaction]\nthreshold = 1.5",
-            'such as 0.85, a percentage, such as "85%", or a whole number of at least 4000',
+            "compaction.threshold is 1.5; expected a fraction of the window from 0.1 to 0.95, such as 0.85",
         ),
         ('[compaction]\nthreshold = "97%"', 'compaction.threshold is "97%"; expected a fraction of the window'),
         ('[compaction]\nwindow = "half"', 'compaction.window is "half"; expected a fraction of the model\'s window'),
