@@ -208,6 +208,8 @@ async def outcome(store: Store, name: str, target: Target) -> str:
         told = repr(given)
     except CrowError as error:
         told = f"{type(error).__name__}: {error}"
+    if name == "directories":  # it names no target, and its numbers are no entries
+        return told
     for value, role in ((target.session, "SESSION"), (str(target.entry), "ENTRY"), (str(target.leaf), "LEAF")):
         told = re.sub(rf"\b{re.escape(value)}\b", role, told)
     return told
