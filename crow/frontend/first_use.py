@@ -89,7 +89,7 @@ class FirstUse:
 async def offer_import(session: Session, store: Store) -> None:
     """If other tools have sessions in the session's directory, say so with the first prompt, with the command that
     imports them. A tool is left out if sessions of it were imported before."""
-    from crow.store.importers import importable_at  # takes 10 ms, and only a new directory needs it
+    from crow.store.importers import importable_at  # takes 25 ms, and only a new directory needs it
 
     cwd = session.branch.row.cwd
     paths = tuple(dict.fromkeys((cwd, await anyio.to_thread.run_sync(os.path.realpath, cwd))))

@@ -263,7 +263,7 @@ def test_nothing_new_since_a_checkpoint_is_not_compacted_again() -> None:
 
 def test_short_conversation_is_not_summarised_on_command() -> None:
     decision, _ = decide(*exchange("q", "a"), reason="command")
-    assert decision == Noop(why="The conversation is too short to compact.")
+    assert decision == Noop(why="The conversation is too short to compact.", is_too_short=True)
 
 
 def test_window_filled_by_system_message_and_tools_is_too_small() -> None:
