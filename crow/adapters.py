@@ -20,6 +20,8 @@ from pydantic import SecretStr
 from crow.agent.hooks import Hook
 from crow.domain.errors import ArgumentError
 from crow.domain.protected_names import ProtectedNames
+from crow.export.links import PageLinks
+from crow.export.redact import Redactor, redactor
 from crow.llm import EndpointMemory, Model
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
@@ -220,7 +222,7 @@ def open_workspace(
         cwd,
         directories,
         keys=lambda: hidden_keys(loaded()),
-        own=(paths.config_file, paths.database, paths.log_file, paths.layers, *_server_files(loaded())),
+        own=(paths.config_file, *_database_files(paths), paths.log_file, paths.layers, *_server_files(loaded())),
         own_folders=own_folders(paths, cwd),
         own_readable=(config / "skills", config / "agents", config / "commands"),
         names=protected_names(loaded()),
@@ -243,6 +245,31 @@ def _protected_names(added: tuple[str, ...], removed: tuple[str, ...]) -> Protec
     return ProtectedNames(added, removed)
 
 
+def _database_files(paths: Paths) -> tuple[Path, ...]:
+    """Return the files of the database. They may be in a directory that also holds other files of the user."""
+    return tuple(paths.database.with_name(f"{paths.database.name}{end}") for end in ("", "-wal", "-shm"))
+
+
+def open_links(loaded: _LoadedSource) -> PageLinks:
+    """Return the links to pages on this machine."""
+
+    def url() -> str:
+        settings = loaded().settings
+        listen, scheme = settings.serve.listen, "https" if settings.serve.tls_cert else "http"
+        return settings.share.url or ("" if "/" in listen else f"{scheme}://{listen}")
+
+    return PageLinks(
+        loaded().paths.links, url=url, redactor=lambda is_strict: page_redactor(loaded(), is_strict=is_strict)
+    )
+
+
+def page_redactor(loaded: Loaded, *, is_strict: bool) -> Redactor:
+    """Return what masks secrets in exported pages: the keys and tokens that crow knows and, if `is_strict` is true,
+    personal data and all that looks like a secret."""
+    known = (*loaded.settings.secrets(), *loaded.keys.values, *loaded.keys.others)
+    return redactor(known, home=os.path.expanduser("~"), is_strict=is_strict)
+
+
 def _server_files(loaded: Loaded) -> tuple[Path, ...]:
     """Return the files of `crow serve` that tools and commands may neither read nor write, such as its TLS key."""
     settings = loaded.settings.serve
@@ -262,8 +289,12 @@ def _open_confiner(
     from crow.tools.sandbox.confiner import KernelConfiner
     from crow.tools.sandbox.policy import SandboxOptions
 
-    database = (paths.database.with_name(f"{paths.database.name}{end}") for end in ("", "-wal", "-shm"))
-    files = (paths.config_file, paths.log_file, *database, *(() if paths.trace is None else (paths.trace,)))
+    files = (
+        paths.config_file,
+        paths.log_file,
+        *_database_files(paths),
+        *(() if paths.trace is None else (paths.trace,)),
+    )
     options = SandboxOptions(
         enabled=sandbox.enabled,
         network=sandbox.network,

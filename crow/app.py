@@ -166,6 +166,7 @@ class Wiring:
             settings=self._settings_of_sessions,
             user_instructions=self._loaded.paths.config_file.parent / INSTRUCTION_FILE,
             hooks=self._hooks,
+            links=adapters.open_links(lambda: self._loaded),
             node=(self._settings.serve.node or socket.gethostname()) if store.notifies else "",
         )
 
@@ -330,6 +331,7 @@ class Wiring:
                 compaction=CompactionPolicy(
                     auto=compaction.auto,
                     threshold=compaction.threshold,
+                    window=compaction.window,
                     keep_tokens=compaction.keep_tokens,
                     target=compaction.target,
                     early=compaction.early or None,

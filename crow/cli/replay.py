@@ -35,7 +35,7 @@ from crow.store import Store
 from crow.store.admin import Admin
 
 _COMPACTION = "compaction."
-_SETTABLE = ("auto", "threshold", "keep_tokens", "target")
+_SETTABLE = ("auto", "threshold", "window", "keep_tokens", "target")
 _SHOWN = 20
 _MAX_PROMPT_BYTES = 4 * 1024 * 1024
 
@@ -166,6 +166,7 @@ async def _change(options: argparse.Namespace, loaded: Loaded, store: Store, ses
     policy = CompactionPolicy(
         auto=compaction.auto,
         threshold=compaction.threshold,
+        window=compaction.window,
         keep_tokens=compaction.keep_tokens,
         target=compaction.target,
     )

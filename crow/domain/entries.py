@@ -311,9 +311,12 @@ class Mask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """Revokes the checkpoint or mask with this entry id."""
+    """Revokes the checkpoint or mask with this entry id, or unloads a skill."""
 
     entry: int
+    skill: str = ""
+    """If set, the skill with this name is unloaded, however often it was loaded before. `entry` is then where it was
+    loaded last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,6 +375,9 @@ class Note:
     of messages that the endpoint refused. Crow leaves these parts out from now on."""
     previous: str = ""
     """For `model` and `thought_level`, the value before the change. Going back to an earlier entry restores it."""
+    entry: int | None = None
+    """For `label`, the id of the entry that gets the label. If None, it is the note itself. If 0, the label with this
+    name is removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

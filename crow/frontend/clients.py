@@ -30,10 +30,12 @@ from crow.domain.events import (
     EntryStored,
     Event,
     FormQuestion,
+    SessionListChanged,
     SubagentChanged,
     SummaryShown,
     TextShown,
     ThoughtShown,
+    TitleChanged,
 )
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import SessionClient
@@ -518,6 +520,8 @@ class SessionClients(_ClientGroup):
         self._turn_id = ""
         self.on_publish: Callable[[Event], object] = lambda _event: None
         """Called with each event of the session before it is sent."""
+        self.announce: Callable[[SessionListChanged], object] | None = None
+        """Tells every client of the session's owner about a change of the list of sessions."""
 
     def client_of(self, attachment: ClientQueue) -> SessionClient | None:
         """See `_ClientGroup`."""
@@ -618,6 +622,11 @@ class SessionClients(_ClientGroup):
     async def publish(self, event: Event) -> None:
         """See `_ClientGroup`."""
         self.on_publish(event)
+        if self.announce is not None and isinstance(event, SessionListChanged):
+            self.announce(event)  # also to the clients of this session
+            return
+        if self.announce is not None and isinstance(event, TitleChanged):
+            self.announce(SessionListChanged(session_id=self._session.id, change="renamed", title=event.title))
         if isinstance(event, SubagentChanged):
             self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
         await super().publish(event)

@@ -13,10 +13,14 @@ from crow.agent.sessions.session import Session
 from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_recovery, notice_of_sandbox
 from crow.domain.entries import CallRef
 from crow.domain.errors import NoSuchSession
+from crow.domain.events import NoticeShown
+from crow.domain.text import plural
 from crow.frontend.clients import SessionClients
 from crow.frontend.params import OpenRequest
 from crow.store import Store
 from crow.tools import Workspace
+
+_KNOWN_SESSIONS = 200
 
 
 class FirstUse:
@@ -80,6 +84,20 @@ class FirstUse:
 
         await layers.prune(has_call)
         await layers.prune_children(has_session)
+
+
+async def offer_import(session: Session, store: Store) -> None:
+    """If other tools have sessions in the session's directory, say so with the first prompt, with the command that
+    imports them. A tool is left out if sessions of it were imported before."""
+    from crow.store.importers import importable_at  # takes 25 ms, and only a new directory needs it
+
+    cwd = session.branch.row.cwd
+    paths = tuple(dict.fromkeys((cwd, await anyio.to_thread.run_sync(os.path.realpath, cwd))))
+    known = [row.id for path in paths for row in (await store.sessions(cwd=path, limit=_KNOWN_SESSIONS)).rows]
+    for one in await anyio.to_thread.run_sync(importable_at, paths, known):
+        title = f"{plural(one.sessions, 'session')} of {one.tool} in this directory can be imported"
+        words = f"To import all its sessions, run: crow sessions import --from {one.tool}"
+        session.notice_later(NoticeShown(severity="info", title=title, description=words))
 
 
 async def inspect_if_new(

@@ -22,12 +22,12 @@ from crow.agent.templates import hint_of
 from crow.agent.turns.adapters import Adapters
 from crow.agent.workspace import WorkspaceContents
 from crow.domain.errors import ArgumentError
-from crow.domain.events import OptionsChanged
+from crow.domain.events import OptionsChanged, SessionListChanged
 from crow.domain.text import title_line
 from crow.domain.trace_context import use_trace_context
-from crow.frontend.clients import Origin, SessionClients
+from crow.frontend.clients import ClientQueue, Origin, SessionClients
 from crow.frontend.endpoints import Endpoints
-from crow.frontend.first_use import FirstUse, inspect_if_new
+from crow.frontend.first_use import FirstUse, inspect_if_new, offer_import
 from crow.frontend.following import HostedFollower
 from crow.frontend.idle import IdleTimer
 from crow.frontend.params import OpenRequest
@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 _SHUT_DOWN_S = 5.0
 """A lasting host has this many seconds to close its sessions and its store."""
+
+_OFFER_AFTER_S = 0.5
+"""Crow looks for sessions of other tools this many seconds after a session in a new directory was opened."""
 
 _FLUSH_S = 0.5
 """When a session is closed, its clients have this many seconds to read its last updates."""
@@ -320,6 +323,21 @@ class SessionHost:
             if self.is_warm:
                 self.tasks.start_soon(self.list_models)
 
+    def announce(self, event: SessionListChanged, principal: str | None, *, besides: Origin = None) -> None:
+        """Tell the clients of a principal, except the one with the identity `besides`, that their list of sessions has
+        changed. Each is told once, if possible on the session itself. A client of `crow acp` is the only one in its
+        process, and knows."""
+        told: dict[Origin, tuple[ClientQueue, str]] = {}
+        for hosted in self.open.values() if self.is_lasting else ():
+            session = hosted.session
+            for each in hosted.clients.attachments if session.branch.row.principal == principal else ():
+                if each.origin not in told or session.id == event.session_id:
+                    told[each.origin] = each, session.id
+        for origin, (queue, session_id) in told.items():
+            # the clients of a renamed session are told its title
+            if origin != besides and not (event.change == "renamed" and session_id == event.session_id):
+                queue.publish(queue.client, event, is_own=False)
+
     def commands(self, session: Session) -> list[dict[str, Any]]:
         """Return the slash commands of a session for `available_commands_update`: crow's own, the user's templates,
         and the prompts of MCP servers."""
@@ -342,6 +360,18 @@ class SessionHost:
             return None
         workspace = self.dependencies.workspace(request.cwd, request.directories)
         return await inspect_if_new(store, workspace, request, rules=self.adapters.settings().rules)
+
+    def offer_import_soon(self, session: Session) -> None:
+        """See `offer_import`. Nothing waits for it."""
+        self.tasks.start_soon(self._offer_import, session)
+
+    async def _offer_import(self, session: Session) -> None:
+        use_trace_context({})
+        await anyio.sleep(_OFFER_AFTER_S)  # the user waits for other work first
+        try:
+            await offer_import(session, await self.store())
+        except Exception:
+            logger.exception("Sessions of other tools could not be looked up")
 
     async def check_first_session(self) -> None:
         """See `FirstUse.check`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,7 @@ from crow.frontend.params import (
     sent_prompts,
     session_alias,
     session_metadata,
+    wants_directories,
     wants_full_replay,
 )
 from crow.frontend.prompts import PromptRun
@@ -46,7 +48,7 @@ from crow.frontend.subagents import Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.frontend.updates import ViewLimits, usage_object
 from crow.runtime import own_command
-from crow.store import SessionRow, node_of
+from crow.store import SessionRow, Store, node_of
 from crow.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -281,9 +283,16 @@ class Methods:
             answer: dict[str, Any] = {"sessions": sessions}
             if page.cursor is not None:
                 answer["nextCursor"] = page.cursor
+            if wants_directories(params):
+                answer["_meta"] = {"crow": {"directories": await self._directories(store)}}
             if limit == 1 or json_bytes(answer) < PART_BYTES:
                 return answer
             limit = max(1, limit // 8)
+
+    async def _directories(self, store: Store) -> Sequence[dict[str, Any]]:
+        """Return the directories of all sessions that lists show, for the answer to `session/list`."""
+        found = await store.directories()
+        return [{"cwd": one.cwd, "sessions": one.sessions, "updatedAt": iso_time(one.updated_ms)} for one in found]
 
     async def _close(self, params: RequestParams) -> dict[str, Any]:
         was_loading = self.requests.cancel_loading(params["sessionId"])

@@ -21,7 +21,7 @@ from crow.agent.subagents.kinds import changes_of_own
 from crow.agent.workspace import WorkspaceContents, notice_of_workspace
 from crow.domain.entries import NewEntry, Note
 from crow.domain.errors import ArgumentError, CrowError, LeafMoved, SessionBusy, StoreUnavailable
-from crow.domain.events import NoticeShown
+from crow.domain.events import NoticeShown, SessionListChanged
 from crow.domain.text import title_line
 from crow.frontend.clients import SessionClients
 from crow.frontend.cursors import CURSOR_KEY
@@ -85,6 +85,7 @@ class SessionOpener:
             )
             try:
                 tail = Tail(row=await store.create_session(new), entries=())
+                self._announce(SessionListChanged(session_id=new.id, change="created"))
                 return self._start(Start(tail=tail, request=request, contents=contents))
             except ArgumentError:  # another process may have just created a session with this alias
                 row = None if alias is None else await store.session_by_alias(alias)
@@ -118,6 +119,8 @@ class SessionOpener:
             config = {**changes_of_own(row.config), **request.config}
             if changed_config(row.config, config) != row.config:
                 await store.update_session(row.id, SessionChanges(config=config))
+        change = SessionListChanged(session_id=row.id, change="created", title=row.title)
+        self._announce(change)
         return self._start(Start(tail=await store.open_session(row.id), request=request, contents=contents))
 
     @asynccontextmanager
@@ -262,6 +265,9 @@ class SessionOpener:
         if not is_elsewhere or (row.cwd, row.additional_directories) != (request.cwd, request.directories):
             raise ArgumentError(request.missing)
 
+    def _announce(self, change: SessionListChanged) -> None:
+        self._host.announce(change, self._sessions.principal, besides=self._sessions.origin)
+
     async def _inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
         """See `SessionHost.inspect_if_new`."""
         return await self._host.inspect_if_new(store, request, principal=self._sessions.principal)
@@ -326,6 +332,8 @@ class SessionOpener:
         session = Session(host.adapters_for(row), clients, workspace, servers, tail)
         session.listener = clients
         clients.follow(session)
+        if host.is_lasting:
+            clients.announce = partial(host.announce, principal=row.principal)
         follower = None
         if host.is_lasting and session.conversation.adapters.store.notifies:
             session.conversation.follower = follower = HostedFollower(session, clients)
@@ -336,6 +344,8 @@ class SessionOpener:
         if contents is not None and contents.concerns_agents and not self._sessions.caps.notices:
             session.remark_later(notice_of_workspace(contents))
         host.run(hosted)
+        if contents is not None and self._sessions.principal is None and not self._sessions.caps.marked_remarks:
+            host.offer_import_soon(session)  # crow's own terminal client says it itself
         return opened
 
     def introduce(self, opened: ClientSession) -> dict[str, Any]:

@@ -163,6 +163,11 @@ def open_request_from(params: Mapping[str, Any], *, may_be_missing: bool = False
     )
 
 
+def wants_directories(params: Mapping[str, Any]) -> bool:
+    """Return whether a `session/list` also asks for the directories of all sessions. Only the first page has them."""
+    return _crow_meta(params).get("directories") is True and params.get("cursor") is None
+
+
 def mcp_servers_from(servers: object) -> tuple[McpServer, ...]:
     """Read the parameter `mcpServers` of a request that opens a session. None means that there are no servers.
 

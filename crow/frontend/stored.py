@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Literal
 
 from crow.domain.errors import NoSuchSession
-from crow.domain.events import TitleChanged
+from crow.domain.events import SessionChange, SessionListChanged, TitleChanged
 from crow.frontend.sessions import ClientSessions
-from crow.store import SessionChanges
+from crow.store import SessionChanges, SessionRow
 
 
 class StoredSessions:
@@ -25,6 +26,8 @@ class StoredSessions:
             await self._sessions.require(session_id, "own")
             async with self._host.lock(session_id):
                 self._host.refuse_if_running(session_id)
+                row = await store.session(session_id)
+                self._announce(row, "deleted")
                 await self._close_everywhere(session_id)
                 await store.delete_session(session_id)
 
@@ -38,6 +41,8 @@ class StoredSessions:
         async with self._host.lock(session_id):
             self._host.refuse_if_running(session_id)
             row = await store.session(session_id)
+            if not row.archived:
+                self._announce(row, "archived")
             await self._close_everywhere(session_id)
             if not row.archived:
                 await store.update_session(session_id, SessionChanges(archived=True))
@@ -47,8 +52,9 @@ class StoredSessions:
         store = await self._sessions.store()
         await self._sessions.require(session_id, "own")
         async with self._host.lock(session_id):
-            if (await store.session(session_id)).archived:
+            if (row := await store.session(session_id)).archived:
                 await self._host.change(session_id, SessionChanges(archived=False))
+                self._announce(row, "unarchived")
 
     async def set_title(self, session_id: str, title: str) -> None:
         """Store a title that the user chose. Crow never replaces such a title with its own. :raises NoSuchSession:
@@ -58,10 +64,12 @@ class StoredSessions:
         if self._sessions.find(session_id) is not None:
             self._sessions.refuse_watcher(session_id)
         async with self._host.lock(session_id):
-            await store.session(session_id)
+            row = await store.session(session_id)
             await self._host.change(session_id, SessionChanges(title=title, title_by_user=True))
             if session_id in self._host.open:
                 await self._host.open[session_id].session.branch.publish(TitleChanged(title=title))
+            else:
+                self._announce(replace(row, title=title), "renamed")
         if (opened := self._sessions.find(session_id)) is not None:
             await opened.flushed()  # the client gets the update before the response
 
@@ -72,6 +80,10 @@ class StoredSessions:
         is_open = hosted is not None and not hosted.session.closing
         await (await self._sessions.store()).session(session_id)
         return "open" if is_open else "saved"
+
+    def _announce(self, row: SessionRow, change: SessionChange) -> None:
+        event = SessionListChanged(session_id=row.id, change=change, title=row.title)
+        self._host.announce(event, row.principal, besides=self._sessions.origin)
 
     async def _close_everywhere(self, session_id: str) -> None:
         """Close a session on all connections, if it is open."""

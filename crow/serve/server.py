@@ -20,7 +20,8 @@ from starlette.routing import Route
 
 from crow import adapters
 from crow.app import Wiring
-from crow.domain.errors import ConfigError, StoreError
+from crow.domain.errors import ConfigError, NoSuchSession, StoreError
+from crow.export.links import PageLinks
 from crow.frontend.agent import Negotiate
 from crow.frontend.agent import serve as serve_connection
 from crow.frontend.connection import check_parameters
@@ -203,6 +204,7 @@ class Server:
         offers_v2: bool,
         metrics: Metrics,
         routes: Sequence[Route] = (),
+        links: PageLinks | None = None,
     ) -> None:
         self._host = host
         self._settings = settings
@@ -223,7 +225,15 @@ class Server:
             gauges=self._gauges,
             check_ready=self._problem,
             metrics=metrics,
+            links=links,
+            has_session=self._has_session,
         )
+
+    async def _has_session(self, session_id: str) -> bool:
+        try:
+            return (await (await self._host.store()).session(session_id)).id == session_id
+        except NoSuchSession:
+            return False
 
     async def warm(self) -> None:
         """Import the packages that the first prompt needs."""
@@ -376,6 +386,7 @@ async def _open_server(
             offers_v2=offers_v2,
             metrics=metrics,
             routes=() if is_resident else page_routes(authenticator, access.needs_tokens),
+            links=host.adapters.links,
         )
 
 

@@ -25,13 +25,13 @@ from crow.domain.secret_values import holds_secret, secrets_in
 from crow.domain.text import describe
 from crow.settings.endpoints import PRESETS, dotted_key, fallback_of, fallback_problem, names_offered
 from crow.settings.servers import VARIABLE
+from crow.settings.types import Section
 from crow.settings.values import (
     DatabaseSettings,
     HookSettings,
     McpServerSettings,
     NamedModel,
     ProviderSettings,
-    Section,
     Settings,
     database_passwords,
     expectation,
@@ -90,6 +90,11 @@ class Paths:
     def programs(self) -> Path:
         """The ledger of places from which crow takes no programs. See :class:`crow.programs.Programs`."""
         return self.data_dir / "untrusted-programs"
+
+    @property
+    def links(self) -> Path:
+        """The pages that `crow serve` shows. See :class:`crow.export.links.PageLinks`."""
+        return self.data_dir / "links"
 
     @property
     def layers(self) -> Path:
@@ -175,12 +180,21 @@ def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
         tree = _read_file(paths.config_file, is_required=bool(env.get("CROW_CONFIG")))
         reader = _SettingsReader(tree, paths.config_file, flags, env)
         prompt = reader.read_summary_prompt()
+        paths = _with_database(paths, reader.settings.store.path)
         loaded = Loaded(settings=reader.settings, sources=reader.sources(), paths=paths, summary_prompt=prompt)
     except ConfigError as problem:
         defaults = dict.fromkeys(setting_keys(), "default")
         settings = Settings().model_copy(update={"database": _configured_database(tree, env)})
+        paths = _with_database(paths, _inner(tree, "store").get("path"))
         loaded = Loaded(settings=settings, sources=defaults, paths=paths, problem=problem)
     return replace(loaded, keys=_endpoint_keys(tree, env), stamp=stamp)
+
+
+def _with_database(paths: Paths, path: object) -> Paths:
+    """Return the paths with the database that `store.path` names. It need not have been checked."""
+    if not isinstance(path, str) or not path:
+        return paths
+    return replace(paths, database=_absolute(str(paths.config_file.parent / os.path.expanduser(path))))
 
 
 def _configured_database(tree: Mapping[str, object], env: Mapping[str, str]) -> DatabaseSettings:

@@ -7,25 +7,18 @@ this import, pydantic would evaluate all annotations a second time at every star
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
 from crow.domain.protected_names import added_name, removed_name
+from crow.settings.types import Expected, Section, Threshold, WindowPart
 
 OFFLINE = "offline"
 """The name of the built-in model, which needs no endpoint."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """A description of the values that a setting accepts: the end of the error message `... is VALUE; expected ...`."""
-
-    words: str
 
 
 def _plain_url(url: str) -> str:
@@ -93,19 +86,6 @@ Rules = Annotated[
 
 _ProtectedName = Annotated[str, AfterValidator(added_name)]
 _RemovableName = Annotated[str, AfterValidator(removed_name)]
-
-
-class Section(BaseModel):
-    """A table of `config.toml`. Types are strict: a string is not accepted as a number, nor a number as a string."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
-
-    def secrets(self) -> tuple[str, ...]:
-        """Return the values that must not appear in a log, an error or an export."""
-        key = getattr(self, "api_key", None)
-        texts = (*getattr(self, "headers", {}).values(), *getattr(self, "env", {}).values())
-        texts += (secret,) if (secret := getattr(self, "oauth_client_secret", None)) else ()
-        return texts if key is None else (key.get_secret_value(), *texts)
 
 
 class ModelOptions(Section):
@@ -373,10 +353,12 @@ class CompactionSettings(Section):
 
     auto: _Switch = True
     """Whether crow compacts by itself when the context window fills up. `/compact` always works."""
-    threshold: Annotated[
-        float, Field(ge=0.1, le=0.95), Expected("a fraction of the window from 0.1 to 0.95, such as 0.85")
-    ] = 0.85
-    """The fraction of the context window at which compaction starts."""
+    threshold: Threshold = 0.85
+    """How full the context window may be before compaction starts: a fraction of the window, a percentage, or a number
+    of tokens. Room for an answer always stays free."""
+    window: WindowPart | None = None
+    """How much of a model's context window crow uses: a fraction of it, a percentage, or a number of tokens. If unset,
+    crow uses all of it. Crow never refuses a request because of this setting."""
     keep_tokens: Annotated[int, Field(ge=0), Expected("a whole number of tokens, such as 20000")] = 20_000
     """The maximum size, in tokens, of the newest messages that a compaction leaves unchanged."""
     target: Annotated[float, Field(ge=0.1, le=0.9), Expected("a fraction from 0.1 to 0.9, such as 0.5")] = 0.5
@@ -535,9 +517,27 @@ class DatabaseSettings(Section):
 class StoreSettings(Section):
     """How sessions are stored."""
 
+    path: Annotated[_NonEmpty, Expected('the path of a file, such as "~/crow/sessions.db"')] | None = None
+    """The SQLite database with all sessions. A relative path is relative to the directory of config.toml. If unset, it
+    is crow.db in crow's data directory. Crow does not move an existing database."""
     compress_after_days: Annotated[int, Field(ge=1), Expected("a whole number of days, such as 30")] | None = None
     """Crow compresses tool outputs, images and file contents that are older than this many days. If unset, nothing is
     compressed."""
+
+
+class ShareSettings(Section):
+    """How sessions are shared as pages."""
+
+    command: Annotated[
+        Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None,
+        Expected('a program and its arguments as a list, such as ["gh", "gist", "create"]'),
+    ] = Field(default=None, repr=False)
+    """The program that `crow sessions share --html` runs to publish the page. The path of the page is its last
+    argument. It prints the address of the published page."""
+    url: Annotated[_Url, Expected("the http or https URL of crow serve, such as https://crow.example.com")] | None = (
+        None
+    )
+    """The address of `crow serve` for people who open links to pages. If unset, it is taken from `serve.listen`."""
 
 
 class LogSettings(Section):
@@ -632,6 +632,7 @@ class Settings(Section):
     editor: EditorSettings = Field(default_factory=EditorSettings)
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
+    share: ShareSettings = Field(default_factory=ShareSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     serve: ServeSettings = Field(default_factory=ServeSettings)
     mcp_servers: Annotated[

@@ -19,6 +19,7 @@ from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.messages import JsonObject, Part
 from crow.store import (
     Access,
+    Directory,
     Hit,
     NewSession,
     ScanResult,
@@ -256,6 +257,16 @@ class PrincipalStore(Store, Watcher):
     async def subagents(self, session_id: str) -> tuple[SessionRow, ...]:
         rows = await self.guarded(session_id, "read", self.inner.subagents)
         return tuple(map(self._shown, rows))
+
+    async def directories(
+        self,
+        *,
+        limit: int = 200,
+        seen_by: str | None = None,  # ignored: it is always this principal
+    ) -> tuple[Directory, ...]:
+        if await self._confined_to() is not None:
+            return ()
+        return await self.inner.directories(limit=limit, seen_by=self.principal)
 
     async def is_known_directory(
         self,

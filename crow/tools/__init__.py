@@ -16,6 +16,7 @@ from crow.tools.layers.session import Layers
 from crow.tools.network import CommandNetwork, Host, HostVerdict
 from crow.tools.process import Process
 from crow.tools.sampling import Sampler
+from crow.tools.tasks import AGENT_CONTEXT as AGENT_CONTEXT
 from crow.tools.tasks import AgentKind as AgentKind
 from crow.tools.tasks import SubagentResult as SubagentResult
 from crow.tools.tasks import Task as Task
@@ -201,6 +202,8 @@ class Outcome:
     raw_output: JsonObject = field(default_factory=dict)
     skill: tuple[str, str] | None = None
     """The name and the text of a skill. The model gets this text after the results of the calls."""
+    unloads: str = ""
+    """The name of a skill whose text the model does not see any more."""
     usage: Usage | None = None
     cost: float | None = None
     """The cost in US dollars of the models that the call used."""

@@ -20,7 +20,7 @@ from crow.agent.permissions.rules import (
     Allow,
     Refuse,
 )
-from crow.domain.entries import Announcement, Assistant, CallRef, NewEntry, Skill, Started, ToolResult
+from crow.domain.entries import Announcement, Assistant, CallRef, NewEntry, Restore, Skill, Started, ToolResult
 from crow.domain.errors import StoreError
 from crow.domain.events import CallAnnounced, CallEnded, CallProgressed
 from crow.domain.messages import ToolCall
@@ -280,6 +280,9 @@ class Calls:
         if outcome.skill is not None:
             name, text = outcome.skill
             entries.append(NewEntry(body=Skill(name=name, text=text)))
+        loaded_at = self._branch.projection.loaded_skills().get(outcome.unloads) if outcome.unloads else None
+        if loaded_at is not None:
+            entries.append(NewEntry(body=Restore(entry=loaded_at, skill=outcome.unloads)))
         await self._branch.record(entries)
         self._results[opened.ref] = result
         self._open.pop(opened.ref, None)

@@ -317,7 +317,11 @@ class PathMethods(UsesDatabase):
         notes = [entry_id for entry_id, _, kind in tree if kind == "note"]
         prompts = [entry_id for entry_id, _, kind in tree if kind == "user"]
         texts = await _bodies(sql, [*notes, *prompts])
-        labels = {name: str(texts[name].get("value")) for name in notes if texts[name].get("about") == "label"}
+        labels = {
+            note: (str(body.get("value")), entry if isinstance(entry := body.get("entry"), int) else None)
+            for note in notes
+            if (body := texts[note]).get("about") == "label"
+        }
         return outline_of(
             [tuple(row) for row in tree],
             tuple(ends),

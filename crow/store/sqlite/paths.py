@@ -564,13 +564,13 @@ def marks(values: Sequence[object]) -> str:
     return ", ".join("?" * len(values))
 
 
-def _labels(sql: Connection, notes: Iterable[int]) -> dict[int, str]:
+def _labels(sql: Connection, notes: Iterable[int]) -> dict[int, tuple[str, int | None]]:
     rows = sql.execute(
-        "SELECT id, json_extract(body, '$.value') FROM entry_bodies WHERE id IN (SELECT value FROM json_each(?))"
-        " AND json_extract(body, '$.about') = 'label'",
+        "SELECT id, json_extract(body, '$.value'), json_extract(body, '$.entry') FROM entry_bodies"
+        " WHERE id IN (SELECT value FROM json_each(?)) AND json_extract(body, '$.about') = 'label'",
         (json.dumps(list(notes)),),
     )
-    return {entry_id: str(value) for entry_id, value in rows}
+    return {note: (str(value), entry if isinstance(entry, int) else None) for note, value, entry in rows}
 
 
 def _select_entries(sql: Connection, where: str, values: Any, *, order: str = "ASC") -> Iterator[Entry]:
