@@ -53,7 +53,9 @@ from crow.tools.servers import (
 from crow.tools.workspace import DiskWorkspace
 
 if TYPE_CHECKING:  # imported later, because `initialize` is answered without them
+    from crow.export.redact import Redactor
     from crow.store.admin import Admin
+    from crow.telemetry.live import Collector
     from crow.tools.mcp.client import McpToolbox, ToolSettings
 
 
@@ -433,6 +435,30 @@ async def open_store(loaded: Loaded) -> Store:
         days = loaded.settings.store.compress_after_days
         return await SqliteStore.open(loaded.paths.database, compress_after_days=days)
     return await _open_postgres(database)
+
+
+def traced(store: Store, loaded: Loaded) -> Store:
+    """Return the store, wrapped if the settings ask for traces."""
+    if not loaded.settings.telemetry.enabled:
+        return store
+    from crow.telemetry.live import Sender, traced  # only users who ask for traces wait for this import
+
+    def connect() -> Collector:
+        from crow.telemetry.collector import OtlpCollector  # takes half a second, and is in an extra
+
+        return OtlpCollector(loaded.settings.telemetry.endpoint or "")
+
+    return traced(store, Sender(connect, trace_redactor(loaded)))
+
+
+def trace_redactor(loaded: Loaded) -> Redactor | None:
+    """Return a function that masks the content of traces, or None if traces have no content."""
+    if not loaded.settings.telemetry.content:
+        return None
+    from crow.export.redact import redactor
+
+    secrets = (*loaded.settings.secrets(), *loaded.keys.values, *loaded.keys.others)
+    return redactor(secrets, home=os.path.expanduser("~"), is_strict=True)
 
 
 async def open_store_to_read(loaded: Loaded) -> Store:

@@ -549,6 +549,20 @@ class LogSettings(Section):
     """The lowest level of the records that are written to the log. Environment: CROW_LOG."""
 
 
+class TelemetrySettings(Section):
+    """Traces and metrics for an OpenTelemetry collector. Crow must be installed with the extra `otel`."""
+
+    enabled: _Switch = False
+    """Whether crow sends traces and metrics. The variables `OTEL_*` of OpenTelemetry apply. A change applies from the
+    next start."""
+    endpoint: _Url | None = None
+    """The base URL of the collector, which takes OTLP over HTTP. If unset, OTEL_EXPORTER_OTLP_ENDPOINT applies, or else
+    http://localhost:4318."""
+    content: _Switch = False
+    """Whether traces contain prompts, answers, and the arguments and results of tools. Secrets are masked as in
+    exports."""
+
+
 PRINCIPAL_PART = "{principal}"
 """The part of a path in `serve.roots` that stands for a principal's name."""
 
@@ -633,6 +647,7 @@ class Settings(Section):
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     serve: ServeSettings = Field(default_factory=ServeSettings)
     mcp_servers: Annotated[
         Mapping[Annotated[str, Field(min_length=1, max_length=64)], McpServerSettings],
