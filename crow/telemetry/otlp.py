@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 
 from crow.domain.entries import Entry
 from crow.store import Store
-from crow.store.codec import KINDS
+from crow.store.branches import left_branches
 from crow.telemetry.spans import Redact, Span, Value, spans_of
 from crow.telemetry.turns import AGENT, Turn, Turns
 from crow.version import __version__
@@ -101,11 +101,10 @@ def _value(value: Value) -> dict[str, object]:
 
 async def _entries(store: Store, session_id: str, *, result_bytes: int) -> AsyncIterator[Entry]:
     """Yield the entries that the session itself has stored, on all branches, in the order in which it stored them."""
-    row, left = await store.session(session_id), dict[int, Entry]()
-    for tip in (await store.outline(session_id)).tips:
-        if not tip.is_current:
-            left |= {entry.id: entry for entry in await store.left_behind(tip.entry, row.leaf, KINDS.values())}
-    waiting = deque(left[entry_id] for entry_id in sorted(left) if left[entry_id].session == session_id)
+    left: dict[int, Entry] = {}
+    async for branch in left_branches(store, session_id):
+        left |= {entry.id: entry for entry in branch if entry.session == session_id}
+    waiting = deque(left[entry_id] for entry_id in sorted(left))
     async for batch in store.history(session_id, result_bytes=lambda _: result_bytes):
         for entry in batch:
             while waiting and waiting[0].id < entry.id:

@@ -121,7 +121,7 @@ def start_collector(answer: Answer | None = None, port: int = 0) -> Iterator[Col
     """Start a collector. It answers with `answer`, after it has kept the request."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             collector.take(self.path, self.rfile.read(int(self.headers["Content-Length"])))
             with suppress(OSError):
                 (answer or refuse(200))(self)
