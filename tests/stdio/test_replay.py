@@ -18,6 +18,7 @@ from crow.cli import main
 from crow.llm.sent import digest_of
 from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
+from tests.support.conventions import ledger_of, problems_of, read_otlp
 from tests.support.fake_endpoint import HANG, FakeEndpoint, Reply
 from tests.support.prefix_cache import CachingEndpoint, call, run_session, say, write_config
 
@@ -94,6 +95,21 @@ async def check_session(crow: StartCrow, home: Path, tmp_path: Path, run: Comman
     assert code == 0, said
     again = await run.replay(str(tmp_path / "case.jsonl"))
     assert [(each["outcome"], each["turn"]) for each in again] == [("identical", each["turn"]) for each in found]
+    await check_traces(home, tmp_path, run, session)
+
+
+async def check_traces(home: Path, tmp_path: Path, run: Commands, session: str) -> None:
+    """Check that each token of the session and its subagents is in one span, and that spans keep to the conventions."""
+    code, said = await run("sessions", "export", session, "--format", "otlp", "-o", str(tmp_path / "traces.jsonl"))
+    assert code == 0, said
+    spans = read_otlp((await anyio.Path(tmp_path / "traces.jsonl").read_bytes()).splitlines())
+    assert problems_of(spans) == []
+    query = (
+        "SELECT sum({}) FROM entries WHERE kind <> 'tool' AND session IN"
+        " (SELECT id FROM sessions WHERE ? IN (id, parent_id))"
+    )
+    counts = ("input_tokens", "output_tokens", "cached_tokens")
+    assert ledger_of(spans) == tuple(stored(home, query.format(name), session)[0] or 0 for name in counts)
 
 
 async def test_a_session_whose_process_was_killed_is_built_again(
