@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol, cast
 
 import anyio.to_thread
@@ -63,11 +64,9 @@ class Sender:
 
     def put(self, turn: Turn) -> None:
         """Send a turn later. If too many turns wait, drop it."""
-        try:
-            self._waiting.put_nowait(turn)
-        except queue.Full:
-            return
         self._is_idle.clear()
+        with suppress(queue.Full):
+            self._waiting.put_nowait(turn)
         self.start()
 
     async def close(self) -> None:
@@ -86,7 +85,10 @@ class Sender:
             self._is_connected.set()
             while True:
                 turn = self._waiting.get()
-                collector.send(turn, self._redact)
+                try:
+                    collector.send(turn, self._redact)
+                except Exception:
+                    logger.exception("A turn was not traced")
                 if self._waiting.empty():
                     self._is_idle.set()
         except Exception:

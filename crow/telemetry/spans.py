@@ -245,13 +245,17 @@ class _Translation:
     ) -> Span:
         """Return a span without the attributes that are unknown. `place` has its id and that of its parent."""
         return Span(
-            name=name,
+            name=_whole(name),
             trace_id=self._turn.trace_id,
             span_id=place[0],
             parent_id=place[1],
             start_ms=min(times),
             end_ms=times[1],
-            attributes={key: value for key, value in attributes.items() if value is not None and value != ""},
+            attributes={
+                key: _whole(value) if isinstance(value, str) else value
+                for key, value in attributes.items()
+                if value is not None and value != ""
+            },
             is_client=is_client,
         )
 
@@ -270,6 +274,11 @@ class _Translation:
     def _masked(self, text: str) -> str:
         """Return a text without secrets. It is masked before it is cut, because half a token is not recognised."""
         return shorten(self._redact(text[: 2 * _CONTENT_CHARS]), _CONTENT_CHARS) if self._redact is not None else ""
+
+
+def _whole(text: str) -> str:
+    """Return a text without halves of surrogate pairs, which no collector would take."""
+    return text.encode(errors="replace").decode()
 
 
 def usage_attributes(usage: Usage | None) -> dict[str, Value | None]:

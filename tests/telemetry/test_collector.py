@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import anyio
+import anyio.to_thread
 import pytest
 
 from crow.domain.entries import Body, TurnEnd
+from crow.domain.messages import ToolCall
 from crow.telemetry import collector as module
 from crow.telemetry.collector import OtlpCollector
 from crow.telemetry.live import Sender
 from crow.telemetry.turns import Turn, Turns
 from tests.support.collector import start_collector
-from tests.support.paths import said, user
+from tests.support.paths import result_of, said, user
 from tests.telemetry.test_spans import stored
 
 
@@ -85,6 +90,25 @@ def test_the_variables_of_the_sdk_apply(monkeypatch: pytest.MonkeyPatch) -> None
         assert {span.trace for span in collector.spans} == whole
         assert len(collector.spans) == 2 * len(whole)
         assert 20 < len(whole) < 80
+
+
+async def test_half_a_character_and_a_broken_turn_cost_no_other_turn() -> None:
+    def connect() -> OtlpCollector:
+        return OtlpCollector(collector.url)
+
+    call = ToolCall(id="\ud800", name="nest\ud800__tool", arguments='{"path": "\ud800"}')
+    strange: list[tuple[int, Body]] = [(1, user("\ud800")), (2, replace(said("\ud800"), calls=(call,)))]
+    result = result_of(2, text="\ud800", name=call.name)
+    bodies: list[tuple[int, Body]] = [*strange, (3, result), (4, TurnEnd(stop="end_turn"))]
+    (done,) = Turns().add(stored(*bodies))
+    with start_collector() as collector:
+        sender = Sender(connect, str)
+        sender.put(replace(turn(1), entries=[]))
+        sender.put(done)
+        sender.put(turn(2))
+        await anyio.to_thread.run_sync(lambda: collector.wait_for(lambda: len(collector.spans) == 5))
+        await sender.close()
+    assert [span.name for span in collector.spans][2] == "execute_tool nest?__tool"
 
 
 async def test_a_thread_that_fails_ends_quietly(caplog: pytest.LogCaptureFixture) -> None:
