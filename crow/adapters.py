@@ -182,6 +182,13 @@ def open_toolbox(
     return open_toolbox(workspace, ports, servers, _tool_settings(loaded), on_change=on_change)
 
 
+def open_scratch_toolbox(cwd: Path, ports: Ports) -> AbstractAsyncContextManager[McpToolbox]:
+    """Return a context manager that opens the built-in tools for a scratch directory, which they cannot leave."""
+    from crow.tools.mcp.client import open_toolbox
+
+    return open_toolbox(DiskWorkspace(cwd, is_bounded=True), ports, ())
+
+
 def _tool_settings(loaded: _LoadedSource, asker: LoginAsker | None = None) -> ToolSettings:
     """Return the part of the settings that concerns tools."""
     from crow.tools.mcp.client import ToolSettings

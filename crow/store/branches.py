@@ -1,7 +1,8 @@
-"""Reads the branches that a session has left."""
+"""Reads the branches of a session."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
 from crow.domain.entries import Entry
@@ -19,3 +20,19 @@ async def left_branches(store: Store, session_id: str) -> AsyncIterator[Sequence
             known |= {entry.id for entry in left} | {move.from_leaf}
             if left:
                 yield left
+
+
+async def own_entries(store: Store, session_id: str, *, result_bytes: int | None = None) -> AsyncIterator[Entry]:
+    """Yield the entries that the session itself has stored, on all branches, in the order in which it stored them."""
+    left: dict[int, Entry] = {}
+    async for branch in left_branches(store, session_id):
+        left |= {entry.id: entry for entry in branch if entry.session == session_id}
+    waiting = deque(left[entry_id] for entry_id in sorted(left))
+    async for batch in store.history(session_id, result_bytes=lambda _: result_bytes):
+        for entry in batch:
+            while waiting and waiting[0].id < entry.id:
+                yield waiting.popleft()
+            if entry.session == session_id:
+                yield entry
+    for entry in waiting:
+        yield entry

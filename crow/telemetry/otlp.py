@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 
 from crow.domain.entries import Entry
 from crow.store import Store
-from crow.store.branches import left_branches
+from crow.store.branches import own_entries
 from crow.telemetry.spans import Redact, Span, Value, spans_of
 from crow.telemetry.turns import AGENT, Turn, Turns
 from crow.version import __version__
@@ -25,7 +24,7 @@ async def otlp_lines(store: Store, sessions: Sequence[str], redact: Redact | Non
     paths = []
     for session_id in sessions:
         turns.know(await store.session(session_id))
-        paths.append(_entries(store, session_id, result_bytes=result_bytes))
+        paths.append(own_entries(store, session_id, result_bytes=result_bytes))
     stored: list[Entry] = []
     async for entry in _merged(paths):
         # Entries of one transaction have the same time.
@@ -97,19 +96,3 @@ def _value(value: Value) -> dict[str, object]:
             return {"stringValue": value}
         case tuple():
             return {"arrayValue": {"values": [_value(one) for one in value]}}
-
-
-async def _entries(store: Store, session_id: str, *, result_bytes: int) -> AsyncIterator[Entry]:
-    """Yield the entries that the session itself has stored, on all branches, in the order in which it stored them."""
-    left: dict[int, Entry] = {}
-    async for branch in left_branches(store, session_id):
-        left |= {entry.id: entry for entry in branch if entry.session == session_id}
-    waiting = deque(left[entry_id] for entry_id in sorted(left))
-    async for batch in store.history(session_id, result_bytes=lambda _: result_bytes):
-        for entry in batch:
-            while waiting and waiting[0].id < entry.id:
-                yield waiting.popleft()
-            if entry.session == session_id:
-                yield entry
-    for entry in waiting:
-        yield entry
