@@ -6,7 +6,7 @@ import heapq
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 
-from crow.domain.entries import Entry
+from crow.domain.entries import Entry, TurnEnd
 from crow.store import Store
 from crow.store.branches import own_entries
 from crow.telemetry.spans import Redact, Span, Value, spans_of
@@ -27,8 +27,7 @@ async def otlp_lines(store: Store, sessions: Sequence[str], redact: Redact | Non
         paths.append(own_entries(store, session_id, result_bytes=result_bytes))
     stored: list[Entry] = []
     async for entry in _merged(paths):
-        # Entries of one transaction have the same time.
-        if stored and (entry.session, entry.created_ms) != (stored[0].session, stored[0].created_ms):
+        if stored and not _is_stored_with(stored[-1], entry):
             for line in _lines(turns.add(stored), redact):
                 yield line
             stored = []
@@ -50,6 +49,13 @@ async def _merged(paths: Sequence[AsyncIterator[Entry]]) -> AsyncIterator[Entry]
             heapq.heappop(waiting)
         else:
             heapq.heapreplace(waiting, (following.id, at, following))
+
+
+def _is_stored_with(entry: Entry, following: Entry) -> bool:
+    """Return whether two entries come from one transaction. They then have the same time. The end of a turn is the last
+    entry of its transaction."""
+    is_same = (entry.session, entry.created_ms) == (following.session, following.created_ms)
+    return is_same and not isinstance(entry.body, TurnEnd)
 
 
 def _lines(turns: Iterable[Turn], redact: Redact | None) -> Iterator[bytes]:
