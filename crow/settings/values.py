@@ -89,8 +89,6 @@ Rules = Annotated[
         'a list of rules, each a tool or a tool and an argument, such as ["shell(git status)", "edit_file(docs/**)"]'
     ),
 ]
-
-
 _ProtectedName = Annotated[str, AfterValidator(added_name)]
 _RemovableName = Annotated[str, AfterValidator(removed_name)]
 
@@ -553,14 +551,11 @@ class TelemetrySettings(Section):
     """Traces and metrics for an OpenTelemetry collector. Crow must be installed with the extra `otel`."""
 
     enabled: _Switch = False
-    """Whether crow sends traces and metrics. The variables `OTEL_*` of OpenTelemetry apply. A change applies from the
-    next start."""
+    """Whether crow sends traces and metrics. A change applies from the next start."""
     endpoint: _Url | None = None
-    """The base URL of the collector, which takes OTLP over HTTP. If unset, OTEL_EXPORTER_OTLP_ENDPOINT applies, or else
-    http://localhost:4318."""
+    """The base URL of the collector. If unset, OpenTelemetry's variables apply, or else http://localhost:4318."""
     content: _Switch = False
-    """Whether traces contain prompts, answers, and the arguments and results of tools. Secrets are masked as in
-    exports."""
+    """Whether traces contain prompts, answers, arguments and results. Secrets are masked as in exports."""
 
 
 PRINCIPAL_PART = "{principal}"
@@ -568,8 +563,7 @@ PRINCIPAL_PART = "{principal}"
 
 
 def static_part(root: str) -> Path:
-    """Return the part of a path in `serve.roots` that comes before `{principal}`, or the whole path if it has no
-    `{principal}`."""
+    """Return the part of a path in `serve.roots` before `{principal}`, or the whole path if it has none."""
     parts = Path(root).parts
     return Path(*parts[: parts.index(PRINCIPAL_PART)]) if PRINCIPAL_PART in parts else Path(root)
 
