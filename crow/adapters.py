@@ -55,7 +55,9 @@ from crow.tools.servers import (
 from crow.tools.workspace import DiskWorkspace
 
 if TYPE_CHECKING:  # imported later, because `initialize` is answered without them
+    from crow.export.redact import Redactor
     from crow.store.admin import Admin
+    from crow.telemetry.live import Collector
     from crow.tools.mcp.client import McpToolbox, ToolSettings
 
 
@@ -180,6 +182,13 @@ def open_toolbox(
     from crow.tools.mcp.client import open_toolbox
 
     return open_toolbox(workspace, ports, servers, _tool_settings(loaded), on_change=on_change)
+
+
+def open_scratch_toolbox(cwd: Path, ports: Ports) -> AbstractAsyncContextManager[McpToolbox]:
+    """Return a context manager that opens the built-in tools for a scratch directory, which they cannot leave."""
+    from crow.tools.mcp.client import open_toolbox
+
+    return open_toolbox(DiskWorkspace(cwd, is_bounded=True), ports, ())
 
 
 def _tool_settings(loaded: _LoadedSource, asker: LoginAsker | None = None) -> ToolSettings:
@@ -464,6 +473,30 @@ async def open_store(loaded: Loaded) -> Store:
         days = loaded.settings.store.compress_after_days
         return await SqliteStore.open(loaded.paths.database, compress_after_days=days)
     return await _open_postgres(database)
+
+
+def traced(store: Store, loaded: Loaded) -> Store:
+    """Return the store, wrapped if the settings ask for traces."""
+    if not loaded.settings.telemetry.enabled:
+        return store
+    from crow.telemetry.live import Sender, traced  # only users who ask for traces wait for this import
+
+    def connect() -> Collector:
+        from crow.telemetry.collector import OtlpCollector  # takes half a second, and is in an extra
+
+        return OtlpCollector(loaded.settings.telemetry.endpoint or "")
+
+    return traced(store, Sender(connect, trace_redactor(loaded)))
+
+
+def trace_redactor(loaded: Loaded) -> Redactor | None:
+    """Return a function that masks the content of traces, or None if traces have no content."""
+    if not loaded.settings.telemetry.content:
+        return None
+    from crow.export.redact import redactor
+
+    secrets = (*loaded.settings.secrets(), *loaded.keys.values, *loaded.keys.others)
+    return redactor(secrets, home=os.path.expanduser("~"), is_strict=True)
 
 
 async def open_store_to_read(loaded: Loaded) -> Store:

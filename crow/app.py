@@ -312,7 +312,7 @@ class Wiring:
         return await adapters.open_workspace(lambda: self._loaded, tempfile.gettempdir(), ()).sandbox_status()
 
     async def _open_store(self) -> Store:
-        self._store = await adapters.open_store(self._loaded)
+        self._store = adapters.traced(await adapters.open_store(self._loaded), self._loaded)
         return self._store
 
     def _settings_of_sessions(self) -> SessionSettings:

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from crow.adapters import open_admin, open_links, open_store_at, page_redactor
+from crow.adapters import open_admin, open_links, open_store_at, page_redactor, trace_redactor
 from crow.cli.output import Column, in_terminal, print_json, print_table, say
 from crow.cli.publish import publish
 from crow.cli.replay import known_extras, scratch
@@ -26,7 +26,7 @@ from crow.domain.text import plural, safe, safe_json
 from crow.export.links import PageLink
 from crow.export.page import session_page
 from crow.export.redact import Redactor
-from crow.replay.case import write_case
+from crow.replay.case import with_subagents, write_case
 from crow.replay.requests import Rebuilder
 from crow.settings import Loaded
 from crow.store import SessionChanges
@@ -35,13 +35,15 @@ from crow.store.copying import CopiedConversation, SessionCopy
 from crow.store.portable import clean_title
 from crow.store.principals import check_principal
 from crow.store.transcript import Transcript, time_text
+from crow.telemetry.otlp import otlp_lines
 from crow.terminal.browser import open_page
 
 _MEGABYTE = 1024 * 1024
 
 
 async def export(context: SessionsContext) -> None:
-    """`crow sessions export`: write sessions as complete JSONL, as Markdown or HTML for reading, or as a case file."""
+    """`crow sessions export`: write sessions as complete JSONL, as Markdown or HTML for reading, as a case file,
+    or as traces."""
     options = context.options
     if bool(options.ids) == options.all:
         raise ArgumentError("Name the sessions to export, or give --all.")
@@ -51,6 +53,8 @@ async def export(context: SessionsContext) -> None:
         if options.redact:
             raise ArgumentError("--redact works only with --format html or markdown, because jsonl is always complete.")
         lines = context.admin.export(ids)
+    elif options.format == "otlp":
+        lines = _otlp(context, ids)
     elif options.format == "markdown":
         lines = _markdown(context, ids)
     else:
@@ -58,7 +62,7 @@ async def export(context: SessionsContext) -> None:
             raise ArgumentError(f"--format {options.format} writes one session; name one SESSION.")
         lines = _case(context, ids[0]) if options.format == "case" else await _html(context, ids[0])
     if options.output is None:
-        escape = None if not in_terminal() else safe_json if options.format in ("jsonl", "case") else safe
+        escape = None if not in_terminal() else safe_json if options.format in ("jsonl", "case", "otlp") else safe
         async for line in lines:
             sys.stdout.buffer.write(line if escape is None else escape(line.decode()).encode())
         sys.stdout.buffer.flush()
@@ -325,12 +329,21 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
         raise ArgumentError(f"{path} cannot be written: {error.strerror}.") from error
 
 
+async def _all_if_none(context: SessionsContext, ids: Sequence[str] | None) -> Sequence[str]:
+    lists = (all_sessions(context.store, archived=archived) for archived in (False, True))
+    return ids if ids is not None else [row.id for rows in lists async for row in rows]
+
+
+async def _otlp(context: SessionsContext, ids: Sequence[str] | None) -> AsyncIterator[bytes]:
+    for name in await _all_if_none(context, ids):
+        sessions = await with_subagents(context.store, name)
+        async for line in otlp_lines(context.store, sessions, trace_redactor(context.loaded)):
+            yield line
+
+
 async def _markdown(context: SessionsContext, ids: Sequence[str] | None) -> AsyncIterator[bytes]:
-    if ids is None:
-        lists = (all_sessions(context.store, archived=archived) for archived in (False, True))
-        ids = [row.id for rows in lists async for row in rows]
     redact = _redactor(context)
-    for name in ids:
+    for name in await _all_if_none(context, ids):
         transcript = Transcript(is_full=True)
         yield redact(transcript.head(await context.store.session(name))).encode()
         async for batch in context.store.history(name):

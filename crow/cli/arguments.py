@@ -307,9 +307,10 @@ def _add_file_commands(add: _AddCommand) -> None:
     export.add_argument("--all", action="store_true", help="every session")
     export.add_argument(
         "--format",
-        choices=("jsonl", "markdown", "html", "case"),
+        choices=("jsonl", "markdown", "html", "case", "otlp"),
         default="jsonl",
-        help="jsonl (default) is complete; markdown and html are for reading; case is redacted, for crow replay",
+        help="jsonl (default) is complete; markdown and html are for reading; case is redacted, for crow replay; "
+        "otlp has OpenTelemetry traces",
     )
     export.add_argument("-o", "--output", metavar="FILE", help="a new file that only you can read; default: stdout")
     view = add("view", admin.view, "show a session in the browser, as one private HTML file", "1")

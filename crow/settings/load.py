@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import unquote
 
 from platformdirs import PlatformDirs
 from pydantic import SecretStr, ValidationError
@@ -69,6 +70,8 @@ _OF_THE_ENDPOINT = ("api_key", "api_key_env", "headers")
 _OF_THE_MODEL = tuple(NamedModel.model_fields.keys() - {"name", "provider"})
 _SECRET_HEADER = re.compile(r"(?i)authori[sz]ation|auth$|cookie|credential|key|passw|secret|token")
 _SECRET_VARIABLE = re.compile(r"(?i)(credentials?|key|passphrase|password|passwd|secret|token)$")
+_SHORTEST_SECRET = 8
+_COLLECTOR_HEADERS = re.compile("OTEL_EXPORTER_OTLP_(?:[A-Z]+_)?HEADERS")
 _SECRET_KEYS = frozenset(
     {"api_key", "args", "command", "direct_url", "env", "extra_body", "headers", "oauth_client_secret", "url"}
 )
@@ -494,6 +497,10 @@ def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> _Endpo
         if name not in variables and holds_secret(name, value, os.path.lexists)
         for secret in secrets_in(value)
     ]
+    collector = {name for name in env if _COLLECTOR_HEADERS.fullmatch(name)}
+    variables |= collector
+    headers = [unquote(pair.partition("=")[2].strip()) for name in collector for pair in env[name].split(",")]
+    values += [value for value in headers if len(value) >= _SHORTEST_SECRET]
     database = _configured_database(tree, env)
     variables.add(_FROM_ENVIRONMENT["database.url"])
     if database.url is not None and not database_passwords(database.url.get_secret_value()):

@@ -82,8 +82,6 @@ Rules = Annotated[
         'a list of rules, each a tool or a tool and an argument, such as ["shell(git status)", "edit_file(docs/**)"]'
     ),
 ]
-
-
 _ProtectedName = Annotated[str, AfterValidator(added_name)]
 _RemovableName = Annotated[str, AfterValidator(removed_name)]
 
@@ -549,13 +547,23 @@ class LogSettings(Section):
     """The lowest level of the records that are written to the log. Environment: CROW_LOG."""
 
 
+class TelemetrySettings(Section):
+    """Traces and metrics for an OpenTelemetry collector. Crow must be installed with the extra `otel`."""
+
+    enabled: _Switch = False
+    """Whether crow sends traces and metrics. A change applies from the next start."""
+    endpoint: _Url | None = None
+    """The base URL of the collector. If unset, OpenTelemetry's variables apply, or else http://localhost:4318."""
+    content: _Switch = False
+    """Whether traces contain prompts, answers, arguments and results. Secrets are masked as in exports."""
+
+
 PRINCIPAL_PART = "{principal}"
 """The part of a path in `serve.roots` that stands for a principal's name."""
 
 
 def static_part(root: str) -> Path:
-    """Return the part of a path in `serve.roots` that comes before `{principal}`, or the whole path if it has no
-    `{principal}`."""
+    """Return the part of a path in `serve.roots` before `{principal}`, or the whole path if it has none."""
     parts = Path(root).parts
     return Path(*parts[: parts.index(PRINCIPAL_PART)]) if PRINCIPAL_PART in parts else Path(root)
 
@@ -634,6 +642,7 @@ class Settings(Section):
     store: StoreSettings = Field(default_factory=StoreSettings)
     share: ShareSettings = Field(default_factory=ShareSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     serve: ServeSettings = Field(default_factory=ServeSettings)
     mcp_servers: Annotated[
         Mapping[Annotated[str, Field(min_length=1, max_length=64)], McpServerSettings],

@@ -325,6 +325,13 @@ def _toml(value: object) -> str:
             return json.dumps(value)
 
 
+def test_the_headers_for_a_collector_are_hidden(home: Path) -> None:
+    headers = "x-team=nest-token%3D1,short=1"
+    keys = load(home, OTEL_EXPORTER_OTLP_HEADERS=headers, OTEL_EXPORTER_OTLP_TRACES_HEADERS="a=b").keys
+    assert {"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"} <= keys.variables
+    assert set(keys.values) == {"nest-token=1"}, "what is too short would be masked everywhere"
+
+
 def test_the_keys_of_all_endpoints_are_known_even_if_unused(home: Path) -> None:
     toml = """
         model = { base_url = "http://file/v1", api_key_env = "NEST_KEY", api_key = "in-file" }
