@@ -31,6 +31,7 @@ JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "me
 _NUMBERS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("conversation", "leaf", "entries", "tokens_in", "tokens_out", "tokens_cached"), (int,)),
     **dict.fromkeys(("newest_entry", "created_ms", "updated_ms"), (int,)),
+    **dict.fromkeys(("files_changed", "lines_added", "lines_removed"), (int,)),
     **dict.fromkeys(("title_by_user", "has_prompt", "archived"), (int,)),
     **dict.fromkeys(("calibration", "cost"), (float, int)),
 }
