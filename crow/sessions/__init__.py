@@ -20,6 +20,7 @@ from crow.store import NewSession, Scope, SessionRow, Store
 from crow.store.admin import Admin, SessionFilter
 from crow.store.codec import merged_metadata, new_tag, tag_name
 from crow.store.portable import clean_title
+from crow.version import __version__
 
 __all__ = ["SearchHit", "Session", "Sessions", "Totals", "TreeNode", "Turn"]
 
@@ -116,6 +117,7 @@ class Sessions:
             cwd=str(Path.cwd()) if workspace is None else str(_path(workspace)),
             model=model,
             mode="ask",
+            config={"crow": __version__},
             metadata=merged_metadata(merged_metadata({}, metadata or {}), marks),
             parent_id=parent,
             title=cleaned,
