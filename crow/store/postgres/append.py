@@ -129,7 +129,7 @@ class TurnMethods(PathMethods):
     def __init__(self, database: Database, owner: str) -> None:
         super().__init__(database, owner)
         self.on_stored: Callable[[str], object] = lambda _: None
-        """Called with the id of a session of which this store has stored entries. It must return at once."""
+        """Called with the id of a session after this store has stored entries of it or has deleted it."""
         self._epochs: dict[str, int] = {}
         self._unstored_ends: dict[str, tuple[int | None, Chain]] = {}
 

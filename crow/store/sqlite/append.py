@@ -82,7 +82,7 @@ class TurnMethods(PathMethods):
         self.owner = owner
         """Identifies this store in rows."""
         self.on_stored: Callable[[str], object] = lambda _: None
-        """Called with the id of a session of which this store has stored entries. It must return at once."""
+        """Called with the id of a session after this store has stored entries of it or has deleted it."""
         self._unstored_ends: dict[str, Callable[[Connection], object]] = {}
 
     async def open_session(self, session_id: str) -> Tail:
