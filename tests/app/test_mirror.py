@@ -1,5 +1,7 @@
 """The directory that `store.mirror` names: what is in its files, after kills and attacks too."""
 
+# ruff: noqa: ASYNC240  # these tests look at files while nothing else waits
+
 from __future__ import annotations
 
 import json
