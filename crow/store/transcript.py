@@ -64,10 +64,10 @@ class Transcript:
                 return _quoted(f"{on_one_line(namespace)}: {text}") if is_shown else ""
             case entries.Checkpoint(summary=summary):
                 return _quoted(
-                    f"The conversation was compacted here. The model continues from this summary:\n\n{summary}"
+                    f"Compaction (summary): the model continues from this text.\n\n{summary}"
                 )
             case entries.Mask():
-                return _quoted("From here on, older tool results are hidden from the model.")
+                return _quoted("Compaction (hidden outputs): from here on, the model does not see older tool results.")
             case entries.Restore():
                 return _quoted("The last compaction was undone.")
             case entries.Skill(name=name):

@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import anyio
@@ -19,9 +20,9 @@ from crow.domain.errors import ArgumentError, NoSuchSession, SessionBusy, StoreU
 from crow.sessions import Session
 from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.store import SqliteStore
-from tests.store.conftest import AnyStores, Stores
-from tests.store.conftest import stores as stores  # a fixture
+from tests.store.conftest import AnyStores, PostgresStores, Stores
 from tests.store.scenes import begin, converse
+from tests.support.postgres import new_database
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"path":"x"}'}}
 ASKED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
@@ -30,6 +31,18 @@ HELLO = {"role": "user", "content": "hello"}
 DONE = {"role": "assistant", "content": "done"}
 
 Open: TypeAlias = Callable[[], AbstractAsyncContextManager[Sessions]]
+
+
+@pytest.fixture(params=["wal", "postgres"])
+async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[AnyStores]:
+    """Stores on a SQLite file and on a PostgreSQL database, in the modes in which crow opens them."""
+    async with AsyncExitStack() as opened:
+        if request.param == "postgres":
+            made: AnyStores = PostgresStores(await opened.enter_async_context(new_database()))
+        else:
+            made = Stores(tmp_path / "crow.db", "wal")
+        opened.push_async_callback(made.close)
+        yield made
 
 
 @pytest.fixture

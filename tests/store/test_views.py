@@ -377,7 +377,8 @@ VIEWS = {
     "tool_calls": "tool_call_id, session_id, message_id, turn, tool_name, tool_args, tool_result, success, duration_ms,"
     " result_entry, model",
     "compaction_history": "id, session_id, kind, reason, method, first_kept, tokens_before, tokens_after, model_calls,"
-    " summary, restored, before_message_count, after_message_count, model, compaction, threshold, context_window, asked",
+    " summary, restored, before_message_count, after_message_count, model, compaction, threshold,"
+    " context_window, asked",
     "session_skills": "session_id, skill_name, first_entry, times, skill_content",
     "usage": "session_id, model, requests, input_tokens, output_tokens, cached_tokens, reasoning_tokens, cost,"
     " cache_write_tokens, estimated_requests",

@@ -171,7 +171,7 @@ async def history(context: CommandContext, argument: str) -> str:
             case "label":
                 lines.append(f"- label {quote(point.text)} `#{point.entry}`")
             case "checkpoint":
-                lines.append(f"- compacted here `#{point.entry}`")
+                lines.append(f"- compaction (summary) `#{point.entry}`")
     if not lines:
         return "This branch has no prompts yet. `/tree` shows the other branches."
     if not argument and len(lines) > _MAX_LISTED:
