@@ -18,6 +18,7 @@ from crow import Sessions
 from crow.domain.entries import Note, TurnEnd, User
 from crow.domain.errors import ArgumentError, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.sessions import Session
+from crow.store import Store
 from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.store import SqliteStore
 from tests.store.conftest import AnyStores, PostgresStores, Stores
@@ -171,6 +172,7 @@ async def test_an_append_that_is_cancelled_at_any_moment_leaves_a_session_that_g
 
 
 async def test_a_turn_of_a_dead_process_is_ended_by_the_next_one(stores: AnyStores, place: str) -> None:
+    dead: Store
     if isinstance(stores, Stores):
         dead = await SqliteStore.open(stores.path, owner="nobody")
     else:
