@@ -84,5 +84,5 @@ def test_no_wire_is_imported_before_it_is_used() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'crow.llm' has no attribute 'Parser'"):
+    with pytest.raises(AttributeError, match=r"'crow\.llm' has no attribute 'Parser'"):
         _ = crow.llm.Parser
