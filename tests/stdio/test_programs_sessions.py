@@ -43,7 +43,7 @@ async def test_a_loop_that_was_killed_goes_on_and_an_editor_opens_its_session(
     assert done.stdout.decode() == "It has room.\n"
     assert [message["role"] for message in endpoint.asked[-1].sent["messages"]] == [
         *("system", "user", "assistant", "tool"),  # of the process that was killed
-        *("assistant", "user", "assistant", "tool"),
+        *("user", "assistant", "tool"),
     ]
     async with Sessions.open(home / "crow.db") as sessions:
         (session,) = await sessions.list(tags=["admin"])
