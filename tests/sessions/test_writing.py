@@ -15,14 +15,14 @@ import anyio
 import pytest
 
 from crow import Sessions
-from crow.domain.entries import Note, TurnEnd, User
+from crow.domain.entries import Checkpoint, Mask, Note, Restore, TurnEnd, User
 from crow.domain.errors import ArgumentError, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.sessions import Session
 from crow.store import Store
 from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.store import SqliteStore
 from tests.store.conftest import AnyStores, PostgresStores, Stores
-from tests.store.scenes import begin, converse
+from tests.store.scenes import add, begin, converse
 from tests.support.postgres import new_database
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"path":"x"}'}}
@@ -358,6 +358,20 @@ async def test_the_tree_marks_the_branch_and_the_leaf(sessions: Sessions, stores
         ("kept", True, True),
     ]
     assert [node.parent for node in tree] == [None, tree[0].entry, tree[0].entry]
+
+
+async def test_a_compaction_marks_its_session_until_it_is_undone(sessions: Sessions, stores: AnyStores) -> None:
+    session = await sessions.create(alias="a")
+    await session.append(HELLO, DONE)
+    other = await stores.open()
+    for body in (Checkpoint(compaction_id="c", summary="SUMMARY", first_kept=None), Mask(before=1)):
+        (made,) = await add(other, session.id, body)
+        assert [one.is_compacted for one in await sessions.list()] == [True]
+        assert (await sessions.get("a")).is_compacted
+        assert (await session.messages(last=2)) == [HELLO, DONE]
+        await add(other, session.id, Restore(entry=made.id))
+        assert [one.is_compacted for one in await sessions.list()] == [False]
+    assert await other.compacted([]) == await other.compacted(["nobody"]) == frozenset()
 
 
 async def test_a_session_opened_for_reading_cannot_be_changed(place: str) -> None:
