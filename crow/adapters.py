@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+from urllib.parse import urlsplit
 
 import anyio.to_thread
 from pydantic import SecretStr
@@ -56,7 +57,9 @@ from crow.tools.workspace import DiskWorkspace
 
 if TYPE_CHECKING:  # imported later, because `initialize` is answered without them
     from crow.export.redact import Redactor
+    from crow.mirror import Mirror
     from crow.store.admin import Admin
+    from crow.store.postgres.store import PostgresStore
     from crow.telemetry.live import Collector
     from crow.tools.mcp.client import McpToolbox, ToolSettings
 
@@ -232,7 +235,7 @@ def open_workspace(
         directories,
         keys=lambda: hidden_keys(loaded()),
         own=(paths.config_file, *_database_files(paths), paths.log_file, paths.layers, *_server_files(loaded())),
-        own_folders=own_folders(paths, cwd),
+        own_folders=_own_folders(loaded(), cwd),
         own_readable=(config / "skills", config / "agents", config / "commands"),
         names=protected_names(loaded()),
         confiner=_open_confiner(loaded(), cwd, directories, is_bounded=is_bounded),
@@ -311,7 +314,7 @@ def _open_confiner(
         writable=sandbox.writable,
         sockets=sandbox.sockets,
         programs=Programs(paths.programs),
-        own=(*files, paths.layers, *_server_files(loaded), *own_folders(paths, cwd)),
+        own=(*files, paths.layers, *_server_files(loaded), *_own_folders(loaded, cwd)),
         masked=tuple(map(static_part, loaded.settings.serve.roots)) if is_bounded else (),
         caches=paths.cache_dir / "commands",
         layers=paths.layers,
@@ -330,6 +333,14 @@ def own_folders(paths: Paths, cwd: str) -> tuple[Path, ...]:
     is_own = config.name == "crow" or config == paths.data_dir
     folders = (*((config,) if is_own else ()), paths.data_dir, paths.cache_dir, paths.log_file.parent)
     return tuple(folder for folder in folders if not workspace.is_relative_to(os.path.realpath(folder)))
+
+
+def _own_folders(loaded: Loaded, cwd: str) -> tuple[Path, ...]:
+    """Return the directories of `own_folders`, and that of the setting `store.mirror`."""
+    mirror = mirror_folder(loaded)
+    found = own_folders(loaded.paths, cwd)
+    holds_workspace = mirror is None or Path(os.path.realpath(cwd)).is_relative_to(os.path.realpath(mirror))
+    return found if mirror is None or holds_workspace else (*found, mirror)
 
 
 async def try_server(
@@ -461,18 +472,48 @@ def is_empty(loaded: Loaded) -> bool:
     return loaded.settings.database.url is None and not loaded.paths.database.exists()
 
 
-async def open_store(loaded: Loaded) -> Store:
-    """Open the user's database. The caller closes the returned store.
+async def open_store(loaded: Loaded, *, on_stored: Callable[[str], object] | None = None) -> Store:
+    """Open the user's database. The caller closes the returned store. `on_stored` is called with the id of a session
+    after the store has stored entries of it or has deleted it, and must return at once.
 
     :raises StoreError: the database cannot be used.
     :raises ArgumentError: the URL of the database is not valid, or crow was installed without the driver for
         PostgreSQL.
     """
     database = loaded.settings.database
+    store: SqliteStore | PostgresStore
     if database.url is None:
         days = loaded.settings.store.compress_after_days
-        return await SqliteStore.open(loaded.paths.database, compress_after_days=days)
-    return await _open_postgres(database)
+        store = await SqliteStore.open(loaded.paths.database, compress_after_days=days)
+    else:
+        store = await _open_postgres(database)
+    if on_stored is not None:
+        store.on_stored = on_stored
+    return store
+
+
+def open_mirror(loaded: Loaded, redact: Callable[[], Redactor]) -> Mirror | None:
+    """Return the mirror that the settings ask for, which must be started and closed, or None. `redact` returns a
+    function that masks secrets."""
+    path = mirror_folder(loaded)
+    if path is None:
+        return None
+    from crow.mirror import Mirror, MirrorSource
+
+    async def open_to_read() -> tuple[Store, Admin]:
+        store = await open_store_to_read(loaded)
+        return store, open_admin(store)
+
+    url = loaded.settings.database.url
+    parts = None if url is None else urlsplit(url.get_secret_value())
+    place = str(loaded.paths.database) if parts is None else f"{parts.hostname}:{parts.port or 5432}{parts.path}"
+    return Mirror(path, MirrorSource(open=open_to_read, database=place, redact=redact))
+
+
+def mirror_folder(loaded: Loaded) -> Path | None:
+    """Return the directory of the setting `store.mirror`, or None if it is unset."""
+    name = loaded.settings.store.mirror
+    return None if name is None else loaded.paths.config_file.parent / os.path.expanduser(name)
 
 
 def traced(store: Store, loaded: Loaded) -> Store:
@@ -521,7 +562,7 @@ async def open_store_at(loaded: Loaded, place: str | None, *, to_read: bool = Fa
     return await (SqliteStore.open_to_read(path) if to_read else SqliteStore.open(path))
 
 
-async def _open_postgres(database: DatabaseSettings, *, to_read: bool = False) -> Store:
+async def _open_postgres(database: DatabaseSettings, *, to_read: bool = False) -> PostgresStore:
     try:
         from crow.store.postgres.store import PostgresStore
     except ModuleNotFoundError as error:

@@ -225,8 +225,12 @@ def _add_reading_commands(parser: argparse.ArgumentParser, add: _AddCommand) -> 
         _add_list_options(each)
     show = add("show", sessions.show_session, "show a session as a transcript", "1")
     show.add_argument("--as-model", action="store_true", help="print the messages that the model would get now")
-    words = "openai prints the messages of --as-model as the JSON array of a Chat Completions request"
-    show.add_argument("--format", choices=("markdown", "openai"), default="markdown", help=words)
+    words = (
+        "jsonl prints one entry per line, with keys and tokens masked; openai prints the messages of --as-model as the "
+        "JSON array of a Chat Completions request"
+    )
+    show.add_argument("--format", choices=("markdown", "jsonl", "openai"), default="markdown", help=words)
+    show.add_argument("--follow", action="store_true", help="go on with each new entry; Ctrl-C ends it")
     show.add_argument("--full", action="store_true", help="include thoughts, diffs and complete tool results")
     show.add_argument("--call", metavar="CALL", help="print only the whole output of this tool call, such as call_12_0")
     search = add("search", sessions.search, "find words in the sessions")

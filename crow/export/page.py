@@ -383,7 +383,7 @@ class _EntryRenderer:
             case Checkpoint():
                 return self._checkpoint(entry, body)
             case kinds.Mask(before=before, tokens_before=old, tokens_after=new):
-                words = f"From here on, tool results before {_anchor(before)} are hidden from the model"
+                words = f"Compaction (hidden outputs): the model does not see tool results before {_anchor(before)}"
                 return _article(entry, "remark", "", f"<p>{words} ({old:,} → {new:,} tokens).</p>")
             case kinds.Restore(skill=name) if name:
                 return _article(entry, "remark", "", f"<p>The skill {page.line(name)} was unloaded.</p>")
@@ -562,7 +562,7 @@ class _EntryRenderer:
             if files:
                 listed = "".join(f"<li><code>{page.line(name)}</code></li>" for name in files[-_LISTED_FILES:])
                 content.append(f"<details><summary>{words}: {len(files):,}</summary><ul>{listed}</ul></details>")
-        return _article(entry, "compaction", "Compaction", "".join(content), level=2)
+        return _article(entry, "compaction", "Compaction (summary)", "".join(content), level=2)
 
     def _folded(self, entry: Entry, words: str, text: str) -> str:
         return (

@@ -36,6 +36,7 @@ from crow.store import NewSession, SessionChanges, Store, Tail, node_of
 from crow.store.codec import changed_config, merged_metadata
 from crow.store.watching import Draft
 from crow.tools.servers import merge_servers
+from crow.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class SessionOpener:
 
     async def create(self, request: OpenRequest, *, alias: str | None = None) -> ClientSession:
         """Create and opens a session. If a session already has the alias, opens that session instead."""
+        request = self._with_programs(request)
         self._sessions.requester.check(request)
         store = await self._sessions.store()
         row = None if alias is None else await store.session_by_alias(alias)
@@ -97,6 +99,7 @@ class SessionOpener:
     async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> ClientSession:
         """Create and opens a session that continues another session from `entry`. If `entry` is None, continues from
         the last entry."""
+        request = self._with_programs(request)
         self._sessions.requester.check(request)
         store = await self._sessions.store()
         await self._sessions.require(session_id, "read")  # others must not notice whether the session is open or locked
@@ -123,6 +126,11 @@ class SessionOpener:
         self._announce(change)
         return self._start(Start(tail=await store.open_session(row.id), request=request, contents=contents))
 
+    def _with_programs(self, request: OpenRequest) -> OpenRequest:
+        """Return a request that also stores the client and crow's version. The view `session_list` shows them."""
+        programs = {"client": self._sessions.caps.client or None, "crow": __version__}
+        return replace(request, config={**request.config, **programs})
+
     @asynccontextmanager
     async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[ClientSession]:
         """Open a stored session for the block. If the block fails and this connection had not opened the session
@@ -135,6 +143,8 @@ class SessionOpener:
             if request.missing:
                 await self._check_missing(store, session_id, request)
             hosted = await self._caught_up(store, session_id)
+            if hosted is None:  # otherwise, the session keeps the client that opened it
+                request = self._with_programs(request)
             access = await self._sessions.access(session_id)
             if access != "own":  # only the owner can move a session or give it servers
                 row = await store.session(session_id)

@@ -25,6 +25,7 @@ from crow.tools.servers import HttpServer, McpServer, StdioServer
 
 MAX_DIRECTORIES = 100
 MAX_NAME_CHARS = 200
+_PROGRAM_CHARS = 80
 _ARCHIVED_FILTERS: Mapping[str, bool | None] = {"exclude": False, "include": None, "only": True}
 _ELICITATION_KINDS: tuple[ElicitationKind, ...] = ("form", "url")
 
@@ -71,6 +72,8 @@ class ClientCapabilities:
     every error except an internal one."""
     question_kinds: frozenset[ElicitationKind] = frozenset()
     """The kinds of questions by MCP servers that the client can ask its user."""
+    client: JsonObject = field(default_factory=dict)
+    """The client's `name` and `version`, as far as it states them."""
     is_translated: bool = False
     """Whether a translation stands between crow and the client (see `v2.py`). It needs more than a client of version 1:
     the client's own prompts and the states of their turns, and marks on what a load sends."""
@@ -98,7 +101,17 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
         marked_remarks=_crow_meta(offered).get("remarks") is True,
         boolean_options=isinstance(_object(session, "configOptions").get("boolean"), dict),
         question_kinds=frozenset(kind for kind in _ELICITATION_KINDS if isinstance(elicitation.get(kind), dict)),
+        client=client_in(_object(params, "clientInfo")),
     )
+
+
+def client_in(info: Mapping[str, Any]) -> dict[str, object]:
+    """Return `ClientCapabilities.client` for a client that describes itself like this."""
+    return {
+        key: shorten(on_one_line(info[key]), _PROGRAM_CHARS)
+        for key in ("name", "version")
+        if isinstance(info.get(key), str)
+    }
 
 
 def client_name(params: Mapping[str, Any]) -> str:

@@ -521,6 +521,9 @@ class StoreSettings(Section):
     compress_after_days: Annotated[int, Field(ge=1), Expected("a whole number of days, such as 30")] | None = None
     """Crow compresses tool outputs, images and file contents that are older than this many days. If unset, nothing is
     compressed."""
+    mirror: Annotated[_NonEmpty, Expected('a directory, such as "~/crow-sessions"')] | None = None
+    """Crow keeps a file of JSON lines for each session in this directory. If the path is relative, it is relative to
+    the directory of this file. If unset, there are no such files."""
 
 
 class ShareSettings(Section):

@@ -368,6 +368,10 @@ class SearchStore(Protocol):
         """Map each session id to the number of prompts and answers on the session's path. An unknown id is mapped to
         0."""
 
+    async def compacted(self, session_ids: Sequence[str]) -> frozenset[str]:
+        """Return those of these sessions whose model sees a summary, or no longer sees some outputs: a compaction that
+        was not undone is on their paths."""
+
     async def usage_by_model(self, session_id: str) -> tuple[UsageTotal, ...]:
         """Return one sum for each model that the session or its subagents used."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from crow.domain.entries import Checkpoint, Entry, File, Pin, Prompt, Restore, ToolResult, User
 from crow.domain.messages import Text
@@ -30,6 +30,17 @@ _UNREAD = (
     "[Entry {last} and everything before it was left out, because this conversation is too long to be read at once. It"
     " has not been summarised. The tool recall finds what was said and done there.]"
 )
+
+
+def compacted_in(breaks: Iterable[Sequence[Any]], restores: Iterable[Entry]) -> frozenset[str]:
+    """Return the sessions that a compaction still shortens. `breaks` are rows (session, entry, kind) of checkpoints,
+    masks and restores on paths, and `restores` are the entries of the restores in there."""
+    revoked = {entry.id: entry.body.entry for entry in restores if isinstance(entry.body, Restore)}
+    rows = [(str(session), entry_id, kind) for session, entry_id, kind in breaks]
+    undone = {(session, revoked.get(entry_id)) for session, entry_id, kind in rows if kind == "restore"}
+    return frozenset(
+        session for session, entry_id, kind in rows if kind != "restore" and (session, entry_id) not in undone
+    )
 
 
 class TailPath:

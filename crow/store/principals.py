@@ -390,6 +390,9 @@ class PrincipalStore(Store, Watcher):
         seen = [one for one in session_ids if await self._may(one, "read")]
         return {**dict.fromkeys(session_ids, 0), **await self.inner.count_messages(seen)}
 
+    async def compacted(self, session_ids: Sequence[str]) -> frozenset[str]:
+        return await self.inner.compacted([one for one in session_ids if await self._may(one, "read")])
+
     async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
         if not await self._sees([one for one in (leaf, to) if one is not None]):
             return ()

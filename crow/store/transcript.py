@@ -63,11 +63,9 @@ class Transcript:
             case entries.Custom(namespace=namespace, text=text, is_shown=is_shown):
                 return _quoted(f"{on_one_line(namespace)}: {text}") if is_shown else ""
             case entries.Checkpoint(summary=summary):
-                return _quoted(
-                    f"The conversation was compacted here. The model continues from this summary:\n\n{summary}"
-                )
+                return _quoted(f"Compaction (summary): the model continues from this text.\n\n{summary}")
             case entries.Mask():
-                return _quoted("From here on, older tool results are hidden from the model.")
+                return _quoted("Compaction (hidden outputs): from here on, the model does not see older tool results.")
             case entries.Restore(skill=name) if name:
                 return _quoted(f"The skill {on_one_line(name)} was unloaded.")
             case entries.Restore():

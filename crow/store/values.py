@@ -71,6 +71,9 @@ class SessionRow:
     tokens_cached: int = 0
     cost: float = 0.0
     """In US dollars."""
+    files_changed: int = 0
+    lines_added: int = 0
+    lines_removed: int = 0
     newest_entry: int = 0
     """The id of the session's newest entry. Lists of sessions are sorted by it."""
     has_prompt: bool = False

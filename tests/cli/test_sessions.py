@@ -396,7 +396,7 @@ def test_a_session_is_shown_as_a_transcript(stored_sessions: Path, capfd: pytest
     assert "> Hm.\n" in full
     assert "line 39" in full
     kinds = [json.loads(line)["kind"] for line in crow(capfd, "show", "aaaa1", "--json").splitlines()]
-    assert kinds == ["user", "assistant", "tool", "reminder", "checkpoint", "assistant", "turn_end"]
+    assert kinds == ["user", "assistant", "tool", "reminder", "compaction (summary)", "assistant", "turn_end"]
     assert "\x1b" not in crow(capfd, "show", "cli:default")
 
 

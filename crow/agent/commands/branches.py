@@ -176,7 +176,7 @@ async def history(context: CommandContext, argument: str) -> str:
             case "label":
                 lines.append(f"- {_label_list(point.labels)} `#{point.entry}`")
             case "checkpoint":
-                lines.append(f"- compacted here `#{point.entry}`{_labelled(point)}")
+                lines.append(f"- compaction (summary) `#{point.entry}`{_labelled(point)}")
     if not lines:
         return "This branch has no prompts yet. `/tree` shows the other branches."
     if most is not None and len(lines) > most:

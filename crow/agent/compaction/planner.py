@@ -173,7 +173,14 @@ class _Cuts:
             return None
         before = max(hidden) + 1
         exceptions = tuple(sorted(entry for entry in gains if entry < before and entry not in hidden))
-        mask = Mask(before=before, exceptions=exceptions, tokens_before=self.measured.used)
+        mask = Mask(
+            before=before,
+            exceptions=exceptions,
+            tokens_before=self.measured.used,
+            reason=self.reason,
+            threshold=self.limits.threshold,
+            window=self.limits.window,
+        )
         after = round(with_bodies(self.projection.entries, mask).estimate * scale)
         return replace(mask, tokens_after=after) if after < self.measured.used and after <= target else None
 
@@ -255,6 +262,8 @@ class _Cuts:
             skills=select_skills(previous, covered, self.estimated(self.limits.skills)),
             first_covered=covered[0].id if first_covered is None and covered else first_covered,
             last_covered=covered[-1].id if covered else None,
+            threshold=self.limits.threshold,
+            window=self.limits.window,
         )
 
     def tail(self, tokens: int) -> int:

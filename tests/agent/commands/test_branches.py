@@ -345,12 +345,12 @@ async def test_undo_goes_back_past_a_compaction(tmp_path: Path) -> None:
         checkpoint = Checkpoint(compaction_id="c", summary="sum", first_kept=None)
         await run.session.branch.record([NewEntry(body=checkpoint)])
         assert "two" not in await path_words(run)
-        assert "- compacted here" in await say(run, "/history")
+        assert "- compaction (summary)" in await say(run, "/history")
         assert (await say(run, "/undo")).startswith("Took back the last turn, “two”.")
         assert await path_words(run) == ["one", "1"]
     async with opened(tmp_path, answers(), session_id="s1") as run:
         await say(run, "/redo")
-        assert "- compacted here" in await say(run, "/history")
+        assert "- compaction (summary)" in await say(run, "/history")
 
 
 async def test_summary_option_tells_the_model_about_the_branch_that_was_left(tmp_path: Path) -> None:
