@@ -1,12 +1,16 @@
-"""The base of all tables of `config.toml`, and the types of values that a share of something has.
+"""The base of all tables of `config.toml`, and the types of their values.
 
 This module does not import `annotations` from `__future__`, for the same reason as `values.py`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+
+from crow.domain.protected_names import added_name, removed_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +62,68 @@ WindowPart = Annotated[
     ),
 ]
 """A share of the model's window (a float) or a number of tokens (an int)."""
+
+
+def _plain_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
+        raise ValueError  # no message, because the value may be secret
+    return url.rstrip("/")
+
+
+def _ascii_key(key: SecretStr) -> SecretStr:
+    if not all("!" <= character <= "~" for character in key.get_secret_value()):
+        raise ValueError
+    return key
+
+
+def _database_url(url: SecretStr) -> SecretStr:
+    if not url.get_secret_value().startswith(("postgresql://", "postgres://")):
+        raise ValueError
+    return url
+
+
+Strings = Annotated[tuple[str, ...], Field(strict=False)]
+NonEmpty = Annotated[str, Field(min_length=1)]
+Switch = Annotated[bool, Expected("true or false")]
+Tokens = Annotated[int, Field(ge=1), Expected("a whole number of tokens, such as 4000")]
+Count = Annotated[int, Field(ge=1), Expected("a whole number above 0, such as 100")]
+Window = Annotated[int, Field(ge=2000), Expected("a whole number of tokens, such as 128000")]
+Price = Annotated[float, Field(ge=0, allow_inf_nan=False), Expected("US dollars per million tokens, such as 2.5")]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Expected("a number of seconds above 0, such as 30")]
+Url = Annotated[
+    str,
+    AfterValidator(_plain_url),
+    Expected("an http or https URL without user name and query, such as http://localhost:11434/v1"),
+]
+Key = Annotated[SecretStr, AfterValidator(_ascii_key), Expected("the key alone, in plain ASCII without spaces")]
+DatabaseUrl = Annotated[
+    SecretStr,
+    AfterValidator(_database_url),
+    Expected("the URL of a PostgreSQL database, such as postgresql://crow@db.example/crow"),
+]
+Variable = Annotated[NonEmpty, Expected('the name of a variable, such as "OPENROUTER_API_KEY"')]
+Texts = Annotated[Mapping[str, str], Expected('a table of strings, such as { "X-Title" = "crow" }')]
+Body = Annotated[Mapping[str, Any], Expected("a table, such as { temperature = 0.2 }")]
+Thought = Annotated[Literal["off", "low", "medium", "high"], Expected('"off", "low", "medium" or "high"')]
+WireChoice = Annotated[
+    Literal["auto", "chat", "responses", "messages"], Expected('"auto", "chat", "responses" or "messages"')
+]
+ModelName = Annotated[NonEmpty, Expected('a model name, such as "gpt-5.2", or "offline"')]
+ToolNames = Annotated[Strings, Expected('a list of tool names or globs, such as ["get_*"]')]
+SmallModel = Annotated[NonEmpty, Expected('a model name, such as "gpt-5-mini" or "openrouter/mistral-small"')]
+OtherModel = Annotated[NonEmpty, Expected("the name of another model that your settings name")]
+EditTool = Annotated[Literal["edit_file", "apply_patch"], Expected('"edit_file" or "apply_patch"')]
+Usd = Annotated[float, Field(gt=0, allow_inf_nan=False), Expected("US dollars above 0, such as 2.5")]
+StartMode = Annotated[
+    Literal["ask", "accept-edits", "plan", "auto"], Expected('"ask", "accept-edits", "plan" or "auto"')
+]
+Rules = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_*?-]{1,64}(\(.+\))?$")], ...],
+    Field(strict=False),
+    Expected(
+        'a list of rules, each a tool or a tool and an argument, such as ["shell(git status)", "edit_file(docs/**)"]'
+    ),
+]
+ProtectedName = Annotated[str, AfterValidator(added_name)]
+RemovableName = Annotated[str, AfterValidator(removed_name)]

@@ -403,7 +403,7 @@ class Compactor:
                 mode=self._branch.row.mode,
                 method=prepared.summary.method,
                 model_calls=prepared.summary.model_calls,
-                focus=going.focus,
+                focus=going.wish.focus,
                 tokens_before=measured.used,
             )
             bodies: tuple[Body, ...] = (body,) if prompt is None else (prompt, body)
