@@ -61,7 +61,7 @@ async def run(agent: CrowProcess, endpoint: FakeEndpoint, session: str, *steps: 
     """Send a prompt whose answer is these steps. Return what the model was told about each of them."""
     endpoint.script(*steps, fake.text("Done."))
     await agent.prompt(session, "go")
-    return [message["content"] for message in endpoint.requests[-1].body["messages"] if message["role"] == "tool"]
+    return [message["content"] for message in endpoint.asked[-1].body["messages"] if message["role"] == "tool"]
 
 
 async def start(agent: CrowProcess, place: Path, mode: str = "ask") -> str:

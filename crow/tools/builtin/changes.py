@@ -10,6 +10,7 @@ import anyio.to_thread
 
 from crow.domain.entries import Announcement, Diff, Location
 from crow.tools.builtin.tool import ToolInvocation
+from crow.tools.jobs import Job, JobLayer
 from crow.tools.layers import Changes, Conflict, Layer
 from crow.tools.layers.describe import MB, diffs_of, named, some
 from crow.tools.layers.session import Layers
@@ -30,9 +31,32 @@ class Settled:
         return replace(announcement, diffs=self.diffs, locations=locations) if self.diffs else None
 
 
-async def settle(invocation: ToolInvocation, layers: Layers, layer: Layer) -> Settled:
+async def settle_job(invocation: ToolInvocation, job: Job) -> Settled:
+    """Do the same as :func:`settle` for a command in the background, which may still run. What was not kept before is
+    not asked about again until it changes."""
+    if job.own is None:
+        return Settled()
+    async with job.own.lock:
+        if not job.own.is_open:
+            return Settled()
+        is_live = job.is_running
+        settled = await settle(invocation, job.own.layers, job.own.layer, job.own, is_live=is_live)
+        if not is_live:
+            await job.own.drop()
+        return settled
+
+
+async def settle(
+    invocation: ToolInvocation, layers: Layers, layer: Layer, own: JobLayer | None = None, *, is_live: bool = False
+) -> Settled:
     """Look at what the command has changed, and keep it if the session allows it."""
-    changes = await layers.look(layer)
+    changes = await layers.look(layer, is_live=is_live)
+    if own is not None:
+        found = [(each.name, each.after) for each in changes.operations]
+        is_known = all(each in own.refused for each in found)
+        if is_known and (is_live or found):
+            return Settled()
+        own.refused = found
     reviewer = invocation.ports.reviewer
     if not changes.operations and not changes.problem and not changes.dropped:
         return Settled()
@@ -42,7 +66,7 @@ async def settle(invocation: ToolInvocation, layers: Layers, layer: Layer) -> Se
     if changes.conflicts:
         return Settled(words=conflict_words(changes.conflicts))
     if changes.operations:
-        refusal = await reviewer.review(invocation.call_id, changes)
+        refusal = await reviewer.review(invocation.call_id, changes, None if own is None else own.plan)
         if refusal:
             return Settled(words=f"[{refusal} Not changed: {names}.]" if names else "")
     diffs = await anyio.to_thread.run_sync(diffs_of, changes)
@@ -64,7 +88,7 @@ async def keep(invocation: ToolInvocation, layers: Layers, layer: Layer, changes
             change_set = await layers.prepare(layer, changes, {"call": invocation.call_id})
             workspace = invocation.context.workspace
             await invocation.ports.log.before_keeping(invocation.call_id, change_set.id, workspace.cwd)
-            await layers.apply(change_set)
+            await layers.apply(change_set, layer if changes.is_live else None)
         large = [f"{each.name} ({each.before.size // MB} MB)" for each in change_set.without_image]
         if large:
             sentences.append(f"No undo can restore these, which were too large to keep: {', '.join(large)}.")

@@ -53,9 +53,9 @@ class Layers:
             self._works = layer is not None
         return layer
 
-    async def look(self, layer: Layer) -> Changes:
-        """Return what commands have changed in a layer. They must have ended."""
-        return await anyio.to_thread.run_sync(lambda: look(layer, self._rules_for(layer)))
+    async def look(self, layer: Layer, *, is_live: bool = False) -> Changes:
+        """Return what commands have changed in a layer. They must have ended, unless `is_live`."""
+        return await anyio.to_thread.run_sync(lambda: look(layer, self._rules_for(layer), is_live=is_live))
 
     async def drop(self, layer: Layer) -> None:
         """Remove a layer with everything in it."""
@@ -66,11 +66,11 @@ class Layers:
         """Write a change set to disk. See :func:`crow.tools.layers.prepare`."""
         return await anyio.to_thread.run_sync(prepare, self._place, layer, changes, about)
 
-    async def apply(self, change_set: ChangeSet) -> None:
+    async def apply(self, change_set: ChangeSet, layer: Layer | None = None) -> None:
         """Move the files of a change set into the workspace. See :func:`crow.tools.layers.apply`. It is not
         cancelled."""
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(apply, change_set)
+            await anyio.to_thread.run_sync(apply, change_set, layer)
 
     async def open_child(self, identifier: str, *, is_new: bool = True) -> ChildLayer | None:
         """Open the layer of a subagent, which the caller must close. None if there are no layers here or, unless

@@ -270,6 +270,16 @@ class KernelConfiner:
         check = partial(self._protected.check, prepared.snapshot, only_created=self._keeps_files(prepared))
         return await anyio.to_thread.run_sync(check)
 
+    async def refresh(self, process: Process) -> None:
+        """See :class:`crow.tools.sandbox.Confiner`."""
+        prepared = self._prepared.get(process)
+        roots = () if prepared is None else [each.root for each in prepared.confinement.overlays]
+        if roots and not process.exited.is_set():
+            try:
+                await self._listeners.refresh(process.pid, roots)
+            except (OSError, TimeoutError) as error:
+                logger.warning("A command in the background may see old files: %s", error)
+
     async def finish(self, process: Process) -> tuple[str, ...]:
         """See :class:`crow.tools.sandbox.Confiner`."""
         prepared = self._prepared.pop(process, None)
