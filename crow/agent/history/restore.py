@@ -182,6 +182,8 @@ class Restore:
             self._lines.append(GONE)
             self._left.append(changed.path)
             return
+        if not change_set.operations:  # crow was killed before it moved anything
+            return
         made = await layers.invert(change_set, {INVERTS: change_set.id, CALL: self._call.call_id})
         entry = File(
             call=self._call, path=changed.path, before=None, after_hash="", recorded_here=True, change_set=made.id
