@@ -127,7 +127,8 @@ class DiskWorkspace:
         self.layers: Layers | None = None
         """See :meth:`crow.tools.Workspace.layers`."""
         if confiner is not None and confiner.place is not None:
-            self.layers = Layers(confiner.place, confiner.open_layer, self._look_rules)
+            roots = [*map(str, self._roots)]
+            self.layers = Layers(confiner.place, confiner.open_layer, self._look_rules, roots)
 
     def resolve(self, path: str) -> Path:
         """See :meth:`crow.tools.Workspace.resolve`."""

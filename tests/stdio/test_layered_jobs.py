@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.stdio.conftest import StartCrow
-from tests.stdio.test_confinement import CONFINED, place
+from tests.stdio.test_confinement import CONFINED, place, without_bubblewrap
 from tests.stdio.test_layers import User, files, overlay, run, shell, start
 from tests.stdio.test_subagents import notices
 from tests.support import fake_endpoint as fake
 from tests.support.fake_endpoint import FakeEndpoint, Reply
-from tests.tools.layers.trees import picture
+from tests.tools.layers.trees import git, picture
 
 __all__ = ["files", "overlay", "place"]
 
@@ -106,3 +106,33 @@ async def test_the_model_is_told_what_waits_after_the_end(
         assert f"created {files}/c" in str(endpoint.asked[-2].body["messages"])
         assert (files / "c").exists() == is_kept
         assert ("Not changed" in told[-1]) == (not is_kept)
+
+
+async def test_without_layers_what_commands_change_is_undone_and_the_user_is_told_what_is_missing(
+    crow: StartCrow, endpoint: FakeEndpoint, files: Path
+) -> None:
+    git(files, "init", "-q")
+    git(files, "add", "src")
+    line = (
+        "rm b; sed -i s/one/1/ src/a.py; echo new > c; mkdir -p d/e; mv c d/e/; git add -A; "
+        "git -c user.name=a -c user.email=a@b commit -qm first"
+    )
+    seen: list[dict[str, list[str]]] = []
+
+    def look() -> None:
+        found = picture(str(files))
+        seen.append({path: facts for path, facts in found.items() if not path.startswith(".git/objects")})
+
+    look()
+    async with crow(endpoint=endpoint, env=CONFINED, argv=without_bubblewrap()) as agent:
+        await agent.initialize(session={"notices": {}})
+        session = await agent.new_session(files)
+        await agent.request("session/set_mode", {"sessionId": session, "modeId": "auto"})
+        await run(agent, endpoint, session, shell(line, access="write"))
+        look()
+        for command in ("/undo files", "/redo files", "/undo files"):
+            await agent.prompt(session, command)
+            look()
+        await agent.wait_for(lambda _: "Commands run without layers" in notices(agent, session))
+    assert not (files / "d").exists()
+    assert (seen[2], seen[3], seen[4]) == (seen[0], seen[1], seen[0])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import anyio
@@ -14,6 +15,8 @@ from crow.tools.jobs import Job, JobLayer
 from crow.tools.layers import Changes, Conflict, Layer
 from crow.tools.layers.describe import MB, diffs_of, named, some
 from crow.tools.layers.session import Layers
+from crow.tools.layers.snapshots import Snapshot, confirm
+from crow.tools.layers.states import TooLargeError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,41 @@ async def keep(invocation: ToolInvocation, layers: Layers, layer: Layer, changes
     if changes.dropped:
         sentences.append(f"Sockets, devices and named pipes were not kept: {some(changes.dropped)}.")
     return f"[{' '.join(sentences)}]" if sentences else ""
+
+
+@asynccontextmanager
+async def undoable(invocation: ToolInvocation, *, is_needed: bool) -> AsyncIterator[list[str]]:
+    """Enter while a command runs without a layer. If it may change files, what it changes is stored afterwards, so that
+    it can be undone. The list then has what the model should know."""
+    layers, words = invocation.context.workspace.layers, list[str]()
+    if layers is None or not is_needed:
+        yield words
+        return
+    snapshot = await layers.snapshot()
+    if isinstance(snapshot, str):
+        yield words
+        words.append(f"[What this command changed cannot be undone: {snapshot}.]")
+        return
+    try:
+        yield words
+        words += await stored_changes(invocation, snapshot)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(snapshot.remove)
+
+
+async def stored_changes(invocation: ToolInvocation, snapshot: Snapshot) -> list[str]:
+    """Store what has changed since a snapshot. Return what the model should know."""
+    try:
+        with anyio.CancelScope(shield=True):
+            changed = await anyio.to_thread.run_sync(snapshot.changes, {"call": invocation.call_id})
+            if changed is not None:
+                cwd = invocation.context.workspace.cwd
+                await invocation.ports.log.before_keeping(invocation.call_id, changed.id, cwd)
+                await anyio.to_thread.run_sync(confirm, changed)
+    except (TooLargeError, OSError) as error:
+        return [f"[What this command changed cannot be undone: {getattr(error, 'strerror', None) or error}.]"]
+    return [f"[No undo can restore these: {some(snapshot.lost)}.]"] if snapshot.lost else []
 
 
 def conflict_words(paths: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.rendering import in_title
 from crow.domain.text import title_line
 from crow.tools import CommandAccess, Coverage, Outcome, PlannedCall
-from crow.tools.builtin.changes import Settled, settle, settle_job
+from crow.tools.builtin.changes import Settled, settle, settle_job, undoable
 from crow.tools.builtin.output import MAX_CHARS, PipeStatuses
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 from crow.tools.jobs import END_S, Job, JobLayer
@@ -90,7 +90,8 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
     reviewer = invocation.ports.reviewer
     gate = None if layers is None or reviewer is None else Gate(partial(reviewer.review_host, invocation.call_id))
     try:
-        async with COMMANDS.slot(invocation.context.workspace):
+        is_direct = layers is None and access == "write"
+        async with COMMANDS.slot(invocation.context.workspace), undoable(invocation, is_needed=is_direct) as lost:
             if layers is not None:
                 layer = await layers.open()
                 access = "write"
@@ -118,7 +119,7 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
     unreached = "" if gate is None else gate.describe()
     announcement = Announcement(title=in_title(title_line(command)), kind="execute")
     return Outcome(
-        text="\n".join(filter(None, [shown, end, settled.words, unreached or hint])) or "(no output)",
+        text="\n".join(filter(None, [shown, end, settled.words, *lost, unreached or hint])) or "(no output)",
         announcement=settled.announced(announcement),
         is_error=code != 0,
         raw_output={

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Awaitable, Callable, Mapping
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import anyio
@@ -15,13 +16,15 @@ from crow.tools.layers.keep import Recovered, apply, forget, invert, old_sets, p
 from crow.tools.layers.merge import Merge, merge, prepare_merge
 from crow.tools.layers.place import Layer, Place
 from crow.tools.layers.sets import ChangeSet, find_set
+from crow.tools.layers.snapshots import Snapshot
+from crow.tools.layers.states import TooLargeError
 
 
 class Layers:
     """Opens layers and keeps what is in them, without blocking the event loop.
 
     `open_layer` opens a layer, or returns None if no command can run in one. `rules_for` returns what the user's
-    settings say about the paths in a layer.
+    settings say about the paths in a layer. `roots` are the directories of the workspace.
     """
 
     def __init__(
@@ -29,8 +32,10 @@ class Layers:
         place: Place,
         open_layer: Callable[[], Awaitable[Layer | None]],
         rules_for: Callable[[Layer], LookRules],
+        roots: Sequence[str] = (),
     ) -> None:
         self._place = place
+        self._roots = roots
         self._open_layer = open_layer
         self._rules_for = rules_for
         self._works: bool | None = None
@@ -71,6 +76,16 @@ class Layers:
         cancelled."""
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(apply, change_set, layer)
+
+    async def snapshot(self) -> Snapshot | str:
+        """Remember the workspace before a command that runs without a layer. Return the reason if that is not
+        possible. The caller must remove the snapshot."""
+        if not sys.platform.startswith("linux"):
+            return "this needs Linux"
+        try:
+            return await anyio.to_thread.run_sync(Snapshot, self._place, self._roots)
+        except (TooLargeError, OSError) as error:
+            return getattr(error, "strerror", None) or str(error)
 
     async def open_child(self, identifier: str, *, is_new: bool = True) -> ChildLayer | None:
         """Open the layer of a subagent, which the caller must close. None if there are no layers here or, unless
