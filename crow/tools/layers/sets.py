@@ -96,7 +96,7 @@ def write_manifest(made: ChangeSet, operations: Sequence[Operation]) -> ChangeSe
         "operations": [operation_data(each) for each in made.operations],
     }
     with open(made.directory / "manifest", "w", encoding="utf-8", errors="surrogateescape") as file:
-        json.dump(data, file)
+        file.write(json.dumps(data))  # `json.dump` takes ten times as long
     write_state(made.directory, "prepared")
     return made
 
