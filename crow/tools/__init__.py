@@ -41,8 +41,7 @@ class SandboxStatus:
     setting: Literal["auto", "off", "required"] = "auto"
     """The value of `sandbox.enabled`."""
     has_overlay: bool = False
-    """If set, a command with the access `read` can write into the workspace, but its changes are thrown away. Otherwise
-    its writes fail."""
+    """If set, commands can run in layers."""
     has_network: bool = False
     """If set, commands with the access `write` can use the network."""
     readable: tuple[str, ...] = ()

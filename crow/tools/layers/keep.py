@@ -385,7 +385,8 @@ def recover(place: Place) -> tuple[Recovered, ...]:
                 discard(directory)
             elif read_state(directory) != "kept":
                 remove_unused(directory)
-    for directory in listed(place.layers):  # after the change sets, whose new files may still be there
+    # after the change sets, whose new files may still be there
+    for directory in (*listed(place.layers), *listed(place.snapshots)):
         with ownerless(directory) as is_free:
             if is_free and str(directory) not in needed:
                 with suppress(OSError):

@@ -17,7 +17,7 @@ from pathlib import Path
 from crow.tools.layers.changes import Operation, meta_of
 from crow.tools.layers.ignored import IgnoreRules
 from crow.tools.layers.moves import Parents
-from crow.tools.layers.place import Place, discard, new_id
+from crow.tools.layers.place import Place, discard, new_id, take_lock
 from crow.tools.layers.sets import ChangeSet, directory_of, new_set, remove_bases, write_manifest, write_state
 from crow.tools.layers.states import (
     ABSENT,
@@ -73,8 +73,9 @@ class Snapshot:
         self._place = place
         self._roots = tuple(roots)
         self._ignored = IgnoreRules(roots)
-        self._folder = place.directory / "snapshots" / new_id()
+        self._folder = place.snapshots / new_id()
         self._folder.mkdir(mode=0o700, parents=True)
+        self._lock = take_lock(self._folder)
         self._count = self._bytes = 0
         self.lost: list[str] = []
         """The absolute paths of changed files whose old content was not copied."""
@@ -89,6 +90,7 @@ class Snapshot:
         """Remove the copies."""
         with suppress(OSError):
             discard(self._folder)
+        os.close(self._lock)
 
     def changes(self, about: Mapping[str, str]) -> ChangeSet | None:
         """Return what has changed since, as a change set that is stored but does not count yet; None if nothing has.

@@ -33,7 +33,6 @@ from crow.tools.process import Process
 from crow.tools.protection import is_protected
 from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
 from crow.tools.sandbox.denied import DeniedFiles
-from crow.tools.sandbox.discarded import describe_discarded
 from crow.tools.sandbox.policy import (
     MAX_READ_ONLY,
     PYTEST_CACHE,
@@ -287,9 +286,8 @@ class KernelConfiner:
             return ()
         layers = prepared.confinement.layers
         if layers is not None:
-            discarded = await anyio.to_thread.run_sync(describe_discarded, layers)
             _remove_later(layers)
-            return discarded
+            return ()
         if prepared.snapshot is None or self._protected is None:
             return ()
         put_back = partial(self._protected.put_back, prepared.snapshot, only_created=self._keeps_files(prepared))

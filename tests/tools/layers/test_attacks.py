@@ -24,6 +24,7 @@ from crow.tools.layers import (
     LookRules,
     Place,
     apply,
+    find_set,
     invert,
     look,
     moves,
@@ -175,7 +176,11 @@ def test_a_change_between_the_look_and_the_move_keeps_nothing(line: str, meanwhi
 
     assert world.picture() == before
     assert os.listdir(world.outside) == ["secret"]
-    assert list(world.place.changes.iterdir()) == []
+    assert [path.name for path in world.place.changes.glob("*/*")] == ["taken back"]
+    recover(world.place)
+    known = find_set(world.place, made.id)
+    assert known is not None
+    assert known.operations == ()
 
 
 @pytest.mark.parametrize("number", range(4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from crow.tools.layers import Place, apply, find_set, invert, recover
 from crow.tools.layers import snapshots as module
 from crow.tools.layers.snapshots import Snapshot, confirm
 from crow.tools.layers.states import TooLargeError
-from tests.tools.layers.trees import LINES, differences, git, make_tree, newest, picture
+from tests.tools.layers.trees import LINES, differences, git, killed_after, make_tree, newest, picture
 
 LEFT_OUT = (".git/objects", ".git/hooks", "build", "node_modules")
 
@@ -61,7 +62,7 @@ def test_a_destructive_line_is_undone_and_redone_as_far_as_it_was_copied(number:
     for then in (before, after, before):
         assert undo(place) == ()
         assert {path: each for path, each in differences(kept(root), then).items() if not loses_git} == {}
-    assert sorted(os.listdir(place.directory / "snapshots")) == []
+    assert sorted(os.listdir(place.snapshots)) == []
     assert recover(place) == ()
 
 
@@ -104,6 +105,19 @@ def test_no_link_is_followed_and_a_directory_that_cannot_be_read_is_left_alone(t
     assert (root / "link").is_symlink()
     assert sorted(os.listdir(root)) == ["d", "link"]
     assert "0123-key" not in "".join(path.read_text() for path in place.directory.rglob("*") if path.is_file())
+
+
+def test_what_a_killed_process_has_copied_is_removed(tmp_path: Path) -> None:
+    root, place = tmp_path / "tree", Place(tmp_path / "data")
+    root.mkdir()
+    (root / "a").write_text("1")
+    used = Snapshot(place, [str(root)])
+    assert killed_after(1_000_000, lambda: os.kill(Snapshot(place, [str(root)]) and os.getpid(), signal.SIGKILL))
+    assert len(os.listdir(place.snapshots)) == 2
+    recover(place)
+    assert len(os.listdir(place.snapshots)) == 1
+    used.remove()
+    assert os.listdir(place.snapshots) == []
 
 
 def test_a_commit_is_undone(tmp_path: Path) -> None:
