@@ -320,7 +320,7 @@ class KernelConfiner:
         if not has_network and re.search(_NO_NETWORK, text, re.IGNORECASE):
             setting = "" if access == "write" else ' and access "write"'
             return (
-                f'[Access was "{access}", which has no network and cannot reach services of this machine either; in a '
+                "[Confined commands have no network and cannot reach services of this machine either; in a "
                 "layer, HTTP and HTTPS work through the proxy in $HTTPS_PROXY. If the command needs another way, use "
                 'access "full". The user can allow it with `network = true` in '
                 f"[sandbox] of config.toml{setting}, and Unix sockets with `sockets`.]"
@@ -334,8 +334,8 @@ class KernelConfiner:
                 'workspace, use access "write"; for anything else, use "full".]'
             )
         return (
-            '[Access was "write", which lets a command change only the workspace and $TMPDIR, except for protected '
-            f'files such as .git/config or AGENTS.md.{hidden} If the command needs more, use access "full". '
+            "[Confined commands can change only the workspace and $TMPDIR and, without a layer, no protected files "
+            f'such as .git/config or AGENTS.md.{hidden} If the command needs more, use access "full". '
             "The user can allow more directories with `writable` in [sandbox] of config.toml.]"
         )
 
