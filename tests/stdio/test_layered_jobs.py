@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def output(job: str = "job1", wait_s: int = 60) -> Reply:
     return fake.calls(("shell_output", {"job": job, "wait_s": wait_s}))
 
 
-def go(name: str) -> Reply:
+def go(name: str) -> Any:
     return shell(f"touch $TMPDIR/{name}")
 
 

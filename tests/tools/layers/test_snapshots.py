@@ -112,7 +112,12 @@ def test_what_a_killed_process_has_copied_is_removed(tmp_path: Path) -> None:
     root.mkdir()
     (root / "a").write_text("1")
     used = Snapshot(place, [str(root)])
-    assert killed_after(1_000_000, lambda: os.kill(Snapshot(place, [str(root)]) and os.getpid(), signal.SIGKILL))
+
+    def die() -> None:
+        Snapshot(place, [str(root)])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert killed_after(1_000_000, die)
     assert len(os.listdir(place.snapshots)) == 2
     recover(place)
     assert len(os.listdir(place.snapshots)) == 1
