@@ -537,13 +537,15 @@ def _sandbox_finding(status: SandboxStatus, paths: Paths) -> Finding:
             advice = 'Set sandbox.enabled = "auto".'
         return Finding(check, state, f"{status.problem.rstrip('.')}; {words}", advice)
     parts = [f"{status.name} confines commands"]
-    parts.append("a read command's writes are thrown away" if status.has_overlay else "a read command writes nothing")
+    parts.append("each runs in a layer" if status.has_overlay else "there are no layers, so undo restores less")
     parts.append("commands that write have network access" if status.has_network else "no network access")
     parts += [f"also readable: {', '.join(status.readable)}"] if status.readable else []
     parts += [f"also writable: {', '.join(status.writable)}"] if status.writable else []
     if status.problem:
         return Finding(check, "warning", "; ".join([*parts, status.problem]), "Change it in [sandbox] of config.toml.")
-    return Finding(check, "ok", "; ".join(parts))
+    has_bubblewrap = Programs(paths.programs).find("bwrap") is not None
+    advice = "" if status.has_overlay else sandbox_advice(has_bubblewrap=has_bubblewrap)
+    return Finding(check, "ok", "; ".join(parts), advice)
 
 
 def sandbox_advice(root: Path = Path("/"), *, has_bubblewrap: bool) -> str:

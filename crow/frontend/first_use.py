@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from functools import partial
 
+import anyio
 import anyio.to_thread
 
 from crow.agent.permissions.rules import PermissionRule, may_attach
@@ -20,6 +22,8 @@ from crow.frontend.params import OpenRequest
 from crow.store import Store
 from crow.tools import Workspace
 
+logger = logging.getLogger(__name__)
+
 _KNOWN_SESSIONS = 200
 
 
@@ -29,7 +33,9 @@ class FirstUse:
     def __init__(self) -> None:
         self._known_directories: set[tuple[str | None, str]] = set()
         self._has_checked_sandbox = False
+        self._recovering = anyio.Lock()
         self._has_recovered = False
+        self._has_pruned = False
 
     def is_known(self, request: OpenRequest, principal: str | None) -> bool:
         """Return whether this was already called for the same directory and principal."""
@@ -39,10 +45,10 @@ class FirstUse:
         return is_known
 
     async def check(self, session: Session, clients: SessionClients, store: Store | None) -> None:
-        """Warn the user if commands are not confined, and settle the changes of commands that a killed process was
-        keeping. Only the first session of a process does this."""
+        """Warn the user if commands are not confined, and remove the old contents of files that nobody needs any more.
+        Only the first session of a process does this."""
         await self._warn_about_sandbox(session, clients)
-        await self._recover_changes(session, store)
+        await self._prune_changes(session, store)
 
     async def _warn_about_sandbox(self, session: Session, clients: SessionClients) -> None:
         """Warn the user if commands are not confined.
@@ -60,15 +66,25 @@ class FirstUse:
         elif notice is not None and is_new:
             session.remark_later(notice)
 
-    async def _recover_changes(self, session: Session, store: Store | None) -> None:
+    async def recover_changes(self, session: Session) -> None:
         """Complete or take back the changes of commands that a killed process was moving into a workspace, and say so
-        in the history of the session."""
+        in the history of the session. The first session of a process does this, before any turn runs."""
         layers = session.workspace.layers
-        if layers is None or self._has_recovered:
+        async with self._recovering:
+            if layers is None or self._has_recovered:
+                return
+            self._has_recovered = True
+            try:
+                for each in await layers.recover():
+                    session.remark_later(notice_of_recovery(each))
+            except (OSError, ValueError) as error:
+                logger.warning("What a killed process has left could not be settled: %s", error)
+
+    async def _prune_changes(self, session: Session, store: Store | None) -> None:
+        layers = session.workspace.layers
+        if layers is None or self._has_pruned:
             return
-        self._has_recovered = True
-        for each in await layers.recover():
-            session.remark_later(notice_of_recovery(each))
+        self._has_pruned = True
 
         async def has_call(about: Mapping[str, str]) -> bool:
             """Return whether the call of a change set is still stored."""

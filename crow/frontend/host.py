@@ -382,6 +382,7 @@ class SessionHost:
     async def _run(self, hosted: HostSession) -> None:
         use_trace_context({})  # the session outlives the request that opened it
         try:
+            await self._first_use.recover_changes(hosted.session)
             if hosted.follower is None:
                 await hosted.session.run()
             else:

@@ -18,7 +18,7 @@ from crow.agent import new_message_id, new_session_id
 from crow.agent.commands import OPTIONS_HINT, PLACE_HINT
 from crow.agent.commands.context import CommandContext
 from crow.agent.compaction.summary import SummaryJob, summarise
-from crow.agent.history.restore import Restore, holds_change_sets, names_of
+from crow.agent.history.restore import Restore, changes_to_undo, holds_change_sets, names_of
 from crow.agent.history.rewind import RestoreResult, find_restorable_files, restore_files
 from crow.agent.history.usage import summary_stream
 from crow.domain.conversation import for_model
@@ -359,7 +359,8 @@ async def _restore_and_summarise(
 ) -> StopReason:
     """Restore files and store a summary, as `options` say. Both concern the abandoned entries: those on the path to the
     entry `leaf` that are not on the path to the entry `to`."""
-    changes = await context.store.file_changes(leaf, to)
+    left, gained = await context.store.file_changes(leaf, to), await context.store.file_changes(to, leaf)
+    changes = await changes_to_undo(context.workspace, left, gained)
     has_sets = holds_change_sets(changes)
     files = await find_restorable_files(context.workspace, changes) if changes and not has_sets else ()
     if has_sets and options.files != "keep":

@@ -220,10 +220,12 @@ class Calls:
             del self._permissions.reviews[opened.ref.call_id]
             del self._permissions.hosts[opened.ref.call_id]
 
-    async def _review(self, opened: _OpenCall, plan: PlannedCall, changes: Changes) -> str:
+    async def _review(
+        self, opened: _OpenCall, plan: PlannedCall, changes: Changes, command: PlannedCall | None = None
+    ) -> str:
         """Decide whether what a command has changed in its layer is kept. Return the reason for the model if not."""
         async with self._reviewing:  # an answer may also hold for the next question
-            return await self._judge_changes(opened, plan, changes)
+            return await self._judge_changes(opened, command or plan, changes)
 
     async def _judge_changes(self, opened: _OpenCall, plan: PlannedCall, changes: Changes) -> str:
         shown = changes.shown
