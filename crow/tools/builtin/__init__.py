@@ -31,7 +31,20 @@ TOOLS: Mapping[str, Builtin] = {
     )
 }
 
-SPECS: tuple[ToolSpec, ...] = tuple(tool.spec for tool in TOOLS.values())
+_UNSENT = frozenset({"minLength", "maxLength", "maxItems"})
+"""Bounds that crow checks and does not send: they cost tokens in every request, and models keep to them anyway."""
+
+
+def _sent(schema: Any) -> Any:
+    """Return a JSON Schema as it is sent to the model."""
+    if isinstance(schema, Mapping):
+        return {name: _sent(part) for name, part in schema.items() if name not in _UNSENT}
+    return schema
+
+
+SPECS: tuple[ToolSpec, ...] = tuple(
+    replace(tool.spec, input_schema=_sent(tool.spec.input_schema)) for tool in TOOLS.values()
+)
 """The specs of the built-in tools, in the order in which the model gets them."""
 
 

@@ -229,7 +229,7 @@ SHELL_SPEC = tool_spec(
     access=argument(
         "string",
         "Usually left out: the command may change the working directory and use HTTP(S), and the user is asked where "
-        "needed. full: also ssh, services and everything else, after the user was asked. write: for background "
+        "needed. full: also ssh, services and all else; the user is asked. write: for background "
         "commands that watch files. Where crow says so: "
         f"{DEFAULT_ACCESS} (default) or write.",
         enum=["read", "write", "full"],
