@@ -75,7 +75,7 @@ class ClientConnection(Outlet, Protocol):
         ...
 
     async def end(self) -> None:
-        """Send the pending messages, closes the connection and cancels the remaining handlers."""
+        """Send the pending messages, close the connection and cancel the remaining handlers."""
         ...
 
     def stop(self, reason: str = "") -> None:

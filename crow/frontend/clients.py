@@ -149,7 +149,7 @@ class ClientQueue:
         """Add `send` to the end of the queue. It is called after everything that is already in the queue. Return the
         new item of the queue.
 
-        If too much waits for the client, disconnects the client instead and returns None.
+        If too much waits for the client, disconnect the client instead and return None.
         """
         if self.is_detached:
             return None
@@ -209,7 +209,7 @@ class ClientQueue:
 
     async def has_access(self, access: Access) -> bool:
         """Return whether the client's user still has `access` to the session. If the user may no longer see the
-        session, detaches the client. If the user has less access than `access`, the client may no longer write."""
+        session, detach the client. If the user has less access than `access`, the client may no longer write."""
         try:
             if self.check is not None:
                 await self.check(access)
@@ -313,7 +313,7 @@ class _OpenQuestion(Generic[Answer]):
 
     async def answer(self, wait_s: float) -> Answer | None:
         """Wait for the first answer that counts, and return it. If every client that may answer fails to ask its
-        user, returns the `answer` of a `_Failure`. Return None if for `wait_s` seconds there is no client that may
+        user, return the `answer` of a `_Failure`. Return None if for `wait_s` seconds there is no client that may
         answer."""
         while not self._answers:
             candidates = [each for each in self.group.root.attachments if self._is_candidate(each)]
@@ -573,12 +573,12 @@ class SessionClients(_ClientGroup):
             await attachment.flushed()
 
     def close(self) -> None:
-        """Detache all clients, because the session has been closed."""
+        """Detach all clients, because the session has been closed."""
         for attachment in tuple(self.attachments):
             self.detach(attachment)
 
     def note_sender(self, message_id: str, attachment: ClientQueue) -> None:
-        """Remember which client sent a prompt. That client already shows the prompt, and wait for the response."""
+        """Remember which client sent a prompt. That client already shows the prompt, and waits for the response."""
         self._origins[message_id] = attachment.origin
         self._senders[message_id] = attachment
         if message_id == self._turn_id:  # the client has repeated its prompt after connecting again

@@ -88,7 +88,7 @@ class Cursor:
 
 
 def cursor_in(params: Mapping[str, Any]) -> Cursor | None:
-    """Read the cursor in the parameters of a request, or returns None if there is none.
+    """Read the cursor in the parameters of a request, or return None if there is none.
 
     :raises CursorGap: crow did not make this cursor.
     """

@@ -114,7 +114,7 @@ class HostedFollower:
             raise StoreUnavailable(f"Session {row.id} cannot be read now: the database does not answer. Try again.")
 
     async def run(self, on_deleted: Callable[[], object]) -> None:
-        """Follow the session. If the session is deleted, calls `on_deleted` and returns."""
+        """Follow the session. If the session is deleted, call `on_deleted` and return."""
         use_trace_context({})
         session = self._session
         while not session.closing:
@@ -140,7 +140,7 @@ class HostedFollower:
         """Wait a moment while this process runs a turn, because the store also reports each entry that this process
         writes.
 
-        If another process has taken over the turn, waits until this process has given up the turn, and then shows the
+        If another process has taken over the turn, wait until this process has given up the turn, and then show the
         held entries. This method shows them itself, because the store may report nothing more.
         """
         branch = self._session.branch
@@ -196,7 +196,7 @@ class HostedFollower:
                 await session.conversation.adapters.store.open_session(session.id)
 
     async def _show_settings(self) -> None:
-        """Publishe the settings that differ from what the clients were last shown. Any method of the branch may have
+        """Publish the settings that differ from what the clients were last shown. Any method of the branch may have
         read them from the store."""
         branch = self._session.branch
         if branch.row.title != self._title:
@@ -216,7 +216,7 @@ class HostedFollower:
                 self._options = _options_of(self._session.branch.row)
 
     async def _show(self, entry: Entry) -> None:
-        """Publishe the events of an entry that another process has stored."""
+        """Publish the events of an entry that another process has stored."""
         if entry.turn > self._turn_number and isinstance(entry.body, User | Command):
             self._turn_number, self._prompt = entry.turn, _prompt_of(entry)
             is_command = isinstance(entry.body, Command)

@@ -298,7 +298,7 @@ class SessionHost:
             await self._store.tidy()
 
     async def warm(self) -> None:
-        """Import the packages that prompts need, and asks the endpoint which models it has."""
+        """Import the packages that prompts need, and ask the endpoint which models it has."""
         await self.dependencies.import_rest()
         self.is_warm = True
         for hosted in self.open.values():
@@ -387,7 +387,7 @@ async def share_host(
     dependencies: ServerDependencies, *, session_view: SessionView | None = None
 ) -> AsyncIterator[SessionHost]:
     """Yield a lasting host. Its sessions stay open after the connections that opened them have ended. On exit from the
-    `with` block, closes all sessions and the store."""
+    `with` block, close all sessions and the store."""
     async with anyio.create_task_group() as tasks:
         host = SessionHost(dependencies, tasks, is_lasting=True, session_view=session_view)
         tasks.start_soon(host.idle.run)

@@ -255,7 +255,7 @@ class Methods:
 
     @asynccontextmanager
     async def resumed(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[ClientSession]:
-        """Open a stored session. If the request has a cursor, also sends the updates that the client missed after that
+        """Open a stored session. If the request has a cursor, also send the updates that the client missed after that
         cursor, except the prompts that the client has sent itself."""
         cursor, sent = cursor_in(params), sent_prompts(params)
         async with self.opener.reopened(params["sessionId"], request) as opened:

@@ -67,7 +67,7 @@ class SessionOpener:
         self._host = sessions.host
 
     async def create(self, request: OpenRequest, *, alias: str | None = None) -> ClientSession:
-        """Create and opens a session. If a session already has the alias, opens that session instead."""
+        """Create and open a session. If a session already has the alias, open that session instead."""
         self._sessions.requester.check(request)
         store = await self._sessions.store()
         row = None if alias is None else await store.session_by_alias(alias)
@@ -94,7 +94,7 @@ class SessionOpener:
             return opened
 
     async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> ClientSession:
-        """Create and opens a session that continues another session from `entry`. If `entry` is None, continues from
+        """Create and open a session that continues another session from `entry`. If `entry` is None, continue from
         the last entry."""
         self._sessions.requester.check(request)
         store = await self._sessions.store()
@@ -158,7 +158,7 @@ class SessionOpener:
 
     @asynccontextmanager
     async def _started(self, start: Start, *, is_watcher: bool) -> AsyncIterator[ClientSession]:
-        """Start a session that is not open in the host. Closed again if the block fails."""
+        """Start a session that is not open in the host. Close it again if the block fails."""
         # Start the session before the next await: the next request may already be a prompt for this session.
         was_known = self._sessions.find(start.tail.row.id) is not None
         opened = self._start(start, is_watcher=is_watcher)
@@ -238,7 +238,7 @@ class SessionOpener:
         return (self._host.is_lasting and is_kept) or session.busy or session.owes
 
     async def _prepare(self, store: Store, session_id: str, request: OpenRequest, *, is_watcher: bool) -> Start:
-        """Read everything that `_started` needs, and stores what the request changes."""
+        """Read everything that `_started` needs, and store what the request changes."""
         contents = None
         if is_watcher:
             tail = await (await self._host.store()).open_session(session_id)
@@ -267,7 +267,7 @@ class SessionOpener:
         return await self._host.inspect_if_new(store, request, principal=self._sessions.principal)
 
     async def _apply(self, store: Store, hosted: HostSession | None, session_id: str, request: OpenRequest) -> None:
-        """Store the metadata in `request`. If the session is open, also stores the configuration in `request`."""
+        """Store the metadata in `request`. If the session is open, also store the configuration in `request`."""
         if request.metadata:
             if hosted is None:
                 await store.merge_metadata(session_id, request.metadata)
@@ -315,7 +315,7 @@ class SessionOpener:
             return replace(tail, row=row)
 
     def _start(self, start: Start, *, is_watcher: bool = False) -> ClientSession:
-        """Start a session in the host and opens it on this connection. The method contains no await, so no other
+        """Start a session in the host and open it on this connection. The method contains no await, so no other
         request can run in between."""
         tail, request, contents = start.tail, start.request, start.contents
         host, row, dependencies = self._host, tail.row, self._host.dependencies
@@ -341,7 +341,7 @@ class SessionOpener:
     def introduce(self, opened: ClientSession) -> dict[str, Any]:
         """Return the modes and config options of a session, for the response to the request that has just opened it.
 
-        Right after that response has been sent, sends the session's commands, usage and title, and then all other
+        Right after that response has been sent, send the session's commands, usage and title, and then all other
         updates.
         """
         self._sessions.after_response(self._introduce, opened)

@@ -132,7 +132,7 @@ class OpenRequest:
 def open_request_from(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
     """Read the parameters of a request that opens a session. Unknown members of `_meta` are ignored.
 
-    If `cwd` does not exist and `may_be_missing` is true, sets `missing` in the result instead of raising an error.
+    If `cwd` does not exist and `may_be_missing` is true, set `missing` in the result instead of raising an error.
 
     :raises ArgumentError: a parameter cannot be used. The message names the parameter.
     """

@@ -183,8 +183,8 @@ class ClientSessions:
                 opened.attachment.may_write = False
 
     async def close(self, session_id: str) -> None:
-        """Cancel the turn of a session and closes the session. If other clients use the session too, or if this
-        connection only watches it, only leaves the session.
+        """Cancel the turn of a session and close the session. If other clients use the session too, or if this
+        connection only watches it, only leave the session.
 
         :raises NoSuchSession: this connection has not opened the session.
         """

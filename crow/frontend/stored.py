@@ -19,7 +19,7 @@ class StoredSessions:
         self._host = sessions.host
 
     async def delete(self, session_id: str) -> None:
-        """Delete a session. If it is open, closes it first. Do nothing if the session is unknown."""
+        """Delete a session. If it is open, close it first. Do nothing if the session is unknown."""
         store = await self._sessions.store()
         with suppress(NoSuchSession):
             await self._sessions.require(session_id, "own")
@@ -29,7 +29,7 @@ class StoredSessions:
                 await store.delete_session(session_id)
 
     async def archive(self, session_id: str) -> None:
-        """Archive a session: closes it if it is open, and hide it from lists from now on.
+        """Archive a session: close it if it is open, and hide it from lists from now on.
 
         :raises NoSuchSession: the session does not exist.
         """
