@@ -39,7 +39,7 @@ from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import SessionClient
 from crow.frontend.frames import RequestError
 from crow.frontend.subagents import merged_state
-from crow.frontend.workspace import EditorWorkspace, SharedWorkspace
+from crow.frontend.workspace import ClientEditor, SharedWorkspace
 from crow.store import Access
 
 logger = logging.getLogger(__name__)
@@ -104,8 +104,8 @@ class ClientQueue:
         self.check: Callable[[Access], Awaitable[None]] | None = None
         """Checks that the client's user has the given access to the session. Raises NoSuchSession if the user may no
         longer see the session, and ArgumentError if the user has less than the given access."""
-        self.editor: EditorWorkspace | None = None
-        """The workspace in which this client's editor serves files and terminals, or None."""
+        self.editor: ClientEditor | None = None
+        """The client's editor, or None if it serves neither files nor terminals."""
         self._drop = drop
         self._leave = partial(leave, self)
         self._items: deque[_WaitingItem] = deque()
@@ -638,8 +638,8 @@ class SessionClients(_ClientGroup):
             self.put(EntryStored(entry=stored))
         self.put(TurnBegan(message_id=prompt.message_id, typed=None if prompt.command is None else prompt.text))
 
-    def _editor_for(self, sender: ClientQueue | None) -> EditorWorkspace | None:
-        """Return the workspace of the client whose prompt runs. A turn that no client has asked for uses the only
+    def _editor_for(self, sender: ClientQueue | None) -> ClientEditor | None:
+        """Return the editor of the client whose prompt runs. A turn that no client has asked for uses the only
         client's."""
         if sender is None and len(self.attachments) == 1:
             sender = self.attachments[0]

@@ -22,7 +22,7 @@ from crow.frontend.options import config_options
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import Dialogs
 from crow.frontend.requester import GuardedStore, Requester
-from crow.frontend.workspace import EditorRequests, EditorWorkspace, SharedWorkspace
+from crow.frontend.workspace import ClientEditor, EditorRequests, EditorTerminals, SharedWorkspace
 from crow.store import Access, Store
 from crow.tools import Workspace
 
@@ -244,23 +244,20 @@ class ClientSessions:
             attachment.check = partial(self.require, session.id)
         # The editor of a remote user has other files, so only the editor of a local user serves files.
         if self.requester.may_configure and isinstance(session.workspace, SharedWorkspace):
-            attachment.editor = self._through_editor(session.id, session.workspace.disk)
+            attachment.editor = self._editor(session.id, session.workspace.disk)
         opened = ClientSession(session=session, hosted=hosted, contents=contents, attachment=attachment)
         self._opened[session.id] = opened
         return opened
 
-    def _through_editor(self, session_id: str, disk: Workspace) -> EditorWorkspace | None:
-        """Return a workspace in which this connection's editor serves files and terminals, and `disk` serves
-        everything else.
-
-        Return None if the editor serves neither files nor terminals.
-        """
+    def _editor(self, session_id: str, disk: Workspace) -> ClientEditor | None:
+        """Return this connection's editor for a session, or None if it serves neither files nor terminals."""
         dependencies, caps = self.host.dependencies, self.caps
         in_terminals = dependencies.editor_terminals and caps.terminals
         if not (caps.reads_files or caps.writes_files or in_terminals):
             return None
-        editor = EditorRequests(session_id, self._connection.request, answer_s=dependencies.editor_timeout_s)
-        return EditorWorkspace(disk, editor, caps, dependencies.hidden_variables() if in_terminals else None)
+        requests = EditorRequests(session_id, self._connection.request, answer_s=dependencies.editor_timeout_s)
+        terminals = EditorTerminals(requests, dependencies.hidden_variables()) if in_terminals else None
+        return ClientEditor(disk, requests, reads=caps.reads_files, writes=caps.writes_files, terminals=terminals)
 
     def _client(self, hosted: HostSession) -> SessionClient:
         session, dependencies = hosted.session, self.host.dependencies
