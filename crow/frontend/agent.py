@@ -150,7 +150,7 @@ class AcpAgent:
         try:
             check = self._sessions.requester.check_params
             if check is not None and method != "initialize":
-                await check(method, params, await self._sessions.store())
+                await check(method, params, await self._sessions.store.get())
             return await self._answer(method, params)
         except CrowError as error:
             response = error_response(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import anyio.to_thread
@@ -20,19 +20,34 @@ from crow.tools import Workspace
 
 
 class FirstUse:
-    """Remembers what was already done in this process."""
+    """Does what is done once in a process, or once for each directory: warnings, and recovery after a kill."""
 
     def __init__(self) -> None:
         self._known_directories: set[tuple[str | None, str]] = set()
         self._has_checked_sandbox = False
         self._has_recovered = False
 
-    def is_known(self, request: OpenRequest, principal: str | None) -> bool:
-        """Return whether this was already called for the same directory and principal."""
-        known = (principal, request.cwd)
-        is_known = known in self._known_directories
-        self._known_directories.add(known)
-        return is_known
+    async def inspect(
+        self,
+        store: Store,
+        request: OpenRequest,
+        principal: str | None,
+        *,
+        place: Callable[[str, Sequence[str]], Workspace],
+        rules: Callable[[], tuple[PermissionRule, ...]],
+    ) -> WorkspaceContents | None:
+        """Return a description of the directory of `request`. Return None if the principal has already worked there,
+        or if this process has already described the directory for this principal. `place` returns a workspace with a
+        working directory and additional directories, and `rules` the user's rules."""
+        cwd = request.cwd
+        if (principal, cwd) in self._known_directories:
+            return None
+        self._known_directories.add((principal, cwd))
+        paths = (cwd, await anyio.to_thread.run_sync(os.path.realpath, cwd))
+        if await store.is_known_directory(paths):
+            return None
+        may_read = partial(may_attach, workspace=place(cwd, request.directories), rules=rules())
+        return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
 
     async def check(self, session: Session, clients: SessionClients, store: Store | None) -> None:
         """Warn the user if commands are not confined, and settle the changes of commands that a killed process was
@@ -80,15 +95,3 @@ class FirstUse:
 
         await layers.prune(has_call)
         await layers.prune_children(has_session)
-
-
-async def inspect_if_new(
-    store: Store, workspace: Workspace, request: OpenRequest, *, rules: tuple[PermissionRule, ...]
-) -> WorkspaceContents | None:
-    """Return a description of the directory of `request`. Return None if the user has already worked there."""
-    cwd = request.cwd
-    paths = (cwd, await anyio.to_thread.run_sync(os.path.realpath, cwd))
-    if await store.is_known_directory(paths):
-        return None
-    may_read = partial(may_attach, workspace=workspace, rules=rules)
-    return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)

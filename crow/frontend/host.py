@@ -9,29 +9,26 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 import anyio
 import anyio.abc
 import anyio.to_thread
 
-from crow.agent.commands import COMMANDS
 from crow.agent.sessions.session import Session
-from crow.agent.templates import hint_of
 from crow.agent.turns.adapters import Adapters
-from crow.agent.workspace import WorkspaceContents
 from crow.domain.errors import ArgumentError
 from crow.domain.events import OptionsChanged
-from crow.domain.text import title_line
 from crow.domain.trace_context import use_trace_context
-from crow.frontend.clients import Origin, SessionClients
+from crow.frontend.clients import SessionClients
 from crow.frontend.endpoints import Endpoints
-from crow.frontend.first_use import FirstUse, inspect_if_new
+from crow.frontend.first_use import FirstUse
 from crow.frontend.following import HostedFollower
 from crow.frontend.idle import IdleTimer
 from crow.frontend.params import OpenRequest
 from crow.frontend.prompts import RunningPrompts
+from crow.frontend.queue import Origin
 from crow.store import SessionChanges, SessionRow, Store
 from crow.tools import Workspace
 from crow.tools.servers import McpServer
@@ -184,7 +181,7 @@ class SessionHost:
         self._store: Store | None = None
         self._adapters: Adapters | None = None
         self._opening_store = asyncio.Lock()
-        self._first_use = FirstUse()
+        self.first_use = FirstUse()
 
     async def store(self) -> Store:
         """Return the store. The first call opens it. :raises StoreError: the store cannot be used."""
@@ -320,34 +317,11 @@ class SessionHost:
             if self.is_warm:
                 self.tasks.start_soon(self.list_models)
 
-    def commands(self, session: Session) -> list[dict[str, Any]]:
-        """Return the slash commands of a session for `available_commands_update`: crow's own, the user's templates,
-        and the prompts of MCP servers."""
-        commands = [
-            *((spec.name, spec.description, spec.hint) for spec in COMMANDS),
-            *((template.name, template.description, template.hint) for template in self.adapters.templates()),
-            *((prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt)) for prompt in session.prompts),
-        ]
-        return [
-            {"name": name, "description": title_line(text), **({"input": {"hint": title_line(hint)}} if hint else {})}
-            for name, text, hint in commands
-        ]
-
-    async def inspect_if_new(
-        self, store: Store, request: OpenRequest, *, principal: str | None
-    ) -> WorkspaceContents | None:
-        """Return a description of the directory of `request`. Return None if the principal has already worked in this
-        directory, or if this process has already described the directory for this principal."""
-        if self._first_use.is_known(request, principal):
-            return None
-        workspace = self.dependencies.workspace(request.cwd, request.directories)
-        return await inspect_if_new(store, workspace, request, rules=self.adapters.settings().rules)
-
     async def check_first_session(self) -> None:
         """See `FirstUse.check`."""
         hosted = next(iter(self.open.values()), None)
         if hosted is not None:
-            await self._first_use.check(hosted.session, hosted.clients, self._store)
+            await self.first_use.check(hosted.session, hosted.clients, self._store)
 
     async def _run(self, hosted: HostSession) -> None:
         use_trace_context({})  # the session outlives the request that opened it

@@ -27,7 +27,7 @@ from crow.frontend.clients import SessionClients
 from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.following import HostedFollower, draft_of
 from crow.frontend.host import HostSession
-from crow.frontend.options import mode_state
+from crow.frontend.options import mode_state, session_commands
 from crow.frontend.params import OpenRequest
 from crow.frontend.sessions import ClientSession, ClientSessions, iso_time
 from crow.frontend.updates import usage_update
@@ -69,7 +69,7 @@ class SessionOpener:
     async def create(self, request: OpenRequest, *, alias: str | None = None) -> ClientSession:
         """Create and open a session. If a session already has the alias, open that session instead."""
         self._sessions.requester.check(request)
-        store = await self._sessions.store()
+        store = await self._sessions.store.get()
         row = None if alias is None else await store.session_by_alias(alias)
         if row is None:
             contents = await self._inspect_if_new(store, request)
@@ -97,8 +97,10 @@ class SessionOpener:
         """Create and open a session that continues another session from `entry`. If `entry` is None, continue from
         the last entry."""
         self._sessions.requester.check(request)
-        store = await self._sessions.store()
-        await self._sessions.require(session_id, "read")  # others must not notice whether the session is open or locked
+        store = await self._sessions.store.get()
+        await self._sessions.store.require(
+            session_id, "read"
+        )  # others must not notice whether the session is open or locked
         self._host.refuse_if_running(session_id)
         contents = await self._inspect_if_new(store, request)
         async with self._host.lock(session_id):
@@ -125,14 +127,14 @@ class SessionOpener:
         """Open a stored session for the block. If the block fails and this connection had not opened the session
         before, the connection leaves it again; an editor's session on stdio is closed then."""
         self._sessions.requester.check(request)
-        store, host = await self._sessions.store(), self._host
-        await self._sessions.require(session_id, "read")
+        store, host = await self._sessions.store.get(), self._host
+        await self._sessions.store.require(session_id, "read")
         async with host.lock(session_id):
             host.refuse_if_running(session_id)
             if request.missing:
                 await self._check_missing(store, session_id, request)
             hosted = await self._caught_up(store, session_id)
-            access = await self._sessions.access(session_id)
+            access = await self._sessions.store.access(session_id)
             if access != "own":  # only the owner can move a session or give it servers
                 row = await store.session(session_id)
                 request = replace(request, cwd=row.cwd, directories=row.additional_directories, servers=())
@@ -263,8 +265,14 @@ class SessionOpener:
             raise ArgumentError(request.missing)
 
     async def _inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
-        """See `SessionHost.inspect_if_new`."""
-        return await self._host.inspect_if_new(store, request, principal=self._sessions.principal)
+        """See `FirstUse.inspect`."""
+        return await self._host.first_use.inspect(
+            store,
+            request,
+            self._sessions.store.principal,
+            place=self._host.dependencies.workspace,
+            rules=lambda: self._host.adapters.settings().rules,
+        )
 
     async def _apply(self, store: Store, hosted: HostSession | None, session_id: str, request: OpenRequest) -> None:
         """Store the metadata in `request`. If the session is open, also store the configuration in `request`."""
@@ -356,7 +364,7 @@ class SessionOpener:
 
     async def _introduce(self, opened: ClientSession) -> None:
         client, session = opened.client, opened.session
-        commands = self._host.commands(session)
+        commands = session_commands(session)
         await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
         try:
             await client.send(usage_update(await session.conversation.measured()))

@@ -24,6 +24,7 @@ from crow.frontend.cursors import CURSOR_KEY, cursor_in
 from crow.frontend.errors import REQUEST_CANCELLED, request_error, turn_error
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, describe_member
 from crow.frontend.methods import Methods, MethodTable, auth_methods
+from crow.frontend.options import session_commands
 from crow.frontend.params import ClientCapabilities, OpenRequest, open_request_from, session_alias
 from crow.frontend.prompts import PromptRun
 from crow.frontend.sessions import ClientSession
@@ -233,7 +234,7 @@ class VersionTwo:
         if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= _MAX_VERSION:
             raise ArgumentError(f"protocolVersion is {describe_member(version)}; expected a whole number, such as 2.")
         agreed, spoken = min(max(version, 1), PROTOCOL_VERSION), PROTOCOL_VERSION if self._is_chosen else 1
-        if agreed != spoken and (self._sessions.is_used or self._is_chosen):
+        if agreed != spoken and (self._sessions.store.is_used or self._is_chosen):
             problem = f"This connection already uses version {spoken} of the protocol. Start crow again to use another."
             raise request_error(INVALID_REQUEST, problem)
         if agreed != PROTOCOL_VERSION:
@@ -290,7 +291,7 @@ class VersionTwo:
         """Return the response to a request that has opened a session. It has the commands, and the mode is only a
         config option."""
         answer = self._v1.opener.introduce(opened)
-        offered = self._v1.host.commands(opened.session)
+        offered = session_commands(opened.session)
         self._translations[opened.session.id].known_commands = offered
         said = {"configOptions": config_options(answer["configOptions"]), "availableCommands": commands(offered)}
         return said | ({"_meta": answer["_meta"]} if "_meta" in answer else {})
@@ -338,7 +339,7 @@ class VersionTwo:
         opened = self._sessions.find(session_id)
         if opened is not None and opened.attachment.may_write:
             with suppress(CrowError):
-                await self._sessions.require(session_id, "write")
+                await self._sessions.store.require(session_id, "write")
                 revoke_waiting(opened.session)
 
     async def _close(self, params: RequestParams) -> dict[str, Any]:
@@ -357,10 +358,10 @@ class VersionTwo:
     async def _delete(self, params: RequestParams) -> dict[str, Any]:
         session_id = text_in(params, "sessionId")
         with suppress(NoSuchSession):
-            await self._sessions.require(session_id, "own")
+            await self._sessions.store.require(session_id, "own")
             if (opened := self._sessions.find(session_id)) is not None:
                 revoke_waiting(opened.session)
-        return await self._v1.delete(params)
+        return await self._v1.stored.delete(params)
 
     async def _set_config_option(self, params: RequestParams) -> dict[str, Any]:
         text_in(params, "sessionId")
