@@ -16,6 +16,8 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
+from crow.agent.sessions.first_use import FirstUse
+from crow.agent.sessions.following import Follower
 from crow.agent.sessions.session import Session
 from crow.agent.turns.adapters import Adapters
 from crow.domain.errors import ArgumentError
@@ -23,8 +25,6 @@ from crow.domain.events import OptionsChanged
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.clients import SessionClients
 from crow.frontend.endpoints import Endpoints
-from crow.frontend.first_use import FirstUse
-from crow.frontend.following import HostedFollower
 from crow.frontend.idle import IdleTimer
 from crow.frontend.params import OpenRequest
 from crow.frontend.prompts import RunningPrompts
@@ -106,7 +106,7 @@ class HostSession:
     """Its clients."""
     request: OpenRequest
     """The request that opened the session."""
-    follower: HostedFollower | None = None
+    follower: Follower | None = None
     """Shows what other processes do with the session, if the host follows other processes."""
     closed: anyio.Event = field(default_factory=anyio.Event)
     """Set when the session has been closed."""

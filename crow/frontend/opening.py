@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,28 +12,24 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from crow.agent import new_session_id
 from crow.agent.history.interrupted import take_back_at_open
-from crow.agent.history.options import option_changes, options_at, usable_options
-from crow.agent.permissions.rules import bind_rules
+from crow.agent.sessions.following import Follower, draft_of
+from crow.agent.sessions.opening import new_session, store_fork, store_setup
 from crow.agent.sessions.session import Session
-from crow.agent.subagents.kinds import changes_of_own
 from crow.agent.workspace import WorkspaceContents, notice_of_workspace
-from crow.domain.entries import NewEntry, Note
-from crow.domain.errors import ArgumentError, CrowError, LeafMoved, SessionBusy, StoreUnavailable
+from crow.domain.errors import ArgumentError, CrowError
 from crow.domain.events import NoticeShown
 from crow.domain.text import title_line
 from crow.frontend.clients import SessionClients
 from crow.frontend.cursors import CURSOR_KEY
-from crow.frontend.following import HostedFollower, draft_of
 from crow.frontend.host import HostSession
 from crow.frontend.options import mode_state, session_commands
 from crow.frontend.params import OpenRequest
 from crow.frontend.sessions import ClientSession, ClientSessions, iso_time
 from crow.frontend.updates import usage_update
 from crow.frontend.workspace import SharedWorkspace
-from crow.store import NewSession, SessionChanges, Store, Tail, node_of
-from crow.store.codec import changed_config, merged_metadata
+from crow.store import SessionChanges, Store, Tail, node_of
+from crow.store.codec import changed_config
 from crow.store.watching import Draft
 from crow.tools.servers import merge_servers
 
@@ -73,16 +69,8 @@ class SessionOpener:
         row = None if alias is None else await store.session_by_alias(alias)
         if row is None:
             contents = await self._inspect_if_new(store, request)
-            new = NewSession(
-                id=new_session_id(),
-                cwd=request.cwd,
-                model=request.model or self._host.dependencies.model,
-                mode=self._host.dependencies.mode,
-                additional_directories=request.directories,
-                alias=alias,
-                config=changed_config({}, request.config),
-                metadata=merged_metadata({}, request.metadata),
-            )
+            defaults = self._host.dependencies
+            new = new_session(request, model=defaults.model, mode=defaults.mode, alias=alias)
             try:
                 tail = Tail(row=await store.create_session(new), entries=())
                 return self._start(Start(tail=tail, request=request, contents=contents))
@@ -104,23 +92,8 @@ class SessionOpener:
         self._host.refuse_if_running(session_id)
         contents = await self._inspect_if_new(store, request)
         async with self._host.lock(session_id):
-            row = await store.fork_session(
-                session_id,
-                new_session_id(),
-                entry=entry,
-                cwd=request.cwd,
-                additional_directories=request.directories,
-                metadata=request.metadata,
-            )
-            if entry is not None:
-                original = await store.session(session_id)
-                options = usable_options(await options_at(store, original, original.leaf, entry), self._host.models)
-                if options:
-                    row = await store.update_session(row.id, option_changes(options))
-            config = {**changes_of_own(row.config), **request.config}
-            if changed_config(row.config, config) != row.config:
-                await store.update_session(row.id, SessionChanges(config=config))
-        return self._start(Start(tail=await store.open_session(row.id), request=request, contents=contents))
+            tail = await store_fork(store, session_id, request, entry=entry, models=self._host.models)
+        return self._start(Start(tail=tail, request=request, contents=contents))
 
     @asynccontextmanager
     async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[ClientSession]:
@@ -247,7 +220,8 @@ class SessionOpener:
             request = OpenRequest(cwd=tail.row.cwd, directories=tail.row.additional_directories, servers=())
         else:
             contents = await self._inspect_if_new(store, request)
-            tail = await self._update(store, await store.open_session(session_id), request)
+            model = self._host.dependencies.model
+            tail = await store_setup(store, await store.open_session(session_id), request, model=model)
             node = self._host.adapters.node
             if not node or node_of(tail.row) == node:
                 place = partial(self._host.dependencies.workspace, request.cwd, request.directories)
@@ -268,8 +242,9 @@ class SessionOpener:
         """See `FirstUse.inspect`."""
         return await self._host.first_use.inspect(
             store,
-            request,
             self._sessions.store.principal,
+            request.cwd,
+            request.directories,
             place=self._host.dependencies.workspace,
             rules=lambda: self._host.adapters.settings().rules,
         )
@@ -286,42 +261,6 @@ class SessionOpener:
             if changed_config(known, request.config) != known:
                 await hosted.session.branch.change(SessionChanges(config=request.config))
 
-    async def _update(self, store: Store, tail: Tail, request: OpenRequest) -> Tail:
-        """Store the directories, model and configuration of `request`, and return the changed session.
-
-        A change of the model is also stored as an entry.
-
-        If the database cannot be written, the new directories and the new model are not stored, but the returned
-        session has them.
-
-        :raises StoreUnavailable: the configuration cannot be stored.
-        """
-        row = tail.row
-        config = {**({} if row.parent_id is None else changes_of_own(row.config)), **request.config}
-        if changed_config(row.config, config) != row.config:
-            row = await store.update_session(row.id, SessionChanges(config=config))
-            tail = replace(tail, row=row)
-        cwd, directories = request.cwd, request.directories
-        model = request.model or row.model or self._host.dependencies.model
-        if (row.cwd, row.additional_directories, row.model) == (cwd, directories, model):
-            return tail
-        rules = bind_rules(row.permissions, row.cwd) if cwd != row.cwd else row.permissions
-        changes = SessionChanges(model=model)
-        if (row.cwd, row.additional_directories) != (cwd, directories):
-            changes |= SessionChanges(cwd=cwd, additional_directories=directories, permissions=rules)
-        try:
-            if row.model not in ("", model) and tail.entries:
-                with suppress(LeafMoved, SessionBusy):
-                    note = NewEntry(body=Note(about="model", value=model, previous=row.model))
-                    turn = tail.entries[-1].turn
-                    stored = await store.append(row.id, leaf=row.leaf, turn=turn, entries=[note], changes=changes)
-                    return replace(tail, row=await store.session(row.id), entries=(*tail.entries, *stored))
-            return replace(tail, row=await store.update_session(row.id, changes))
-        except StoreUnavailable as error:
-            logger.warning("The directory %s of session %s could not be stored: %s", cwd, row.id, error)
-            row = replace(row, cwd=cwd, additional_directories=directories, model=model, permissions=rules)
-            return replace(tail, row=row)
-
     def _start(self, start: Start, *, is_watcher: bool = False) -> ClientSession:
         """Start a session in the host and open it on this connection. The method contains no await, so no other
         request can run in between."""
@@ -336,7 +275,7 @@ class SessionOpener:
         clients.follow(session)
         follower = None
         if host.is_lasting and session.conversation.adapters.store.notifies:
-            session.conversation.follower = follower = HostedFollower(session, clients)
+            session.conversation.follower = follower = Follower(session, clients)
             follower.begin(tail, start.draft)
         hosted = HostSession(session=session, clients=clients, request=request, follower=follower)
         opened = self._sessions.attach(hosted, contents=contents, is_watcher=is_watcher)

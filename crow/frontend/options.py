@@ -29,9 +29,6 @@ _THOUGHT_LEVELS = {"default": "Default of the endpoint", "off": "Off", "low": "L
 """The thought levels of a reasoning model, and their names. The level "default" is stored as an empty string. With this
 level, requests to the endpoint contain no thought level."""
 
-CONFIG_KEYS = ("thought_level", "auto_compact")
-"""The keys of a session's configuration whose values `config_options` shows."""
-
 _NO_MODEL = "none"
 """The value of the model option while no model is chosen. The placeholder is needed because every option must have a
 current value."""

@@ -10,9 +10,10 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from crow.agent.sessions.opening import SessionSetup
 from crow.domain.entries import PromptName
 from crow.domain.errors import ArgumentError
 from crow.domain.events import ElicitationKind
@@ -108,21 +109,11 @@ def client_name(params: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRequest:
+class OpenRequest(SessionSetup):
     """A request that opens a session."""
 
-    cwd: str
-    """The working directory, an absolute path."""
-    directories: tuple[str, ...]
-    """The additional directories, as absolute paths."""
     servers: tuple[McpServer, ...]
     """The MCP servers that the client gives to the session."""
-    model: str | None = None
-    """The model to use. If it is None, a stored session keeps its model, and a new session gets the default model."""
-    config: JsonObject = field(default_factory=dict)
-    """Changes of the session's stored configuration. The value None removes a member."""
-    metadata: JsonObject = field(default_factory=dict)
-    """Changes of the session's stored metadata. The value None removes a member."""
     is_watcher: bool = False
     """Whether the client only wants to watch the session."""
     missing: str = ""

@@ -8,13 +8,12 @@ from functools import partial
 
 import anyio.to_thread
 
+from crow.agent import Client
 from crow.agent.permissions.rules import PermissionRule, may_attach
 from crow.agent.sessions.session import Session
 from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_recovery, notice_of_sandbox
 from crow.domain.entries import CallRef
 from crow.domain.errors import NoSuchSession
-from crow.frontend.clients import SessionClients
-from crow.frontend.params import OpenRequest
 from crow.store import Store
 from crow.tools import Workspace
 
@@ -30,32 +29,32 @@ class FirstUse:
     async def inspect(
         self,
         store: Store,
-        request: OpenRequest,
         principal: str | None,
+        cwd: str,
+        directories: Sequence[str],
         *,
         place: Callable[[str, Sequence[str]], Workspace],
         rules: Callable[[], tuple[PermissionRule, ...]],
     ) -> WorkspaceContents | None:
-        """Return a description of the directory of `request`. Return None if the principal has already worked there,
+        """Return a description of the directory `cwd`. Return None if the principal has already worked there,
         or if this process has already described the directory for this principal. `place` returns a workspace with a
         working directory and additional directories, and `rules` the user's rules."""
-        cwd = request.cwd
         if (principal, cwd) in self._known_directories:
             return None
         self._known_directories.add((principal, cwd))
         paths = (cwd, await anyio.to_thread.run_sync(os.path.realpath, cwd))
         if await store.is_known_directory(paths):
             return None
-        may_read = partial(may_attach, workspace=place(cwd, request.directories), rules=rules())
+        may_read = partial(may_attach, workspace=place(cwd, directories), rules=rules())
         return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
 
-    async def check(self, session: Session, clients: SessionClients, store: Store | None) -> None:
+    async def check(self, session: Session, client: Client, store: Store | None) -> None:
         """Warn the user if commands are not confined, and settle the changes of commands that a killed process was
         keeping. Only the first session of a process does this."""
-        await self._warn_about_sandbox(session, clients)
+        await self._warn_about_sandbox(session, client)
         await self._recover_changes(session, store)
 
-    async def _warn_about_sandbox(self, session: Session, clients: SessionClients) -> None:
+    async def _warn_about_sandbox(self, session: Session, client: Client) -> None:
         """Warn the user if commands are not confined.
 
         If the editor shows no notices, the warning becomes part of the session's history instead, but only in a new
@@ -66,8 +65,8 @@ class FirstUse:
         self._has_checked_sandbox = True
         is_new = session.branch.leaf is None
         notice = notice_of_sandbox(await session.workspace.sandbox_status())
-        if notice is not None and clients.takes_notices:
-            await clients.publish(notice)
+        if notice is not None and client.takes_notices:
+            await client.publish(notice)
         elif notice is not None and is_new:
             session.remark_later(notice)
 

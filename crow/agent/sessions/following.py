@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import cast, get_args
+from typing import Any, Protocol, cast, get_args
 
 import anyio
 
 from crow.agent.commands import parse
+from crow.agent.feed import Feed
+from crow.agent.history.options import SHOWN_KEYS
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
 from crow.agent.templates import ParsedCommand
@@ -18,8 +20,6 @@ from crow.domain.entries import Command, Entry, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError, StoreUnavailable
 from crow.domain.events import EntryStored, Event, ModeChanged, OptionsChanged, PlanChanged, TitleChanged
 from crow.domain.trace_context import use_trace_context
-from crow.frontend.clients import SessionClients
-from crow.frontend.options import CONFIG_KEYS
 from crow.store import SessionRow, Store, Tail
 from crow.store.watching import Draft, News, Watcher
 
@@ -37,7 +37,25 @@ CATCH_UP_S = 5.0
 PAUSE_S = 0.5
 
 
-class HostedFollower:
+class FollowingClients(Protocol):
+    """The clients of a session that are shown what other processes do with it."""
+
+    feed: Feed
+    """The session's feed."""
+    last_turn: dict[str, Any]
+    """The state of the last turn, as clients get it in `_meta["acp/turnState"]`."""
+    on_publish: Callable[[Event], object]
+    """Called with each event of the session before it is sent."""
+
+    def begin_turn(self, prompt: PendingPrompt, stored: Entry | None) -> None:
+        """Show that a turn began, here or in another process. `stored` is the entry of the prompt, or None if the
+        prompt is not stored yet."""
+
+    def end_turn(self, prompt: PendingPrompt) -> None:
+        """Show that a turn has ended, here or in another process."""
+
+
+class Follower:
     """Follows a session in the store, and shows its clients the entries that other processes add.
 
     This class implements :class:`crow.agent.sessions.session.SessionFollower`. The store reports each entry of the
@@ -48,7 +66,7 @@ class HostedFollower:
     The owner must call `begin` before the session runs, and then run `run` until the session is closed.
     """
 
-    def __init__(self, session: Session, clients: SessionClients) -> None:
+    def __init__(self, session: Session, clients: FollowingClients) -> None:
         self._session = session
         self._clients = clients
         self._prompt: PendingPrompt | None = None
@@ -252,7 +270,7 @@ async def draft_of(store: Store, tail: Tail) -> Draft | None:
 
 
 def _options_of(row: SessionRow) -> object:
-    return row.model, *(row.config.get(name) for name in CONFIG_KEYS)
+    return row.model, *(row.config.get(name) for name in SHOWN_KEYS)
 
 
 def _prompt_of(entry: Entry) -> PendingPrompt:
