@@ -51,8 +51,8 @@ Item: TypeAlias = Event | TurnBegan | TurnEnded
 
 
 @dataclass(slots=True)
-class _OpenCall:
-    """A call that has not ended."""
+class _UnfinishedCall:
+    """The items that show the present state of a call that has not ended."""
 
     announced: CallAnnounced
     """Its announcement."""
@@ -92,7 +92,7 @@ class Feed:
         self.entry = entry
         """The id of the newest stored entry."""
         self._message = _OpenMessage()
-        self._calls: dict[CallRef, _OpenCall] = {}
+        self._calls: dict[CallRef, _UnfinishedCall] = {}
 
     def put(self, item: Item) -> Item:
         """Add the next item. Return it with its position."""
@@ -108,7 +108,7 @@ class Feed:
                 message.thought.append(text)
                 message.thought_chars += len(text)
             case CallAnnounced(call=call):
-                self._calls.setdefault(call, _OpenCall(item)).announced = item
+                self._calls.setdefault(call, _UnfinishedCall(item)).announced = item
             case CallProgressed(call=call) if call in self._calls:
                 self._calls[call].progress = item
             case CallEnded(call=call):
@@ -159,7 +159,7 @@ class Feed:
             case entries.Assistant(calls=calls):
                 self._message = _OpenMessage()
                 self._calls = (
-                    {announced.call: _OpenCall(announced) for announced in announcements(entry.id, entry.body)}
+                    {announced.call: _UnfinishedCall(announced) for announced in announcements(entry.id, entry.body)}
                     if calls
                     else {}
                 )

@@ -185,7 +185,6 @@ class AcpAgent:
     async def close(self) -> None:
         """Close every session and the store. Unfinished prompts end with `cancelled`, and other unfinished requests
         with an error."""
-        self._host.idle.stop()
         self._host.hurry()
         await self._requests.drain()
         await self._host.close_all()

@@ -390,7 +390,8 @@ class ShownSubagents:
             view = await client.load(history, is_running=lambda: is_running, limits=limits, family=own)  # noqa: B023
             family.tasks |= own.tasks
             family.answers |= own.answers
-            self._loaded[row.id] = replace(shown, stop=view.stop, detail=view.detail)
+            if (end := view.last_end) is not None:
+                self._loaded[row.id] = replace(shown, stop=end.stop, detail=end.detail)
 
     async def tell(self) -> None:
         """Send the state of each subagent. Must be called right after the response to the request that opened the

@@ -280,8 +280,9 @@ class SessionHost:
             await self._store.close()
 
     def hurry(self) -> None:
-        """Shorten the time that the store waits for a database that another process has locked. Must be called when
-        this process is about to end."""
+        """Tidy no longer, and shorten the time that the store waits for a database that another process has locked.
+        Must be called when this process is about to end."""
+        self.idle.stop()
         if self._store is not None:
             self._store.hurry()
 
@@ -368,7 +369,6 @@ async def share_host(
         try:
             yield host
         finally:
-            host.idle.stop()
             host.hurry()
             with anyio.move_on_after(_SHUT_DOWN_S, shield=True):
                 await host.close_all()

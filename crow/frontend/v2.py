@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
+from crow.domain.entries import TurnEnd
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError
 from crow.domain.events import ElicitationKind
 from crow.frontend.client import HISTORY, Outlet, RequestParams
@@ -146,10 +147,10 @@ class Translation:
             self._state = _RUNNING
         await self._send(self._state, place)
 
-    def note_missed_end(self, stop: str, detail: str) -> None:
-        """Take over how the last turn ended that the client has missed. `stop` is empty if it has missed none."""
-        if stop and self._state is IDLE:
-            self._state = _state_after(stop, detail)
+    def note_missed_end(self, end: TurnEnd) -> None:
+        """Take over how the last turn ended that the client has missed."""
+        if self._state is IDLE:
+            self._state = _state_after(end)
 
     def note_last_turn(self, state: Mapping[str, Any]) -> None:
         """Take from `state` how the last turn of the session ended, unless this is already known."""
@@ -313,8 +314,8 @@ class VersionTwo:
         async with open_session(params, request) as opened:
             translation = self._translations[opened.session.id]
             if cursor_in(params) is not None:
-                if not is_replayed:
-                    translation.note_missed_end(opened.client.view.stop, opened.client.view.detail)
+                if not is_replayed and (missed := opened.client.view.last_end) is not None:
+                    translation.note_missed_end(missed)
                 translation.note_last_turn(opened.hosted.clients.last_turn)
             await translation.show_state(opened.client.place())
             return self._introduction(opened)
@@ -424,11 +425,11 @@ class VersionTwo:
             inserted.set_exception(problem)
 
 
-def _state_after(stop: str, detail: str) -> Update:
+def _state_after(end: TurnEnd) -> Update:
     """Return an update with the state after a turn that ended while the client was not connected."""
-    if stop not in ("interrupted", "error"):
-        return IDLE | {"stopReason": stop}
-    words = detail or "The turn was interrupted."
+    if end.stop not in ("interrupted", "error"):
+        return IDLE | {"stopReason": end.stop}
+    words = end.detail or "The turn was interrupted."
     return IDLE | {"stopReason": "error", "error": {"code": INTERNAL_ERROR, "message": words}}
 
 
