@@ -203,7 +203,7 @@ class _ClientGroup:
                 return _Failure(dismissed)
 
         asked = _OpenQuestion(
-            self, ask, lambda client: kind in client.question_kinds, lambda answer: answer.action != "accept"
+            self, ask, lambda client: kind in client.caps.question_kinds, lambda answer: answer.action != "accept"
         )
         return await self._ask(asked) or dismissed
 
@@ -221,7 +221,7 @@ class _ClientGroup:
     def takes_notices(self) -> bool:
         """See :class:`crow.agent.Client`. False if no client is attached, because crow must store the notices in that
         case."""
-        notices = [client.takes_notices for _, client in self.pairs()]
+        notices = [client.caps.notices for _, client in self.pairs()]
         return bool(notices) and all(notices)
 
     @property
@@ -239,14 +239,14 @@ class _ClientGroup:
     def shows_subagents(self) -> bool:
         """See :class:`crow.agent.Client`. True only if at least one client is attached and all attached clients show
         subagents."""
-        shown = [client.shows_subagents for _, client in self.pairs()]
+        shown = [client.caps.subagents for _, client in self.pairs()]
         return bool(shown) and all(shown)
 
     def open_subagent(self, session_id: str) -> _ClientGroup:
         """See :class:`crow.agent.Client`."""
         group = _SubagentGroup(self.root, session_id)
         for attachment, client in self.pairs():
-            if client.shows_subagents:
+            if client.caps.subagents:
                 group.clients[attachment] = client.subagents.open(session_id, group.feed)
         self.root.subagents[session_id] = group
         return group
@@ -382,7 +382,7 @@ class SessionClients(_ClientGroup):
         for state in self._states.values():
             client.subagents.note(state)
         for session_id, group in self.subagents.items():
-            if client.shows_subagents:
+            if client.caps.subagents:
                 group.clients[attachment] = client.subagents.open(session_id, group.feed)
         self.attachments.append(attachment)
         self._note_kinds()
@@ -469,7 +469,7 @@ class SessionClients(_ClientGroup):
 
     def _note_kinds(self) -> None:
         if self.attachments:
-            writers = [each.client.question_kinds for each in self.attachments if each.may_write]
+            writers = [each.client.caps.question_kinds for each in self.attachments if each.may_write]
             self.known_kinds = frozenset().union(*writers)
 
 

@@ -331,15 +331,12 @@ class SessionHost:
                 await hosted.session.run()
             else:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(hosted.follower.run, partial(self._close_deleted, hosted))
+                    tasks.start_soon(hosted.follower.run, partial(self.tasks.start_soon, self._close, hosted))
                     await hosted.session.run()
                     tasks.cancel_scope.cancel()
         except Exception:
             logger.exception("Session %s failed", hosted.session.id)
             self._forget(hosted)
-
-    def _close_deleted(self, hosted: HostSession) -> None:
-        self.tasks.start_soon(self._close, hosted)
 
     def _forget(self, hosted: HostSession) -> None:
         if self.open.get(hosted.session.id) is hosted:

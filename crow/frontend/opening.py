@@ -315,7 +315,7 @@ class SessionOpener:
             await client.send({"sessionUpdate": "session_info_update", **title})
         await client.subagents.tell()
         await client.join()
-        if opened.contents is not None and opened.contents.concerns_agents and client.takes_notices:
+        if opened.contents is not None and opened.contents.concerns_agents and client.caps.notices:
             await client.show(notice_of_workspace(opened.contents))
         client.open()
         if self._host.is_warm:

@@ -280,18 +280,6 @@ def new_title(text: str) -> str:
     return shorten(title, TITLE_CHARS)
 
 
-def resume_cursor(params: Mapping[str, Any]) -> str | None:
-    """Read `_meta["acp/cursor"]`, the cursor from which the client wants to resume. Return None if there is no
-    cursor.
-
-    :raises ArgumentError: the cursor is not a string.
-    """
-    cursor = _object(params, "_meta").get("acp/cursor")
-    if cursor is not None and not isinstance(cursor, str):
-        raise ArgumentError(f'_meta["acp/cursor"] is {describe_member(cursor)}; expected the cursor of an update.')
-    return cursor
-
-
 def wants_full_replay(params: Mapping[str, Any]) -> bool:
     """Return whether `_meta.crow.replay` is "full". In that case, `session/load` sends whole tool results even in a
     long session.

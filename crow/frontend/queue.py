@@ -99,7 +99,7 @@ class ClientQueue:
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._scope = anyio.CancelScope()
-        self._flushes: set[asyncio.Future[None]] = set()
+        self._flushes: set[anyio.Event] = set()
 
     async def run(self) -> None:
         """Send the waiting items in order, while the client is open. End after `detach`."""
@@ -208,11 +208,11 @@ class ClientQueue:
         """Wait until all events that are in the queue now have been sent, or until the client is detached."""
         if self.is_detached or not self._items:
             return
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done = anyio.Event()
         self._flushes.add(done)
-        self.put(partial(self._finish, done), 0)
+        self.put(partial(_set, done), 0)
         try:
-            await done
+            await done.wait()
         finally:
             self._flushes.discard(done)
 
@@ -225,17 +225,16 @@ class ClientQueue:
         self._progress.clear()
         self._has_room.set()
         for done in self._flushes:
-            if not done.done():
-                done.set_result(None)
+            done.set()
 
     def _end(self, reason: str) -> None:
         if not self.is_detached:
             self.detach()
             self._drop(reason)
 
-    async def _finish(self, done: asyncio.Future[None]) -> None:
-        if not done.done():
-            done.set_result(None)
+
+async def _set(event: anyio.Event) -> None:
+    event.set()
 
 
 def _size(item: Item) -> int:

@@ -18,12 +18,12 @@ from weakref import WeakValueDictionary
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
 from crow.domain.entries import TurnEnd
-from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError
+from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
 from crow.domain.events import ElicitationKind
 from crow.frontend.client import HISTORY, Outlet, RequestParams
 from crow.frontend.cursors import CURSOR_KEY, cursor_in
 from crow.frontend.errors import REQUEST_CANCELLED, request_error, turn_error
-from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, describe_member
+from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, describe_member, text_in
 from crow.frontend.methods import Methods, MethodTable, auth_methods
 from crow.frontend.options import session_commands
 from crow.frontend.params import ClientCapabilities, OpenRequest, open_request_from, session_alias
@@ -421,7 +421,7 @@ class VersionTwo:
             inserted.set_result(known.message_id)
         if not inserted.done():
             if run.prompt.in_inbox and not self._v1.requests.is_closing:
-                await drop(run.session, run.prompt)
+                await run.session.branch.reject_prompt(run.prompt.message_id, is_cancelled=run.prompt.error is None)
             inserted.set_exception(problem)
 
 
@@ -444,16 +444,6 @@ def revoke_waiting(session: Session) -> None:
     """Withdraw all prompts that wait for the running turn."""
     for prompt in session.waiting:
         session.revoke(prompt)
-
-
-async def drop(session: Session, prompt: PendingPrompt) -> None:
-    """Remove a prompt from the inbox. Must be called if the client that sent the prompt gets an error."""
-    try:
-        await session.conversation.adapters.store.drop_prompt(
-            session.id, prompt.message_id, is_cancelled=prompt.error is None
-        )
-    except StoreError as error:
-        logger.warning("Session %s: a cancelled prompt is still in the inbox: %s", session.id, error)
 
 
 def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
@@ -519,13 +509,4 @@ def _object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = params.get(key)
     if not isinstance(value, dict):
         raise ArgumentError(f"{key} is {describe_member(value)}; expected an object.")
-    return value
-
-
-def text_in(params: Mapping[str, Any], key: str, where: str = "") -> str:
-    """Return the parameter `key`, which must be a string. :raises ArgumentError: the parameter is missing or is not a
-    string."""
-    value = params.get(key)
-    if not isinstance(value, str):
-        raise ArgumentError(f"{where}{key} is {describe_member(value)}; expected a string.")
     return value
