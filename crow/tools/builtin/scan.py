@@ -216,7 +216,7 @@ def limit_lifetime(seconds: int) -> None:
     if not hasattr(select, "poll") or not hasattr(signal, "setitimer"):
         return
     answer = select.poll()
-    answer.register(1, 0)  # wait only for errors, such as that the reader has closed its end
+    answer.register(1, 0)  # wait only for errors, such as a reader that has closed its end
 
     def check_reader(_number: int, _frame: object) -> None:
         if answer.poll(0):

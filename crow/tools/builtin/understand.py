@@ -184,7 +184,7 @@ def _reading(arguments: Arguments) -> Arguments:
 
 
 def _searching(arguments: Arguments) -> Arguments:
-    """Lines before and after a match, which other agents give apart."""
+    """Combine separate numbers of lines before and after a match into `context`."""
     rest = dict(arguments)
     given = [rest.get(name) for name in _AROUND]
     counts = [value for value in given if isinstance(value, int) and not isinstance(value, bool) and value >= 0]
@@ -195,7 +195,7 @@ def _searching(arguments: Arguments) -> Arguments:
 
 
 def _command(arguments: Arguments) -> Arguments:
-    """Commands as a list, timeouts in milliseconds, and another working directory."""
+    """Accept a command as a list of words, a timeout in milliseconds, and another working directory."""
     rest = dict(arguments)
     match rest.get("command"):
         case [str(shell), "-c" | "-lc", str(line)] if shell.rpartition("/")[2] in ("bash", "sh", "zsh"):
@@ -219,7 +219,7 @@ def _command(arguments: Arguments) -> Arguments:
 
 
 def _plan(arguments: Arguments) -> Arguments:
-    """Steps with the fields of other agents."""
+    """Accept steps that have the field names of other agents."""
     rest, items = dict(arguments), arguments.get("items")
     if isinstance(items, list) and all(isinstance(item, dict) for item in items):
         known = ("content", "status", "priority")
