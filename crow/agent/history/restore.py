@@ -142,8 +142,8 @@ class Restore:
                 self._left.append(file.name)
 
     async def _undo(self, changed: File) -> set[str]:
-        """Undo one change set. Return its id and the ids of older change sets that this also undoes: if a change was
-        undone and redone, it is on the path twice."""
+        """Undo one change set. Return this and the older ones that are thereby undone, too: if a change was undone and
+        redone, it is on the path twice."""
         layers = self._workspace.layers
         change_set = await find(self._workspace, changed.change_set) if changed.recorded_here else None
         if layers is None or change_set is None:
