@@ -13,8 +13,8 @@ import anyio.lowlevel
 import pytest
 
 from crow.domain.events import FormQuestion
-from crow.frontend import queue
 from crow.frontend import prompts as prompts_module
+from crow.frontend import queue
 from crow.frontend.frames import RequestError
 from crow.frontend.host import ServerDependencies
 from crow.frontend.requester import Requester

@@ -38,8 +38,8 @@ from crow.frontend.clients import SessionClients
 from crow.frontend.cursors import Cursor, CursorGap
 from crow.frontend.missed import Missed
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.queue import ClientQueue
 from crow.frontend.questions import Dialogs
+from crow.frontend.queue import ClientQueue
 from crow.frontend.workspace import SharedWorkspace
 from crow.tools.workspace import DiskWorkspace
 from tests.support.shared_host import transcript
