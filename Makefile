@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay bench eval build clean
+.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama interop-page soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay bench eval site pictures build archives registry clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,14 +19,14 @@ help: ## list the targets
 
 setup: $(READY) ## make .venv with everything that the other targets need
 
-$(READY): pyproject.toml packages/acp-check/pyproject.toml constraints.txt
+$(READY): pyproject.toml packages/acp-check/pyproject.toml packages/crow-channels/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "$(PYTHON) is not Python 3.11 or newer; name one that is: make setup PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || $(MAKE_VENV) .venv || { \
 	  rm -rf .venv; echo "$(PYTHON) cannot make .venv; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into .venv ..."
 	@$(INSTALL) --requirement constraints.txt
-	@$(INSTALL) --no-build-isolation --no-deps --editable . --editable packages/acp-check
+	@$(INSTALL) --no-build-isolation --no-deps --editable . --editable packages/acp-check --editable packages/crow-channels
 	@touch $@
 
 run: $(READY) ## show what crow does, without a key
@@ -35,12 +35,14 @@ run: $(READY) ## show what crow does, without a key
 test: $(READY) ## run the tests, on two cores
 	$(BIN)/pytest --numprocesses 2
 	cd packages/acp-check && ../../$(BIN)/pytest --numprocesses 2
+	cd packages/crow-channels && ../../$(BIN)/pytest --numprocesses 2
 
 check: $(READY) ## check format, lint, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	cd packages/acp-check && ../../$(BIN)/mypy
+	cd packages/crow-channels && ../../$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(READY) ## put every file into the one format
@@ -84,6 +86,10 @@ $(SERVERS)/.llama:
 
 interop-gateway: $(READY) $(SERVERS)/.ready
 	CROW_GATEWAY=$(CURDIR)/$(SERVERS)/bin/litellm $(BIN)/pytest tests/interop/gateway.py
+
+# The page of crow serve in Chromium, with PAGE_FAULTS broken connections (1000): needs Chromium.
+interop-page: $(READY)
+	$(BIN)/pytest -s tests/interop/page.py
 
 # A real inference server: its own tokens, streams, parser of tool calls, limits and usage. Its model is written by the test.
 interop-llama: $(READY) $(SERVERS)/.llama
@@ -163,6 +169,21 @@ soak-messages: $(READY)
 soak-feed: $(READY)
 	$(BIN)/python -m tests.soak.feed $(or $(ORDERS),10000) $(or $(SEED),1)
 
+# MkDocs with the theme Material, in a virtual environment of its own. The build fails if a link leads nowhere.
+SITE := .venv-site
+
+$(SITE)/.ready: website/requirements.txt
+	@echo "installing MkDocs into $(SITE) ..."
+	@test -x $(SITE)/bin/python || $(MAKE_VENV) $(SITE)
+	@$(subst $(BIN)/python,$(SITE)/bin/python,$(INSTALL)) --requirement website/requirements.txt
+	@touch $@
+
+site: $(SITE)/.ready ## build the website into build/site/
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict --config-file website/mkdocs.yml
+
+pictures: $(READY) $(SITE)/.ready ## record crow for the README and the website, into docs/pictures/
+	$(SITE)/bin/python website/pictures.py
+
 bench: $(READY) ## measure everything; the figures go below build/bench/
 	$(BIN)/python -m benchmarks
 
@@ -173,7 +194,27 @@ build: $(READY) ## build the distributions into dist/
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python -m build --no-isolation --wheel --outdir dist packages/acp-check
+	$(BIN)/python -m build --no-isolation --wheel --outdir dist packages/crow-channels
+
+# uv fetches a relocatable Python for each platform, whose checksums it knows, and the wheels of constraints.txt.
+# PLATFORMS="linux-x86_64 ..." makes only those, PYTHONS="linux-x86_64=DIR ..." names Pythons that need not be fetched,
+# DOWNLOADS is the address below which the archives will be published.
+FETCHER := .venv-archives
+
+$(FETCHER)/.ready:
+	@test -x $(FETCHER)/bin/python || $(MAKE_VENV) $(FETCHER)
+	@$(subst $(BIN)/python,$(FETCHER)/bin/python,$(INSTALL)) uv==0.13.9
+	@touch $@
+
+archives: $(READY) $(FETCHER)/.ready ## make archives with a Python of their own, for five platforms, into dist/
+	rm -rf build/archives/wheel
+	$(BIN)/python -m build --no-isolation --wheel --outdir build/archives/wheel
+	$(BIN)/python -m release --uv $(FETCHER)/bin/uv --wheel build/archives/wheel/*.whl --downloads '$(DOWNLOADS)' \
+	  $(addprefix --platform ,$(PLATFORMS)) $(addprefix --python ,$(PYTHONS))
+
+registry: $(READY) ## write registry/agent.json anew
+	$(BIN)/python -m release.registry
 
 clean: ## remove .venv and everything that was made
-	rm -rf .venv $(SERVERS) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find crow packages tests schemas -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf .venv $(SERVERS) $(SITE) $(FETCHER) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find crow packages release tests schemas -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+from urllib.parse import urlsplit
 
 import anyio.to_thread
 from pydantic import SecretStr
@@ -20,6 +21,8 @@ from pydantic import SecretStr
 from crow.agent.hooks import Hook
 from crow.domain.errors import ArgumentError
 from crow.domain.protected_names import ProtectedNames
+from crow.export.links import PageLinks
+from crow.export.redact import Redactor, redactor
 from crow.llm import EndpointMemory, Model
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
@@ -53,7 +56,11 @@ from crow.tools.servers import (
 from crow.tools.workspace import DiskWorkspace
 
 if TYPE_CHECKING:  # imported later, because `initialize` is answered without them
+    from crow.export.redact import Redactor
+    from crow.mirror import Mirror
     from crow.store.admin import Admin
+    from crow.store.postgres.store import PostgresStore
+    from crow.telemetry.live import Collector
     from crow.tools.mcp.client import McpToolbox, ToolSettings
 
 
@@ -180,6 +187,13 @@ def open_toolbox(
     return open_toolbox(workspace, ports, servers, _tool_settings(loaded), on_change=on_change)
 
 
+def open_scratch_toolbox(cwd: Path, ports: Ports) -> AbstractAsyncContextManager[McpToolbox]:
+    """Return a context manager that opens the built-in tools for a scratch directory, which they cannot leave."""
+    from crow.tools.mcp.client import open_toolbox
+
+    return open_toolbox(DiskWorkspace(cwd, is_bounded=True), ports, ())
+
+
 def _tool_settings(loaded: _LoadedSource, asker: LoginAsker | None = None) -> ToolSettings:
     """Return the part of the settings that concerns tools."""
     from crow.tools.mcp.client import ToolSettings
@@ -220,8 +234,8 @@ def open_workspace(
         cwd,
         directories,
         keys=lambda: hidden_keys(loaded()),
-        own=(paths.config_file, paths.database, paths.log_file, paths.layers, *_server_files(loaded())),
-        own_folders=own_folders(paths, cwd),
+        own=(paths.config_file, *_database_files(paths), paths.log_file, paths.layers, *_server_files(loaded())),
+        own_folders=_own_folders(loaded(), cwd),
         own_readable=(config / "skills", config / "agents", config / "commands"),
         names=protected_names(loaded()),
         confiner=_open_confiner(loaded(), cwd, directories, is_bounded=is_bounded),
@@ -243,6 +257,31 @@ def _protected_names(added: tuple[str, ...], removed: tuple[str, ...]) -> Protec
     return ProtectedNames(added, removed)
 
 
+def _database_files(paths: Paths) -> tuple[Path, ...]:
+    """Return the files of the database. They may be in a directory that also holds other files of the user."""
+    return tuple(paths.database.with_name(f"{paths.database.name}{end}") for end in ("", "-wal", "-shm"))
+
+
+def open_links(loaded: _LoadedSource) -> PageLinks:
+    """Return the links to pages on this machine."""
+
+    def url() -> str:
+        settings = loaded().settings
+        listen, scheme = settings.serve.listen, "https" if settings.serve.tls_cert else "http"
+        return settings.share.url or ("" if "/" in listen else f"{scheme}://{listen}")
+
+    return PageLinks(
+        loaded().paths.links, url=url, redactor=lambda is_strict: page_redactor(loaded(), is_strict=is_strict)
+    )
+
+
+def page_redactor(loaded: Loaded, *, is_strict: bool) -> Redactor:
+    """Return what masks secrets in exported pages: the keys and tokens that crow knows and, if `is_strict` is true,
+    personal data and all that looks like a secret."""
+    known = (*loaded.settings.secrets(), *loaded.keys.values, *loaded.keys.others)
+    return redactor(known, home=os.path.expanduser("~"), is_strict=is_strict)
+
+
 def _server_files(loaded: Loaded) -> tuple[Path, ...]:
     """Return the files of `crow serve` that tools and commands may neither read nor write, such as its TLS key."""
     settings = loaded.settings.serve
@@ -262,8 +301,12 @@ def _open_confiner(
     from crow.tools.sandbox.confiner import KernelConfiner
     from crow.tools.sandbox.policy import SandboxOptions
 
-    database = (paths.database.with_name(f"{paths.database.name}{end}") for end in ("", "-wal", "-shm"))
-    files = (paths.config_file, paths.log_file, *database, *(() if paths.trace is None else (paths.trace,)))
+    files = (
+        paths.config_file,
+        paths.log_file,
+        *_database_files(paths),
+        *(() if paths.trace is None else (paths.trace,)),
+    )
     options = SandboxOptions(
         enabled=sandbox.enabled,
         network=sandbox.network,
@@ -271,7 +314,7 @@ def _open_confiner(
         writable=sandbox.writable,
         sockets=sandbox.sockets,
         programs=Programs(paths.programs),
-        own=(*files, paths.layers, *_server_files(loaded), *own_folders(paths, cwd)),
+        own=(*files, paths.layers, *_server_files(loaded), *_own_folders(loaded, cwd)),
         masked=tuple(map(static_part, loaded.settings.serve.roots)) if is_bounded else (),
         caches=paths.cache_dir / "commands",
         layers=paths.layers,
@@ -290,6 +333,14 @@ def own_folders(paths: Paths, cwd: str) -> tuple[Path, ...]:
     is_own = config.name == "crow" or config == paths.data_dir
     folders = (*((config,) if is_own else ()), paths.data_dir, paths.cache_dir, paths.log_file.parent)
     return tuple(folder for folder in folders if not workspace.is_relative_to(os.path.realpath(folder)))
+
+
+def _own_folders(loaded: Loaded, cwd: str) -> tuple[Path, ...]:
+    """Return the directories of `own_folders`, and that of the setting `store.mirror`."""
+    mirror = mirror_folder(loaded)
+    found = own_folders(loaded.paths, cwd)
+    holds_workspace = mirror is None or Path(os.path.realpath(cwd)).is_relative_to(os.path.realpath(mirror))
+    return found if mirror is None or holds_workspace else (*found, mirror)
 
 
 async def try_server(
@@ -421,18 +472,72 @@ def is_empty(loaded: Loaded) -> bool:
     return loaded.settings.database.url is None and not loaded.paths.database.exists()
 
 
-async def open_store(loaded: Loaded) -> Store:
-    """Open the user's database. The caller closes the returned store.
+async def open_store(loaded: Loaded, *, on_stored: Callable[[str], object] | None = None) -> Store:
+    """Open the user's database. The caller closes the returned store. `on_stored` is called with the id of a session
+    after the store has stored entries of it or has deleted it, and must return at once.
 
     :raises StoreError: the database cannot be used.
     :raises ArgumentError: the URL of the database is not valid, or crow was installed without the driver for
         PostgreSQL.
     """
     database = loaded.settings.database
+    store: SqliteStore | PostgresStore
     if database.url is None:
         days = loaded.settings.store.compress_after_days
-        return await SqliteStore.open(loaded.paths.database, compress_after_days=days)
-    return await _open_postgres(database)
+        store = await SqliteStore.open(loaded.paths.database, compress_after_days=days)
+    else:
+        store = await _open_postgres(database)
+    if on_stored is not None:
+        store.on_stored = on_stored
+    return store
+
+
+def open_mirror(loaded: Loaded, redact: Callable[[], Redactor]) -> Mirror | None:
+    """Return the mirror that the settings ask for, which must be started and closed, or None. `redact` returns a
+    function that masks secrets."""
+    path = mirror_folder(loaded)
+    if path is None:
+        return None
+    from crow.mirror import Mirror, MirrorSource
+
+    async def open_to_read() -> tuple[Store, Admin]:
+        store = await open_store_to_read(loaded)
+        return store, open_admin(store)
+
+    url = loaded.settings.database.url
+    parts = None if url is None else urlsplit(url.get_secret_value())
+    place = str(loaded.paths.database) if parts is None else f"{parts.hostname}:{parts.port or 5432}{parts.path}"
+    return Mirror(path, MirrorSource(open=open_to_read, database=place, redact=redact))
+
+
+def mirror_folder(loaded: Loaded) -> Path | None:
+    """Return the directory of the setting `store.mirror`, or None if it is unset."""
+    name = loaded.settings.store.mirror
+    return None if name is None else loaded.paths.config_file.parent / os.path.expanduser(name)
+
+
+def traced(store: Store, loaded: Loaded) -> Store:
+    """Return the store, wrapped if the settings ask for traces."""
+    if not loaded.settings.telemetry.enabled:
+        return store
+    from crow.telemetry.live import Sender, traced  # only users who ask for traces wait for this import
+
+    def connect() -> Collector:
+        from crow.telemetry.collector import OtlpCollector  # takes half a second, and is in an extra
+
+        return OtlpCollector(loaded.settings.telemetry.endpoint or "")
+
+    return traced(store, Sender(connect, trace_redactor(loaded)))
+
+
+def trace_redactor(loaded: Loaded) -> Redactor | None:
+    """Return a function that masks the content of traces, or None if traces have no content."""
+    if not loaded.settings.telemetry.content:
+        return None
+    from crow.export.redact import redactor
+
+    secrets = (*loaded.settings.secrets(), *loaded.keys.values, *loaded.keys.others)
+    return redactor(secrets, home=os.path.expanduser("~"), is_strict=True)
 
 
 async def open_store_to_read(loaded: Loaded) -> Store:
@@ -457,7 +562,7 @@ async def open_store_at(loaded: Loaded, place: str | None, *, to_read: bool = Fa
     return await (SqliteStore.open_to_read(path) if to_read else SqliteStore.open(path))
 
 
-async def _open_postgres(database: DatabaseSettings, *, to_read: bool = False) -> Store:
+async def _open_postgres(database: DatabaseSettings, *, to_read: bool = False) -> PostgresStore:
     try:
         from crow.store.postgres.store import PostgresStore
     except ModuleNotFoundError as error:

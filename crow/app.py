@@ -16,9 +16,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import anyio
+import anyio.to_thread
 
 from crow import adapters
 from crow.agent.commands import COMMANDS
@@ -44,6 +46,10 @@ from crow.settings.load import tokens_in_headers
 from crow.store import Store
 from crow.tools import SandboxStatus, Workspace
 from crow.trace.record import Recorder
+
+if TYPE_CHECKING:  # only `store.mirror` needs them
+    from crow.export.redact import Redactor
+    from crow.mirror import Mirror
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +105,7 @@ class Wiring:
         self._printed_keys: tuple[str, ...] = ()
         self._session_settings: SessionSettings | None = None
         self._store: Store | None = None
+        self._mirror: Mirror | None = None
         self._gateways = Gateways()
         self._is_rerouted = False
         self._generation = 0
@@ -166,6 +173,7 @@ class Wiring:
             settings=self._settings_of_sessions,
             user_instructions=self._loaded.paths.config_file.parent / INSTRUCTION_FILE,
             hooks=self._hooks,
+            links=adapters.open_links(lambda: self._loaded),
             node=(self._settings.serve.node or socket.gethostname()) if store.notifies else "",
         )
 
@@ -178,7 +186,9 @@ class Wiring:
             await imports.settle()
 
     async def close(self) -> None:
-        """Close the connections to all models."""
+        """Close the connections to all models, and the mirror."""
+        if self._mirror is not None:
+            await anyio.to_thread.run_sync(self._mirror.close)
         for model in (*self._retired_models, *self._models.values()):
             await model.close()
 
@@ -311,8 +321,18 @@ class Wiring:
         return await adapters.open_workspace(lambda: self._loaded, tempfile.gettempdir(), ()).sandbox_status()
 
     async def _open_store(self) -> Store:
-        self._store = await adapters.open_store(self._loaded)
+        mirror = adapters.open_mirror(self._loaded, self._redactor)
+        store = await adapters.open_store(self._loaded, on_stored=None if mirror is None else mirror.note)
+        self._store = adapters.traced(store, self._loaded)
+        if mirror is not None:
+            self._mirror = mirror
+            mirror.start()
         return self._store
+
+    def _redactor(self) -> Redactor:
+        from crow.export.redact import committed  # only `store.mirror` needs it
+
+        return committed(self._secrets)
 
     def _settings_of_sessions(self) -> SessionSettings:
         if self._session_settings is None:
@@ -330,6 +350,7 @@ class Wiring:
                 compaction=CompactionPolicy(
                     auto=compaction.auto,
                     threshold=compaction.threshold,
+                    window=compaction.window,
                     keep_tokens=compaction.keep_tokens,
                     target=compaction.target,
                     early=compaction.early or None,

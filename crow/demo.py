@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from crow.domain.errors import CrowError
+from crow.runtime import own_command
 
 Json: TypeAlias = dict[str, Any]
 
@@ -55,8 +56,8 @@ class CrowProcess:
         own = {"CROW_HOME": str(scratch / "home"), "CROW_MODEL": "offline"}
         others = {name: value for name, value in os.environ.items() if not name.startswith(("CROW_", "OPENAI_"))}
         with self._errors.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "crow", "acp"],
+            self._process = subprocess.Popen(  # noqa: S603  our own program
+                own_command("acp"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

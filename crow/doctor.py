@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -78,7 +79,7 @@ async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[
     """
     adapters.protect_process(loaded)
     report(_check_configuration(loaded))
-    for finding in _check_hooks(loaded):
+    for finding in (*_check_hooks(loaded), *_check_telemetry(loaded)):
         report(finding)
     store = await _check_database(loaded, report)
     try:
@@ -189,6 +190,16 @@ def _check_configuration(loaded: Loaded) -> Finding:
             "configuration", "warning", f"{file} can be read by others, and keys are in use", f"Run chmod 600 {file}."
         )
     return Finding("configuration", "ok", f"{file} is valid")
+
+
+def _check_telemetry(loaded: Loaded) -> Iterator[Finding]:
+    """Yield a finding if the settings ask for traces."""
+    if loaded.settings.telemetry.enabled and find_spec("opentelemetry.sdk") is None:
+        advice = "Run pip install 'crow-acp[otel]', or set telemetry.enabled to false."
+        yield Finding("telemetry", "warning", "no traces are sent: OpenTelemetry's SDK is not installed", advice)
+    elif loaded.settings.telemetry.enabled:
+        content = "with" if loaded.settings.telemetry.content else "without"
+        yield Finding("telemetry", "ok", f"traces {content} content are sent to a collector")
 
 
 def _check_hooks(loaded: Loaded) -> Iterator[Finding]:
@@ -526,13 +537,15 @@ def _sandbox_finding(status: SandboxStatus, paths: Paths) -> Finding:
             advice = 'Set sandbox.enabled = "auto".'
         return Finding(check, state, f"{status.problem.rstrip('.')}; {words}", advice)
     parts = [f"{status.name} confines commands"]
-    parts.append("a read command's writes are thrown away" if status.has_overlay else "a read command writes nothing")
+    parts.append("each runs in a layer" if status.has_overlay else "there are no layers, so undo restores less")
     parts.append("commands that write have network access" if status.has_network else "no network access")
     parts += [f"also readable: {', '.join(status.readable)}"] if status.readable else []
     parts += [f"also writable: {', '.join(status.writable)}"] if status.writable else []
     if status.problem:
         return Finding(check, "warning", "; ".join([*parts, status.problem]), "Change it in [sandbox] of config.toml.")
-    return Finding(check, "ok", "; ".join(parts))
+    has_bubblewrap = Programs(paths.programs).find("bwrap") is not None
+    advice = "" if status.has_overlay else sandbox_advice(has_bubblewrap=has_bubblewrap)
+    return Finding(check, "ok", "; ".join(parts), advice)
 
 
 def sandbox_advice(root: Path = Path("/"), *, has_bubblewrap: bool) -> str:

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -18,6 +19,15 @@ program's name."""
 
 _M_MMAP_THRESHOLD = -3
 _LARGE_BLOCK_BYTES = 1024 * 1024
+
+
+def own_command(*arguments: str) -> list[str]:
+    """Return the command that starts crow once more, with the Python that runs this process.
+
+    Python must not import anything from the directory in which it starts, which may be a workspace. In an archive with
+    a Python of its own, it must not follow PYTHONPATH either.
+    """
+    return [sys.executable, "-I" if sys.flags.isolated else "-P", "-m", "crow", *arguments]
 
 
 @contextmanager

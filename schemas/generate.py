@@ -22,7 +22,7 @@ from crow.cli.arguments import whole_parser
 from crow.cli.reference import manual, reference_of
 from crow.domain import entries, messages
 from crow.settings import Settings, values
-from crow.settings.values import Section
+from crow.settings.types import Section
 from crow.store import portable
 from crow.store.codec import KINDS
 from crow.store.portable import RECORDS, EntryRecord

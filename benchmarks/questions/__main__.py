@@ -292,10 +292,11 @@ class Reviewer:
         """See :class:`crow.tools.ChangeReviewer`. Nothing is reached."""
         return HostVerdict(refusal="no command of the corpus reaches the network")
 
-    async def review(self, _call_id: str, changes: Changes) -> str:
+    async def review(self, _call_id: str, changes: Changes, command: PlannedCall | None = None) -> str:
         """See :class:`crow.tools.ChangeReviewer`."""
-        if changes.shown and self._plan is not None:
-            self.ask(about_changes(self._plan, changes, ()))
+        plan = command or self._plan
+        if changes.shown and plan is not None:
+            self.ask(about_changes(plan, changes, ()))
         return ""
 
 

@@ -16,6 +16,7 @@ from crow.domain.events import (
     CallAnnounced,
     CallEnded,
     CallProgressed,
+    CompactionChanged,
     EntryStored,
     Event,
     SubagentLinked,
@@ -81,7 +82,7 @@ class _OpenMessage:
 
 
 class Feed:
-    """The items of a session that are not in its log yet: the unfinished message and the unfinished calls.
+    """The items of a session that are not in its log yet: the unfinished message, calls and compaction.
 
     `put` must be called with each item of the session. Then the log up to `entry`, followed by `open_items`, is
     everything that clients have been told.
@@ -93,6 +94,8 @@ class Feed:
         """The id of the newest stored entry."""
         self._message = _OpenMessage()
         self._calls: dict[CallRef, _UnfinishedCall] = {}
+        self._compaction: CompactionChanged | None = None
+        """The summary that is being written."""
 
     def put(self, item: Item) -> Item:
         """Add the next item. Return it with its position."""
@@ -109,6 +112,8 @@ class Feed:
                 message.thought_chars += len(text)
             case CallAnnounced(call=call):
                 self._calls.setdefault(call, _UnfinishedCall(item)).announced = item
+            case CompactionChanged(status=status):
+                self._compaction = item if status == "in_progress" else None
             case CallProgressed(call=call) if call in self._calls:
                 self._calls[call].progress = item
             case CallEnded(call=call):
@@ -125,7 +130,7 @@ class Feed:
 
     def open_items(self) -> tuple[Item, ...]:
         """Return the items that lead from the log to the present state, in order."""
-        items: list[Item | None] = []
+        items: list[Item | None] = [self._compaction]
         for call in self._calls.values():
             items += [call.announced, call.started, call.linked, call.progress]
         message = self._message
@@ -167,7 +172,10 @@ class Feed:
                 self._calls[call].started = item
             case entries.ToolResult(call=call):
                 self._calls.pop(call, None)
+            case entries.Checkpoint():
+                self._compaction = None
             case entries.TurnEnd():
+                self._compaction = None
                 self._message, self._calls = _OpenMessage(), {}
             case _:
                 pass

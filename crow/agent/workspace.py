@@ -154,7 +154,15 @@ def notice_of_recovery(recovered: Recovered) -> NoticeShown:
 def notice_of_sandbox(status: SandboxStatus) -> NoticeShown | None:
     """Return a warning if nothing confines commands, or if some of the settings for confinement cannot be used. Return
     None if all is well, or if the user has turned confinement off."""
-    if status.setting == "off" or (status.name and not status.problem):
+    if status.setting == "off":
+        return None
+    if status.name and not status.problem and not status.has_overlay:
+        words = (
+            f"{status.name} confines commands, but not in layers. So commands name their access before they run, and "
+            "an undo restores only what crow could copy before. `crow doctor` says what would give layers."
+        )
+        return NoticeShown(severity="info", title="Commands run without layers", description=words)
+    if status.name and not status.problem:
         return None
     if status.name:
         return NoticeShown(severity="warning", title="[sandbox] in config.toml", description=status.problem)
@@ -189,14 +197,25 @@ def _describe_confinement(status: SandboxStatus) -> list[str]:
             "Every command has `full` access: it can do everything that you can.",
             f"{setting}. {TRY}",
         ]
-    throwaway = "what it writes into the workspace is thrown away" if status.has_overlay else "it can write nothing"
     network = "it has network access" if status.has_network else "it has no network access"
     problem = [f"Not used: {status.problem}"] if status.problem else []
     more = [f"`{name}` adds {_and_more([code(path) for path in paths], 5)}" for name, paths in _added(status) if paths]
-    return [
+    ways = [
         f"{status.name} holds each command to the access that it asked for:",
-        f"- `read`: sees the system, the workspace and your toolchains; {throwaway}, and it has no network access",
+        "- `read`: sees the system, the workspace and your toolchains; it can write nothing, and has no network access",
         f"- `write`: can also change files in the workspace, except protected ones; {network}",
+    ]
+    if status.has_overlay:
+        layered = (
+            f"{status.name} runs each command in a layer over the workspace. What it has changed is kept or dropped "
+            "afterwards, as the mode, your rules or you decide."
+        )
+        ways = [
+            layered,
+            f"- `write`, in the background: changes files in the workspace at once, except protected ones; {network}",
+        ]
+    return [
+        *ways,
         "- `full`: is not confined, and can do everything that you can",
         "; ".join([setting, f"`network` is {'true' if status.has_network else 'false'}", *more])
         + ". `crow doctor` tries it out.",

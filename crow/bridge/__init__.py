@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 
 TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`; importing `typing` would take 10 ms
 if TYPE_CHECKING:
@@ -84,8 +83,9 @@ def start_resident() -> str:
     the reason why it did not start."""
     import subprocess  # takes 10 ms, and is needed only if the server has ended
 
-    # -P: the editor may have started crow in a workspace, and Python must not import anything from there.
-    command = [sys.executable, "-P", "-m", "crow", "serve", "--user", "--start"]
+    from crow.runtime import own_command  # imports ctypes
+
+    command = own_command("serve", "--user", "--start")
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603  our own
     return done.stderr.decode(errors="replace").strip().removeprefix("crow: ") if done.returncode else ""
 

@@ -16,15 +16,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from crow.adapters import open_admin, open_store_at
+from crow.adapters import open_admin, open_links, open_store_at, page_redactor, trace_redactor
 from crow.cli.output import Column, in_terminal, print_json, print_table, say
+from crow.cli.publish import publish
 from crow.cli.replay import known_extras, scratch
 from crow.cli.sessions import SessionsContext, all_sessions, parse_age, print_sessions
 from crow.domain.errors import ArgumentError
 from crow.domain.text import plural, safe, safe_json
+from crow.export.links import PageLink
 from crow.export.page import session_page
-from crow.export.redact import Redactor, redactor
-from crow.replay.case import write_case
+from crow.export.redact import Redactor
+from crow.replay.case import with_subagents, write_case
 from crow.replay.requests import Rebuilder
 from crow.settings import Loaded
 from crow.store import SessionChanges
@@ -33,13 +35,15 @@ from crow.store.copying import CopiedConversation, SessionCopy
 from crow.store.portable import clean_title
 from crow.store.principals import check_principal
 from crow.store.transcript import Transcript, time_text
+from crow.telemetry.otlp import otlp_lines
 from crow.terminal.browser import open_page
 
 _MEGABYTE = 1024 * 1024
 
 
 async def export(context: SessionsContext) -> None:
-    """`crow sessions export`: write sessions as complete JSONL, as Markdown or HTML for reading, or as a case file."""
+    """`crow sessions export`: write sessions as complete JSONL, as Markdown or HTML for reading, as a case file,
+    or as traces."""
     options = context.options
     if bool(options.ids) == options.all:
         raise ArgumentError("Name the sessions to export, or give --all.")
@@ -49,6 +53,8 @@ async def export(context: SessionsContext) -> None:
         if options.redact:
             raise ArgumentError("--redact works only with --format html or markdown, because jsonl is always complete.")
         lines = context.admin.export(ids)
+    elif options.format == "otlp":
+        lines = _otlp(context, ids)
     elif options.format == "markdown":
         lines = _markdown(context, ids)
     else:
@@ -56,7 +62,7 @@ async def export(context: SessionsContext) -> None:
             raise ArgumentError(f"--format {options.format} writes one session; name one SESSION.")
         lines = _case(context, ids[0]) if options.format == "case" else await _html(context, ids[0])
     if options.output is None:
-        escape = None if not in_terminal() else safe_json if options.format in ("jsonl", "case") else safe
+        escape = None if not in_terminal() else safe_json if options.format in ("jsonl", "case", "otlp") else safe
         async for line in lines:
             sys.stdout.buffer.write(line if escape is None else escape(line.decode()).encode())
         sys.stdout.buffer.flush()
@@ -71,14 +77,21 @@ async def export(context: SessionsContext) -> None:
 async def view(context: SessionsContext) -> None:
     """`crow sessions view`: write a session as HTML to a private directory, and open it in the browser."""
     (session_id,) = await context.find_ids()
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", session_id)[:80]
-    path = Path(tempfile.mkdtemp(prefix="crow-")) / f"{name}.html"
-    with _new_file(path) as file:
-        async for piece in await _html(context, session_id):
-            file.write(piece)
+    path = await _write_page(context, session_id, None)
     is_open = await asyncio.to_thread(open_page, path.as_uri())
     hints = [] if is_open else ["No browser could be opened; open this file yourself."]
     context.report([{"path": str(path), "opened": is_open}], str(path), *hints)
+
+
+async def _write_page(context: SessionsContext, session_id: str, path: Path | None) -> Path:
+    """Write the page of a session to a new file, by default in a private directory. Return its path."""
+    if path is None:
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", session_id)[:80].lstrip(".-") or "session"
+        path = Path(tempfile.mkdtemp(prefix="crow-")) / f"{name}.html"
+    with _new_file(path) as file:
+        async for piece in await _html(context, session_id):
+            file.write(piece)
+    return path
 
 
 async def set_archived(context: SessionsContext, *, archived: bool) -> None:
@@ -92,6 +105,10 @@ async def set_archived(context: SessionsContext, *, archived: bool) -> None:
 async def share(context: SessionsContext) -> None:
     """`crow sessions share` and `crow sessions unshare`."""
     (session_id,) = await context.find_ids()
+    if context.options.is_page:
+        return await _share_page(context, session_id)
+    if context.options.principal is None:
+        raise ArgumentError("Name the PRINCIPAL with whom to share the session, or give --html.")
     principal, access = check_principal(context.options.principal), context.options.access
     had = {one.principal: one.access for one in await context.store.shares(session_id)}
     if access is None and principal not in had:
@@ -102,6 +119,57 @@ async def share(context: SessionsContext) -> None:
     words = f"no longer shared with {principal}" if access is None else f"{principal} may {access} it"
     values = {"id": row.id, "title": row.title, "principal": principal, "access": access}
     context.report([values], f"{_name(row.id, row.title)}: {words}")
+    return None
+
+
+async def _share_page(context: SessionsContext, session_id: str) -> None:
+    """`crow sessions share --html`: write a page, and publish it if a command is configured. With --link, let `crow
+    serve` show it instead."""
+    options, settings = context.options, context.loaded.settings
+    if options.principal is not None:
+        raise ArgumentError(f'--html makes a page for anyone; leave out the principal "{options.principal}".')
+    if options.link:
+        if options.output is not None:
+            raise ArgumentError("--link keeps the page in crow's own directory; leave out --output.")
+        link, url = await open_links(lambda: context.loaded).add(
+            context.store, session_id, age=options.expires, is_strict=options.redact
+        )
+        hint = (
+            f"crow serve shows it until {time_text(link.expires_ms)}; crow sessions links --revoke {link.id} ends it."
+        )
+        return context.report([{**_link_values(link), "url": url}], url, hint)
+    path = await _write_page(context, session_id, None if options.output is None else Path(options.output))
+    values: dict[str, object] = {"path": str(path), "bytes": path.stat().st_size}
+    if settings.share.command is None:
+        return context.report([values], str(path))
+    url = await asyncio.to_thread(publish, settings.share.command, path, context.loaded.paths.config_file.parent)
+    return context.report([{**values, "url": url}], str(path), url)
+
+
+async def list_links(context: SessionsContext) -> None:
+    """`crow sessions links`: list the links to pages that `crow serve` shows, or revoke some."""
+    links = open_links(lambda: context.loaded)
+    if context.options.revoke:
+        for name in dict.fromkeys(context.options.revoke):
+            link = await links.revoke(name)
+            context.report(
+                [{**_link_values(link), "revoked": True}], f"{link.id}: revoked ({_name(link.session, None)})"
+            )
+        return None
+    found = await links.list()
+    if context.options.json:
+        return print_json(map(_link_values, found))
+    cells = [(one.id, one.session, time_text(one.expires_ms), one.principal or "", one.title) for one in found]
+    columns = (Column("Link", "fixed"), Column("Session", "fixed"), Column("Expires", "fixed"), Column("Owner"))
+    print_table(
+        (*columns, Column("Title")), cells, empty="No links. crow sessions share SESSION --html --link makes one."
+    )
+    return None
+
+
+def _link_values(link: PageLink) -> dict[str, object]:
+    times = {"created": time_text(link.created_ms, "seconds"), "expires": time_text(link.expires_ms, "seconds")}
+    return {"id": link.id, "session": link.session, "title": link.title, "principal": link.principal, **times}
 
 
 async def rename(context: SessionsContext) -> None:
@@ -261,12 +329,21 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
         raise ArgumentError(f"{path} cannot be written: {error.strerror}.") from error
 
 
+async def _all_if_none(context: SessionsContext, ids: Sequence[str] | None) -> Sequence[str]:
+    lists = (all_sessions(context.store, archived=archived) for archived in (False, True))
+    return ids if ids is not None else [row.id for rows in lists async for row in rows]
+
+
+async def _otlp(context: SessionsContext, ids: Sequence[str] | None) -> AsyncIterator[bytes]:
+    for name in await _all_if_none(context, ids):
+        sessions = await with_subagents(context.store, name)
+        async for line in otlp_lines(context.store, sessions, trace_redactor(context.loaded)):
+            yield line
+
+
 async def _markdown(context: SessionsContext, ids: Sequence[str] | None) -> AsyncIterator[bytes]:
-    if ids is None:
-        lists = (all_sessions(context.store, archived=archived) for archived in (False, True))
-        ids = [row.id for rows in lists async for row in rows]
     redact = _redactor(context)
-    for name in ids:
+    for name in await _all_if_none(context, ids):
         transcript = Transcript(is_full=True)
         yield redact(transcript.head(await context.store.session(name))).encode()
         async for batch in context.store.history(name):
@@ -294,8 +371,7 @@ async def _case(context: SessionsContext, session_id: str) -> AsyncIterator[byte
 
 
 def _redactor(context: SessionsContext, *, is_strict: bool = False) -> Redactor:
-    home = os.path.expanduser("~")
-    return redactor(context.loaded.settings.secrets(), home=home, is_strict=is_strict or context.options.redact)
+    return page_redactor(context.loaded, is_strict=is_strict or context.options.redact)
 
 
 def _backup_path(path: Path) -> Path:

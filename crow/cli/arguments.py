@@ -225,8 +225,12 @@ def _add_reading_commands(parser: argparse.ArgumentParser, add: _AddCommand) -> 
         _add_list_options(each)
     show = add("show", sessions.show_session, "show a session as a transcript", "1")
     show.add_argument("--as-model", action="store_true", help="print the messages that the model would get now")
-    words = "openai prints the messages of --as-model as the JSON array of a Chat Completions request"
-    show.add_argument("--format", choices=("markdown", "openai"), default="markdown", help=words)
+    words = (
+        "jsonl prints one entry per line, with keys and tokens masked; openai prints the messages of --as-model as the "
+        "JSON array of a Chat Completions request"
+    )
+    show.add_argument("--format", choices=("markdown", "jsonl", "openai"), default="markdown", help=words)
+    show.add_argument("--follow", action="store_true", help="go on with each new entry; Ctrl-C ends it")
     show.add_argument("--full", action="store_true", help="include thoughts, diffs and complete tool results")
     show.add_argument("--call", metavar="CALL", help="print only the whole output of this tool call, such as call_12_0")
     search = add("search", sessions.search, "find words in the sessions")
@@ -307,9 +311,10 @@ def _add_file_commands(add: _AddCommand) -> None:
     export.add_argument("--all", action="store_true", help="every session")
     export.add_argument(
         "--format",
-        choices=("jsonl", "markdown", "html", "case"),
+        choices=("jsonl", "markdown", "html", "case", "otlp"),
         default="jsonl",
-        help="jsonl (default) is complete; markdown and html are for reading; case is redacted, for crow replay",
+        help="jsonl (default) is complete; markdown and html are for reading; case is redacted, for crow replay; "
+        "otlp has OpenTelemetry traces",
     )
     export.add_argument("-o", "--output", metavar="FILE", help="a new file that only you can read; default: stdout")
     view = add("view", admin.view, "show a session in the browser, as one private HTML file", "1")
@@ -367,18 +372,31 @@ def _add_changing_commands(add: _AddCommand) -> None:
 def _add_share_commands(add: _AddCommand) -> None:
     from crow.cli import admin
 
-    share = add("share", admin.share, "let another principal of crow serve see a session and its subagents", "1")
+    words = "let another principal of crow serve see a session and its subagents, or share it as a page"
+    share = add("share", admin.share, words, "1")
     unshare = add("unshare", admin.share, "no longer share a session with another principal", "1")
     for each in (share, unshare):
-        each.add_argument(
-            "principal", metavar="PRINCIPAL", help="the name of the principal, as given to crow serve token add"
-        )
-        each.set_defaults(access=None)
+        nargs = "?" if each is share else None
+        words = "the name of the principal, as given to crow serve token add"
+        each.add_argument("principal", metavar="PRINCIPAL", nargs=nargs, help=words)
+        each.set_defaults(access=None, is_page=False)
     accesses = share.add_mutually_exclusive_group(required=True)
     words = "PRINCIPAL may read and fork the session"
     accesses.add_argument("--read", dest="access", action="store_const", const="read", help=words)
     words = "PRINCIPAL may also send prompts, and change title, model, mode and options"
     accesses.add_argument("--write", dest="access", action="store_const", const="write", help=words)
+    words = "write the session as one HTML file, and publish it with share.command if that is set"
+    accesses.add_argument("--html", dest="is_page", action="store_true", help=words)
+    share.add_argument(
+        "-o", "--output", metavar="FILE", help="with --html: a new file (default: in a private directory)"
+    )
+    words = "with --html: crow serve shows the page to anyone who has its secret link"
+    share.add_argument("--link", action="store_true", help=words)
+    share.add_argument("--expires", metavar="AGE", default="7d", help="with --link: how long, such as 12h, 7d or 8w")
+    words = "with --html: also hide e-mail addresses, home directories, and what looks like a token or password"
+    share.add_argument("--redact", action="store_true", help=words)
+    links = add("links", admin.list_links, "list the links to pages that crow serve shows, or revoke some")
+    links.add_argument("--revoke", metavar="LINK", action="append", default=[], help="revoke this link")
 
 
 def _add_mcp_commands(parser: argparse.ArgumentParser) -> None:

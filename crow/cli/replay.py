@@ -16,7 +16,7 @@ import anyio.to_thread
 from pydantic import ValidationError
 
 from crow import __version__
-from crow.adapters import endpoint_of, open_admin, open_model, open_store_at, open_store_to_read
+from crow.adapters import endpoint_of, open_admin, open_model, open_scratch_toolbox, open_store_at, open_store_to_read
 from crow.agent.compaction.budget import CompactionPolicy
 from crow.cli.loading import load
 from crow.cli.output import Column, print_json, print_table, say
@@ -26,6 +26,7 @@ from crow.domain.text import plural, safe
 from crow.llm import Model
 from crow.llm.sent import extra_digest
 from crow.replay.case import import_case, replays, with_subagents
+from crow.replay.edits import ReplayedEdit, replayed_edits
 from crow.replay.requests import LoggedRequest, Rebuilder, ReplayedRequest, logged_requests, request_of
 from crow.replay.whatif import Change, WouldSend, what_if
 from crow.settings import Loaded
@@ -35,7 +36,7 @@ from crow.store import Store
 from crow.store.admin import Admin
 
 _COMPACTION = "compaction."
-_SETTABLE = ("auto", "threshold", "keep_tokens", "target")
+_SETTABLE = ("auto", "threshold", "window", "keep_tokens", "target")
 _SHOWN = 20
 _MAX_PROMPT_BYTES = 4 * 1024 * 1024
 
@@ -128,12 +129,26 @@ async def _compare(
         found.append(each)
         if options.json:
             print_json([asdict(each)])
+    edits: list[ReplayedEdit] = []
+    for session in () if is_case else sessions:  # masking has changed the files in a case
+        async for edit in replayed_edits(store, session, open_scratch_toolbox):
+            edits.append(edit)
+            if options.json:
+                print_json([asdict(edit)])
     counts = {
         outcome: sum(each.outcome == outcome for each in found) for outcome in ("identical", "different", "unproven")
     }
     if not options.json:
         _print_comparison(sessions, found, counts)
-    return 1 if counts["different"] else 0
+        _print_edits(edits)
+    return 1 if counts["different"] or any(edit.outcome == "different" for edit in edits) else 0
+
+
+def _print_edits(edits: list[ReplayedEdit]) -> None:
+    if edits:
+        say(f"edits: {sum(each.outcome == 'identical' for each in edits):,} of {len(edits):,} identical, made again")
+    for each in [edit for edit in edits if edit.words][:_SHOWN]:
+        say(f"  {each.tool} in turn {each.turn}, entry {each.entry}: {safe(each.words)}")
 
 
 def _print_comparison(sessions: list[str], found: list[ReplayedRequest], counts: Mapping[str, int]) -> None:
@@ -166,6 +181,7 @@ async def _change(options: argparse.Namespace, loaded: Loaded, store: Store, ses
     policy = CompactionPolicy(
         auto=compaction.auto,
         threshold=compaction.threshold,
+        window=compaction.window,
         keep_tokens=compaction.keep_tokens,
         target=compaction.target,
     )

@@ -11,10 +11,11 @@ import sys
 import time
 from calendar import monthrange
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from crow.adapters import is_empty, open_admin, open_store, open_store_to_read
 from crow.cli.loading import load
@@ -30,19 +31,24 @@ from crow.cli.output import (
     unique_prefixes,
 )
 from crow.domain.conversation import for_model
-from crow.domain.entries import Assistant, CallRef, ToolResult
-from crow.domain.errors import ArgumentError
+from crow.domain.entries import Assistant, CallRef, Entry, ToolResult
+from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.receipts import receipt_in
 from crow.domain.spending import Spending
 from crow.domain.text import plural, safe, safe_json, title_line
+from crow.export.lines import entry_line
+from crow.export.redact import committed
 from crow.llm.chat.encode import ChatEncoder
 from crow.llm.dialect import Dialect
 from crow.settings import Loaded, load_settings
 from crow.store import GROUPS, Group, Scope, SessionRow, Store, UsageTotal, hits_by_session, node_of
 from crow.store.admin import Admin, ListedSession, SessionFilter
-from crow.store.codec import encode, tag_name, tags_of
+from crow.store.codec import tag_name, tags_of
 from crow.store.spending import add_sessions, session_spending
 from crow.store.transcript import Transcript, message_text, time_text
+
+if TYPE_CHECKING:
+    from crow.store.watching import Watcher
 
 LISTED = 20
 _PAGE = 200
@@ -164,23 +170,44 @@ async def show_session(context: SessionsContext) -> None:
     (session_id,) = await context.find_ids()
     if context.options.call is not None:
         return await _show_call(context, session_id)
+    if context.options.follow and (context.options.as_model or context.options.format == "openai"):
+        raise ArgumentError("--follow works only with a transcript and with --format jsonl.")
     if context.options.as_model or context.options.format == "openai":
         return await _show_context(context, session_id)
-    history = (entry async for batch in context.store.history(session_id) for entry in batch)
-    if context.options.json:
-        async for entry in history:
-            body = encode(entry.body, shares_texts=False)
-            text = body.text if body.spilled is None else body.blobs[body.spilled].decode()
-            created = time_text(entry.created_ms, "seconds")
-            head = {"id": entry.id, "turn": entry.turn, "kind": body.kind, "model": entry.model, "created": created}
-            print_json([{**head, "body": json.loads(text or "{}")}])
-        return None
-    transcript = Transcript(is_full=context.options.full)
-    shares = await context.store.shares(session_id)
-    print_markdown(transcript.head(await context.store.session(session_id), shares))
-    async for entry in history:
-        print_markdown(transcript.feed(entry))
+    row = await context.store.session(session_id)
+    show: Callable[[Entry], None]
+    if context.options.json or context.options.format == "jsonl":
+        redact = committed(context.loaded.settings.secrets())
+        show = lambda entry: _print_line(entry_line(entry, redact))  # noqa: E731
+    else:
+        transcript = Transcript(is_full=context.options.full)
+        print_markdown(transcript.head(row, await context.store.shares(session_id)))
+        show = lambda entry: print_markdown(transcript.feed(entry))  # noqa: E731
+    last = row.newest_entry
+    async for batch in context.store.history(session_id):
+        for entry in batch:
+            show(entry)
+            last = max(last, entry.id)
+    if context.options.follow:
+        await _follow(context.store, session_id, last, show)
     return None
+
+
+async def _follow(store: Store, session_id: str, last: int, show: Callable[[Entry], None]) -> None:
+    """Show each entry that the session stores after the entry `last`, on whatever branch, until the user stops it or
+    the session is deleted."""
+    sys.stdout.flush()
+    with suppress(NoSuchSession):
+        async for news in cast("Watcher", store).watch(session_id, after=last):
+            for entry in news.entries:
+                show(entry)
+            sys.stdout.flush()
+
+
+def _print_line(line: str) -> None:
+    """Print a line of JSON. Characters that the encoding of stdout may lack are escaped as JSON does it."""
+    is_utf = (sys.stdout.encoding or "").lower().startswith("utf")
+    sys.stdout.write(line if is_utf else json.dumps(json.loads(line)) + "\n")
 
 
 async def _show_call(context: SessionsContext, session_id: str) -> None:
@@ -538,6 +565,10 @@ def _listed_values(one: ListedSession) -> Mapping[str, object]:
         "updated": time_text(row.updated_ms, "seconds"),
         "messages": one.messages,
         "entries": row.entries,
+        "compacted": one.is_compacted,
+        "files_changed": row.files_changed,
+        "lines_added": row.lines_added,
+        "lines_removed": row.lines_removed,
         "model": row.model,
         "mode": row.mode,
         "archived": row.archived,

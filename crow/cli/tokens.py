@@ -1,12 +1,14 @@
-"""`crow serve token`: adds, lists and revokes the tokens with which clients log in to `crow serve`."""
+"""`crow serve token` and `crow serve pair`: the tokens with which clients log in to `crow serve`."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 
 from crow import adapters
@@ -16,18 +18,28 @@ from crow.domain.errors import ArgumentError
 from crow.domain.text import on_one_line
 from crow.serve.tokens import new_token
 from crow.settings import Loaded
+from crow.settings.values import ServeSettings
 from crow.store import AccessStore, Token
 from crow.store.transcript import time_text
+
+PAIRING_MINUTES = 10
+"""A link of `crow serve pair` can be used for this long."""
 
 _TokenCommand = Callable[[AccessStore, argparse.Namespace], Awaitable[None]]
 
 
 def add_token_commands(parser: argparse.ArgumentParser) -> None:
-    """Add `token add`, `token list` and `token revoke` to the parser of `crow serve`."""
-    words = "add, list and revoke tokens for crow serve"
-    below = parser.add_subparsers(metavar="COMMAND").add_parser(
-        "token", help=words, description=f"{words.capitalize()}."
+    """Add `pair`, `token add`, `token list` and `token revoke` to the parser of `crow serve`."""
+    beside = parser.add_subparsers(metavar="COMMAND")
+    words = "pair a browser or phone with the server: print a link, once usable, and its QR code"
+    pairing = beside.add_parser("pair", help=words, description=f"{words[0].upper()}{words[1:]}.")
+    pairing.set_defaults(token_command=_pair)
+    pairing.add_argument(
+        "principal", metavar="PRINCIPAL", nargs="?", help="whose sessions it shows (default: the only principal)"
     )
+    pairing.add_argument("--url", metavar="URL", help="how the browser reaches the server, if crow cannot know it")
+    words = "add, list and revoke tokens for crow serve"
+    below = beside.add_parser("token", help=words, description=f"{words.capitalize()}.")
     commands = below.add_subparsers(metavar="COMMAND", required=True)
 
     def add(name: str, run: _TokenCommand, words: str) -> argparse.ArgumentParser:
@@ -51,7 +63,8 @@ def add_token_commands(parser: argparse.ArgumentParser) -> None:
 
 
 async def run_token_command(loaded: Loaded, options: argparse.Namespace) -> int:
-    """Run a command of `crow serve token`, and return the exit code."""
+    """Run `crow serve pair` or a command of `crow serve token`, and return the exit code."""
+    options.serve_settings = loaded.settings.serve
     store = await adapters.open_store(loaded)
     try:
         await options.token_command(store, options)
@@ -72,6 +85,67 @@ async def add_token(store: AccessStore, options: argparse.Namespace) -> None:
     if in_terminal():
         until = "" if expires_ms is None else f", valid until {time_text(expires_ms)[:16]}"
         sys.stderr.write(f"Token {token.id} for {token.principal}{until}. It is shown only now; keep it secret.\n")
+
+
+async def _pair(store: AccessStore, options: argparse.Namespace) -> None:
+    """`crow serve pair`."""
+    address = browser_address(options.serve_settings, options.url)
+    now_ms = time.time_ns() // 1_000_000
+    tokens = await store.tokens()
+    principals = sorted({token.principal for token in tokens if _state(token, now_ms) == "valid"})
+    if not tokens:
+        raise ArgumentError(
+            f"The server needs no token yet: open {address} in a browser on this machine. To let a phone connect, "
+            "first add a token: crow serve token add NAME"
+        )
+    if options.principal is None and len(principals) != 1:
+        raise ArgumentError(
+            f"Name the principal: crow serve pair NAME. Those with a token are {', '.join(principals)}."
+        )
+    expires_ms = now_ms + PAIRING_MINUTES * 60_000
+    text, token = new_token(
+        options.principal or principals[0], label="a browser to pair", expires_ms=expires_ms, is_pairing=True
+    )
+    await store.add_token(token)
+    link = f"{address}#pair={text}"
+    sys.stdout.write(f"{link}\n")
+    if in_terminal():
+        import segno  # a part of the extra `serve`, needed only here
+
+        segno.make(link).terminal(out=sys.stderr, compact=True)
+        sys.stderr.write(
+            f"Open the link within {PAIRING_MINUTES} minutes. It works once. The browser then gets a token of its own "
+            f"for {token.principal}; crow serve token list shows it.\n"
+        )
+
+
+def browser_address(settings: ServeSettings, url: str | None) -> str:
+    """Return the URL of the page for browsers, which ends in a slash.
+
+    :raises ArgumentError: `url` is no URL, or the server listens where no browser can connect.
+    """
+    if url is not None:
+        if not re.fullmatch(r"https?://[^\s/?#]+/?", url):
+            raise ArgumentError(f'--url is "{url}"; expected a URL without a path, such as https://crow.example.org')
+        return url.rstrip("/") + "/"
+    host, _, port = settings.listen.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ArgumentError(
+            f'The server listens on "{settings.listen}", which a browser cannot open. Name its URL with --url.'
+        )
+    if settings.hosts:
+        host = settings.hosts[0]
+    elif host.strip("[]") in {"0.0.0.0", "::"}:  # noqa: S104 - this compares, and listens nowhere
+        host = _own_address() or host
+    return f"{'https' if settings.tls_cert else 'http'}://{host}:{port}/"
+
+
+def _own_address() -> str:
+    """Return the address of this machine in its network, or an empty string. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent, suppress(OSError):
+        unsent.connect(("192.0.2.1", 9))
+        return str(unsent.getsockname()[0])
+    return ""
 
 
 async def _list_tokens(store: AccessStore, options: argparse.Namespace) -> None:

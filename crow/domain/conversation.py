@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias, assert_never
 
 from crow.domain import entries as kinds
 from crow.domain import rendering
-from crow.domain.entries import Assistant, CallRef, Checkpoint, Entry, Mask, PlanItem, Prompt, Restore, ToolResult
+from crow.domain.entries import Assistant, Body, CallRef, Checkpoint, Entry, Mask, PlanItem, Prompt, Restore, ToolResult
 from crow.domain.messages import (
     AssistantMessage,
     Message,
@@ -27,6 +27,9 @@ from crow.domain.messages import (
     UserMessage,
 )
 from crow.domain.tokens import estimate_message, estimate_tools
+
+LOADING, FROM_WORKSPACE = "Load the skill ", " from this workspace"
+"""The title of a call that loads a skill: before the name and, for a skill of the workspace, after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,19 @@ class Projection:
         checkpoint does not cover."""
         return self._entries
 
+    def loaded_skills(self) -> dict[str, int]:
+        """Return the skills whose text the model sees, each with the entry that loaded it."""
+        loaded: dict[str, int] = {}
+        for body in (self.checkpoint_body,) if self.checkpoint is not None and self.checkpoint_body else ():
+            loaded |= {skill_in(each.name): each.entry for each in body.skills}
+        for entry in self._entries:
+            match entry.body:
+                case kinds.Skill(name=name):
+                    loaded[name] = entry.id
+                case Restore(skill=name):
+                    loaded.pop(name, None)
+        return loaded
+
     @property
     def checkpoint_body(self) -> Checkpoint | None:
         body = self.checkpoint.body if self.checkpoint else None
@@ -116,6 +132,8 @@ class Projection:
     def _rebuild(self) -> None:
         """Find the checkpoint and masks that apply, drop the entries that the checkpoint covers, and turn the rest into
         messages."""
+        self._unloaded = {skill: entry.id for entry in self._entries if (skill := unloaded_skill(entry.body))}
+        """The names of unloaded skills, with the entries that unloaded them last."""
         breaks = [entry.id for entry in self._entries if isinstance(entry.body, (Checkpoint, Mask, Restore))]
         self._broken_at = max(breaks, default=0)
         restored = {entry.body.entry for entry in self._entries if isinstance(entry.body, Restore)}
@@ -144,7 +162,9 @@ class Projection:
         self._rows = Rows([system], [0], [estimate_message(system)])
         if self.checkpoint is not None and isinstance(self.checkpoint.body, Checkpoint):
             self._drop_covered(first_kept(self.checkpoint))
-            self._rows.push(rendering.checkpoint_message(self.checkpoint.body), self.checkpoint.id)
+            at, body = self.checkpoint.id, self.checkpoint.body
+            kept = tuple(each for each in body.skills if not self._is_unloaded(each.name, at))
+            self._rows.push(rendering.checkpoint_message(replace(body, skills=kept)), at)
         for entry in self._entries:
             self._fold(entry)
 
@@ -193,6 +213,8 @@ class Projection:
                 self._fold_result(entry, body)
             case kinds.Custom(for_model=False) | kinds.Custom(text=""):
                 pass
+            case kinds.Skill(name=name) if self._is_unloaded(name, entry.id):
+                pass
             case kinds.Reminder() | kinds.Skill() | kinds.Custom():
                 if self._step is None:
                     self._rows.add_user((rendering.added_part(body),), entry.id, entry.turn, "crow")
@@ -238,6 +260,9 @@ class Projection:
         step.results[body.call.index] = (entry.id, render(body, entry.id, call_id))
         self._settled_rows = None
 
+    def _is_unloaded(self, skill: str, entry: int) -> bool:
+        return entry < self._unloaded.get(skill_in(skill), 0)
+
     def _is_masked(self, entry: int) -> bool:
         return any(entry < before and entry not in exceptions for before, exceptions in self._masks)
 
@@ -272,6 +297,16 @@ class Projection:
         else:
             self._step.render_into(self._rows)
         self._step = self._settled_rows = None
+
+
+def unloaded_skill(body: Body) -> str:
+    """Return the name of the skill that an entry unloads, or an empty string."""
+    return body.skill if isinstance(body, Restore) else ""
+
+
+def skill_in(name: str) -> str:
+    """Return the name of a skill. A checkpoint may have kept the title of the call that loaded it instead."""
+    return name.removeprefix(LOADING).removesuffix(FROM_WORKSPACE)
 
 
 def first_kept(checkpoint: Entry) -> int:

@@ -295,6 +295,12 @@ class Checkpoint:
     """The id of the last covered entry."""
     files_shown: tuple[ShownFile, ...] = ()
     """Files in use, with their text."""
+    threshold: int | None = None
+    """From this size on, in tokens, crow compacts by itself. None if an older version stored the entry."""
+    window: int | None = None
+    """The model's context window in tokens. None if an older version stored the entry."""
+    focus: str = ""
+    """What the user or the model asked the summary to favour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,13 +313,22 @@ class Mask:
     """The ids of entries that the mask does not hide."""
     tokens_before: int = 0
     tokens_after: int = 0
+    reason: Literal["", "threshold", "overflow", "command", "model", "early"] = ""
+    """See `Checkpoint.reason`. Empty if an older version stored the entry."""
+    threshold: int | None = None
+    """See `Checkpoint.threshold`."""
+    window: int | None = None
+    """See `Checkpoint.window`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """Revokes the checkpoint or mask with this entry id."""
+    """Revokes the checkpoint or mask with this entry id, or unloads a skill."""
 
     entry: int
+    skill: str = ""
+    """If set, the skill with this name is unloaded, however often it was loaded before. `entry` is then where it was
+    loaded last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,6 +387,9 @@ class Note:
     of messages that the endpoint refused. Crow leaves these parts out from now on."""
     previous: str = ""
     """For `model` and `thought_level`, the value before the change. Going back to an earlier entry restores it."""
+    entry: int | None = None
+    """For `label`, the id of the entry that gets the label. If None, it is the note itself. If 0, the label with this
+    name is removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,7 +435,8 @@ class NewEntry:
     cost: float | None = None
     """In US dollars. None if it is unknown."""
     estimate: int | None = None
-    """The estimated size of the request, in tokens."""
+    """For an answer, the estimated size of the request, in tokens. For a prompt, a result or a system message, that of
+    the message, which the store adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,5 +225,7 @@ def lacks_memory(error: BaseException) -> bool:
             return str(error) == "can't start new thread"
         case ImportError():  # an extension module
             return "annot allocate memory" in str(error) or "failed to map segment" in str(error)
+        case SystemError():  # an import that ran out of memory
+            return str(error) == "error return without exception set"
         case _:
             return False

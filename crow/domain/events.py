@@ -131,6 +131,20 @@ class TitleChanged:
     title: str | None
 
 
+SessionChange: TypeAlias = Literal["created", "renamed", "archived", "unarchived", "deleted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionListChanged:
+    """The list of the user's sessions has changed. Every client of the user is told, on a session that it has open."""
+
+    session_id: str
+    """The session that was created or changed."""
+    change: SessionChange
+    title: str | None = None
+    """The title of that session."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeChanged:
     """The session has a new permission mode."""
@@ -189,7 +203,8 @@ class SessionMessage:
 
 TurnEvent: TypeAlias = EntryStored | TextShown | ThoughtShown | CallAnnounced | CallProgressed | CallEnded
 ContextEvent: TypeAlias = ContextMeasured | CompactionChanged | SummaryShown
-SessionEvent: TypeAlias = NoticeShown | PlanChanged | TitleChanged | ModeChanged | OptionsChanged | CommandsChanged
+SettingEvent: TypeAlias = ModeChanged | OptionsChanged | CommandsChanged
+SessionEvent: TypeAlias = NoticeShown | PlanChanged | TitleChanged | SessionListChanged | SettingEvent
 SubagentEvent: TypeAlias = SubagentChanged | SubagentLinked | SessionMessage
 Event: TypeAlias = TurnEvent | ContextEvent | SessionEvent | SubagentEvent
 

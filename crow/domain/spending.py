@@ -54,6 +54,8 @@ def reason_of_break(body: Body) -> str:
             return "a compaction replaced older messages"
         case Mask():
             return "a compaction hid old tool outputs"
+        case Restore(skill=name) if name:
+            return f"the skill {name} was unloaded"
         case Restore():
             return "a compaction was undone"
         case Prompt(reason=reason) if reason:

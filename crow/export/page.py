@@ -25,7 +25,7 @@ from crow.export.markdown import link_to, plain_text, render_markdown
 from crow.export.redact import Redactor
 from crow.store import SessionRow, Store
 from crow.store.codec import KINDS
-from crow.store.transcript import time_text
+from crow.store.transcript import label_words, time_text
 
 _STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 _SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
@@ -91,6 +91,19 @@ class _PathFacts:
     """The number of branches that the path does not take."""
 
 
+def page_policy() -> str:
+    """Return the Content-Security-Policy with which a server shows a page: it runs its own script, in an origin of its
+    own, and loads nothing."""
+    return f"{_policy()}; frame-ancestors 'none'; sandbox allow-scripts"
+
+
+def _policy() -> str:
+    return (
+        f"default-src 'none'; style-src '{_hash(_STYLE)}'; script-src '{_hash(_SCRIPT)}'; img-src data:;"
+        " base-uri 'none'; form-action 'none'"
+    )
+
+
 async def session_page(
     store: Store, session_id: str, redact: Redactor, *, window: int | None = None
 ) -> AsyncIterator[bytes]:
@@ -99,7 +112,9 @@ async def session_page(
     reasons = {move.from_leaf: move.reason for move in await store.moves(session_id)}
     page = _HtmlPage(row, redact, window=window)
     try:
-        for tip in (await store.outline(session_id)).tips:
+        outline = await store.outline(session_id)
+        page.labels = {point.entry: point.labels for point in outline.points if point.labels}
+        for tip in outline.tips:
             if not tip.is_current:
                 left = await store.left_behind(tip.entry, row.leaf, KINDS.values())
                 page.add_branch(left, reasons.get(tip.entry, ""))
@@ -132,6 +147,8 @@ class _HtmlPage:
         self._departures: dict[int, int | None] = {}
         self._body = SpooledTemporaryFile(_MEMORY_BYTES)  # noqa: SIM115  # closed by `close`
         self._path = _EntryRenderer(self, self._outline, is_numbered=True)
+        self.labels: Mapping[int, tuple[str, ...]] = {}
+        """The labels of entries."""
 
     def close(self) -> None:
         """Close the temporary file."""
@@ -218,15 +235,11 @@ class _HtmlPage:
             facts["Forked from"] = f"<code>{escape(self.plain_line(row.forked_from))}</code>"
         listed = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items())
         items = "".join(f'<li><a href="#entry-{entry}">{escape(words)}</a></li>' for entry, words in outline.prompts)
-        policy = (
-            f"default-src 'none'; style-src '{_hash(_STYLE)}'; script-src '{_hash(_SCRIPT)}'; img-src data:;"
-            " base-uri 'none'; form-action 'none'"
-        )
         return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta http-equiv="Content-Security-Policy" content="{_policy()}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
 <meta name="color-scheme" content="light dark">
@@ -347,7 +360,12 @@ class _EntryRenderer:
         self._numbers = count(1)
 
     def render(self, entry: Entry) -> str:
-        """Return the HTML of one entry, or an empty string for kinds that are not shown."""
+        """Return the HTML of one entry with its labels, or an empty string for kinds that are not shown."""
+        labels = () if isinstance(entry.body, kinds.Note) else self._page.labels.get(entry.id, ())
+        marks = "".join(f'<p class="label">{self._page.line(label)}</p>' for label in labels)
+        return marks + self._rendered(entry)
+
+    def _rendered(self, entry: Entry) -> str:
         self._outline.cost += entry.cost or 0.0
         body, page = entry.body, self._page
         match body:
@@ -365,8 +383,10 @@ class _EntryRenderer:
             case Checkpoint():
                 return self._checkpoint(entry, body)
             case kinds.Mask(before=before, tokens_before=old, tokens_after=new):
-                words = f"From here on, tool results before {_anchor(before)} are hidden from the model"
+                words = f"Compaction (hidden outputs): the model does not see tool results before {_anchor(before)}"
                 return _article(entry, "remark", "", f"<p>{words} ({old:,} → {new:,} tokens).</p>")
+            case kinds.Restore(skill=name) if name:
+                return _article(entry, "remark", "", f"<p>The skill {page.line(name)} was unloaded.</p>")
             case kinds.Restore(entry=restored):
                 return _article(entry, "remark", "", f"<p>The compaction {_anchor(restored)} was undone.</p>")
             case kinds.Skill(name=name, text=text):
@@ -381,6 +401,9 @@ class _EntryRenderer:
                 names = ", ".join(tool.name for tool in tools)
                 words = f"System message and {plural(len(tools), 'tool')}"
                 return self._folded(entry, words, f"{system}\n\nTools: {names}")
+            case kinds.Note(about="label", value=value):
+                label = f'<strong class="label">{page.line(value)}</strong>'
+                return _article(entry, "remark", "", f"<p>{label_words(body, label)}</p>")
             case kinds.Note(about=about, value=value):
                 words = f"{about.replace('_', ' ').capitalize()}: {page.line(value or 'default')}"
                 return _article(entry, "remark", "", f"<p>{words}</p>")
@@ -539,7 +562,7 @@ class _EntryRenderer:
             if files:
                 listed = "".join(f"<li><code>{page.line(name)}</code></li>" for name in files[-_LISTED_FILES:])
                 content.append(f"<details><summary>{words}: {len(files):,}</summary><ul>{listed}</ul></details>")
-        return _article(entry, "compaction", "Compaction", "".join(content), level=2)
+        return _article(entry, "compaction", "Compaction (summary)", "".join(content), level=2)
 
     def _folded(self, entry: Entry, words: str, text: str) -> str:
         return (

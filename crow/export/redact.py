@@ -28,6 +28,13 @@ _HOMES = re.compile(
 )
 
 
+def committed(secrets: Iterable[str]) -> Redactor:
+    """Return a function that masks `secrets` and every text that is a token by its form, for files that people may
+    commit."""
+    mask = SecretMask(secrets, mask=HIDDEN, is_guessing=False)
+    return lambda text: TOKENS.sub(HIDDEN, mask(text))
+
+
 def redactor(secrets: Iterable[str], *, home: str = "", is_strict: bool = False) -> Redactor:
     """Return a function that masks `secrets`. With `is_strict`, the function also masks texts that look like a token, a
     password or an e-mail address, and writes home directories as `~`."""

@@ -216,7 +216,8 @@ class SessionClient:
                 await self._send_shown(view.apply(events.EntryStored(entry=entry), is_own=is_known))
             await self._send_shown(view.end_reading(is_running=was_running or is_running()))
             for item in items:
-                await self._send_shown(view.apply(item))
+                if self.caps.compaction or not isinstance(item, events.CompactionChanged):  # else it has the line
+                    await self._send_shown(view.apply(item))
             await self._tell_missed_subagents(missed)
         return missed
 

@@ -24,7 +24,9 @@ from crow.domain.events import (
     EntryStored,
     Event,
     FormQuestion,
+    SessionListChanged,
     SubagentChanged,
+    TitleChanged,
 )
 from crow.frontend.client import SessionClient
 from crow.frontend.frames import RequestError
@@ -355,6 +357,8 @@ class SessionClients(_ClientGroup):
         self.senders = PromptSenders()
         self.on_publish: Callable[[Event], object] = lambda _event: None
         """Called with each event of the session before it is sent."""
+        self.announce: Callable[[SessionListChanged], object] | None = None
+        """Tells every client of the session's owner about a change of the list of sessions."""
 
     def client_of(self, attachment: ClientQueue) -> SessionClient | None:
         """See `_ClientGroup`."""
@@ -427,6 +431,11 @@ class SessionClients(_ClientGroup):
     async def publish(self, event: Event) -> None:
         """See `_ClientGroup`."""
         self.on_publish(event)
+        if self.announce is not None and isinstance(event, SessionListChanged):
+            self.announce(event)  # also to the clients of this session
+            return
+        if self.announce is not None and isinstance(event, TitleChanged):
+            self.announce(SessionListChanged(session_id=self._session.id, change="renamed", title=event.title))
         if isinstance(event, SubagentChanged):
             self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
         await super().publish(event)

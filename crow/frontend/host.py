@@ -16,19 +16,19 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from crow.agent.sessions.first_use import FirstUse
+from crow.agent.sessions.first_use import FirstUse, offer_import
 from crow.agent.sessions.following import Follower
 from crow.agent.sessions.session import Session
 from crow.agent.turns.adapters import Adapters
 from crow.domain.errors import ArgumentError
-from crow.domain.events import OptionsChanged
+from crow.domain.events import OptionsChanged, SessionListChanged
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.clients import SessionClients
 from crow.frontend.endpoints import Endpoints
 from crow.frontend.idle import IdleTimer
 from crow.frontend.params import OpenRequest
 from crow.frontend.prompts import RunningPrompts
-from crow.frontend.queue import Origin
+from crow.frontend.queue import ClientQueue, Origin
 from crow.store import SessionChanges, SessionRow, Store
 from crow.tools import Workspace
 from crow.tools.servers import McpServer
@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 _SHUT_DOWN_S = 5.0
 """A lasting host has this many seconds to close its sessions and its store."""
+
+_OFFER_AFTER_S = 0.5
+"""Crow looks for sessions of other tools this many seconds after a session in a new directory was opened."""
 
 _FLUSH_S = 0.5
 """When a session is closed, its clients have this many seconds to read its last updates."""
@@ -318,6 +321,33 @@ class SessionHost:
             if self.is_warm:
                 self.tasks.start_soon(self.list_models)
 
+    def announce(self, event: SessionListChanged, principal: str | None, *, besides: Origin = None) -> None:
+        """Tell the clients of a principal, except the one with the identity `besides`, that their list of sessions has
+        changed. Each is told once, if possible on the session itself. A client of `crow acp` is the only one in its
+        process, and knows."""
+        told: dict[Origin, tuple[ClientQueue, str]] = {}
+        for hosted in self.open.values() if self.is_lasting else ():
+            session = hosted.session
+            for each in hosted.clients.attachments if session.branch.row.principal == principal else ():
+                if each.origin not in told or session.id == event.session_id:
+                    told[each.origin] = each, session.id
+        for origin, (queue, session_id) in told.items():
+            # the clients of a renamed session are told its title
+            if origin != besides and not (event.change == "renamed" and session_id == event.session_id):
+                queue.publish(queue.client, event, is_own=False)
+
+    def offer_import_soon(self, session: Session) -> None:
+        """See `offer_import`. Nothing waits for it."""
+        self.tasks.start_soon(self._offer_import, session)
+
+    async def _offer_import(self, session: Session) -> None:
+        use_trace_context({})
+        await anyio.sleep(_OFFER_AFTER_S)  # the user waits for other work first
+        try:
+            await offer_import(session, await self.store())
+        except Exception:
+            logger.exception("Sessions of other tools could not be looked up")
+
     async def check_first_session(self) -> None:
         """See `FirstUse.check`."""
         hosted = next(iter(self.open.values()), None)
@@ -327,6 +357,7 @@ class SessionHost:
     async def _run(self, hosted: HostSession) -> None:
         use_trace_context({})  # the session outlives the request that opened it
         try:
+            await self.first_use.recover_changes(hosted.session)
             if hosted.follower is None:
                 await hosted.session.run()
             else:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +35,7 @@ from crow.frontend.params import (
     sent_prompts,
     session_alias,
     session_metadata,
+    wants_directories,
     wants_full_replay,
 )
 from crow.frontend.prompts import PromptRun
@@ -45,7 +45,8 @@ from crow.frontend.stored import StoredSessions
 from crow.frontend.subagents import Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.frontend.updates import ViewLimits, usage_object
-from crow.store import SessionRow, node_of
+from crow.runtime import own_command
+from crow.store import SessionRow, Store, node_of
 from crow.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -280,9 +281,16 @@ class Methods:
             answer: dict[str, Any] = {"sessions": sessions}
             if page.cursor is not None:
                 answer["nextCursor"] = page.cursor
+            if wants_directories(params):
+                answer["_meta"] = {"crow": {"directories": await self._directories(store)}}
             if limit == 1 or json_bytes(answer) < PART_BYTES:
                 return answer
             limit = max(1, limit // 8)
+
+    async def _directories(self, store: Store) -> Sequence[dict[str, Any]]:
+        """Return the directories of all sessions that lists show, for the answer to `session/list`."""
+        found = await store.directories()
+        return [{"cwd": one.cwd, "sessions": one.sessions, "updatedAt": iso_time(one.updated_ms)} for one in found]
 
     async def _close(self, params: RequestParams) -> dict[str, Any]:
         was_loading = self.requests.cancel_loading(params["sessionId"])
@@ -407,8 +415,7 @@ def auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
     login: dict[str, Any] = {"id": "login", "name": "Set up endpoint, key and model", "description": text}
     login |= {"type": "terminal", "args": ["--setup"]}
     if caps.terminal_auth_by_meta:
-        # -P: the terminal starts in a workspace, and Python must not import anything from there.
-        arguments = ["-P", "-m", "crow", "login"]
-        command = {"label": "crow login", "command": sys.executable, "args": arguments, "env": {}}
+        program, *arguments = own_command("login")
+        command = {"label": "crow login", "command": program, "args": arguments, "env": {}}
         login["_meta"] = {"terminal-auth": command}
     return [configured, login]

@@ -18,7 +18,7 @@ from crow.agent.sessions.opening import new_session, store_fork, store_setup
 from crow.agent.sessions.session import Session
 from crow.agent.workspace import WorkspaceContents, notice_of_workspace
 from crow.domain.errors import ArgumentError, CrowError
-from crow.domain.events import NoticeShown
+from crow.domain.events import NoticeShown, SessionListChanged
 from crow.domain.text import title_line
 from crow.frontend.clients import SessionClients
 from crow.frontend.cursors import CURSOR_KEY
@@ -32,6 +32,7 @@ from crow.store import SessionChanges, Store, Tail, node_of
 from crow.store.codec import changed_config
 from crow.store.watching import Draft
 from crow.tools.servers import merge_servers
+from crow.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class SessionOpener:
 
     async def create(self, request: OpenRequest, *, alias: str | None = None) -> ClientSession:
         """Create and open a session. If a session already has the alias, open that session instead."""
+        request = self._with_programs(request)
         self._sessions.requester.check(request)
         store = await self._sessions.store.get()
         row = None if alias is None else await store.session_by_alias(alias)
@@ -73,6 +75,7 @@ class SessionOpener:
             new = new_session(request, model=defaults.model, mode=defaults.mode, alias=alias)
             try:
                 tail = Tail(row=await store.create_session(new), entries=())
+                self._announce(SessionListChanged(session_id=new.id, change="created"))
                 return self._start(Start(tail=tail, request=request, contents=contents))
             except ArgumentError:  # another process may have just created a session with this alias
                 row = None if alias is None else await store.session_by_alias(alias)
@@ -84,6 +87,7 @@ class SessionOpener:
     async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> ClientSession:
         """Create and open a session that continues another session from `entry`. If `entry` is None, continue from
         the last entry."""
+        request = self._with_programs(request)
         self._sessions.requester.check(request)
         store = await self._sessions.store.get()
         await self._sessions.store.require(
@@ -93,7 +97,13 @@ class SessionOpener:
         contents = await self._inspect_if_new(store, request)
         async with self._host.lock(session_id):
             tail = await store_fork(store, session_id, request, entry=entry, models=self._host.models)
+        self._announce(SessionListChanged(session_id=tail.row.id, change="created", title=tail.row.title))
         return self._start(Start(tail=tail, request=request, contents=contents))
+
+    def _with_programs(self, request: OpenRequest) -> OpenRequest:
+        """Return a request that also stores the client and crow's version. The view `session_list` shows them."""
+        programs = {"client": self._sessions.caps.client or None, "crow": __version__}
+        return replace(request, config={**request.config, **programs})
 
     @asynccontextmanager
     async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[ClientSession]:
@@ -107,6 +117,8 @@ class SessionOpener:
             if request.missing:
                 await self._check_missing(store, session_id, request)
             hosted = await self._caught_up(store, session_id)
+            if hosted is None:  # otherwise, the session keeps the client that opened it
+                request = self._with_programs(request)
             access = await self._sessions.store.access(session_id)
             if access != "own":  # only the owner can move a session or give it servers
                 row = await store.session(session_id)
@@ -238,6 +250,9 @@ class SessionOpener:
         if not is_elsewhere or (row.cwd, row.additional_directories) != (request.cwd, request.directories):
             raise ArgumentError(request.missing)
 
+    def _announce(self, change: SessionListChanged) -> None:
+        self._host.announce(change, self._sessions.store.principal, besides=self._sessions.origin)
+
     async def _inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
         """See `FirstUse.inspect`."""
         return await self._host.first_use.inspect(
@@ -273,6 +288,8 @@ class SessionOpener:
         session = Session(host.adapters_for(row), clients, workspace, servers, tail)
         session.listener = clients
         clients.follow(session)
+        if host.is_lasting:
+            clients.announce = partial(host.announce, principal=row.principal)
         follower = None
         if host.is_lasting and session.conversation.adapters.store.notifies:
             session.conversation.follower = follower = Follower(session, clients)
@@ -283,6 +300,8 @@ class SessionOpener:
         if contents is not None and contents.concerns_agents and not self._sessions.caps.notices:
             session.remark_later(notice_of_workspace(contents))
         host.run(hosted)
+        if contents is not None and self._sessions.store.principal is None and not self._sessions.caps.marked_remarks:
+            host.offer_import_soon(session)  # crow's own terminal client says it itself
         return opened
 
     def introduce(self, opened: ClientSession) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from crow.agent.sessions.opening import SessionSetup
@@ -26,6 +26,7 @@ from crow.tools.servers import HttpServer, McpServer, StdioServer
 
 MAX_DIRECTORIES = 100
 MAX_NAME_CHARS = 200
+_PROGRAM_CHARS = 80
 _ARCHIVED_FILTERS: Mapping[str, bool | None] = {"exclude": False, "include": None, "only": True}
 _ELICITATION_KINDS: tuple[ElicitationKind, ...] = ("form", "url")
 
@@ -72,6 +73,8 @@ class ClientCapabilities:
     every error except an internal one."""
     question_kinds: frozenset[ElicitationKind] = frozenset()
     """The kinds of questions by MCP servers that the client can ask its user."""
+    client: JsonObject = field(default_factory=dict)
+    """The client's `name` and `version`, as far as it states them."""
     is_translated: bool = False
     """Whether a translation stands between crow and the client (see `v2.py`). It needs more than a client of version 1:
     the client's own prompts and the states of their turns, and marks on what a load sends."""
@@ -99,7 +102,17 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
         marked_remarks=_crow_meta(offered).get("remarks") is True,
         boolean_options=isinstance(_object(session, "configOptions").get("boolean"), dict),
         question_kinds=frozenset(kind for kind in _ELICITATION_KINDS if isinstance(elicitation.get(kind), dict)),
+        client=client_in(_object(params, "clientInfo")),
     )
+
+
+def client_in(info: Mapping[str, Any]) -> dict[str, object]:
+    """Return `ClientCapabilities.client` for a client that describes itself like this."""
+    return {
+        key: shorten(on_one_line(info[key]), _PROGRAM_CHARS)
+        for key in ("name", "version")
+        if isinstance(info.get(key), str)
+    }
 
 
 def client_name(params: Mapping[str, Any]) -> str:
@@ -152,6 +165,11 @@ def open_request_from(params: Mapping[str, Any], *, may_be_missing: bool = False
         metadata=session_metadata(params),
         is_watcher=_crow_meta(params).get("watch") is True,
     )
+
+
+def wants_directories(params: Mapping[str, Any]) -> bool:
+    """Return whether a `session/list` also asks for the directories of all sessions. Only the first page has them."""
+    return _crow_meta(params).get("directories") is True and params.get("cursor") is None
 
 
 def mcp_servers_from(servers: object) -> tuple[McpServer, ...]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from crow.domain.errors import NoSuchSession
-from crow.domain.events import TitleChanged
+from crow.domain.events import SessionChange, SessionListChanged, TitleChanged
 from crow.frontend.client import RequestParams
 from crow.frontend.params import new_title
 from crow.frontend.requests import Requests
 from crow.frontend.sessions import ClientSessions
-from crow.store import SessionChanges
+from crow.store import SessionChanges, SessionRow
 
 
 class StoredSessions:
@@ -31,6 +32,8 @@ class StoredSessions:
             await self._sessions.store.require(session_id, "own")
             async with self._host.lock(session_id):
                 self._host.refuse_if_running(session_id)
+                row = await store.session(session_id)
+                self._announce(row, "deleted")
                 await self._close_everywhere(session_id)
                 await store.delete_session(session_id)
         self._host.idle.tidy_soon()
@@ -46,6 +49,8 @@ class StoredSessions:
         async with self._host.lock(session_id):
             self._host.refuse_if_running(session_id)
             row = await store.session(session_id)
+            if not row.archived:
+                self._announce(row, "archived")
             await self._close_everywhere(session_id)
             if not row.archived:
                 await store.update_session(session_id, SessionChanges(archived=True))
@@ -56,8 +61,9 @@ class StoredSessions:
         store, session_id = await self._sessions.store.get(), params["sessionId"]
         await self._sessions.store.require(session_id, "own")
         async with self._host.lock(session_id):
-            if (await store.session(session_id)).archived:
+            if (row := await store.session(session_id)).archived:
                 await self._host.change(session_id, SessionChanges(archived=False))
+                self._announce(row, "unarchived")
         return {}
 
     async def set_title(self, params: RequestParams) -> dict[str, Any]:
@@ -69,10 +75,12 @@ class StoredSessions:
         if self._sessions.find(session_id) is not None:
             self._sessions.refuse_watcher(session_id)
         async with self._host.lock(session_id):
-            await store.session(session_id)
+            row = await store.session(session_id)
             await self._host.change(session_id, SessionChanges(title=title, title_by_user=True))
             if session_id in self._host.open:
                 await self._host.open[session_id].session.branch.publish(TitleChanged(title=title))
+            else:
+                self._announce(replace(row, title=title), "renamed")
         if (opened := self._sessions.find(session_id)) is not None:
             await opened.flushed()  # the client gets the update before the response
         return {"title": title}
@@ -85,6 +93,10 @@ class StoredSessions:
         is_open = hosted is not None and not hosted.session.closing
         await (await self._sessions.store.get()).session(session_id)
         return {"status": "open" if is_open else "saved"}
+
+    def _announce(self, row: SessionRow, change: SessionChange) -> None:
+        event = SessionListChanged(session_id=row.id, change=change, title=row.title)
+        self._host.announce(event, row.principal, besides=self._sessions.origin)
 
     async def _close_everywhere(self, session_id: str) -> None:
         """Close a session on all connections, if it is open."""

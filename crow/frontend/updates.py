@@ -130,6 +130,14 @@ def turn_state_update(state: Mapping[str, Any]) -> Update:
     return new_update("session_info_update", _meta={"acp/turnState": dict(state)})
 
 
+def list_change_update(event: events.SessionListChanged) -> Update:
+    """Return an update that changes nothing of its own session, and says what has changed in the list of sessions."""
+    changed = {"sessionId": event.session_id, "change": event.change}
+    if event.title is not None:
+        changed["title"] = title_line(event.title)
+    return new_update("session_info_update", _meta={"crow": {"sessionList": changed}})
+
+
 def notice_updates(severity: str, title: str, description: str = "") -> tuple[Update, ...]:
     """Return an update with a notice, for a client that shows notices."""
     update = new_update("notice", severity=severity, title=title_line(title, _NOTICE_CHARS))

@@ -26,7 +26,7 @@ from crow.frontend.errors import REQUEST_CANCELLED, request_error, turn_error
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, describe_member, text_in
 from crow.frontend.methods import Methods, MethodTable, auth_methods
 from crow.frontend.options import session_commands
-from crow.frontend.params import ClientCapabilities, OpenRequest, open_request_from, session_alias
+from crow.frontend.params import ClientCapabilities, OpenRequest, client_in, open_request_from, session_alias
 from crow.frontend.prompts import PromptRun
 from crow.frontend.sessions import ClientSession
 from crow.frontend.updates import Update
@@ -469,6 +469,7 @@ def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
         cancelled_calls=True,
         question_kinds=frozenset(kind for kind in kinds if isinstance(elicitation.get(kind), dict)),
         cursors=isinstance(meta := offered.get("_meta"), dict) and meta.get("acp/cursor") is True,
+        client=client_in(info),
         is_translated=True,
     )
 

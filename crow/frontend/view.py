@@ -26,6 +26,7 @@ from crow.frontend.updates import (
     ViewLimits,
     command_updates,
     compaction_update,
+    list_change_update,
     new_update,
     notice_updates,
     plan_updates,
@@ -127,6 +128,7 @@ class View:
         self._growing = _Growing()
         self._calls: dict[CallRef, ShownCall] = {}
         self._over: dict[object, None] = {}
+        self._compaction_begun = ""
         self._exchange = _Exchange()
         self._is_answered = True
         self._shown: list[Shown] = []
@@ -582,6 +584,8 @@ class View:
                 return plan_updates(plan, by_id=self._caps.plans)
             case events.TitleChanged(title=title):
                 return (new_update("session_info_update", title=None if title is None else title_line(title)),)
+            case events.SessionListChanged():
+                return (list_change_update(item),)
             case events.ModeChanged(mode=mode):
                 return (new_update("current_mode_update", currentModeId=mode),)
             case events.OptionsChanged() | events.CommandsChanged():
@@ -615,6 +619,10 @@ class View:
             return ()
         if item.status != "in_progress":
             self._end_here(item.compaction_id)
+        elif self._compaction_begun == item.compaction_id:
+            return ()
+        else:
+            self._compaction_begun = item.compaction_id
         if self._caps.compaction:
             return (compaction_update(item.compaction_id, item.status, item.detail),)
         match item.status:

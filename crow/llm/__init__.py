@@ -1,14 +1,55 @@
-"""The interface between the agent and a model: a request, a stream of deltas, an answer."""
+"""The interface between the agent and a model: a request, a stream of deltas, an answer.
+
+The package also offers the parsers and encoders of all wires, for use without crow's connections. They do no I/O. They
+are imported on first use, because `crow acp` does not need all of them. `docs/python-api.md` describes them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, get_args
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
 
 from crow.domain.messages import Answer, Message, SentRequest, ToolSpec, Usage, WireName
 from crow.llm.facts import Refusal
+
+if TYPE_CHECKING:
+    from crow.llm.chat.encode import ChatEncoder as ChatEncoder
+    from crow.llm.chat.parser import StreamParser
+    from crow.llm.dialect import Dialect as Dialect
+    from crow.llm.messages.encode import MessagesEncoder as MessagesEncoder
+    from crow.llm.messages.parser import MessagesParser as MessagesParser
+    from crow.llm.responses.encode import ResponsesEncoder as ResponsesEncoder
+    from crow.llm.responses.parser import ResponsesParser as ResponsesParser
+    from crow.llm.sse import SseDecoder as SseDecoder
+    from crow.llm.wires import Wire as Wire
+    from crow.llm.wires import wire_named as wire_named
+
+    ChatParser = StreamParser
+
+_LATER: Mapping[str, tuple[str, str]] = {
+    "ChatEncoder": ("chat.encode", "ChatEncoder"),
+    "ChatParser": ("chat.parser", "StreamParser"),
+    "Dialect": ("dialect", "Dialect"),
+    "MessagesEncoder": ("messages.encode", "MessagesEncoder"),
+    "MessagesParser": ("messages.parser", "MessagesParser"),
+    "ResponsesEncoder": ("responses.encode", "ResponsesEncoder"),
+    "ResponsesParser": ("responses.parser", "ResponsesParser"),
+    "SseDecoder": ("sse", "SseDecoder"),
+    "Wire": ("wires", "Wire"),
+    "wire_named": ("wires", "wire_named"),
+}
+"""Maps the names that are imported on first use to their modules in this package, and their names there."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, inner = _LATER[name]
+    return getattr(import_module(f"{__name__}.{module}"), inner)
+
 
 ThoughtLevel: TypeAlias = Literal["off", "low", "medium", "high"]
 WIRE_TITLES: Mapping[WireName, str] = {"chat": "Chat Completions", "responses": "Responses", "messages": "Messages"}

@@ -130,7 +130,8 @@ class EndpointClient:
         parts = urlsplit(self._endpoint.base_url)
         host = parts.netloc.rpartition("@")[2]
         endpoint = urlunsplit((parts.scheme, host, parts.path, "", ""))
-        return Origin(endpoint=endpoint, model=self._endpoint.model, wire=self._facts.info.wire)
+        hint = self._endpoint.key_hint
+        return Origin(endpoint=endpoint, model=self._endpoint.model, wire=self._facts.info.wire, key_hint=hint)
 
     def check(self) -> None:
         """See :meth:`crow.llm.Model.check`."""
@@ -166,11 +167,22 @@ class EndpointClient:
         return offered
 
     async def _list(self) -> tuple[Offered, ...]:
+        first, *others = self._endpoint.dialect.wires
+        try:
+            return await self._list_as(first)
+        except errors.AuthError:
+            # Anthropic's endpoints take the key only in the header of their API.
+            if "messages" not in others:
+                raise
+        return await self._list_as("messages")
+
+    async def _list_as(self, wire: WireName) -> tuple[Offered, ...]:
+        """Return the list of models, read with the headers of a wire."""
         who = self.origin.endpoint
         try:
             api = (await self._open()).api
             headers = {**_NO_TELEMETRY["headers"], **self._trace_headers()}
-            own = self._wire_headers(httpx2.Headers({"Authorization": ""}), self._endpoint.dialect.wire)
+            own = self._wire_headers(httpx2.Headers({"Authorization": ""}), wire)
             if not self._endpoint.sends_authorization or "Authorization" not in own:
                 headers["Authorization"] = openai.omit
             headers.update({name: value for name, value in own.items() if name.lower() != "authorization"})
@@ -415,7 +427,8 @@ class EndpointClient:
         if isinstance(error, httpx2.TimeoutException):
             return errors.ModelTimeout(f"No connection to {who} within {self.timeouts.connect_s:g} s.")
         hint = " Is the server running?" if is_local(self._endpoint.base_url) else " Check the network and base URL."
-        return errors.NetworkError(f"No connection to {who}: {error or type(error).__name__}.{hint}")
+        reason = str(error).rstrip(".") or type(error).__name__
+        return errors.NetworkError(f"No connection to {who}: {reason}.{hint}")
 
     async def _error_of(self, body: ErrorBody, wire: WireName) -> errors.ModelError:
         """Return the error to raise. If the endpoint does not serve the model, the message suggests other models."""

@@ -174,6 +174,8 @@ class Origin:
     """The model's name."""
     wire: WireName = "chat"
     """The wire of the request."""
+    key_hint: str = "Set OPENAI_API_KEY"
+    """The beginning of a sentence that tells the user where to set the key."""
 
     @property
     def api(self) -> str:
@@ -287,7 +289,7 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
     if is_refusal and says("filtered") and status not in {401, 404}:
         return errors.ContentRefused(f"The content filter at {who} refused: {words}.")
     if status in {401, 403} or (is_refusal and says("bad key")):
-        advice = "Set OPENAI_API_KEY (or the variable that api_key_env names) to a key that it accepts."
+        advice = f"{origin.key_hint} to a key that it accepts."
         return errors.AuthError(f"{who} refused {'access' if status == 403 else 'the key'}: {words}. {advice}")
     if is_refusal and says("no model"):
         return errors.ModelNotFound(f'{who} does not serve the model "{origin.model}": {words}.')
@@ -494,7 +496,7 @@ no_reasoning           any   missing.{0,20}reasoning_content
 no_reasoning           any   reasoning_content.{0,60}(?:missing|required|must be|in the thinking)
 cache_marker           any   cache_control
 thought_level          near  reasoning[._]?effort|enable_thinking|think(?:ing)?(?:[._]type)?\b|thinking_budget
-opaque                 near  extra_content|reasoning_details|thought_signature
+opaque                 near  extra_content|reasoning_details|thought_signature|thinking_blocks
 reasoning              near  \breasoning(?:_content|_text)?\b
 developer_role         near  developer
 system_role            near  system (?:role|message|prompt)|['\"`]system['\"`]

@@ -97,6 +97,47 @@ class ReasoningDetails:
         self._growing = {}
 
 
+class ThinkingBlocks:
+    """Joins the `thinking_blocks` in which LiteLLM streams Claude's thoughts, so that they can be sent back. `size` is
+    the number of characters in them."""
+
+    def __init__(self) -> None:
+        self._blocks: list[dict[str, object]] = []
+        self._pieces: list[str] = []
+        self.size = 0
+
+    def add(self, blocks: object) -> None:
+        """Add the list in one delta. A thought continues until its signature comes. Some versions send all of its text
+        again with the signature."""
+        for block in blocks if isinstance(blocks, list) else ():
+            if not isinstance(block, Mapping):
+                continue
+            self.size += sum(len(str(value)) for value in block.values())
+            if block.get("type") != "thinking":
+                self._blocks.append(dict(block))
+                continue
+            text, signature = block.get("thinking"), block.get("signature")
+            if isinstance(text, str) and not (signature and text == "".join(self._pieces)):
+                self._pieces.append(text)
+            if isinstance(signature, str) and signature:
+                self._blocks.append({"type": "thinking", "thinking": "".join(self._pieces), "signature": signature})
+                self._pieces = []
+
+    def opaque(self) -> dict[str, object]:
+        """Return the signed and redacted blocks as the member that is sent back with the message. If there are none,
+        return an empty dict."""
+        return {"thinking_blocks": self._blocks} if self._blocks else {}
+
+
+def signatures_in(extra: object) -> dict[str, object]:
+    """Return the signatures in Gemini's `extra_content`, by provider. Its other members are not sent back."""
+    return {
+        str(provider): {"thought_signature": members["thought_signature"]}
+        for provider, members in (extra.items() if isinstance(extra, Mapping) else ())
+        if isinstance(members, Mapping) and isinstance(members.get("thought_signature"), str)
+    }
+
+
 # Second form: reasoning is in the answer itself, such as `<think>...</think>`. An opening tag has a meaning only at the
 # start of the answer; elsewhere it is text. A closing tag without an opening tag is also text, because everything
 # before it was already shown. When such an answer is sent back, the model's own chat template removes the reasoning.

@@ -150,8 +150,7 @@ class CallAssembler:
     def finish(self, *, is_cut: bool = False) -> tuple[ToolCall, ...]:
         """Return the calls in order of arrival. `is_cut` means that the stream ended because of the output limit. In
         this case, the last call is marked as faulty and must not run."""
-        # A call that consists only of an ID or an index is ignored.
-        calls = [call for call in self._calls if call.name.strip() or "".join(call.pieces).strip()]
+        calls = [call for call in self._calls if not _is_nothing(call)]
         cut = calls[-1] if calls and is_cut else None
         return tuple(each for _, each in finished_calls(calls, self._offered, new_id=self._new_id, cut=cut))
 
@@ -218,6 +217,12 @@ class CallAssembler:
         # A complete call that is sent twice is one call. A call that contains only `{}` is not complete yet, because
         # some gateways open calls in this way.
         return "".join(call.pieces).strip() not in {arguments.strip(), "{}"}
+
+
+def _is_nothing(call: PartialCall) -> bool:
+    """Whether a call consists only of an ID or an index. LiteLLM may send `{}` beside a thought, as if it called."""
+    arguments = "".join(call.pieces).strip()
+    return not call.name.strip() and (not arguments or (arguments == "{}" and not call.id))
 
 
 def finished_calls(

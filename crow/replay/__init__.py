@@ -1,5 +1,5 @@
-"""Builds the requests of a stored session again, from the log alone.
+"""Builds the requests of a stored session again, and makes its edits again, from the log alone.
 
-Nothing here calls a model, runs a tool or writes outside a scratch directory, except `crow replay --live`, which sends
-requests to the model that the user names.
+Nothing here calls a model, runs a command or writes outside a scratch directory, except `crow replay --live`, which
+sends requests to the model that the user names.
 """

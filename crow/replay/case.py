@@ -208,7 +208,6 @@ def _lines(records: Iterable[tuple[Record, Body | None]]) -> Iterable[bytes]:
             encoded = encode(body, shares_texts=False)
             text = encoded.text if encoded.spilled is None else encoded.blobs[encoded.spilled].decode()
             known = {*written, encoded.spilled}
-            known = {*written, encoded.spilled}
             new = {name: data for name, data in encoded.blobs.items() if name not in known}
             lines += [line_of(blob_record(name, data)) for name, data in new.items()]
             written |= new.keys()

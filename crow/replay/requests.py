@@ -39,7 +39,7 @@ from crow.llm.dialect import Dialect
 from crow.llm.sent import digest_of, first_difference, read_dialect
 from crow.llm.wires import AnyEncoder, wire_named
 from crow.store import Store
-from crow.store.codec import KINDS
+from crow.store.branches import left_branches
 
 _FRAME_BYTES = 16
 """Between two messages there may be this many bytes of neither: on Messages, the system message is a member of its own,
@@ -81,16 +81,13 @@ class LoggedRequest:
 async def logged_requests(store: Store, session_id: str) -> AsyncIterator[LoggedRequest]:
     """Yield the requests of a session and of all its branches, but not those of its subagents. The current branch comes
     first."""
-    row = await store.session(session_id)
     known: set[int] = set()
     async for each in _requests_on(partial(_path, store, session_id), known):
         yield each
-    for tip in (await store.outline(session_id)).tips:
-        left = await store.left_behind(tip.entry, row.leaf, KINDS.values()) if tip.entry != row.leaf else ()
-        if left:
-            path = partial(_path, store, session_id, until=left[0].parent, then=left)
-            async for each in _requests_on(path, known):
-                yield each
+    async for left in left_branches(store, session_id):
+        path = partial(_path, store, session_id, until=left[0].parent, then=left)
+        async for each in _requests_on(path, known):
+            yield each
 
 
 async def _path(

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
-from crow.agent.compaction.budget import CompactionPolicy, Limits, Measure, limits_for
+from crow.agent.compaction.budget import CompactionPolicy, Limits, Measure, limits_for, used_part
 from crow.agent.compaction.compactor import MIN_ANSWERS
 from crow.agent.compaction.planner import CheckpointDraft, Noop, fits, plan, with_bodies
 from crow.agent.compaction.summary import notes
 from crow.agent.compaction.window import DEFAULT_WINDOW
-from crow.domain.conversation import Context, Projection
+from crow.domain.conversation import Context, Projection, unloaded_skill
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, Prompt, Restore
 from crow.domain.messages import Usage
 from crow.llm import ModelInfo, cost_of
@@ -63,7 +63,7 @@ async def what_if(store: Store, session_id: str, change: Change) -> AsyncIterato
             yield going.request(entry)
         if isinstance(entry.body, Prompt) and change.system is not None:
             going.add(replace(entry, body=replace(entry.body, system=change.system)))
-        elif not isinstance(entry.body, Checkpoint | Mask | Restore):
+        elif not isinstance(entry.body, Checkpoint | Mask | Restore) or unloaded_skill(entry.body):
             going.add(entry)
 
 
@@ -125,10 +125,10 @@ class _Simulation:
     def _measured(self, scale: float) -> tuple[Measure, Limits]:
         context, info = self._projection.context(), self._change.info
         used, fixed = round(context.estimate * scale), round(context.fixed_estimate * scale)
-        window = info.context_window or DEFAULT_WINDOW
-        limits = limits_for(
-            window, info.max_output_tokens, fixed, self._change.policy, is_configured=info.is_window_configured
-        )
+        declared, policy = info.context_window or DEFAULT_WINDOW, self._change.policy
+        window = used_part(declared, declared, policy)
+        is_configured = info.is_window_configured and window == declared
+        limits = limits_for(window, info.max_output_tokens, fixed, policy, is_configured=is_configured)
         return Measure(used=used, fixed=fixed, scale=scale, is_reported=True), limits
 
     def _compact(self, measured: Measure, limits: Limits) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -24,13 +24,15 @@ from websockets.frames import CloseCode
 
 from crow.domain.errors import StoreError
 from crow.domain.text import on_one_line
+from crow.export.links import PATH, PageLinks
 from crow.frontend.client import Handler
 from crow.frontend.connection import EditorConnection
 from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.errors import request_error
 from crow.frontend.frames import INTERNAL_ERROR
 from crow.frontend.requests import OPENING
-from crow.serve.listen import is_known_host, is_known_origin
+from crow.serve.browser import cookie_token
+from crow.serve.listen import is_known_host, is_known_origin, is_own_origin
 from crow.serve.metrics import CONTENT_TYPE, MetricFamily, Metrics, gauge, process_metrics
 from crow.serve.tokens import Authenticator, BadToken, Grant, TooManyFailures
 from crow.serve.websocket import (
@@ -70,6 +72,16 @@ them delays no other client. None of these methods waits for a person."""
 
 MAX_REQUESTS, MAX_REQUESTS_EACH = 64, 8
 """At most this many requests for `_TAKES_TURNS` run at once, in all and for each principal."""
+
+_PAGE_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Robots-Tag": "noindex, nofollow, noarchive",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""The headers of shared pages. An address must not leave the browser of its reader."""
 
 _UPGRADE_REQUIRED = (
     "This server speaks the Agent Client Protocol over WebSocket only. Connect to this URL with a WebSocket client. "
@@ -250,8 +262,16 @@ class AcpService:
         gauges: Callable[[], Iterable[MetricFamily]] = tuple,
         check_ready: Callable[[], Awaitable[str]],
         metrics: Metrics | None = None,
+        more_routes: Sequence[Route] = (),
+        links: PageLinks | None = None,
+        has_session: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
+        """`links` are the pages that anyone with their address may read, as long as `has_session` finds the session."""
         self._serve = serve
+        self._more_routes = tuple(more_routes)
+        """Those of the page for browsers."""
+        self._links = links
+        self._has_session = has_session
         self._access = access
         self._limits = limits
         self._max_connections = max_connections
@@ -279,6 +299,8 @@ class AcpService:
             Route("/healthz", _healthz),
             Route("/readyz", self._readyz),
             Route("/metrics", self._metrics),
+            *self._more_routes,
+            Route(f"{PATH}{{address}}", self._page),
         ]
         return partial(self._check_host, Starlette(routes=routes))
 
@@ -345,7 +367,7 @@ class AcpService:
     async def _admit(self, websocket: WebSocket, address: str) -> Grant | None:
         """:raises Refused: the client may not connect now."""
         origins = websocket.headers.getlist("origin")
-        if not is_known_origin(origins, self._origins):
+        if not is_known_origin(origins, self._origins) and not is_own_origin(websocket.headers):
             problem = (
                 f'Web pages of "{_shown(origins)}" may not connect. The operator of this server can add the origin to '
                 "serve.origins."
@@ -359,7 +381,8 @@ class AcpService:
                 f"{self._max_connections} clients are connected, and this server allows no more. Connect again later."
             )
             raise Refused(503, problem, "full", retry_after_s=_RETRY_AFTER_S)
-        grant = await self._access.admit(_bearer_token(websocket.headers), address)
+        token = _bearer_token(websocket.headers) or cookie_token(websocket)
+        grant = await self._access.admit(token, address)
         if grant is not None:
             connected = sum(client.principal == grant.principal for client in self.clients.values())
             if connected >= self._max_connections_each:
@@ -396,6 +419,23 @@ class AcpService:
         problem = "draining" if self.is_draining else await self._check_ready()
         body = {"status": "ready"} if not problem else {"status": "not ready", "problem": problem}
         return JSONResponse(body, status_code=503 if problem else 200)
+
+    async def _page(self, request: Request) -> Response:
+        """Return the page of a link. Nobody can tell a link that has ended from one that never was."""
+        found = None if self._links is None else await self._links.find(request.path_params["address"])
+        if found is None or self._links is None or self._has_session is None:
+            return PlainTextResponse("There is no such page.\n", status_code=404, headers=_PAGE_HEADERS)
+        link, file = found
+        try:
+            is_there = await self._has_session(link.session)
+        except StoreError as error:
+            logger.warning("A page cannot be shown: %s", error)
+            return _no_database().response()
+        if not is_there:
+            await self._links.remove(link)
+            return PlainTextResponse("There is no such page.\n", status_code=404, headers=_PAGE_HEADERS)
+        headers = {**_PAGE_HEADERS, "Content-Security-Policy": link.policy}
+        return FileResponse(file, media_type="text/html; charset=utf-8", headers=headers)
 
     async def _metrics(self, request: Request) -> Response:
         address = _address(request)

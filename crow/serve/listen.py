@@ -10,7 +10,7 @@ import re
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +109,13 @@ def is_known_host(headers: Sequence[str], names: frozenset[str]) -> bool:
 def is_known_origin(headers: Sequence[str], origins: frozenset[str]) -> bool:
     """Return whether the Origin header, if there is one, is one of `origins`, which are in lower case."""
     return not headers or (len(headers) == 1 and headers[0].lower() in origins)
+
+
+def is_own_origin(headers: Mapping[str, str]) -> bool:
+    """Return whether a request comes from a page of this server: its Origin header names the same host as its Host
+    header, which has been checked before."""
+    scheme, _, host = headers.get("origin", "").lower().partition("://")
+    return scheme in {"http", "https"} and bool(host) and host == headers.get("host", "").lower()
 
 
 def _is_version(version: int, host: str) -> bool:

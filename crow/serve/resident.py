@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from crow.bridge.resident import PLACES, absolute, is_private, socket_path
 from crow.bridge.wire import peer
 from crow.domain.errors import ConfigError, CrowError
 from crow.domain.text import plural
+from crow.runtime import own_command
 from crow.version import __version__
 
 START_S = 60.0
@@ -115,8 +115,7 @@ def start(env: Mapping[str, str]) -> None:
     with _only_one(path):
         if _answers(path):
             return
-        # -P: the server must not import anything from the directory in which it starts.
-        command = [sys.executable, "-P", "-m", "crow", "serve", "--user"]
+        command = own_command("serve", "--user")
         with tempfile.TemporaryFile() as errors:
             # The server must outlive the editor that starts it, so it shares no terminal, process group or directory.
             null = subprocess.DEVNULL

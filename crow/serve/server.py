@@ -16,10 +16,12 @@ from typing import Any
 
 import anyio
 import uvicorn
+from starlette.routing import Route
 
 from crow import adapters
 from crow.app import Wiring
-from crow.domain.errors import ConfigError, StoreError
+from crow.domain.errors import ConfigError, NoSuchSession, StoreError
+from crow.export.links import PageLinks
 from crow.frontend.agent import Negotiate
 from crow.frontend.agent import serve as serve_connection
 from crow.frontend.connection import check_parameters
@@ -28,6 +30,7 @@ from crow.frontend.requester import Requester
 from crow.frontend.v2 import VersionTwo
 from crow.log import log_as_json
 from crow.serve import listen
+from crow.serve.browser import page_routes
 from crow.serve.http import SHUTDOWN, AccessControl, AcpService, ServedConnection, TokenAccess, WaitingService
 from crow.serve.metrics import MetricFamily, Metrics, gauge, metered
 from crow.serve.policy import ServePolicy, check_server
@@ -200,6 +203,8 @@ class Server:
         is_confining: bool,
         offers_v2: bool,
         metrics: Metrics,
+        routes: Sequence[Route] = (),
+        links: PageLinks | None = None,
     ) -> None:
         self._host = host
         self._settings = settings
@@ -210,6 +215,7 @@ class Server:
         self.service = AcpService(
             self._serve,
             access=access,
+            more_routes=routes,
             limits=limits,
             max_connections=settings.max_connections,
             max_connections_each=settings.max_connections_each,
@@ -219,7 +225,15 @@ class Server:
             gauges=self._gauges,
             check_ready=self._problem,
             metrics=metrics,
+            links=links,
+            has_session=self._has_session,
         )
+
+    async def _has_session(self, session_id: str) -> bool:
+        try:
+            return (await (await self._host.store()).session(session_id)).id == session_id
+        except NoSuchSession:
+            return False
 
     async def warm(self) -> None:
         """Import the packages that the first prompt needs."""
@@ -371,6 +385,8 @@ async def _open_server(
             is_confining=bool(sandbox.name),
             offers_v2=offers_v2,
             metrics=metrics,
+            routes=() if is_resident else page_routes(authenticator, access.needs_tokens),
+            links=host.adapters.links,
         )
 
 

@@ -35,6 +35,9 @@ _SECRET_BYTES = 32
 _SECRET_CHARS = 52
 _CHECK_CHARS = 7
 _SHAPE = re.compile(rf"{PREFIX}([a-z2-7]{{{_ID_CHARS}}})([a-z2-7]{{{_SECRET_CHARS}}})([a-z2-7]{{{_CHECK_CHARS}}})")
+_PAIRING = "pair"
+"""The ids of tokens that only pair a browser begin so, and no others."""
+
 _NO_HASH = hashlib.sha256(b"").hexdigest()
 
 _MAX_LABEL_CHARS = 100
@@ -83,11 +86,17 @@ class Grant:
 
 
 def new_token(
-    principal: str, *, label: str = "", expires_ms: int | None = None, now_ms: int | None = None
+    principal: str,
+    *,
+    label: str = "",
+    expires_ms: int | None = None,
+    now_ms: int | None = None,
+    is_pairing: bool = False,
 ) -> tuple[str, Token]:
     """Make a token. Return the token's text, which is stored nowhere, and the record to store in its place.
 
-    `expires_ms` and `now_ms` are Unix times in milliseconds.
+    `expires_ms` and `now_ms` are Unix times in milliseconds. If `is_pairing` is true, the token does nothing but give a
+    browser a token of its own, once.
 
     :raises ArgumentError: the principal's name or the label is not valid, or `expires_ms` is in the past.
     """
@@ -97,6 +106,8 @@ def new_token(
     if expires_ms is not None and expires_ms <= now_ms:
         raise ArgumentError("--expires: expected a time in the future, but this time is in the past.")
     token_id = _base32(secrets.token_bytes(7))[:_ID_CHARS]
+    if is_pairing or token_id.startswith(_PAIRING):
+        token_id = (_PAIRING if is_pairing else "a") + token_id[len(_PAIRING if is_pairing else "a") :]
     secret = _base32(secrets.token_bytes(_SECRET_BYTES))
     token = Token(
         id=token_id,
@@ -143,13 +154,39 @@ class Authenticator:
         :raises ~crow.domain.errors.StoreError: the store cannot be read.
         """
         found = await self._find(token)
-        if found is None:
+        if found is None or found.id.startswith(_PAIRING):
             # Requests without a token are not counted: they guess nothing, and browsers and health checks send them.
             if token is not None and (retry_after_s := self._failures.count(address)) > 0:
                 raise TooManyFailures(retry_after_s)
             raise BadToken
         await self._note_use(found)
         return Grant(principal=found.principal, token_id=found.id)
+
+    async def pair(self, token: object, address: str, *, label: str, expires_ms: int) -> str:
+        """Use up a pairing token, and return the text of a new token for the same principal.
+
+        :raises BadToken: it is not a pairing token, is not valid, or was used before.
+        :raises TooManyFailures: as for `authenticate`.
+        :raises ~crow.domain.errors.StoreError: the store cannot be read or written.
+        """
+        found = await self._find(token) if isinstance(token, str) else None
+        if found is None or not found.id.startswith(_PAIRING):
+            if (retry_after_s := self._failures.count(address)) > 0:
+                raise TooManyFailures(retry_after_s)
+            raise BadToken
+        if not await self._store.revoke_token(found.id):  # another browser was faster
+            raise BadToken
+        text, made = new_token(found.principal, label=label, expires_ms=expires_ms, now_ms=self._now_ms())
+        await self._store.add_token(made)
+        return text
+
+    async def forget(self, token: str | None) -> None:
+        """Revoke a token that somebody proves to have. Do nothing if it is not valid.
+
+        :raises ~crow.domain.errors.StoreError: the store cannot be read or written.
+        """
+        if (found := await self._find(token)) is not None:
+            await self._store.revoke_token(found.id)
 
     @contextmanager
     def connected(self, grant: Grant, close: Callable[[str], None]) -> Iterator[None]:

@@ -267,7 +267,8 @@ def target_of(name: str, settings: Settings) -> Target:
     provider = (table.provider if table else None) or (prefix if names_provider else None)
     options: ModelOptions
     if provider is not None:
-        options = table or NamedModel.model_construct()
+        is_default = name == settings.model.name
+        options = table or (settings.model if is_default else NamedModel.model_construct())
         endpoint = settings.providers[provider]
         base_url = endpoint.base_url or PRESETS[provider].base_url
         place = dotted_key("providers", provider)

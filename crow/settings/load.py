@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import unquote
 
 from platformdirs import PlatformDirs
 from pydantic import SecretStr, ValidationError
@@ -25,13 +26,13 @@ from crow.domain.secret_values import holds_secret, secrets_in
 from crow.domain.text import describe
 from crow.settings.endpoints import PRESETS, dotted_key, fallback_of, fallback_problem, names_offered
 from crow.settings.servers import VARIABLE
+from crow.settings.types import Section
 from crow.settings.values import (
     DatabaseSettings,
     HookSettings,
     McpServerSettings,
     NamedModel,
     ProviderSettings,
-    Section,
     Settings,
     database_passwords,
     expectation,
@@ -69,6 +70,8 @@ _OF_THE_ENDPOINT = ("api_key", "api_key_env", "headers")
 _OF_THE_MODEL = tuple(NamedModel.model_fields.keys() - {"name", "provider"})
 _SECRET_HEADER = re.compile(r"(?i)authori[sz]ation|auth$|cookie|credential|key|passw|secret|token")
 _SECRET_VARIABLE = re.compile(r"(?i)(credentials?|key|passphrase|password|passwd|secret|token)$")
+_SHORTEST_SECRET = 8
+_COLLECTOR_HEADERS = re.compile("OTEL_EXPORTER_OTLP_(?:[A-Z]+_)?HEADERS")
 _SECRET_KEYS = frozenset(
     {"api_key", "args", "command", "direct_url", "env", "extra_body", "headers", "oauth_client_secret", "url"}
 )
@@ -90,6 +93,11 @@ class Paths:
     def programs(self) -> Path:
         """The ledger of places from which crow takes no programs. See :class:`crow.programs.Programs`."""
         return self.data_dir / "untrusted-programs"
+
+    @property
+    def links(self) -> Path:
+        """The pages that `crow serve` shows. See :class:`crow.export.links.PageLinks`."""
+        return self.data_dir / "links"
 
     @property
     def layers(self) -> Path:
@@ -175,12 +183,21 @@ def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
         tree = _read_file(paths.config_file, is_required=bool(env.get("CROW_CONFIG")))
         reader = _SettingsReader(tree, paths.config_file, flags, env)
         prompt = reader.read_summary_prompt()
+        paths = _with_database(paths, reader.settings.store.path)
         loaded = Loaded(settings=reader.settings, sources=reader.sources(), paths=paths, summary_prompt=prompt)
     except ConfigError as problem:
         defaults = dict.fromkeys(setting_keys(), "default")
         settings = Settings().model_copy(update={"database": _configured_database(tree, env)})
+        paths = _with_database(paths, _inner(tree, "store").get("path"))
         loaded = Loaded(settings=settings, sources=defaults, paths=paths, problem=problem)
     return replace(loaded, keys=_endpoint_keys(tree, env), stamp=stamp)
+
+
+def _with_database(paths: Paths, path: object) -> Paths:
+    """Return the paths with the database that `store.path` names. It need not have been checked."""
+    if not isinstance(path, str) or not path:
+        return paths
+    return replace(paths, database=_absolute(str(paths.config_file.parent / os.path.expanduser(path))))
 
 
 def _configured_database(tree: Mapping[str, object], env: Mapping[str, str]) -> DatabaseSettings:
@@ -480,6 +497,10 @@ def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> _Endpo
         if name not in variables and holds_secret(name, value, os.path.lexists)
         for secret in secrets_in(value)
     ]
+    collector = {name for name in env if _COLLECTOR_HEADERS.fullmatch(name)}
+    variables |= collector
+    headers = [unquote(pair.partition("=")[2].strip()) for name in collector for pair in env[name].split(",")]
+    values += [value for value in headers if len(value) >= _SHORTEST_SECRET]
     database = _configured_database(tree, env)
     variables.add(_FROM_ENVIRONMENT["database.url"])
     if database.url is not None and not database_passwords(database.url.get_secret_value()):

@@ -7,111 +7,54 @@ this import, pydantic would evaluate all annotations a second time at every star
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
-from urllib.parse import unquote, urlsplit
+from typing import Annotated, Literal, Self
+from urllib.parse import unquote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
-from crow.domain.protected_names import added_name, removed_name
+from crow.settings.types import (
+    Body,
+    Count,
+    DatabaseUrl,
+    EditTool,
+    Expected,
+    Key,
+    ModelName,
+    NonEmpty,
+    OtherModel,
+    Price,
+    ProtectedName,
+    RemovableName,
+    Rules,
+    Seconds,
+    Section,
+    SmallModel,
+    StartMode,
+    Strings,
+    Switch,
+    Texts,
+    Thought,
+    Threshold,
+    Tokens,
+    ToolNames,
+    Url,
+    Usd,
+    Variable,
+    Window,
+    WindowPart,
+    WireChoice,
+)
 
 OFFLINE = "offline"
 """The name of the built-in model, which needs no endpoint."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """A description of the values that a setting accepts: the end of the error message `... is VALUE; expected ...`."""
-
-    words: str
-
-
-def _plain_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
-        raise ValueError  # no message, because the value may be secret
-    return url.rstrip("/")
-
-
-def _ascii_key(key: SecretStr) -> SecretStr:
-    if not all("!" <= character <= "~" for character in key.get_secret_value()):
-        raise ValueError
-    return key
-
-
-def _database_url(url: SecretStr) -> SecretStr:
-    if not url.get_secret_value().startswith(("postgresql://", "postgres://")):
-        raise ValueError
-    return url
-
-
-Strings = Annotated[tuple[str, ...], Field(strict=False)]
-_NonEmpty = Annotated[str, Field(min_length=1)]
-_Switch = Annotated[bool, Expected("true or false")]
-Tokens = Annotated[int, Field(ge=1), Expected("a whole number of tokens, such as 4000")]
-Count = Annotated[int, Field(ge=1), Expected("a whole number above 0, such as 100")]
-Window = Annotated[int, Field(ge=2000), Expected("a whole number of tokens, such as 128000")]
-_Price = Annotated[float, Field(ge=0, allow_inf_nan=False), Expected("US dollars per million tokens, such as 2.5")]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Expected("a number of seconds above 0, such as 30")]
-_Url = Annotated[
-    str,
-    AfterValidator(_plain_url),
-    Expected("an http or https URL without user name and query, such as http://localhost:11434/v1"),
-]
-Key = Annotated[SecretStr, AfterValidator(_ascii_key), Expected("the key alone, in plain ASCII without spaces")]
-_DatabaseUrl = Annotated[
-    SecretStr,
-    AfterValidator(_database_url),
-    Expected("the URL of a PostgreSQL database, such as postgresql://crow@db.example/crow"),
-]
-_Variable = Annotated[_NonEmpty, Expected('the name of a variable, such as "OPENROUTER_API_KEY"')]
-Texts = Annotated[Mapping[str, str], Expected('a table of strings, such as { "X-Title" = "crow" }')]
-Body = Annotated[Mapping[str, Any], Expected("a table, such as { temperature = 0.2 }")]
-Thought = Annotated[Literal["off", "low", "medium", "high"], Expected('"off", "low", "medium" or "high"')]
-_WireChoice = Annotated[
-    Literal["auto", "chat", "responses", "messages"], Expected('"auto", "chat", "responses" or "messages"')
-]
-_ModelName = Annotated[_NonEmpty, Expected('a model name, such as "gpt-5.2", or "offline"')]
-_ToolNames = Annotated[Strings, Expected('a list of tool names or globs, such as ["get_*"]')]
-_SmallModel = Annotated[_NonEmpty, Expected('a model name, such as "gpt-5-mini" or "openrouter/mistral-small"')]
-_OtherModel = Annotated[_NonEmpty, Expected("the name of another model that your settings name")]
-_EditTool = Annotated[Literal["edit_file", "apply_patch"], Expected('"edit_file" or "apply_patch"')]
-_Usd = Annotated[float, Field(gt=0, allow_inf_nan=False), Expected("US dollars above 0, such as 2.5")]
-_StartMode = Annotated[
-    Literal["ask", "accept-edits", "plan", "auto"], Expected('"ask", "accept-edits", "plan" or "auto"')
-]
-Rules = Annotated[
-    tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_*?-]{1,64}(\(.+\))?$")], ...],
-    Field(strict=False),
-    Expected(
-        'a list of rules, each a tool or a tool and an argument, such as ["shell(git status)", "edit_file(docs/**)"]'
-    ),
-]
-
-
-_ProtectedName = Annotated[str, AfterValidator(added_name)]
-_RemovableName = Annotated[str, AfterValidator(removed_name)]
-
-
-class Section(BaseModel):
-    """A table of `config.toml`. Types are strict: a string is not accepted as a number, nor a number as a string."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
-
-    def secrets(self) -> tuple[str, ...]:
-        """Return the values that must not appear in a log, an error or an export."""
-        key = getattr(self, "api_key", None)
-        texts = (*getattr(self, "headers", {}).values(), *getattr(self, "env", {}).values())
-        texts += (secret,) if (secret := getattr(self, "oauth_client_secret", None)) else ()
-        return texts if key is None else (key.get_secret_value(), *texts)
-
-
 class ModelOptions(Section):
     """Settings of one model."""
 
-    name: _ModelName | None = None
+    name: ModelName | None = None
     """The model's name at its endpoint."""
     context_window: Window | None = None
     """The size of the context window in tokens. Crow does not send requests that are larger. If unset, crow uses the
@@ -120,45 +63,45 @@ class ModelOptions(Section):
     max_output_tokens: Tokens | None = None
     """The maximum length of an answer in tokens. Crow lowers it to at most a quarter of the context window. If unset,
     the endpoint's own limit applies."""
-    takes_images: _Switch = True
+    takes_images: Switch = True
     """Whether the model accepts images."""
-    takes_files: _Switch | None = None
+    takes_files: Switch | None = None
     """Whether the model accepts PDF files. If unset, models of OpenAI, Azure, Anthropic and OpenRouter
     do, and so does Claude wherever crow speaks Anthropic's API."""
-    input_price: _Price | None = None
+    input_price: Price | None = None
     """US dollars per million input tokens. Crow uses the prices to compute the cost of sessions."""
-    cached_price: _Price | None = None
+    cached_price: Price | None = None
     """US dollars per million cached input tokens."""
-    cache_write_price: _Price | None = None
+    cache_write_price: Price | None = None
     """US dollars per million input tokens that are written to the provider's cache."""
-    output_price: _Price | None = None
+    output_price: Price | None = None
     """US dollars per million output tokens."""
     thought_level: Thought | None = None
     """How long the model thinks before it answers. If unset, the endpoint's default applies."""
     extra_body: Body = Field(default_factory=dict, repr=False)
     """Extra members of every request. They replace crow's own members of the same name."""
-    edit_tool: _EditTool | None = None
+    edit_tool: EditTool | None = None
     """The tool with which the model edits files. If unset, models of OpenAI from gpt-4.1 on get `apply_patch`, and all
     others `edit_file`."""
-    wire: _WireChoice | None = None
+    wire: WireChoice | None = None
     """The API that crow speaks with this model: "chat" (OpenAI's Chat Completions), "responses" (OpenAI's Responses) or
     "messages" (Anthropic's Messages). "auto" lets crow choose: it knows the APIs of the presets, and learns from other
     endpoints what they refuse. If unset, the provider's wire applies."""
-    fallback: _OtherModel | None = None
+    fallback: OtherModel | None = None
     """The model that answers for the rest of a turn if the endpoint of this model still fails after all retries."""
 
 
 class ModelSettings(ModelOptions):
     """The default model and its endpoint."""
 
-    name: _ModelName | None = None
+    name: ModelName | None = None
     """The model's name at its endpoint. "offline" is the built-in model. Environment: CROW_MODEL."""
-    base_url: _Url = "https://api.openai.com/v1"
+    base_url: Url = "https://api.openai.com/v1"
     """The URL of the endpoint, without `/chat/completions`, `/responses` or `/messages`. Environment:
     OPENAI_BASE_URL."""
     api_key: Key | None = None
     """The endpoint's key. It is safer to put the key into an environment variable (see api_key_env)."""
-    api_key_env: _Variable = "OPENAI_API_KEY"
+    api_key_env: Variable = "OPENAI_API_KEY"
     """The name of the environment variable that holds the key."""
     headers: Texts = Field(default_factory=dict, repr=False)
     """Extra HTTP headers for the endpoint. Crow treats their values as secrets."""
@@ -176,12 +119,12 @@ class ModelSettings(ModelOptions):
 class ProviderSettings(Section):
     """Another endpoint, under a name that the user chooses."""
 
-    base_url: _Url | None = None
+    base_url: Url | None = None
     """The URL of the endpoint, without `/chat/completions`, `/responses` or `/messages`. If unset, crow's preset for
     this provider's name applies."""
     api_key: Key | None = None
     """The endpoint's key. It is safer to use api_key_env or api_key_command."""
-    api_key_env: _Variable | None = None
+    api_key_env: Variable | None = None
     """The name of the environment variable that holds the key. If unset, crow's preset for this provider's name
     applies."""
     api_key_command: Annotated[
@@ -193,7 +136,7 @@ class ProviderSettings(Section):
     """Extra HTTP headers. Crow treats their values as secrets."""
     extra_body: Body = Field(default_factory=dict, repr=False)
     """Extra members of every request. They replace crow's own members of the same name."""
-    wire: _WireChoice = "auto"
+    wire: WireChoice = "auto"
     """The API that crow speaks with this endpoint. See wire in [model]."""
     models: Annotated[Strings, Expected('a list of model names, such as ["small", "large"]')] = ()
     """The models of this endpoint that the editor offers."""
@@ -203,19 +146,19 @@ class ProviderSettings(Section):
     """Replaces limits.first_byte_timeout_s for this endpoint."""
     idle_timeout_s: Seconds | None = None
     """Replaces limits.idle_timeout_s for this endpoint."""
-    proxy: _Url | None = Field(default=None, repr=False)
+    proxy: Url | None = Field(default=None, repr=False)
     """The URL of the HTTP proxy to use."""
-    ca_file: Annotated[_NonEmpty, Expected("the path of a PEM file")] | None = None
+    ca_file: Annotated[NonEmpty, Expected("the path of a PEM file")] | None = None
     """A PEM file with more certificate authorities to trust, such as a company's own."""
 
 
 class NamedModel(ModelOptions):
     """A model under a name that the user chooses. The name of its table is NAME or PROVIDER/NAME."""
 
-    provider: Annotated[_NonEmpty, Expected("the NAME of a table [providers.NAME]")] | None = None
+    provider: Annotated[NonEmpty, Expected("the NAME of a table [providers.NAME]")] | None = None
     """The provider that serves the model. If unset, it is the PROVIDER in the table's name. If the table's name has no
     PROVIDER, the endpoint in [model] serves the model."""
-    name: _ModelName | None = None
+    name: ModelName | None = None
     """The model's name at its endpoint. If unset, it is the NAME in the table's name."""
 
 
@@ -223,7 +166,7 @@ class McpServerSettings(Section):
     """An MCP server: a command to start or a URL to call. `${NAME}` stands for an environment variable. In args and
     env, `${workspace}` stands for the session's working directory."""
 
-    command: Annotated[_NonEmpty, Expected('a command, such as "npx"')] | None = None
+    command: Annotated[NonEmpty, Expected('a command, such as "npx"')] | None = None
     """The program to start, with the arguments in args and the environment variables in env. The program starts in a
     directory of its own, not in the workspace. The path of the program may be relative to the directory of
     config.toml."""
@@ -240,9 +183,9 @@ class McpServerSettings(Section):
     """HTTP headers of all requests to the URL."""
     transport: Annotated[Literal["http", "sse"], Expected('"http" or "sse"')] = "http"
     """The transport for the URL. "http" is streamable HTTP, and "sse" is the older transport with SSE."""
-    allow_tools: _ToolNames = ()
+    allow_tools: ToolNames = ()
     """The names of the tools that crow offers to the model. If empty, crow offers all tools of the server."""
-    deny_tools: _ToolNames = ()
+    deny_tools: ToolNames = ()
     """The names of tools that crow does not offer to the model."""
     read_only: Annotated[bool | Strings, Expected('true, false or a list of tool names, such as ["get_*"]')] = False
     """The tools of this server that change nothing. They may be used in plan mode. `true` means all tools of the
@@ -251,14 +194,14 @@ class McpServerSettings(Section):
     """Replaces limits.mcp_start_timeout_s for this server."""
     call_timeout_s: Seconds | None = None
     """Replaces limits.mcp_call_timeout_s for this server."""
-    enabled: _Switch = True
+    enabled: Switch = True
     """Whether the server is used."""
-    oauth_account: Annotated[_NonEmpty, Expected('a name, such as "work"')] | None = None
+    oauth_account: Annotated[NonEmpty, Expected('a name, such as "work"')] | None = None
     """A name for this login, if there are several logins to the same URL."""
-    oauth_client_id: Annotated[_NonEmpty, Expected("the id of a client that you registered")] | None = None
+    oauth_client_id: Annotated[NonEmpty, Expected("the id of a client that you registered")] | None = None
     """The id of the OAuth client that you registered at the authorization server. If unset, crow registers itself."""
     oauth_client_secret: (
-        Annotated[_NonEmpty, Expected("the secret of that client, or the name of a variable that holds it: ${NAME}")]
+        Annotated[NonEmpty, Expected("the secret of that client, or the name of a variable that holds it: ${NAME}")]
         | None
     ) = Field(default=None, repr=False)
     """The secret of the client in oauth_client_id. It requires oauth_issuer, because crow sends the secret only to the
@@ -271,7 +214,7 @@ class McpServerSettings(Section):
         | None
     ) = None
     """The URL of a client metadata document. It identifies crow at authorization servers that accept such documents."""
-    oauth_issuer: _Url | None = None
+    oauth_issuer: Url | None = None
     """The URL of the only authorization server to log in at. If unset, crow uses the one that the MCP server names."""
     oauth_redirect_port: (
         Annotated[int, Field(ge=1, le=65535), Expected("the number of a port, such as 8765")] | None
@@ -335,7 +278,7 @@ class HookSettings(Section):
         | None
     ) = None
     """The hook's name in messages. If unset, it is the name of the program."""
-    tools: _ToolNames = ()
+    tools: ToolNames = ()
     """The hook runs only for calls of these tools. If empty, it runs for calls of all tools."""
     does: Annotated[
         tuple[Literal["read", "write", "execute", "fetch", "external"], ...],
@@ -351,7 +294,7 @@ class HookSettings(Section):
     timeout_s: Seconds = 10.0
     """The time limit of the command, in seconds. After this time, crow ends the command and continues without its
     answer."""
-    enabled: _Switch = True
+    enabled: Switch = True
     """Whether the hook runs."""
 
     def masked(self) -> dict[str, object]:
@@ -371,12 +314,14 @@ class HookSettings(Section):
 class CompactionSettings(Section):
     """When and how a long conversation is compacted."""
 
-    auto: _Switch = True
+    auto: Switch = True
     """Whether crow compacts by itself when the context window fills up. `/compact` always works."""
-    threshold: Annotated[
-        float, Field(ge=0.1, le=0.95), Expected("a fraction of the window from 0.1 to 0.95, such as 0.85")
-    ] = 0.85
-    """The fraction of the context window at which compaction starts."""
+    threshold: Threshold = 0.85
+    """How full the context window may be before compaction starts: a fraction of the window, a percentage, or a number
+    of tokens. Room for an answer always stays free."""
+    window: WindowPart | None = None
+    """How much of a model's context window crow uses: a fraction of it, a percentage, or a number of tokens. If unset,
+    crow uses all of it. Crow never refuses a request because of this setting."""
     keep_tokens: Annotated[int, Field(ge=0), Expected("a whole number of tokens, such as 20000")] = 20_000
     """The maximum size, in tokens, of the newest messages that a compaction leaves unchanged."""
     target: Annotated[float, Field(ge=0.1, le=0.9), Expected("a fraction from 0.1 to 0.9, such as 0.5")] = 0.5
@@ -388,11 +333,11 @@ class CompactionSettings(Section):
     ] = 0.6
     """If the context of an idle session fills more than this fraction of the threshold, crow writes the summary before
     the next prompt needs it. `false` turns this off. Local models never write summaries early."""
-    compact_model: _SmallModel | None = None
+    compact_model: SmallModel | None = None
     """The model that writes summaries. It gets a shortened transcript. If it fails, the session's model writes the
     summary. If unset, the session's model writes all summaries. Its endpoint then has most of each request in its
     cache."""
-    prompt_file: Annotated[_NonEmpty, Expected("the path of a readable UTF-8 text file")] | None = None
+    prompt_file: Annotated[NonEmpty, Expected("the path of a readable UTF-8 text file")] | None = None
     """A file with a prompt for summaries. This prompt replaces crow's own prompt. In it, `{words}` stands for the word
     limit. The path of the file may be relative to the directory of config.toml."""
 
@@ -400,7 +345,7 @@ class CompactionSettings(Section):
 class TitleSettings(Section):
     """How sessions get their titles."""
 
-    model: _SmallModel | None = None
+    model: SmallModel | None = None
     """The model that writes the title of a session after its first turn. If unset, the title is the first line of the
     first prompt."""
 
@@ -408,7 +353,7 @@ class TitleSettings(Section):
 class PermissionSettings(Section):
     """Which tool calls run without a question to the user."""
 
-    mode: _StartMode = "ask"
+    mode: StartMode = "ask"
     """The mode in which a session starts."""
     allow: Rules = ()
     """Rules for calls that run without a question to the user. Each rule is a tool, or a tool and an argument, such as
@@ -416,13 +361,13 @@ class PermissionSettings(Section):
     deny: Rules = ()
     """Rules for calls that never run, in any mode. They take precedence over allow."""
     protect: Annotated[
-        tuple[_ProtectedName, ...],
+        tuple[ProtectedName, ...],
         Field(strict=False),
         Expected('a list of names, globs or relative paths, such as ["package.json", "deploy/*.sh"]'),
     ] = ()
     """More names of files and folders that are protected in any folder: each change asks."""
     unprotect: Annotated[
-        tuple[_RemovableName, ...],
+        tuple[RemovableName, ...],
         Field(strict=False),
         Expected(
             'a list of names that docs/permissions.md lists as removable, such as [".gitattributes"]; .git, HEAD, '
@@ -431,9 +376,9 @@ class PermissionSettings(Section):
     ] = ()
     """Protected names that are not protected any more. Git's own files, crow's files and places of keys stay
     protected."""
-    keep_ignored: _Switch = True
+    keep_ignored: Switch = True
     """Whether commands may change files that git ignores, such as builds and caches, without a question."""
-    fetch_private: _Switch = False
+    fetch_private: Switch = False
     """Whether fetch may read private addresses, such as those of this machine."""
 
 
@@ -443,7 +388,7 @@ class SandboxSettings(Section):
     enabled: Annotated[Literal["auto", "off", "required"], Expected('"auto", "off" or "required"')] = "auto"
     """Whether commands are confined. "auto" confines them if this machine can do so. "off" never confines them.
     "required" refuses a command that cannot be confined. Environment: CROW_SANDBOX."""
-    network: _Switch = False
+    network: Switch = False
     """Whether commands with the access `write` can use the network."""
     readable: Annotated[Strings, Expected('a list of paths, such as ["~/datasets"]')] = ()
     """More directories that confined commands can read."""
@@ -464,7 +409,7 @@ class SandboxSettings(Section):
 class ReceiptSettings(Section):
     """What a turn changed, and which checks ran after its last change."""
 
-    show: _Switch = True
+    show: Switch = True
     """Whether editors show receipts, which are stored in any case."""
     checks: Annotated[Strings, Expected('a list of command lines, such as ["just ci"]')] = ()
     """More commands that verify changes. A command that begins with the same words is a check, too."""
@@ -475,10 +420,10 @@ class LimitSettings(Section):
 
     steps_per_turn: Annotated[int, Field(ge=1), Expected("a whole number above 0, such as 500")] = 500
     """The maximum number of answers that the model may give in one turn."""
-    cost_per_turn: _Usd | None = None
+    cost_per_turn: Usd | None = None
     """When a turn has cost this many US dollars, it stops before its next request. Another prompt continues the
     work."""
-    cost_per_session: _Usd | None = None
+    cost_per_session: Usd | None = None
     """Each time the cost of a session has grown by this many US dollars, the running turn stops before its next
     request. Another prompt continues the work."""
     mcp_start_timeout_s: Seconds = 10.0
@@ -504,7 +449,7 @@ class LimitSettings(Section):
 class EditorSettings(Section):
     """The ways in which crow uses the editor."""
 
-    terminals: _Switch = False
+    terminals: Switch = False
     """Whether commands run in terminals of the editor, if the editor offers terminals."""
     answer_timeout_s: Seconds = 30.0
     """The time limit for the editor to answer a request about a file or a terminal, in seconds."""
@@ -515,10 +460,10 @@ class EditorSettings(Section):
 class DatabaseSettings(Section):
     """Where sessions are stored."""
 
-    url: _DatabaseUrl | None = None
+    url: DatabaseUrl | None = None
     """The URL of a PostgreSQL database for the sessions. Crow must be installed with the extra `postgres`. If unset,
     the sessions are in a SQLite file of this user. Environment: CROW_DATABASE_URL."""
-    direct_url: _DatabaseUrl | None = None
+    direct_url: DatabaseUrl | None = None
     """A URL that leads to the same database without a pooler. It is needed if `url` leads to a pooler in transaction
     mode, such as PgBouncer."""
 
@@ -535,9 +480,28 @@ class DatabaseSettings(Section):
 class StoreSettings(Section):
     """How sessions are stored."""
 
+    path: Annotated[NonEmpty, Expected('the path of a file, such as "~/crow/sessions.db"')] | None = None
+    """The SQLite database with all sessions. A relative path is relative to the directory of config.toml. If unset, it
+    is crow.db in crow's data directory. Crow does not move an existing database."""
     compress_after_days: Annotated[int, Field(ge=1), Expected("a whole number of days, such as 30")] | None = None
     """Crow compresses tool outputs, images and file contents that are older than this many days. If unset, nothing is
     compressed."""
+    mirror: Annotated[NonEmpty, Expected('a directory, such as "~/crow-sessions"')] | None = None
+    """Crow keeps a file of JSON lines for each session in this directory. If the path is relative, it is relative to
+    the directory of this file. If unset, there are no such files."""
+
+
+class ShareSettings(Section):
+    """How sessions are shared as pages."""
+
+    command: Annotated[
+        Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None,
+        Expected('a program and its arguments as a list, such as ["gh", "gist", "create"]'),
+    ] = Field(default=None, repr=False)
+    """The program that `crow sessions share --html` runs to publish the page. The path of the page is its last
+    argument. It prints the address of the published page."""
+    url: Annotated[Url, Expected("the http or https URL of crow serve, such as https://crow.example.com")] | None = None
+    """The address of `crow serve` for people who open links to pages. If unset, it is taken from `serve.listen`."""
 
 
 class LogSettings(Section):
@@ -549,13 +513,23 @@ class LogSettings(Section):
     """The lowest level of the records that are written to the log. Environment: CROW_LOG."""
 
 
+class TelemetrySettings(Section):
+    """Traces and metrics for an OpenTelemetry collector. Crow must be installed with the extra `otel`."""
+
+    enabled: Switch = False
+    """Whether crow sends traces and metrics. A change applies from the next start."""
+    endpoint: Url | None = None
+    """The base URL of the collector. If unset, OpenTelemetry's variables apply, or else http://localhost:4318."""
+    content: Switch = False
+    """Whether traces contain prompts, answers, arguments and results. Secrets are masked as in exports."""
+
+
 PRINCIPAL_PART = "{principal}"
 """The part of a path in `serve.roots` that stands for a principal's name."""
 
 
 def static_part(root: str) -> Path:
-    """Return the part of a path in `serve.roots` that comes before `{principal}`, or the whole path if it has no
-    `{principal}`."""
+    """Return the part of a path in `serve.roots` before `{principal}`, or the whole path if it has none."""
     parts = Path(root).parts
     return Path(*parts[: parts.index(PRINCIPAL_PART)]) if PRINCIPAL_PART in parts else Path(root)
 
@@ -564,15 +538,15 @@ class ServeSettings(Section):
     """The settings of `crow serve`."""
 
     listen: Annotated[
-        _NonEmpty, Expected('HOST:PORT, such as "127.0.0.1:7431", or the absolute path of a Unix socket')
+        NonEmpty, Expected('HOST:PORT, such as "127.0.0.1:7431", or the absolute path of a Unix socket')
     ] = "127.0.0.1:7431"
     """The address on which the server listens. `crow serve --listen` takes precedence."""
-    node: Annotated[_NonEmpty, Expected('the name of this machine, such as "build-1"')] | None = None
+    node: Annotated[NonEmpty, Expected('the name of this machine, such as "build-1"')] | None = None
     """The name of this machine, if several machines use the same PostgreSQL database. If unset, it is the host name.
     Each session stores the name of the machine that last ran it."""
-    tls_cert: Annotated[_NonEmpty, Expected("the path of a PEM file with the certificate chain")] | None = None
+    tls_cert: Annotated[NonEmpty, Expected("the path of a PEM file with the certificate chain")] | None = None
     """A PEM file with the certificate for TLS. The path may be relative to the directory of config.toml."""
-    tls_key: Annotated[_NonEmpty, Expected("the path of a PEM file with the private key")] | None = None
+    tls_key: Annotated[NonEmpty, Expected("the path of a PEM file with the private key")] | None = None
     """A PEM file with the private key of the certificate."""
     hosts: Annotated[Strings, Expected('a list of host names, such as ["crow.example.org"]')] = ()
     """The host names under which clients may reach the server. Localhost and IP addresses are always allowed. The
@@ -589,7 +563,7 @@ class ServeSettings(Section):
     roots: Annotated[Strings, Expected('a list of absolute paths, such as ["/srv/crow/{principal}"]')] = ()
     """The workspaces of principals must be in one of these directories, after links are resolved. `{principal}` stands
     for the name of the principal. A server with tokens needs at least one directory."""
-    client_servers: _Switch = False
+    client_servers: Switch = False
     """Whether clients may use MCP servers of their own. Such a server is a program that runs unconfined on this
     machine, or a URL that this machine calls. Turn this on only if every principal may have a shell here."""
     max_connections: Count = 1000
@@ -599,14 +573,14 @@ class ServeSettings(Section):
     drain_timeout_s: Seconds = 60.0
     """After SIGTERM, running turns have this many seconds to finish. Turns that still run after that are cancelled and
     stored."""
-    autostart: _Switch = False
+    autostart: Switch = False
     """Whether `crow acp` uses the resident server of this user (`crow serve --user`), and starts it if none is
     running."""
     idle_timeout_s: Annotated[
         float, Field(ge=0, allow_inf_nan=False), Expected("a number of seconds, such as 3600; 0 for never")
     ] = 3600.0
     """The resident server ends after this many seconds without a client and without a running turn. 0 means never."""
-    log_file: Annotated[_NonEmpty, Expected("the path of a file")] | None = None
+    log_file: Annotated[NonEmpty, Expected("the path of a file")] | None = None
     """The file for the server's log, with one JSON object per line. If unset, the server logs to stderr."""
 
 
@@ -632,7 +606,9 @@ class Settings(Section):
     editor: EditorSettings = Field(default_factory=EditorSettings)
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
+    share: ShareSettings = Field(default_factory=ShareSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     serve: ServeSettings = Field(default_factory=ServeSettings)
     mcp_servers: Annotated[
         Mapping[Annotated[str, Field(min_length=1, max_length=64)], McpServerSettings],
@@ -644,7 +620,7 @@ class Settings(Section):
     ] = ()
     """Commands that crow runs at events of the agent's loop, in the order of the tables."""
     checks: Annotated[
-        Mapping[_NonEmpty, _NonEmpty], Expected('a table of globs and command lines, such as { "*.ts" = "npx tsc" }')
+        Mapping[NonEmpty, NonEmpty], Expected('a table of globs and command lines, such as { "*.ts" = "npx tsc" }')
     ] = Field(default_factory=dict, repr=False)
     """Commands that check the model's changes, by the files that they are for: `"*.ts" = "npx tsc --noEmit"`. Crow runs
     a command once after the changes of a step, and tells the model what failed. `{files}` in a command stands for the

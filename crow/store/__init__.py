@@ -24,6 +24,7 @@ from crow.store.values import (
     Access,
     BranchPoint,
     BranchTip,
+    Directory,
     Group,
     Hit,
     Move,
@@ -55,6 +56,7 @@ __all__ = [
     "BranchStore",
     "BranchTip",
     "ClaimStore",
+    "Directory",
     "Group",
     "Hit",
     "LogStore",
@@ -161,6 +163,10 @@ class SessionStore(RowStore, Protocol):
     async def subagents(self, session_id: str) -> tuple[SessionRow, ...]:
         """Return the subagents of a session, oldest first, including archived ones. The result is empty if the session
         does not exist."""
+
+    async def directories(self, *, limit: int = 200, seen_by: str | None = None) -> tuple[Directory, ...]:
+        """Return the directories of the sessions that `sessions` lists, the most recently used first. See there for
+        `seen_by`."""
 
     async def is_known_directory(self, paths: Sequence[str], *, principal: str | None = None) -> bool:
         """Return whether at least one of these directories is the working directory of a session with a prompt.
@@ -361,6 +367,10 @@ class SearchStore(Protocol):
     async def count_messages(self, session_ids: Sequence[str]) -> Mapping[str, int]:
         """Map each session id to the number of prompts and answers on the session's path. An unknown id is mapped to
         0."""
+
+    async def compacted(self, session_ids: Sequence[str]) -> frozenset[str]:
+        """Return those of these sessions whose model sees a summary, or no longer sees some outputs: a compaction that
+        was not undone is on their paths."""
 
     async def usage_by_model(self, session_id: str) -> tuple[UsageTotal, ...]:
         """Return one sum for each model that the session or its subagents used."""

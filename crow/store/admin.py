@@ -58,6 +58,8 @@ class ListedSession:
     written."""
     messages: int
     """The number of prompts and answers on the session's path."""
+    is_compacted: bool = False
+    """Whether a compaction that was not undone is on the session's path."""
     subagents: tuple[ListedSession, ...] = ()
     """Sorted by their start, oldest first."""
 
@@ -213,6 +215,10 @@ class Admin(Protocol):
 
     async def ids(self) -> tuple[str, ...]:
         """Return the ids of all sessions and subagents, sorted."""
+
+    async def written_after(self, entry: int) -> Mapping[str, int]:
+        """Map the ids of the sessions and subagents that have stored an entry after the entry `entry` to their newest
+        entries, oldest first."""
 
     async def listed(self, chosen: SessionFilter, *, limit: int | None = None) -> tuple[ListedSession, ...]:
         """Return the sessions that have a prompt, each with its subagents. The session that was used last comes

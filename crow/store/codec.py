@@ -560,7 +560,7 @@ _BODIES: Mapping[str, Record] = {
     "file": record(entries.File, before=optional(_BYTES_BLOB)),
     "tool": record(entries.ToolResult, text=_SHARED_TEXT),
     "checkpoint": record(entries.Checkpoint, reason="threshold", method="fallback"),
-    "mask": record(entries.Mask),
+    "mask": record(entries.Mask, reason=""),
     "restore": record(entries.Restore),
     "skill": record(entries.Skill),
     "reminder": record(entries.Reminder),

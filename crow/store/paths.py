@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from crow.domain.entries import Checkpoint, Entry, File, Pin, Prompt, Restore, ToolResult, User
 from crow.domain.messages import Text
@@ -12,8 +12,8 @@ from crow.domain.rendering import short_output
 from crow.store import BranchPoint, BranchTip, Outline
 
 _PointKind: TypeAlias = Literal["prompt", "label", "checkpoint"]
-_POINT_KINDS: Mapping[str, _PointKind] = {"user": "prompt", "note": "label", "checkpoint": "checkpoint"}
-"""Maps kinds of entries to their names in an outline. A note is in the outline only if it is a label."""
+_POINT_KINDS: Mapping[str, _PointKind] = {"user": "prompt", "checkpoint": "checkpoint"}
+"""Maps kinds of entries to their names in an outline. An entry of another kind is there only if it has a label."""
 
 _MESSAGE_KINDS = ("user", "assistant", "tool", "skill")
 
@@ -30,6 +30,17 @@ _UNREAD = (
     "[Entry {last} and everything before it was left out, because this conversation is too long to be read at once. It"
     " has not been summarised. The tool recall finds what was said and done there.]"
 )
+
+
+def compacted_in(breaks: Iterable[Sequence[Any]], restores: Iterable[Entry]) -> frozenset[str]:
+    """Return the sessions that a compaction still shortens. `breaks` are rows (session, entry, kind) of checkpoints,
+    masks and restores on paths, and `restores` are the entries of the restores in there."""
+    revoked = {entry.id: entry.body.entry for entry in restores if isinstance(entry.body, Restore)}
+    rows = [(str(session), entry_id, kind) for session, entry_id, kind in breaks]
+    undone = {(session, revoked.get(entry_id)) for session, entry_id, kind in rows if kind == "restore"}
+    return frozenset(
+        session for session, entry_id, kind in rows if kind != "restore" and (session, entry_id) not in undone
+    )
 
 
 class TailPath:
@@ -145,16 +156,31 @@ def recorded_here(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     )
 
 
+def _labels_at(labels: Mapping[int, tuple[str, int | None]], known: Collection[int]) -> Mapping[int, tuple[str, ...]]:
+    """Return the labels of each entry. The newest note about a label decides where it is."""
+    places: dict[str, int] = {}
+    for note, (label, entry) in sorted(labels.items()):
+        places.pop(label, None)
+        if entry != 0:
+            places[label] = note if entry is None or entry not in known else entry
+    found: dict[int, tuple[str, ...]] = {}
+    for label, place in places.items():
+        found[place] = (*found.get(place, ()), label)
+    return found
+
+
 def outline_of(
     tree: Sequence[tuple[int, int | None, str]],
     ends: Sequence[int],
     leaf: int | None,
-    labels: Mapping[int, str],
+    labels: Mapping[int, tuple[str, int | None]],
     prompts: Mapping[int, str],
 ) -> Outline:
     """Return the outline of a tree of entries. `tree` has the id, parent and kind of each entry, oldest first. `ends`
     are the ends of the branches: first the current leaf, then the ends that the session has left, starting with the one
-    that it left last. `labels` and `prompts` map entries to texts."""
+    that it left last. `labels` maps notes to a label and the entry that gets it (see `Note.entry`). `prompts` maps
+    entries to texts."""
+    labels_at = _labels_at(labels, {entry_id for entry_id, _, _ in tree})
     # `point_at` and `message_at` map each entry to the newest branch point and the newest message on the entry's path.
     point_at: dict[int | None, int | None] = {None: None}
     message_at: dict[int | None, int | None] = {None: None}
@@ -166,10 +192,20 @@ def outline_of(
         if kind in _MESSAGE_KINDS:
             with_successors.add(message_at[entry_id])
             message_at[entry_id] = entry_id
-        if entry_id in labels or (kind in _POINT_KINDS and kind != "note"):
+        named = labels_at.get(entry_id, ())
+        if named or kind in _POINT_KINDS:
             point_at[entry_id] = entry_id
-            name, text = _POINT_KINDS[kind], labels.get(entry_id) or prompts.get(entry_id) or ""
-            points.append(BranchPoint(entry=entry_id, before=parent, previous=previous, kind=name, text=text))
+            text = prompts.get(entry_id, "") if kind in _POINT_KINDS else ", ".join(named)
+            points.append(
+                BranchPoint(
+                    entry=entry_id,
+                    before=parent,
+                    previous=previous,
+                    kind=_POINT_KINDS.get(kind, "label"),
+                    text=text,
+                    labels=named,
+                )
+            )
     tips = [BranchTip(entry=leaf, point=point_at.get(leaf), is_current=True)]
     listed = {message_at.get(leaf)}
     for end in ends:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn, TypeAlias
 from unicodedata import category
 
-from crow.domain.entries import Body, Checkpoint, File, Mask, Pin, Prompt, Restore, Started, ToolResult
+from crow.domain.entries import Body, Checkpoint, File, Mask, Note, Pin, Prompt, Restore, Started, ToolResult
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject, Usage
 from crow.domain.text import safe
@@ -278,11 +278,14 @@ def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], i
                 body,
                 first_kept=None if first is None else bound(first),
                 pins=tuple(_renumbered_pin(pin, named(pin.entry)) for pin in body.pins),
+                skills=tuple(replace(skill, entry=named(skill.entry)) for skill in body.skills),
             )
         case Mask():
             return replace(body, before=bound(body.before), exceptions=tuple(map(named, body.exceptions)))
         case Restore():
             return replace(body, entry=named(body.entry))
+        case Note(entry=int(entry)) if entry:
+            return replace(body, entry=named(entry))
         case _:
             return body
 

@@ -19,6 +19,7 @@ from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.messages import JsonObject, Part
 from crow.store import (
     Access,
+    Directory,
     Hit,
     NewSession,
     ScanResult,
@@ -257,6 +258,16 @@ class PrincipalStore(Store, Watcher):
         rows = await self.guarded(session_id, "read", self.inner.subagents)
         return tuple(map(self._shown, rows))
 
+    async def directories(
+        self,
+        *,
+        limit: int = 200,
+        seen_by: str | None = None,  # ignored: it is always this principal
+    ) -> tuple[Directory, ...]:
+        if await self._confined_to() is not None:
+            return ()
+        return await self.inner.directories(limit=limit, seen_by=self.principal)
+
     async def is_known_directory(
         self,
         paths: Sequence[str],
@@ -378,6 +389,9 @@ class PrincipalStore(Store, Watcher):
     async def count_messages(self, session_ids: Sequence[str]) -> Mapping[str, int]:
         seen = [one for one in session_ids if await self._may(one, "read")]
         return {**dict.fromkeys(session_ids, 0), **await self.inner.count_messages(seen)}
+
+    async def compacted(self, session_ids: Sequence[str]) -> frozenset[str]:
+        return await self.inner.compacted([one for one in session_ids if await self._may(one, "read")])
 
     async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
         if not await self._sees([one for one in (leaf, to) if one is not None]):

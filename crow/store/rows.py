@@ -6,13 +6,15 @@ import base64
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any
 
-from crow.domain.entries import Body, CallRef, Entry, File, NewEntry, Started, ToolResult, User
+from crow.domain.entries import Body, CallRef, Entry, File, NewEntry, Prompt, Started, ToolResult, User
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import Usage
+from crow.domain.messages import Message, SystemMessage, Usage, UserMessage
+from crow.domain.rendering import tool_message, user_parts
+from crow.domain.tokens import estimate_message
 from crow.store import SessionRow, Token
 from crow.store.codec import Encoded, Load, Unreadable, check_blob, decode, from_json, stand_in
 from crow.store.owner import readable
@@ -31,6 +33,7 @@ JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "me
 _NUMBERS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("conversation", "leaf", "entries", "tokens_in", "tokens_out", "tokens_cached"), (int,)),
     **dict.fromkeys(("newest_entry", "created_ms", "updated_ms"), (int,)),
+    **dict.fromkeys(("files_changed", "lines_added", "lines_removed"), (int,)),
     **dict.fromkeys(("title_by_user", "has_prompt", "archived"), (int,)),
     **dict.fromkeys(("calibration", "cost"), (float, int)),
 }
@@ -258,6 +261,20 @@ def entry_values(new: NewEntry, encoded: Encoded, usage: Usage | None) -> dict[s
         "cost": storable_cost(new.cost),
         "estimate": new.estimate,
     }
+
+
+def sized(new: NewEntry) -> NewEntry:
+    """Return the entry with the estimated size of its message, if it is a prompt, a result or a system message."""
+    match new.body:
+        case User() as body:
+            message: Message = UserMessage(parts=user_parts(body, 0))
+        case ToolResult() as body:
+            message = tool_message(body, 0, "")
+        case Prompt(system=system):
+            message = SystemMessage(text=system)
+        case _:
+            return new
+    return replace(new, estimate=estimate_message(message))
 
 
 def call_of(body: Body) -> CallRef | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from crow.domain.spending import RESULT_BYTES, Spending
 from crow.store import Store
-from crow.store.codec import KINDS
+from crow.store.branches import left_branches
 
 
 async def session_spending(store: Store, session_id: str) -> Spending:
@@ -20,15 +20,13 @@ async def session_spending(store: Store, session_id: str) -> Spending:
 async def add_sessions(store: Store, ids: Iterable[str], spending: Spending) -> None:
     """Add the entries on all branches of these sessions, each entry once."""
     for session_id in ids:
-        row = await store.session(session_id)
         moves = {move.to_leaf: move.reason for move in await store.moves(session_id)}
         spending.begin(moves)
         async for batch in store.history(session_id, result_bytes=lambda _: RESULT_BYTES):
             for entry in batch:
                 spending.add(entry)
-        for tip in (await store.outline(session_id)).tips:
-            if not tip.is_current:
-                spending.begin()
-                for entry in await store.left_behind(tip.entry, row.leaf, KINDS.values()):
-                    spending.add(entry)
+        async for left in left_branches(store, session_id):
+            spending.begin()
+            for entry in left:
+                spending.add(entry)
     spending.finish()

@@ -63,11 +63,11 @@ class Transcript:
             case entries.Custom(namespace=namespace, text=text, is_shown=is_shown):
                 return _quoted(f"{on_one_line(namespace)}: {text}") if is_shown else ""
             case entries.Checkpoint(summary=summary):
-                return _quoted(
-                    f"The conversation was compacted here. The model continues from this summary:\n\n{summary}"
-                )
+                return _quoted(f"Compaction (summary): the model continues from this text.\n\n{summary}")
             case entries.Mask():
-                return _quoted("From here on, older tool results are hidden from the model.")
+                return _quoted("Compaction (hidden outputs): from here on, the model does not see older tool results.")
+            case entries.Restore(skill=name) if name:
+                return _quoted(f"The skill {on_one_line(name)} was unloaded.")
             case entries.Restore():
                 return _quoted("The last compaction was undone.")
             case entries.Skill(name=name):
@@ -76,6 +76,8 @@ class Transcript:
                 return "" if stop == "end_turn" else _quoted(f"The turn ended: {stop}. {detail}".strip())
             case entries.Prompt() | entries.Started() | entries.File() | entries.Reminder():
                 return ""
+            case entries.Note(about="label", value=label):
+                return _quoted(label_words(body, on_one_line(label)))
             case entries.Note() | entries.ModelRequest():
                 return ""
             case _ as never:
@@ -98,6 +100,13 @@ class Transcript:
             parts += [fenced(diff_text(diff.old_text or "", diff.new_text), "diff") for diff in body.announcement.diffs]
         text = body.text if self._is_full else _bounded(body.text)
         return "".join([*parts, fenced(text) if text.strip() else ""])
+
+
+def label_words(note: entries.Note, label: str) -> str:
+    """Return a sentence about a label. `label` is its text as it is to be shown."""
+    if note.entry == 0:
+        return f"The label {label} was removed."
+    return f"Label: {label}" if note.entry is None else f"Entry {note.entry} got the label {label}."
 
 
 def message_text(message: Message) -> str:

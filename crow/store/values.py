@@ -71,6 +71,9 @@ class SessionRow:
     tokens_cached: int = 0
     cost: float = 0.0
     """In US dollars."""
+    files_changed: int = 0
+    lines_added: int = 0
+    lines_removed: int = 0
     newest_entry: int = 0
     """The id of the session's newest entry. Lists of sessions are sorted by it."""
     has_prompt: bool = False
@@ -185,8 +188,19 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Directory:
+    """A working directory with sessions."""
+
+    cwd: str
+    sessions: int
+    """The number of its sessions in lists."""
+    updated_ms: int
+    """When one of them was last changed, in Unix milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
-    """A prompt, label or checkpoint in the outline."""
+    """A prompt, label or checkpoint in the outline. A label is at the entry that has it."""
 
     entry: int
     """The id of its entry."""
@@ -196,7 +210,9 @@ class BranchPoint:
     """The `entry` of the preceding prompt, label or checkpoint on the path."""
     kind: Literal["prompt", "label", "checkpoint"]
     text: str
-    """The label, or the start of the prompt."""
+    """The start of the prompt, or the labels, separated by commas."""
+    labels: tuple[str, ...] = ()
+    """The labels of the entry, oldest first. If a label is given again, only the last entry that got it has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from crow.frontend.transport import Observer
 from crow.settings import Loaded
 from crow.store import SessionRow, Store
 from crow.store.admin import SessionMatch, only_match
+from crow.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,11 @@ async def connect(
             serving.add_done_callback(connection.close)
             try:
                 await connection.started.wait()
-                params = {"protocolVersion": PROTOCOL_VERSION, "clientCapabilities": dict(capabilities or {})}
+                params = {
+                    "protocolVersion": PROTOCOL_VERSION,
+                    "clientCapabilities": dict(capabilities or {}),
+                    "clientInfo": {"name": "crow", "version": __version__},
+                }
                 await connection.call("initialize", params)
                 yield connection
             finally:

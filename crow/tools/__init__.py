@@ -16,6 +16,7 @@ from crow.tools.layers.session import Layers
 from crow.tools.network import CommandNetwork, Host, HostVerdict
 from crow.tools.process import Process
 from crow.tools.sampling import Sampler
+from crow.tools.tasks import AGENT_CONTEXT as AGENT_CONTEXT
 from crow.tools.tasks import AgentKind as AgentKind
 from crow.tools.tasks import SubagentResult as SubagentResult
 from crow.tools.tasks import Task as Task
@@ -41,8 +42,7 @@ class SandboxStatus:
     setting: Literal["auto", "off", "required"] = "auto"
     """The value of `sandbox.enabled`."""
     has_overlay: bool = False
-    """If set, a command with the access `read` can write into the workspace, but its changes are thrown away. Otherwise
-    its writes fail."""
+    """If set, commands can run in layers."""
     has_network: bool = False
     """If set, commands with the access `write` can use the network."""
     readable: tuple[str, ...] = ()
@@ -201,6 +201,8 @@ class Outcome:
     raw_output: JsonObject = field(default_factory=dict)
     skill: tuple[str, str] | None = None
     """The name and the text of a skill. The model gets this text after the results of the calls."""
+    unloads: str = ""
+    """The name of a skill whose text the model does not see any more."""
     usage: Usage | None = None
     cost: float | None = None
     """The cost in US dollars of the models that the call used."""
@@ -343,6 +345,9 @@ class BackgroundCommand(Protocol):
     async def check(self) -> None:
         """Restore protected files that the command changed some seconds ago. Call this every few seconds."""
 
+    async def refresh(self) -> None:
+        """Let a command in a layer see the files that were replaced in the workspace meanwhile."""
+
     async def end(self, grace_s: float) -> None:
         """Send SIGTERM to the process group, and SIGKILL after `grace_s`. Return at most 0.3 s after `grace_s`."""
 
@@ -460,6 +465,7 @@ class Workspace(Protocol):
         *,
         access: CommandAccess,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
+        layer: Layer | None = None,
     ) -> BackgroundCommand:
         """Start a command in the same way as `run`, and leave it running. The caller must end it. :raises OSError: the
         command cannot be started."""
@@ -561,9 +567,10 @@ class Log(Protocol):
 class ChangeReviewer(Protocol):
     """Decides about what commands have changed in a layer, and about the hosts that they may reach."""
 
-    async def review(self, call_id: str, changes: Changes) -> str:
+    async def review(self, call_id: str, changes: Changes, command: PlannedCall | None = None) -> str:
         """Decide whether the changes of a call are kept, and ask the user where needed. Return an empty string if they
-        are kept, otherwise the reason for the model."""
+        are kept, otherwise the reason for the model. `command` is the plan of the command, if an earlier call started
+        it."""
 
     async def review_host(self, call_id: str, host: Host) -> HostVerdict:
         """Decide whether the command of a call may reach a host, and ask the user where needed."""
@@ -634,6 +641,14 @@ class WatchedCommand(Protocol):
 
     def is_known(self) -> bool:
         """Return whether the model has been told that the command ended."""
+
+    @property
+    def is_layered(self) -> bool:
+        """Whether its changes stay in a layer until `shell_output` looks at them."""
+
+    @property
+    def waiting(self) -> str:
+        """The changes in its layer when it ended, in words."""
 
     async def ended(self) -> None:
         """Wait until the command has ended."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from crow.domain.errors import ArgumentError
-from crow.tools import AGENT_FOLDERS, AGENT_MODES, AgentKind
+from crow.tools import AGENT_CONTEXT, AGENT_FOLDERS, AGENT_MODES, AgentKind
 from crow.tools.front_matter import front_matter
 from crow.tools.skills import HEAD_BYTES, NAME, clean_line
 from crow.tools.workspace import read_file
@@ -26,7 +26,7 @@ _MAX_AGENTS = 50
 _MAX_TOOLS = 100
 _MODEL_CHARS = 200
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_*?-]{1,64}")
-_KEYS = ("description", "tools", "model", "mode", "isolated")
+_KEYS = ("description", "tools", "model", "mode", "isolated", "context")
 
 _OTHER_NAMES: Mapping[str, str] = {
     "Read": "read_file",
@@ -84,6 +84,8 @@ def _agent_kind(name: str, head: bytes, path: Path, *, is_from_workspace: bool) 
     fields, end = front_matter(text, _KEYS)
     description = clean_line(fields.get("description", ""))
     model, mode = clean_line(fields.get("model", "")), fields.get("mode", "")
+    words = re.split(r"[\s,\[\]]+", fields.get("context", " ".join(AGENT_CONTEXT)))
+    context = tuple(word for each in words if (word := each.strip("\"'-")) and word != "none")
     tools, problem = _tools_in(fields["tools"]) if "tools" in fields else (None, "")
     if not end:
         problem = "it does not begin with front matter between two lines `---`"
@@ -93,6 +95,9 @@ def _agent_kind(name: str, head: bytes, path: Path, *, is_from_workspace: bool) 
         problem = f"its mode is {clean_line(mode)[:40]}; expected one of {', '.join(AGENT_MODES)}"
     elif fields.get("isolated", "false") not in ("true", "false"):
         problem = f"its isolated is {clean_line(fields['isolated'])[:40]}; expected true or false"
+    elif not set(context) <= {*AGENT_CONTEXT}:
+        expected = f"expected {' and '.join(AGENT_CONTEXT)}, one of them, or none"
+        problem = f"its context is {clean_line(fields['context'])[:40]}; {expected}"
     elif len(model) > _MODEL_CHARS:
         problem = "the name of its model is too long"
     elif len(head) < HEAD_BYTES and not text[end:].strip():
@@ -106,6 +111,7 @@ def _agent_kind(name: str, head: bytes, path: Path, *, is_from_workspace: bool) 
         model="" if model == "inherit" else model,
         mode=mode,
         isolated=fields.get("isolated") == "true",
+        context=context,
         problem=problem,
     )
 

@@ -70,7 +70,7 @@ class ChildLayers(Layers):
             raise
         return self.child.layer
 
-    async def look(self, layer: Layer) -> Changes:
+    async def look(self, layer: Layer, *, is_live: bool = False) -> Changes:  # noqa: ARG002
         """See :class:`Layers`. The session looks at the layer when the subagent has ended."""
         return Changes(layer=layer.id)
 
@@ -225,6 +225,7 @@ class IsolatedWorkspace:
         *,
         access: CommandAccess,  # noqa: ARG002
         excluded: ExcludedPaths = NOTHING_EXCLUDED,  # noqa: ARG002
+        layer: Layer | None = None,  # noqa: ARG002
     ) -> BackgroundCommand:
         """See :class:`crow.tools.Workspace`. Nothing runs in the background in a subagent's layer."""
         raise PermissionError(errno.EPERM, ONLY_CONFINED, command[:80])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import anyio
 
 from crow.domain.errors import ArgumentError
-from crow.tools import NOTHING_EXCLUDED, BackgroundCommand, CommandAccess, ExcludedPaths, Workspace
+from crow.tools import NOTHING_EXCLUDED, BackgroundCommand, CommandAccess, ExcludedPaths, PlannedCall, Workspace
+from crow.tools.layers import Layer
+from crow.tools.layers.describe import named
+from crow.tools.layers.session import Layers
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.sandbox import CHECK_S
 from crow.tools.truncate import OutputBuffer
@@ -16,6 +20,35 @@ _MAX_RUNNING = 16
 _UNREAD_CHARS = 1_000_000
 END_S = 2.0
 _CLOSE_S = 0.3
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class JobLayer:
+    """The layer in which a command runs in the background."""
+
+    layers: Layers
+    layer: Layer
+    plan: PlannedCall
+    """The command as it was allowed, for the decision about what it changes."""
+    refused: Collection[object] = ()
+    """The changes that were not kept, and that the model was told about."""
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    is_open: bool = True
+    waiting: str = ""
+    """What the command had changed when it ended, and nobody has decided about yet."""
+
+    async def note_end(self) -> None:
+        """Find out what waits for a decision after the command has ended."""
+        async with self.lock:
+            if self.is_open:
+                changes = await self.layers.look(self.layer)
+                self.waiting = named(changes)
+
+    async def drop(self) -> None:
+        """Remove the layer, after the command has ended."""
+        if self.is_open:
+            self.is_open = False
+            await self.layers.drop(self.layer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,6 +61,8 @@ class Job:
     command: BackgroundCommand
     unread: OutputBuffer
     """The output that has arrived since the last read."""
+    own: JobLayer | None = None
+    """None if the command changes the workspace itself."""
     keys: KeySource = HiddenKeys
     told: anyio.Event = field(default_factory=anyio.Event)
     """Set once the model has been told that the command has ended."""
@@ -39,6 +74,18 @@ class Job:
     async def ended(self) -> None:
         """See :class:`crow.tools.WatchedCommand`."""
         await self.command.wait()
+        if self.own is not None:
+            await self.own.note_end()
+
+    @property
+    def waiting(self) -> str:
+        """See :class:`crow.tools.WatchedCommand`."""
+        return "" if self.own is None else self.own.waiting
+
+    @property
+    def is_layered(self) -> bool:
+        """See :class:`crow.tools.WatchedCommand`."""
+        return self.own is not None
 
     @property
     def is_running(self) -> bool:
@@ -84,38 +131,59 @@ class Jobs:
         self._has_started = anyio.Event()
         self._watching = anyio.CancelScope()
 
-    async def start(self, line: str, access: CommandAccess, excluded: ExcludedPaths = NOTHING_EXCLUDED) -> Job:
-        """Run a command line in the background. If the command is confined, it cannot read the `excluded` files.
+    async def start(
+        self,
+        line: str,
+        access: CommandAccess,
+        excluded: ExcludedPaths = NOTHING_EXCLUDED,
+        own: JobLayer | None = None,
+    ) -> Job:
+        """Run a command line in the background. If the command is confined, it cannot read the `excluded` files. With
+        a layer, its changes stay there; the layer is removed if the command cannot be started.
 
         :raises ~crow.domain.errors.ArgumentError: too many commands are running.
         :raises OSError: the command cannot be started.
         """
         running = self._starting + sum(job.is_running for job in self._jobs.values())
         if running >= _MAX_RUNNING:
+            if own is not None:
+                await own.drop()
             raise ArgumentError(f"{running} commands are already running in the background; end one first")
         self._started += 1
         self._starting += 1
         job_id, unread = f"job{self._started}", OutputBuffer(_UNREAD_CHARS)
+        layer = None if own is None else own.layer
         try:
-            command = await self._workspace.spawn(line, unread.feed, access=access, excluded=excluded)
+            command = await self._workspace.spawn(line, unread.feed, access=access, excluded=excluded, layer=layer)
+        except BaseException:
+            if own is not None:
+                await own.drop()
+            raise
         finally:
             self._starting -= 1
-        job = Job(id=job_id, line=line, access=access, command=command, unread=unread, keys=self._keys)
+        job = Job(id=job_id, line=line, access=access, command=command, unread=unread, own=own, keys=self._keys)
         self._jobs[job_id] = job
         self._has_started.set()
         return self._jobs[job_id]
 
     async def watch(self) -> None:
-        """Restore protected files that running jobs change, until `close`."""
+        """Restore protected files that running jobs change, and refresh their layers, until `close`."""
         with self._watching:
             while True:
                 await self._has_started.wait()
                 await anyio.sleep(CHECK_S)
-                running = [job for job in self._jobs.values() if job.is_running]
-                if not running:
+                if not any(job.is_running for job in self._jobs.values()):
                     self._has_started = anyio.Event()
-                for job in running:
-                    await job.command.check()
+                for job in [*self._jobs.values()]:
+                    if job.is_running:
+                        await job.command.check()
+                await self.refresh()
+
+    async def refresh(self) -> None:
+        """Let running jobs see the files that were replaced in the workspace meanwhile."""
+        for job in [*self._jobs.values()]:
+            if job.is_running and job.own is not None:
+                await job.command.refresh()
 
     def find(self, job_id: str) -> Job:
         """Return the job with this id. :raises ~crow.domain.errors.ArgumentError: there is no such job."""
@@ -129,4 +197,10 @@ class Jobs:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 for job in self._jobs.values():
-                    tasks.start_soon(job.command.end, _CLOSE_S)
+                    tasks.start_soon(_end, job)
+
+
+async def _end(job: Job) -> None:
+    await job.command.end(_CLOSE_S)
+    if job.own is not None:
+        await job.own.drop()

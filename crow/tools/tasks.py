@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from crow.domain.messages import Usage
 
+AGENT_CONTEXT = ("files", "state")
+"""What a caller may give to a subagent besides its prompt: files, and a summary of the caller's own state."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentKind:
@@ -25,6 +28,8 @@ class AgentKind:
     """If not empty, the subagent has at most the permissions of this mode."""
     isolated: bool = False
     """The subagent works in a layer of its own."""
+    context: tuple[str, ...] = AGENT_CONTEXT
+    """What the caller may give to the subagent besides the prompt."""
     problem: str = ""
     """Why the file cannot be used, as a clause without a full stop. Empty if the file can be used."""
 
@@ -48,6 +53,10 @@ class Task:
     """The prompt of the kind."""
     isolated: bool = False
     """The subagent works in a layer of its own."""
+    files: tuple[str, ...] = ()
+    """The paths of files whose text goes with the prompt."""
+    state: bool = False
+    """If set, a summary of the caller's state goes with the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,7 +127,8 @@ class DiskWorkspace:
         self.layers: Layers | None = None
         """See :meth:`crow.tools.Workspace.layers`."""
         if confiner is not None and confiner.place is not None:
-            self.layers = Layers(confiner.place, confiner.open_layer, self._look_rules)
+            roots = [*map(str, self._roots)]
+            self.layers = Layers(confiner.place, confiner.open_layer, self._look_rules, roots)
 
     def resolve(self, path: str) -> Path:
         """See :meth:`crow.tools.Workspace.resolve`."""
@@ -300,11 +301,12 @@ class DiskWorkspace:
         *,
         access: CommandAccess,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
+        layer: Layer | None = None,
     ) -> BackgroundCommand:
         """See :meth:`crow.tools.Workspace.spawn`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        process = await self._start(command, access, lambda data: on_output(decoder.decode(data)), excluded)
-        return _SpawnedCommand(process, self._check, self._finish, on_output)
+        process = await self._start(command, access, lambda data: on_output(decoder.decode(data)), excluded, layer)
+        return _SpawnedCommand(process, self._confiner, on_output)
 
     async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
         """See :meth:`crow.tools.Workspace.run_program`."""
@@ -451,19 +453,11 @@ class _LimitedBytes:
 
 
 class _SpawnedCommand:
-    """The :class:`crow.tools.BackgroundCommand` of a process. `finish` is called after the end of the process, perhaps
-    more than once. `check` is called while the process runs."""
+    """The :class:`crow.tools.BackgroundCommand` of a process."""
 
-    def __init__(
-        self,
-        process: Process,
-        check: Callable[[Process], Awaitable[tuple[str, ...]]],
-        finish: Callable[[Process], Awaitable[tuple[str, ...]]],
-        on_output: Callable[[str], None],
-    ) -> None:
+    def __init__(self, process: Process, confiner: Confiner | None, on_output: Callable[[str], None]) -> None:
         self._process = process
-        self._check = check
-        self._finish = finish
+        self._confiner = confiner
         self._on_output = on_output
 
     @property
@@ -478,8 +472,13 @@ class _SpawnedCommand:
 
     async def check(self) -> None:
         """See :class:`crow.tools.BackgroundCommand`."""
-        for sentence in await self._check(self._process):
+        for sentence in () if self._confiner is None else await self._confiner.check(self._process):
             self._on_output(f"\n[{sentence}]\n")
+
+    async def refresh(self) -> None:
+        """See :class:`crow.tools.BackgroundCommand`."""
+        if self._confiner is not None:
+            await self._confiner.refresh(self._process)
 
     async def end(self, grace_s: float) -> None:
         """See :class:`crow.tools.BackgroundCommand`."""
@@ -489,7 +488,7 @@ class _SpawnedCommand:
     async def _settle(self) -> None:
         if self._process.failure:
             self._on_output(f"\n[the command was not run, because it could not be confined: {self._process.failure}]\n")
-        for sentence in await self._finish(self._process):
+        for sentence in () if self._confiner is None else await self._confiner.finish(self._process):
             self._on_output(f"\n[{sentence}]\n")
 
 

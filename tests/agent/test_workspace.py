@@ -146,7 +146,17 @@ def test_kinds_of_subagents_of_a_workspace_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "notice"),
     [
-        (SandboxStatus(name="bubblewrap 0.8.0"), None),
+        (SandboxStatus(name="bubblewrap 0.8.0", has_overlay=True), None),
+        (
+            SandboxStatus(name="Landlock"),
+            NoticeShown(
+                severity="info",
+                title="Commands run without layers",
+                description="Landlock confines commands, but not in layers. So commands name their access before "
+                "they run, and an undo restores only what crow could copy before. `crow doctor` says what would give "
+                "layers.",
+            ),
+        ),
         (SandboxStatus(setting="off", problem="It is off."), None),
         (
             SandboxStatus(problem=MISSING),
@@ -183,14 +193,14 @@ def test_permissions_say_what_each_access_means() -> None:
         "bubblewrap 0.8.0 holds each command to the access that it asked for:",
         (
             "- `read`: sees the system, the workspace and your toolchains; it can write nothing, "
-            "and it has no network access"
+            "and has no network access"
         ),
         "- `write`: can also change files in the workspace, except protected ones; it has network access",
         "- `full`: is not confined, and can do everything that you can",
         f"{SETTINGS}; `network` is true; `readable` adds `/data`. `crow doctor` tries it out.",
         "Not used: /x is missing.",
     ]
-    assert "thrown away" in describe_sandbox(SandboxStatus(name="x", has_overlay=True))[1]
+    assert "in a layer over the workspace" in describe_sandbox(SandboxStatus(name="x", has_overlay=True))[0]
     assert describe_sandbox(SandboxStatus(problem=MISSING)) == [
         f"Nothing confines commands: {MISSING}",
         "Every command has `full` access: it can do everything that you can.",

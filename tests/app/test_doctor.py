@@ -530,3 +530,14 @@ def test_doctor_tries_tools_with_reasoning_and_understands_each_refusal(
     assert tried["state"] == "failed"
     assert tried["words"].startswith("the endpoint refuses tools while the model reasons: ")
     assert 'thought_level = "off"' in tried["advice"]
+
+
+def test_traces_are_reported_only_if_the_user_wants_them(run: Run, tmp_path: Path) -> None:
+    def line(toml: str) -> list[str]:
+        (tmp_path / "config.toml").write_text(toml)
+        done = run(tmp_path, "doctor", CROW_HOME=str(tmp_path), CROW_MODEL="offline", CROW_SANDBOX="off")
+        return [line.strip() for line in done.stdout.splitlines() if "telemetry" in line]
+
+    assert line("[telemetry]\ncontent = true\n") == []
+    (found,) = line("[telemetry]\nenabled = true\n")
+    assert found.endswith("traces without content are sent to a collector")

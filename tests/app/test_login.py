@@ -51,6 +51,24 @@ def test_settings_that_work_are_saved_readable_by_the_user_only(
     assert endpoint.asked[-1].headers["authorization"] == "Bearer sk-test-0123456789"
 
 
+class OnlyItsOwnHeader(FakeEndpoint):
+    """Takes the key only in the header of Anthropic's API."""
+
+    def _reply(self, request: Recorded) -> Reply:
+        is_known = request.headers.get("x-api-key") == "sk-test-0123456789"
+        return super()._reply(request) if is_known else failing(401, "invalid x-api-key", type="authentication_error")
+
+
+def test_an_endpoint_that_takes_the_key_only_in_the_header_of_anthropic_lists_its_models(tmp_path: Path) -> None:
+    with OnlyItsOwnHeader.in_thread(otherwise=text("OK")) as endpoint:
+        endpoint.models, endpoint.wires = ["claude-small"], ("messages",)
+        code, out, err = login(tmp_path, endpoint.base_url, "sk-test-0123456789", "1")
+    assert (code, err) == (0, "")
+    assert "   1) claude-small\n" in out
+    assert "refused" not in out
+    assert "It answers (Messages API)." in out
+
+
 def test_settings_that_do_not_work_are_saved_only_if_the_user_insists(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     refusal = failing(401, "Incorrect API key provided: sk-wrong-987654321")
     endpoint.script(refusal, refusal)

@@ -81,3 +81,12 @@ def test_models_defined_in_the_block_are_built_when_they_are_first_used() -> Non
     assert Late.model_validate({"number": 1}).number == 1
     with pytest.raises(ValidationError):
         Late.model_validate({"number": "one"})
+
+
+@pytest.mark.parametrize(("flag", "kept"), [("-I", "-I"), ("-P", "-P"), ("-u", "-P")])
+def test_crow_starts_itself_with_the_same_python_and_never_from_the_current_directory(flag: str, kept: str) -> None:
+    script = "import json, sys; sys.path.insert(0, sys.argv[1])\nfrom crow.runtime import own_command\n"
+    script += "print(json.dumps([sys.executable, own_command('acp', '--x')]))"
+    told = subprocess.run([sys.executable, flag, "-c", script, str(ROOT)], capture_output=True, text=True, check=True)
+    program, command = json.loads(told.stdout)
+    assert command == [program, kept, "-m", "crow", "acp", "--x"]

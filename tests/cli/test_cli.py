@@ -261,7 +261,7 @@ def in_bash(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]
         (["run", "--cwd", ""], ["folder"]),
         (["run", "--allow", "a"], [""]),
         (["session", "un"], ["unarchive", "unshare"]),
-        (["sessions", "export", "--format", ""], ["jsonl", "markdown", "html", "case"]),
+        (["sessions", "export", "--format", ""], ["jsonl", "markdown", "html", "case", "otlp"]),
         (["sessions", "--json", "lis"], ["list"]),
         (["sessions", "--cwd", "--al"], ["--all"]),
         (["trace", "s"], ["show"]),

@@ -396,7 +396,7 @@ def test_a_session_is_shown_as_a_transcript(stored_sessions: Path, capfd: pytest
     assert "> Hm.\n" in full
     assert "line 39" in full
     kinds = [json.loads(line)["kind"] for line in crow(capfd, "show", "aaaa1", "--json").splitlines()]
-    assert kinds == ["user", "assistant", "tool", "reminder", "checkpoint", "assistant", "turn_end"]
+    assert kinds == ["user", "assistant", "tool", "reminder", "compaction (summary)", "assistant", "turn_end"]
     assert "\x1b" not in crow(capfd, "show", "cli:default")
 
 
@@ -695,3 +695,72 @@ def test_a_breakdown_says_where_tokens_and_time_went(stored_sessions: Path, capf
     text = crow(capfd, "stats", "--breakdown", "--session", totals[0]["session"])
     assert "50 % of the input tokens were read from the provider's cache." in text
     assert crow(capfd, "stats", "--breakdown", "--cwd", "/nowhere", "--json").startswith('{"requests": 0')
+
+
+def publisher(home: Path, script: str) -> None:
+    """Configures a program of these shell lines as `share.command`."""
+    program = home / "publish"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    (home / "config.toml").write_text('[share]\ncommand = ["./publish", "--public"]\n')
+
+
+def test_a_page_is_written_and_published(
+    stored_sessions: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert crow(capfd, "share", "aaaa2", "--html", "-o", str(page)) == f"{page}\n"
+    assert page.stat().st_mode & 0o777 == 0o600
+    assert "\x1b" not in page.read_text()
+    publisher(stored_sessions, 'echo "uploading $1"; test -s "$2" && echo https://pages.example/$(basename "$2")')
+    second = tmp_path / "-second.html"
+    told = crow(capfd, "share", "aaaa2", "--html", "-o", str(second))
+    assert told == f"{second}\nhttps://pages.example/-second.html\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo no", "share.command printed no http or https URL. The page is in "),
+        ("echo 'javascript:alert(1)'", "share.command printed no http or https URL."),
+        ("printf 'https://a\\033[31mb'", "share.command printed no http or https URL."),
+        ("printf 'go \\033]0;owned away' >&2; exit 3", "share.command ended with code 3: go \\x1b]0;owned away."),
+    ],
+)
+def test_a_publisher_that_fails_is_named_and_the_page_stays(
+    stored_sessions: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], script: str, words: str
+) -> None:
+    publisher(stored_sessions, script)
+    page = tmp_path / "page.html"
+    assert main(["sessions", "share", "aaaa1", "--html", "-o", str(page)]) == 2
+    assert words in capfd.readouterr().err
+    assert page.exists()
+
+
+def test_a_link_is_made_listed_and_revoked(stored_sessions: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made = json.loads(crow(capfd, "share", "aaaa2", "--html", "--link", "--expires", "12h", "--json"))
+    assert made["url"].startswith(f"http://127.0.0.1:7431/share/{made['id']}")
+    (listed,) = map(json.loads, crow(capfd, "links", "--json").splitlines())
+    assert listed == {key: value for key, value in made.items() if key != "url"}
+    assert "\x1b" not in crow(capfd, "links")
+    assert crow(capfd, "links", "--revoke", made["id"]) == f"{made['id']}: revoked (aaaa2222-two)\n"
+    assert crow(capfd, "links", "--json") == ""
+    assert list((stored_sessions / "links").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("share", "aaaa1", "--read"), "Name the PRINCIPAL with whom to share the session, or give --html."),
+        (("share", "aaaa1", "ann", "--html"), 'leave out the principal "ann"'),
+        (("share", "aaaa1", "--html", "--link", "-o", "x"), "leave out --output"),
+        (("share", "aaaa1", "--html", "--link", "--expires", "never"), '"never" is not a lifetime'),
+        (("links", "--revoke", "x"), 'There is no link "x"'),
+    ],
+)
+def test_a_wrong_share_says_what_would_work(
+    stored_sessions: Path, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    assert main(["sessions", *arguments]) == 2
+    assert words in capfd.readouterr().err
+    assert not (stored_sessions / "links").exists()

@@ -34,6 +34,7 @@ def test_every_capability_is_read_from_the_raw_parameters() -> None:
         compaction=True,
         boolean_options=True,
         question_kinds=frozenset({"form", "url"}),
+        client={"name": "zed", "version": "1.2"},
     )
     assert client_name(params) == "zed 1.2"
 

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[2]
 OWN = {
     "app": "the modules beside the packages, such as crow/app.py",
     "guards": "rules about the whole repository",
+    "release": "the archives and the registry's entry of a release",
     "interop": "published programs of others",
     "soak": "what takes minutes",
     "stdio": "whole processes",

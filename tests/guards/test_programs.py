@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 STARTING_MODULES = {
     "crow/bridge/__init__.py": "crow's own server, with the Python that runs crow",
+    "crow/cli/publish.py": "the share.command of the user's settings",
     "crow/demo.py": "crow itself",
     "crow/serve/resident.py": "crow's own server",
     "crow/settings/endpoints.py": "the api_key_command of the user's settings",

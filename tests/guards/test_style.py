@@ -71,7 +71,11 @@ def own_names(module: ast.Module) -> set[str]:
     """The names that this module imports from crow."""
     names = set[str]()
     for node in ast.walk(module):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("crow", "acp_check"):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in (
+            "crow",
+            "acp_check",
+            "crow_channels",
+        ):
             names |= {alias.asname or alias.name for alias in node.names}
         if isinstance(node, ast.Import):
             names |= {alias.asname or alias.name for alias in node.names if alias.name.split(".")[0] == "crow"}

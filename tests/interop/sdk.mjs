@@ -21,7 +21,7 @@ const options = JSON.parse(process.env.CROW_OPTIONS ?? "[]");
 const root = mkdtempSync(join(tmpdir(), "crow-interop-"));
 const cwd = join(root, "work");
 const home = join(root, "home");
-const limits = { timeout: 60_000 };
+const limits = { timeout: 300_000 };
 const environment = { PATH: process.env.PATH, PYTHONPATH: process.env.PYTHONPATH ?? "", CROW_HOME: home, CROW_MODEL: "offline" };
 let server;
 
@@ -145,7 +145,7 @@ function startProcess(sdk) {
   const exit = new Promise((resolve) => child.on("close", resolve));
   const end = async () => {
     child.stdin.end();
-    const late = setTimeout(() => child.kill("SIGKILL"), 10_000);
+    const late = setTimeout(() => child.kill("SIGKILL"), 60_000);
     const code = await exit;
     clearTimeout(late);
     assert.equal(stderr, "");

@@ -14,7 +14,7 @@ const command = JSON.parse(process.env.CROW);
 const root = mkdtempSync(join(tmpdir(), "crow-interop-v2-"));
 const cwd = join(root, "work");
 const home = join(root, "home");
-const limits = { timeout: 60_000 };
+const limits = { timeout: 300_000 };
 const { agent: methods, client: served } = acp.methods;
 
 before(() => {
@@ -60,7 +60,7 @@ async function withCrow(body, { capabilities = {}, permission = "allow_once" } =
     });
   } finally {
     child.stdin.end();
-    const late = setTimeout(() => child.kill("SIGKILL"), 10_000);
+    const late = setTimeout(() => child.kill("SIGKILL"), 60_000);
     const code = await exit;
     clearTimeout(late);
     assert.equal(stderr, "");

@@ -67,7 +67,7 @@ def outcome_of(fixture: Fixture, pieces: Iterable[bytes], wire: type[AnswerParse
             head = None if events or head is None else head + piece
             note(parser.feed(events))
         last = decoder.finish()
-        if not last and head and wire is not StreamParser:  # a body that is no event stream
+        if not last and head:  # a body that is no event stream
             last = [head.decode("utf-8", "replace").strip()]
         try:
             note(parser.feed(last))

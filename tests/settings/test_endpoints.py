@@ -86,6 +86,17 @@ def test_offered_names_are_those_in_the_file_with_the_default_first(tmp_path: Pa
     )
 
 
+def test_the_options_in_model_belong_to_the_default_model_also_of_another_provider(tmp_path: Path) -> None:
+    default = '[model]\nname = "openrouter/some"\nthought_level = "high"\ncontext_window = 9000\n'
+    file = f'{default}wire = "messages"\n[providers.openrouter]\n'
+    found = [endpoint(tmp_path, name, file) for name in ("openrouter/some", "openrouter/other")]
+    assert [(each.model, each.thought_level, each.context_window) for each in found] == [
+        ("some", "high", 9000),
+        ("other", None, None),
+    ]
+    assert [each.dialect.wire for each in found] == ["messages", "chat"]
+
+
 @pytest.mark.parametrize(
     ("name", "edit_tool"),
     [

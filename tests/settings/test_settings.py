@@ -77,6 +77,13 @@ def test_empty_flags_and_variables_count_as_not_given(home: Path) -> None:
             "compaction.threshold is 85; expected a fraction of the window from 0.1 to 0.95",
         ),
         (
+            "[compaction]\nthreshold = 1.5",
+            "compaction.threshold is 1.5; expected a fraction of the window from 0.1 to 0.95, such as 0.85",
+        ),
+        ('[compaction]\nthreshold = "97%"', 'compaction.threshold is "97%"; expected a fraction of the window'),
+        ('[compaction]\nwindow = "half"', 'compaction.window is "half"; expected a fraction of the model\'s window'),
+        ("[store]\npath = 3", "store.path is 3; expected the path of a file"),
+        (
             '[permissions]\nmode = "yolo"',
             'permissions.mode is "yolo"; expected "ask", "accept-edits", "plan" or "auto"',
         ),
@@ -318,6 +325,13 @@ def _toml(value: object) -> str:
             return json.dumps(value)
 
 
+def test_the_headers_for_a_collector_are_hidden(home: Path) -> None:
+    headers = "x-team=nest-token%3D1,short=1"
+    keys = load(home, OTEL_EXPORTER_OTLP_HEADERS=headers, OTEL_EXPORTER_OTLP_TRACES_HEADERS="a=b").keys
+    assert {"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"} <= keys.variables
+    assert set(keys.values) == {"nest-token=1"}, "what is too short would be masked everywhere"
+
+
 def test_the_keys_of_all_endpoints_are_known_even_if_unused(home: Path) -> None:
     toml = """
         model = { base_url = "http://file/v1", api_key_env = "NEST_KEY", api_key = "in-file" }
@@ -414,3 +428,29 @@ def test_the_variable_with_the_password_is_hidden_if_the_url_has_none(home: Path
     assert ("PGPASSWORD" in loaded.keys.variables, "sk-secret" in loaded.keys.values) == (True, True)
     assert "PGPASSWORD" not in load(home, CROW_DATABASE_URL=URL).keys.variables
     assert "PGPASSWORD" not in load(home).keys.variables
+
+
+@pytest.mark.parametrize(
+    ("toml", "threshold", "window"),
+    [
+        ("threshold = 0.6", 0.6, None),
+        ('threshold = "60%"\nwindow = "12.5%"', 0.6, 0.125),
+        ("threshold = 100_000\nwindow = 200_000", 100_000, 200_000),
+        ("window = 1", 0.85, 1.0),
+    ],
+)
+def test_threshold_and_window_are_shares_or_tokens(
+    home: Path, toml: str, threshold: float, window: float | None
+) -> None:
+    compaction = load(home, f"[compaction]\n{toml}").settings.compaction
+    assert (compaction.threshold, compaction.window) == (threshold, window)
+    assert (type(compaction.threshold), type(compaction.window)) == (type(threshold), type(window))
+
+
+def test_the_database_may_have_a_place_of_its_own(home: Path) -> None:
+    assert load(home, '[store]\npath = "/srv/crow/all.db"').paths.database == Path("/srv/crow/all.db")
+    loaded = load(home, '[store]\npath = "../other/all.db"')
+    assert loaded.paths.database == loaded.paths.config_file.parent.parent / "other" / "all.db"
+    broken = load(home, '[store]\npath = "/srv/crow/all.db"\n[model]\nname = 3')
+    assert broken.problem is not None
+    assert broken.paths.database == Path("/srv/crow/all.db")

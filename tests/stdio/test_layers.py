@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from crow.tools.sandbox.confiner import choose_sandbox
 from tests.stdio.conftest import StartCrow
 from tests.stdio.test_confinement import CONFINED, place
+from tests.stdio.test_postgres import prompted
 from tests.support import fake_endpoint as fake
-from tests.support.acp_client import CrowProcess
+from tests.support.acp_client import CrowProcess, RpcError
 from tests.support.fake_endpoint import FakeEndpoint
+from tests.support.postgres import create_database, drop_database
 from tests.tools.layers.trees import git, picture
 
 __all__ = ["place"]
@@ -61,7 +67,7 @@ async def run(agent: CrowProcess, endpoint: FakeEndpoint, session: str, *steps: 
     """Send a prompt whose answer is these steps. Return what the model was told about each of them."""
     endpoint.script(*steps, fake.text("Done."))
     await agent.prompt(session, "go")
-    return [message["content"] for message in endpoint.requests[-1].body["messages"] if message["role"] == "tool"]
+    return [message["content"] for message in endpoint.asked[-1].body["messages"] if message["role"] == "tool"]
 
 
 async def start(agent: CrowProcess, place: Path, mode: str = "ask") -> str:
@@ -219,3 +225,55 @@ async def test_edits_and_commands_are_undone_in_order(crow: StartCrow, endpoint:
         assert (files / "src" / "a.py").read_text() == before
         await agent.prompt(session, "/redo files")
         assert (files / "src" / "a.py").read_text() == "four\n"
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+async def test_a_kill_while_changes_are_kept_leaves_all_or_none_and_undo_still_works(
+    crow: StartCrow, endpoint: FakeEndpoint, files: Path, home: Path, engine: str
+) -> None:
+    before = picture(str(files))
+    line = "for i in $(seq 2000); do echo $i > src/$i; done; rm b; sed -i s/one/1/ src/a.py"
+    async with engine_env(engine) as env:
+        async with crow(endpoint=endpoint, env={**CONFINED, **env}) as agent:
+            session = await start(agent, files, "auto")
+            endpoint.script(shell(line), fake.text("Done."))
+            await agent.start_prompt(session, "go")
+            with anyio.fail_after(60):
+                while not [*(home / "layers" / "changes").glob("*/applying")]:  # noqa: ASYNC110 - by another process
+                    await asyncio.sleep(0)
+            await agent.kill()
+        async with crow(endpoint=endpoint, env={**CONFINED, **env}) as agent:
+            await agent.initialize(session={"notices": {}})
+            with anyio.fail_after(60):
+                while True:  # PostgreSQL notices a little later that the other process is gone
+                    with suppress(RpcError):
+                        await agent.load_session(session, files)
+                        break
+            endpoint.script(fake.text("Yes."))
+            await prompted(agent, session, "Did it work?")
+            now = picture(str(files))
+            is_kept = not (files / "b").exists()
+            assert (now == before) == (not is_kept)
+            assert len(now) == len(before) + (1_999 if is_kept else 0)
+            told = agent.text(session) + str(agent.updates(session, "notice"))
+            assert f"The change is {'completed' if is_kept else 'taken back'} now" in told
+            for number in ("/undo files", "/undo files"):
+                await agent.prompt(session, number)
+            assert picture(str(files)) == before
+            assert "cannot be undone" not in agent.text(session)
+            await agent.prompt(session, "/redo files")
+            assert picture(str(files)) == now
+    assert not [*(home / "layers" / "open").iterdir()]
+
+
+@asynccontextmanager
+async def engine_env(engine: str) -> AsyncIterator[dict[str, str]]:
+    """The environment of a process whose sessions are in an empty database of this kind."""
+    if engine == "sqlite":
+        yield {}
+        return
+    url = await create_database()
+    try:
+        yield {"CROW_DATABASE_URL": url}
+    finally:
+        await drop_database(url)

@@ -18,6 +18,7 @@ from crow.cli import main
 from crow.llm.sent import digest_of
 from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
+from tests.support.conventions import ledger_of, problems_of, read_otlp
 from tests.support.fake_endpoint import HANG, FakeEndpoint, Reply
 from tests.support.prefix_cache import CachingEndpoint, call, run_session, say, write_config
 
@@ -57,9 +58,10 @@ class Commands:
         said = (await self("replay", session, "--live", "--from", str(turn)))[1]
         return len(said.splitlines()), said
 
-    async def replay(self, name: str) -> list[dict[str, Any]]:
-        """Return the requests of a session or a file, built again."""
-        return [json.loads(line) for line in (await self("replay", name, "--json"))[1].splitlines()]
+    async def replay(self, name: str, *, edits: bool = False) -> list[dict[str, Any]]:
+        """Return the requests of a session or a file, built again, or the edits, made again."""
+        found = [json.loads(line) for line in (await self("replay", name, "--json"))[1].splitlines()]
+        return [each for each in found if ("tool" in each) == edits]
 
 
 @pytest.fixture
@@ -87,6 +89,7 @@ async def check_session(crow: StartCrow, home: Path, tmp_path: Path, run: Comman
     session, got = await random_session(crow, home, tmp_path, wire=wire, seed=seed)
     found = await run.replay(session)
     assert {each["words"] for each in found} == {""}
+    assert {each["words"] for each in await run.replay(session, edits=True)} <= {""}
     digests = stored(home, "SELECT body ->> '$.sent.digest' FROM entries WHERE kind = 'assistant' AND body IS NOT NULL")
     assert set(digests) <= got
     assert len(found) >= len(set(digests)) > 3
@@ -94,6 +97,21 @@ async def check_session(crow: StartCrow, home: Path, tmp_path: Path, run: Comman
     assert code == 0, said
     again = await run.replay(str(tmp_path / "case.jsonl"))
     assert [(each["outcome"], each["turn"]) for each in again] == [("identical", each["turn"]) for each in found]
+    await check_traces(home, tmp_path, run, session)
+
+
+async def check_traces(home: Path, tmp_path: Path, run: Commands, session: str) -> None:
+    """Check that each token of the session and its subagents is in one span, and that spans keep to the conventions."""
+    code, said = await run("sessions", "export", session, "--format", "otlp", "-o", str(tmp_path / "traces.jsonl"))
+    assert code == 0, said
+    spans = read_otlp((await anyio.Path(tmp_path / "traces.jsonl").read_bytes()).splitlines())
+    assert problems_of(spans) == []
+    query = (
+        "SELECT sum({}) FROM entries WHERE kind <> 'tool' AND session IN"
+        " (SELECT id FROM sessions WHERE ? IN (id, parent_id))"
+    )
+    counts = ("input_tokens", "output_tokens", "cached_tokens")
+    assert ledger_of(spans) == tuple(stored(home, query.format(name), session)[0] or 0 for name in counts)
 
 
 async def test_a_session_whose_process_was_killed_is_built_again(
@@ -120,6 +138,38 @@ async def test_a_session_whose_process_was_killed_is_built_again(
     found = await run.replay(session)
     assert [each["outcome"] for each in found] == ["identical", "unproven", "identical"]
     assert found[1]["words"] == "crow was stopped before it could store how the request was sent"
+
+
+async def test_edits_are_made_again_from_the_files_before_them(
+    crow: StartCrow, home: Path, place: Path, run: Commands
+) -> None:
+    """In a scratch directory: the workspace may have changed since, or be gone."""
+    model = CachingEndpoint(home / "crow.db")
+    edit = {"path": str(place / "README.md"), "old_text": "Twigs and string.", "new_text": f"Moss from {place}/moss."}
+    (place / "notes.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
+    steps = [
+        call(("edit_file", edit), ("write_file", {"path": "new/nest.txt", "content": "Twigs.\n"})),
+        call(("edit_file", {"path": "notes.txt", "old_text": "one\ntwo", "new_text": "one\nthree"})),
+        call(("edit_file", {"path": "README.md", "old_text": "not there", "new_text": ""})),
+        say("Done."),
+    ]
+    async with model.endpoint as endpoint:
+        write_config(home, endpoint.base_url)
+        async with crow(env={"CROW_MODEL": None, "OPENAI_API_KEY": "sk-test-0123456789"}) as agent:
+            await agent.initialize()
+            session = await agent.new_session(place)
+            model.sessions[str(place)] = session
+            model.steps[session] = deque(steps)
+            await agent.prompt(session, "Build a nest.")
+    changed = (place / "README.md").read_bytes()
+    found = await run.replay(session, edits=True)
+    assert [(each["tool"], each["outcome"]) for each in found] == [
+        ("edit_file", "identical"),
+        ("write_file", "identical"),
+        ("edit_file", "identical"),
+    ]
+    assert (place / "README.md").read_bytes() == changed
+    assert "edits: 3 of 3 identical, made again" in (await run("replay", session))[1]
 
 
 async def test_a_case_is_redacted_and_says_what_differed(

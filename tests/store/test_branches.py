@@ -53,13 +53,33 @@ async def test_an_outline_has_the_points_of_every_branch_and_the_ends_that_diffe
     assert found.points == (
         BranchPoint(entry=one[0].id, before=None, previous=None, kind="prompt", text="one"),
         BranchPoint(entry=one[3].id, before=one[2].id, previous=one[0].id, kind="prompt", text="two"),
-        BranchPoint(entry=label.id, before=command.id, previous=one[0].id, kind="label", text="good"),
+        BranchPoint(entry=label.id, before=command.id, previous=one[0].id, kind="label", text="good", labels=("good",)),
         BranchPoint(entry=other[0].id, before=label.id + 1, previous=label.id, kind="prompt", text="three"),
     )
     assert found.tips == (
         BranchTip(entry=other[2].id, point=other[0].id, is_current=True),
         BranchTip(entry=one[5].id, point=one[3].id, is_current=False),
     )
+
+
+async def test_a_label_is_at_its_entry_moves_when_it_is_given_again_and_can_be_removed(store: Store) -> None:
+    await store.create_session(new_session())
+    one = await converse(store, "s1", "one", "two")
+
+    async def labels() -> dict[int, tuple[str, ...]]:
+        return {point.entry: point.labels for point in (await store.outline("s1")).points if point.labels}
+
+    await add(
+        store, "s1", Note(about="label", value="a", entry=one[0].id), Note(about="label", value="b", entry=one[0].id)
+    )
+    await add(store, "s1", Note(about="label", value="c", entry=one[1].id))
+    assert await labels() == {one[0].id: ("a", "b"), one[1].id: ("c",)}
+    await add(store, "s1", Note(about="label", value="a", entry=one[1].id), Note(about="label", value="b", entry=0))
+    assert await labels() == {one[1].id: ("c", "a")}
+    (unknown,) = await add(store, "s1", Note(about="label", value="far", entry=10**9))
+    assert (await labels())[unknown.id] == ("far",)
+    await move(store, None)
+    assert (await labels())[one[1].id] == ("c", "a")
 
 
 async def test_a_place_on_the_way_of_another_branch_is_no_end_but_where_the_session_stands_is_shown(

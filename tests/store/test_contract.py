@@ -14,6 +14,7 @@ from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionB
 from crow.domain.messages import Image, Link, Resource, Text, ToolSpec, Usage
 from crow.store import QueuedPrompt, SessionChanges, SessionRow, Store, Tail
 from crow.store.owner import readable
+from crow.store.principals import PrincipalStore
 from tests.store.conftest import AnyStores
 from tests.store.scenes import add, begin, bodies, converse, history, ids, new_session, result, row_ids, said
 
@@ -721,3 +722,27 @@ async def test_a_name_finds_a_session_by_its_id_alias_start_of_the_id_or_title(s
     assert await admin.find("rev") == "review-2"
     with pytest.raises(ArgumentError, match='"codex-01" may mean 2 sessions: '):
         await admin.find("codex-01")
+
+
+async def test_directories_are_counted_like_the_sessions_in_lists(stores: AnyStores) -> None:
+    store = await stores.open()
+    ann, bob = PrincipalStore(store, "ann"), PrincipalStore(store, "bob")
+    for name, cwd, owner in (("a1", "/one", ann), ("a2", "/two", ann), ("a3", "/one", ann), ("b1", "/three", bob)):
+        await owner.create_session(new_session(name, cwd=cwd))
+        await converse(owner, name, "hello")
+    await ann.create_session(new_session("empty", cwd="/none"))
+    await ann.create_session(new_session("task", cwd="/sub", parent_id="a1"))
+    await converse(ann, "task", "work")
+
+    async def counted(place: Store) -> list[tuple[str, int]]:
+        return [(one.cwd, one.sessions) for one in await place.directories()]
+
+    assert await counted(store) == [("/three", 1), ("/one", 2), ("/two", 1)]
+    assert await counted(bob) == [("/three", 1)]
+    await ann.share_session("a2", "bob", "read")
+    assert await counted(bob) == [("/three", 1), ("/two", 1)]
+    await ann.update_session("a3", SessionChanges(archived=True))
+    await ann.delete_session("a2")
+    assert await counted(ann) == [("/one", 1)]
+    (one,) = await ann.directories(limit=1)
+    assert one.updated_ms > 0

@@ -66,10 +66,11 @@ TOKENS = frozenset({"add_token", "token", "tokens", "note_token_use", "revoke_to
 OTHERS = frozenset(
     {
         *("warning", "notifies", "session_by_alias", "is_known_directory", "disown", "learned", "learn", "tidy"),
+        "directories",
         *("hurry", "close"),
     }
 )
-"""Methods that no share changes."""
+"""Methods that no share changes, or that have a test of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +208,8 @@ async def outcome(store: Store, name: str, target: Target) -> str:
         told = repr(given)
     except CrowError as error:
         told = f"{type(error).__name__}: {error}"
+    if name == "directories":  # it names no target, and its numbers are no entries
+        return told
     for value, role in ((target.session, "SESSION"), (str(target.entry), "ENTRY"), (str(target.leaf), "LEAF")):
         told = re.sub(rf"\b{re.escape(value)}\b", role, told)
     return told

@@ -32,7 +32,10 @@ async def _turn(store: Store, session_id: str, rng: random.Random) -> None:
             more.append(NewEntry(body=Checkpoint(compaction_id="c", summary="so far", first_kept=None)))
         leaf = (await store.append(session_id, leaf=stored.id, turn=turn, entries=more))[-1].id
     end = NewEntry(body=TurnEnd(stop="end_turn"))
-    await store.append(session_id, leaf=leaf, turn=turn, entries=[end], release=True)
+    (stored,) = await store.append(session_id, leaf=leaf, turn=turn, entries=[end], release=True)
+    if rng.random() < 0.5:  # counts on a branch without another answer, too
+        title = NewEntry(body=ModelRequest(purpose="title"), model="m1", usage=Usage(input_tokens=100), cost=0.1)
+        await store.append(session_id, leaf=stored.id, turn=turn, entries=[title])
 
 
 async def test_the_sums_of_random_sessions_equal_those_of_the_store(store: Store) -> None:

@@ -12,7 +12,19 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from crow.domain.entries import Announcement, CallRef, Checkpoint, Diff, File, Mask, NewEntry, Restore, Skill, TurnEnd
+from crow.domain.entries import (
+    Announcement,
+    CallRef,
+    Checkpoint,
+    Diff,
+    File,
+    Mask,
+    NewEntry,
+    Prompt,
+    Restore,
+    Skill,
+    TurnEnd,
+)
 from crow.domain.messages import Usage
 from crow.store.copying import SessionCopy
 from crow.store.postgres.admin import PostgresAdmin
@@ -265,6 +277,59 @@ async def test_an_older_database_gets_the_new_names(tmp_path: Path) -> None:
     await store.close()
 
 
+async def test_views_say_what_was_sent_what_it_took_and_what_was_compacted(sqlite_store: SqliteStore) -> None:
+    store = sqlite_store
+    programs = {"client": {"name": "zed", "version": "1.2"}, "crow": "0.1.0"}
+    await store.create_session(new_session(config=programs))
+    await store.create_session(new_session("fresh"))
+    await begin(store, "fresh", "hello")
+    await begin(store, "s1", "mend the nest")
+    prompt = Prompt(system="You are crow.", tools=(), cwd="/repo", model="m1")
+    row = await store.session("s1")
+    usage = Usage(input_tokens=50, output_tokens=9, is_output_estimated=True)
+    asked = NewEntry(body=said("look", calls=1), model="m1", usage=usage)
+    stored = await store.append("s1", leaf=row.leaf, turn=1, entries=[NewEntry(body=prompt), asked])
+    await add(store, "s1", result(stored[1].id, "twigs " * 100))
+    columns = "role, content, tool_args, tokens, tokens_estimated"
+    assert rows(store, f"SELECT {columns} FROM messages WHERE session_id = 's1' ORDER BY id") == [
+        ("user", "mend the nest", None, 8, 1),
+        ("system", "You are crow.", None, 8, 1),
+        ("assistant", "look", None, 9, 1),
+        ("tool", "twigs " * 100, '{"path":"x"}', 162, 1),
+    ]
+    (summary,) = await add(
+        store,
+        "s1",
+        Checkpoint(compaction_id="c", summary="s", first_kept=None, threshold=80, window=100, focus="the nest"),
+    )
+    compacted = "SELECT session_id, is_compacted FROM session_list ORDER BY session_id"
+    assert rows(store, compacted) == [("fresh", 0), ("s1", 1)]
+    assert await store.compacted(["s1", "fresh", "none"]) == {"s1"}
+    await add(store, "s1", Restore(entry=summary.id), Mask(before=1, reason="early", threshold=8, window=9))
+    columns = "compaction, reason, threshold, context_window, asked, restored"
+    assert rows(store, f"SELECT {columns} FROM compaction_history ORDER BY id") == [
+        ("summary", "threshold", 80, 100, "the nest", 1),
+        ("hidden outputs", "early", 8, 9, None, 0),
+    ]
+    assert rows(store, compacted) == [("fresh", 0), ("s1", 1)]
+    (mask,) = rows(store, "SELECT id FROM compaction_history WHERE compaction = 'hidden outputs'")[0]
+    assert isinstance(mask, int)
+    await add(store, "s1", Restore(entry=mask), Skill(name="review", text="Twice."))
+    assert rows(store, compacted) == [("fresh", 0), ("s1", 0)]
+    assert await store.compacted(["s1"]) == frozenset()
+    opened = "SELECT crow_version, client_name, client_version FROM session_list ORDER BY session_id"
+    assert rows(store, opened) == [(None, None, None), ("0.1.0", "zed", "1.2")]
+    assert rows(store, "SELECT skill_name, loaded_at = created_at FROM session_skills") == [("review", 1)]
+
+
+async def test_a_damaged_configuration_keeps_its_row(lived: SqliteStore) -> None:
+    with closing(sqlite3.connect(lived.database.path)) as connection:
+        connection.execute("UPDATE sessions SET config = '{' WHERE id = 'long'")
+        connection.commit()
+    found = rows(lived, "SELECT session_id, client_name FROM session_list WHERE session_id = 'long'")
+    assert found == [("long", None)]
+
+
 PROJECT = Path(__file__).parents[2]
 PAGE = (PROJECT / "schemas" / "store.md").read_text("utf-8")
 GUIDE = (PROJECT / "docs" / "sessions.md").read_text("utf-8")
@@ -305,13 +370,15 @@ async def test_a_query_of_the_guide_returns_rows(lived: SqliteStore, query: str)
 
 VIEWS = {
     "session_list": "session_id, title, workspace_path, message_count, model, mode, state, tokens_in, tokens_out,"
-    " tokens_cached, cost, files_changed, lines_added, lines_removed, alias, forked_from",
-    "messages": "id, session_id, parent, turn, role, content, thought, tool_call_id, tool_name, model,"
-    " input_tokens, output_tokens, cost",
+    " tokens_cached, cost, files_changed, lines_added, lines_removed, alias, forked_from, is_compacted, crow_version,"
+    " client_name, client_version",
+    "messages": "id, session_id, parent, turn, role, content, thought, tool_call_id, tool_name, tool_args,"
+    " model, input_tokens, output_tokens, cost, tokens, tokens_estimated",
     "tool_calls": "tool_call_id, session_id, message_id, turn, tool_name, tool_args, tool_result, success, duration_ms,"
     " result_entry, model",
     "compaction_history": "id, session_id, kind, reason, method, first_kept, tokens_before, tokens_after, model_calls,"
-    " summary, restored, before_message_count, after_message_count, model",
+    " summary, restored, before_message_count, after_message_count, model, compaction, threshold,"
+    " context_window, asked",
     "session_skills": "session_id, skill_name, first_entry, times, skill_content",
     "usage": "session_id, model, requests, input_tokens, output_tokens, cached_tokens, reasoning_tokens, cost,"
     " cache_write_tokens, estimated_requests",
@@ -355,7 +422,7 @@ async def test_views_of_postgresql_show_the_same_as_those_of_the_file(lived: Sql
 def _with_booleans(columns: str) -> Callable[[tuple[object, ...]], tuple[object, ...]]:
     """Turn what SQLite returns for a row into what PostgreSQL returns."""
     names = [name.strip() for name in columns.split(",")]
-    are_booleans = [name in {"success", "restored"} for name in names]
+    are_booleans = [name in {"success", "restored", "is_compacted", "tokens_estimated"} for name in names]
 
     def convert(row: tuple[object, ...]) -> tuple[object, ...]:
         return tuple(

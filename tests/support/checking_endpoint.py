@@ -186,6 +186,8 @@ def _chat_groups(body: Mapping[str, Any]) -> Iterator[Group]:
         if message["role"] == "assistant":
             text, calls = message.get("content") or "", message.get("tool_calls") or ()
             own = [_canonical(each) for each in message.get("reasoning_details") or ()]
+            own += [_canonical(each) for each in message.get("thinking_blocks") or ()]
+            own += [_canonical(message["extra_content"])] if "extra_content" in message else []
             own += [_canonical(each["extra_content"]) for each in calls if "extra_content" in each]
             ids = " ".join(each["id"] for each in calls)
             yield Group(text=text, marks=_marks(f"{text} {ids}"), opaque=tuple(own))
@@ -228,6 +230,12 @@ class _Chat(_Writer):
             detail = {"type": "reasoning.encrypted", "index": at, "data": f"{self.secret}-{at}", "id": f"rs_{at}"}
             self.opaque.append(_canonical(detail))
             self.events.append(fake.chunk({"reasoning_details": [detail]}))
+        if self.thoughts == 2:  # as LiteLLM sends them, and Gemini signs its text
+            block = {"type": "thinking", "thinking": "Twigs.", "signature": f"{self.secret}-block"}
+            signed = {"google": {"thought_signature": f"{self.secret}-text"}}
+            self.opaque += [_canonical(block), _canonical(signed)]
+            self.events.append(fake.chunk({"thinking_blocks": [{**block, "signature": ""}]}))
+            self.events.append(fake.chunk({"thinking_blocks": [{**block, "thinking": ""}], "extra_content": signed}))
         if self.has_text:
             self.events.append(fake.chunk({"content": self.text}))
         for at in range(self.calls):

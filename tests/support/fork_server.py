@@ -327,7 +327,7 @@ def _import_all() -> None:
     from crow.adapters import prepare_calls
     from crow.frontend.connection import MODELS
     from crow.llm.wires import wire_named
-    from crow.settings.values import Section
+    from crow.settings.types import Section
 
     prepare_calls()
     for wire in get_args(WireName):

@@ -34,6 +34,23 @@ def kind_of(tmp_path: Path, head: str, body: str = "Do it.") -> AgentKind:
     return kind
 
 
+@pytest.mark.parametrize(
+    ("line", "context"),
+    [
+        ("", ("files", "state")),
+        ("context: files", ("files",)),
+        ("context: [state]", ("state",)),
+        ("context:\n- files\n- state", ("files", "state")),
+        ("context: none", ()),
+    ],
+)
+def test_a_file_says_what_its_kind_may_get(tmp_path: Path, line: str, context: tuple[str, ...]) -> None:
+    kind = kind_of(tmp_path, f"description: x\n{line}".rstrip())
+    assert (kind.context, kind.problem) == (context, "")
+    wrong = kind_of(tmp_path, "description: x\ncontext: everything")
+    assert wrong.problem == "its context is everything; expected files and state, one of them, or none"
+
+
 def test_files_are_sorted_by_name_and_those_of_the_user_win(tmp_path: Path) -> None:
     own, work = tmp_path / "own", tmp_path / "work"
     write_agent(own, "b", "---\ndescription: >\n  Reviews\n  a diff\n---\nMine.")

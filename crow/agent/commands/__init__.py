@@ -34,11 +34,11 @@ COMMANDS = (
     CommandSpec("retry", "Send the last prompt again, on a new branch", OPTIONS_HINT),
     CommandSpec("new", "Start over; if the session has an alias, a new session takes the alias"),
     CommandSpec("clear", "Start over in this session; nothing is deleted"),
-    CommandSpec("history", "List the prompts and labels of this branch", "all", is_literal=True),
+    CommandSpec("history", "List the prompts and labels of this branch", "number of lines | all"),
     CommandSpec("tree", "List all branches, including undone ones", "all", is_literal=True),
     CommandSpec("diff", "Show what this session changed, file by file", "a file"),
     CommandSpec("show", "Show a tool call with its whole output", "a call, such as call_12_0"),
-    CommandSpec("label", "Name this place so that you can return to it", "name"),
+    CommandSpec("label", "Name this place or an entry, so that you can return to it", "[#entry] name | remove name"),
     CommandSpec("fork", "Copy this session, up to here or up to an earlier message", PLACE_HINT),
     CommandSpec("title", "Show or set the session's title", "new title"),
     CommandSpec("tag", "Show the session's tags, or add and remove tags", "tags to add, or remove TAGS"),
@@ -46,11 +46,12 @@ COMMANDS = (
     CommandSpec(
         "compact",
         "Replace older messages with a summary to free context; nothing is deleted",
-        'what the summary should focus on, or "undo"',
+        "tokens to leave | --keep tokens, what the summary should focus on; or undo",
     ),
     CommandSpec(
         "context", "Show what fills the context window, or forget the size that crow learned", "forget", is_literal=True
     ),
+    CommandSpec("skills", "Show the skills that the model has loaded, or unload one", "unload skill"),
     CommandSpec("mcp", "Show the state of the MCP servers, or restart them", "restart [server]"),
     CommandSpec("model", "Show or choose the model", "a model"),
     CommandSpec("mode", "Show or choose the permission mode", "a mode"),
@@ -65,6 +66,11 @@ COMMANDS = (
         "remember", "Add a note to this directory's AGENTS.md, or to your personal one", "text, or --user text"
     ),
     CommandSpec("usage", "Show the tokens that this session used"),
+    CommandSpec(
+        "share",
+        "Make a page of this session that crow serve shows under a secret link",
+        "7d, redact | list | revoke link",
+    ),
     CommandSpec("export", "Write this session to a Markdown file", "a file in the workspace"),
     CommandSpec("help", "List the commands", "a command"),
 )

@@ -8,6 +8,7 @@ is not reversed yet. Redo is refused if the user has sent another prompt after t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,15 +18,15 @@ from crow.agent import new_message_id, new_session_id
 from crow.agent.commands import OPTIONS_HINT, PLACE_HINT
 from crow.agent.commands.context import CommandContext
 from crow.agent.compaction.summary import SummaryJob, summarise
-from crow.agent.history.restore import Restore, holds_change_sets, names_of
+from crow.agent.history.restore import Restore, changes_to_undo, holds_change_sets, names_of
 from crow.agent.history.rewind import RestoreResult, find_restorable_files, restore_files
 from crow.agent.history.usage import summary_stream
 from crow.domain.conversation import for_model
 from crow.domain.entries import Entry, NewEntry, Note, Remark, Reminder, StopReason, User
 from crow.domain.errors import ArgumentError
-from crow.domain.events import TitleChanged
+from crow.domain.events import SessionListChanged, TitleChanged
 from crow.domain.messages import Text
-from crow.domain.text import plural, quote
+from crow.domain.text import plural, quote, safe
 from crow.store import BranchPoint, BranchTip, Move, NewSession, Outline, SessionChanges
 
 _MOVES = ("undo", "rewind", "retry", "new", "clear")
@@ -134,6 +135,7 @@ async def new(context: CommandContext, _: str) -> str:
     made = await context.store.create_session(fresh)
     await context.store.move_alias(row.id, made.id)
     await context.branch.change(SessionChanges())  # reload the row, which no longer has an alias
+    await context.branch.publish(SessionListChanged(session_id=made.id, change="created"))
     return (
         f"{quote(row.alias)} is now the alias of a new session, `{made.id}`; open it by that alias. This session, "
         f"`{row.id}`, keeps its history and stays in the list. To continue it, send a prompt here. (To start over "
@@ -161,21 +163,24 @@ async def _start_over(context: CommandContext, command: str) -> str:
 
 
 async def history(context: CommandContext, argument: str) -> str:
+    if argument not in ("", "all") and not re.fullmatch(r"[1-9][0-9]{0,5}", argument):
+        raise ArgumentError(f"`/history {argument}`: expected no argument, a number of lines, such as 10, or `all`.")
+    most = None if argument == "all" else int(argument or _MAX_LISTED)
     outline = await context.store.outline(context.branch.row.id)
     lines, number = [], 0
     for point in _points_of(outline, outline.tips[0]):
         match point.kind:
             case "prompt":
                 number += 1
-                lines.append(f"- {number}. {quote(point.text)} `#{point.entry}`")
+                lines.append(f"- {number}. {quote(point.text)} `#{point.entry}`{_labelled(point)}")
             case "label":
-                lines.append(f"- label {quote(point.text)} `#{point.entry}`")
+                lines.append(f"- {_label_list(point.labels)} `#{point.entry}`")
             case "checkpoint":
-                lines.append(f"- compacted here `#{point.entry}`")
+                lines.append(f"- compaction (summary) `#{point.entry}`{_labelled(point)}")
     if not lines:
         return "This branch has no prompts yet. `/tree` shows the other branches."
-    if not argument and len(lines) > _MAX_LISTED:
-        lines = [f"- … {len(lines) - _MAX_LISTED} earlier; `/history all` shows them", *lines[-_MAX_LISTED:]]
+    if most is not None and len(lines) > most:
+        lines = [f"- … {len(lines) - most} earlier; `/history all` shows them", *lines[-most:]]
     return "\n".join([*lines, "\n`/rewind NUMBER` goes back to before a prompt; `/fork NUMBER` forks there."])
 
 
@@ -192,18 +197,36 @@ async def tree(context: CommandContext, argument: str) -> str:
 
 
 async def label(context: CommandContext, argument: str) -> str:
-    name = " ".join(argument.split())
-    if not name:
-        outline = await context.store.outline(context.branch.row.id)
-        labels = [f"- {quote(point.text)} `#{point.entry}`" for point in outline.points if point.kind == "label"]
-        return "\n".join(labels) or "There are no labels. `/label NAME` names this place."
-    if len(name) > _LABEL_CHARS or name.startswith("#") or name.isdecimal():
+    words = argument.split()
+    if not words or words == ["remove"]:
+        points = (await context.store.outline(context.branch.row.id)).points
+        labels = [f"- {', '.join(map(quote, point.labels))} `#{point.entry}`" for point in points if point.labels]
+        return "\n".join(labels) or "There are no labels. `/label NAME` names this place; `/label #ENTRY NAME` another."
+    if words[0] == "remove":
+        return await _remove_label(context, " ".join(words[1:]))
+    place = None
+    if words[0].startswith("#"):
+        place = await find_place(context, words.pop(0))
+    name = " ".join(words)
+    if not 0 < len(name) <= _LABEL_CHARS or safe(name) != name or name.startswith("#") or name.isdecimal():
         raise ArgumentError(
-            f"{quote(name)} cannot be a label. A label has at most {_LABEL_CHARS} characters, is not a number, and "
-            "does not begin with #."
+            f"{quote(safe(name))} cannot be a label. A label has 1 to {_LABEL_CHARS} characters that can be seen, is "
+            "not a number, and does not begin with #."
         )
-    (entry,) = await context.branch.record([NewEntry(body=Note(about="label", value=name))])
-    return f"This place is now {quote(name)} (`#{entry.id}`). `/rewind {name}` returns here; `/fork {name}` forks here."
+    note = Note(about="label", value=name, entry=place.entry if place is not None else None)
+    (entry,) = await context.branch.record([NewEntry(body=note)])
+    which = (
+        f"Entry `#{place.entry}` is now {quote(name)}" if place else f"This place is now {quote(name)} (`#{entry.id}`)"
+    )
+    return f"{which}. `/rewind {name}` returns there; `/fork {name}` forks there; `/label remove {name}` removes it."
+
+
+async def _remove_label(context: CommandContext, name: str) -> str:
+    outline = await context.store.outline(context.branch.row.id)
+    if not any(name in point.labels for point in outline.points):
+        raise ArgumentError(f"There is no label {quote(name)}. `/label` lists them.")
+    await context.branch.record([NewEntry(body=Note(about="label", value=name, entry=0))])
+    return f"Removed the label {quote(name)}."
 
 
 async def find_place(context: CommandContext, name: str) -> Place:
@@ -226,10 +249,18 @@ async def find_place(context: CommandContext, name: str) -> Place:
             raise ArgumentError(f"There is no prompt {name}; this branch has {len(prompts)}. `/history` lists them.")
         point = prompts[int(name) - 1]
         return Place(entry=point.before, words=f"before prompt {name}, {quote(point.text)}")
-    found = next((point for point in reversed(outline.points) if point.kind == "label" and point.text == name), None)
+    found = next((point for point in outline.points if name in point.labels), None)
     if found is None:
         raise ArgumentError(f"There is no label {quote(name)}. `/label {name}` adds it here; `/tree` shows all labels.")
     return Place(entry=found.entry, words=f"at the label {quote(name)}")
+
+
+def _label_list(labels: Sequence[str]) -> str:
+    return f"label{'s' * (len(labels) > 1)} {', '.join(map(quote, labels))}"
+
+
+def _labelled(point: BranchPoint) -> str:
+    return f" ({_label_list(point.labels)})" if point.labels else ""
 
 
 def _points_of(outline: Outline, tip: BranchTip) -> list[BranchPoint]:
@@ -250,7 +281,7 @@ def _current_prompts(outline: Outline) -> list[BranchPoint]:
 def _describe_tip(outline: Outline, tip: BranchTip) -> str:
     points = _points_of(outline, tip)
     prompts = [point for point in points if point.kind == "prompt"]
-    labels = [quote(point.text) for point in points if point.kind == "label"]
+    labels = [quote(label) for point in points for label in point.labels]
     count = plural(len(prompts), "prompt")
     content = f"{count}, last {quote(prompts[-1].text)}" if prompts else "no prompts yet"
     named = f"; label{'s' * (len(labels) > 1)} {', '.join(labels)}" if labels else ""
@@ -328,7 +359,8 @@ async def _restore_and_summarise(
 ) -> StopReason:
     """Restore files and store a summary, as `options` say. Both concern the abandoned entries: those on the path to the
     entry `leaf` that are not on the path to the entry `to`."""
-    changes = await context.store.file_changes(leaf, to)
+    left, gained = await context.store.file_changes(leaf, to), await context.store.file_changes(to, leaf)
+    changes = await changes_to_undo(context.workspace, left, gained)
     has_sets = holds_change_sets(changes)
     files = await find_restorable_files(context.workspace, changes) if changes and not has_sets else ()
     if has_sets and options.files != "keep":

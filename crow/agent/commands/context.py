@@ -13,6 +13,7 @@ from crow.agent.history.branch import Branch
 from crow.agent.instructions import InstructionSource
 from crow.agent.permissions.rules import PermissionRule
 from crow.domain.entries import Entry, StopReason, User
+from crow.export.links import PageLinks
 from crow.store import Store
 from crow.tools import Toolbox, Workspace
 
@@ -49,6 +50,8 @@ class CommandContext:
     """Opens the session's tools."""
     instructions: Callable[[], Sequence[InstructionSource]]
     """Returns the instruction files that `compactor` has read."""
+    links: PageLinks | None
+    """See `Adapters`."""
     user_instructions: Path | None
     """The path of the user's own instruction file."""
     follow_up: FollowUp | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,8 @@ import anyio.to_thread
 from crow.agent import PermissionAnswer, PermissionQuestion, new_message_id
 from crow.agent.commands.context import CommandContext
 from crow.agent.compaction.compactor import Compactor
-from crow.agent.compaction.summary import Summary, SummaryJob, shorten_to_tokens, summarise
+from crow.agent.compaction.newest import said_in, with_newest
+from crow.agent.compaction.summary import Summary, SummaryJob, summarise
 from crow.agent.history.recall import as_data, describe_session
 from crow.agent.history.rewind import content_of, digest, name_in
 from crow.agent.history.usage import summary_stream
@@ -31,7 +32,6 @@ from crow.agent.turns.prompt import without_tags
 from crow.domain.conversation import Projection
 from crow.domain.entries import (
     Announcement,
-    Assistant,
     CallRef,
     Diff,
     Entry,
@@ -40,22 +40,20 @@ from crow.domain.entries import (
     NewEntry,
     Remark,
     Reminder,
+    Restore,
     Started,
     StopReason,
     ToolResult,
-    User,
 )
 from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.events import CallAnnounced, CallEnded
 from crow.domain.messages import Message
-from crow.domain.rendering import code, parts_text
-from crow.domain.text import on_one_line, quote, shorten_middle
-from crow.domain.tokens import estimate_text
+from crow.domain.rendering import code
+from crow.domain.text import on_one_line, quote
 from crow.store import SessionRow
 from crow.tools import PlannedCall, Touched
 
 BROUGHT_TOKENS = 3_000
-_BROUGHT_MESSAGE_CHARS = 800
 _SUMMARY_DEADLINE_S = 120.0
 _NEWEST_SESSIONS = 500
 _CANCEL_S = 2.0
@@ -79,8 +77,6 @@ _HOW = {
     "checkpoint": ", made from its last compaction and the messages after it",
     "fallback": ", made of crow's own notes because the model did not summarise",
 }
-SINCE = "## Since that summary"
-LEFT_OUT = "[Earlier messages are left out.]"
 
 
 async def bring(context: CommandContext, argument: str) -> str:
@@ -88,7 +84,7 @@ async def bring(context: CommandContext, argument: str) -> str:
     row = await _find_session(context, argument)
     entries = (await context.store.tail(row.id)).entries
     projection = Projection(entries)
-    if projection.checkpoint is None and not any(map(_said_in, entries)):
+    if projection.checkpoint is None and not any(map(said_in, entries)):
         raise ArgumentError(f"The session {code(on_one_line(row.id))} has no messages.")
 
     async def follow_up(_: Entry) -> StopReason:
@@ -152,6 +148,25 @@ async def _store_summary(context: CommandContext, row: SessionRow, projection: P
     )
 
 
+async def skills(context: CommandContext, argument: str) -> str:
+    """List the loaded skills, or unload one."""
+    branch = context.branch
+    loaded = branch.projection.loaded_skills()
+    verb, _, name = argument.partition(" ")
+    name = name.strip()
+    if not argument:
+        lines = [f"- {code(on_one_line(each))} `#{entry}`" for each, entry in loaded.items()]
+        lines += ["", "`/skills unload NAME` takes one out of the model's context."] if lines else []
+        return "\n".join(lines) or "The model has loaded no skills."
+    if verb != "unload" or not name:
+        raise ArgumentError(f"`/skills {argument}`: expected no argument, or `unload` and the name of a skill.")
+    if name not in loaded:
+        names = ", ".join(code(on_one_line(each)) for each in loaded) or "none"
+        raise ArgumentError(f"The model has loaded no skill {quote(name)}. Loaded: {names}.")
+    await branch.record([NewEntry(body=Restore(entry=loaded[name], skill=name))])
+    return f"Unloaded {code(on_one_line(name))}. The model no longer sees its text; it can load the skill again."
+
+
 def _budget_of(compactor: Compactor) -> int:
     """Return the size limit of a summary of another session, in estimated tokens."""
     scale = compactor.gauge.measured().scale
@@ -172,32 +187,6 @@ def _summary_job(
         cache_key=session_id,
         keeps_prefix=False,
     )
-
-
-def with_newest(summary: str, entries: Sequence[Entry], budget: int) -> str:
-    """Return a summary, followed by the newest prompts and answers in `entries`. Together they have at most `budget`
-    estimated tokens."""
-    text = shorten_to_tokens(summary.strip(), budget * 2 // 3)
-    left = budget - estimate_text(text) - estimate_text(SINCE) - estimate_text(LEFT_OUT)
-    newest: list[str] = []
-    for said in filter(None, map(_said_in, reversed(entries))):
-        left -= estimate_text(said) + 2
-        if left < 0:
-            newest.append(LEFT_OUT)
-            break
-        newest.append(said)
-    return "\n\n".join([text, SINCE, *reversed(newest)]) if newest else text
-
-
-def _said_in(entry: Entry) -> str:
-    """Return the text of a prompt or an answer. Leave out the middle of a long text. Return "" for any other entry."""
-    match entry.body:
-        case User(parts=parts):
-            return f"[user]\n{shorten_middle(parts_text(parts), _BROUGHT_MESSAGE_CHARS)}"
-        case Assistant(text=text) if text.strip():
-            return f"[assistant]\n{shorten_middle(text.strip(), _BROUGHT_MESSAGE_CHARS)}"
-        case _:
-            return ""
 
 
 def _title_of(row: SessionRow) -> str:
@@ -375,4 +364,4 @@ async def _append(context: CommandContext, addition: _Addition, call: CallRef, a
     return ""
 
 
-HANDLERS = (bring, remember)
+HANDLERS = (bring, remember, skills)

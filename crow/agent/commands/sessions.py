@@ -24,11 +24,13 @@ from crow.agent.permissions.rules import (
 )
 from crow.agent.workspace import describe_sandbox, describe_workspace, inspect_workspace
 from crow.domain.errors import ArgumentError
-from crow.domain.events import TitleChanged
+from crow.domain.events import SessionChange, SessionListChanged, TitleChanged
 from crow.domain.rendering import code
 from crow.domain.text import plural, quote, safe
+from crow.export.links import DEFAULT_AGE, PageLink
 from crow.store import SessionChanges
 from crow.store.codec import new_tag, tag_name, tags_of, tags_patch
+from crow.store.transcript import time_text
 
 _TITLE_CHARS = 200
 _MAX_CHOICES = 40
@@ -51,6 +53,7 @@ async def fork(context: CommandContext, argument: str) -> str:
     if usable := usable_options(options, context.models):
         await context.store.update_session(made.id, option_changes(usable))
     titled = f", {quote(made.title)}" if made.title else ""
+    await context.branch.publish(SessionListChanged(session_id=made.id, change="created", title=made.title))
     return f"Forked {place.words}: `{made.id}`{titled}. Open it from the list of sessions; this one is unchanged."
 
 
@@ -91,7 +94,10 @@ def _describe_tags(tags: Sequence[str]) -> str:
 
 
 async def archive(context: CommandContext, argument: str) -> str:
+    row = context.branch.row
     await context.branch.change(SessionChanges(archived=not argument))
+    change: SessionChange = "unarchived" if argument else "archived"
+    await context.branch.publish(SessionListChanged(session_id=row.id, change=change, title=row.title))
     if argument:
         return "This session is back on the list of sessions."
     return (
@@ -224,4 +230,40 @@ def _verb_and_text(rule: PermissionRule) -> str:
     return f"{'allow' if rule.allow else 'deny'} {rule_text(rule)}"
 
 
-HANDLERS = (fork, title, tag, archive, model, mode, permissions)
+async def share(context: CommandContext, argument: str) -> str:
+    """Make, list or revoke links to pages. The links are those of the session's owner."""
+    links, row = context.links, context.branch.row
+    if links is None:
+        raise ArgumentError("This session cannot be shared as a page here.")
+    if await context.store.shares(row.id):
+        raise ArgumentError(
+            "`/share` is not available while the session is shared with other principals, because each of them could "
+            "publish it."
+        )
+
+    def is_own(link: PageLink) -> bool:
+        return link.principal == row.principal
+
+    verb, *rest = argument.split() or [""]
+    if verb == "list" and not rest:
+        own = [f"- `{link.id}`: {_describe_link(link)}" for link in await links.list() if is_own(link)]
+        return "\n".join(own) or "There are no links. `/share` makes one."
+    if verb == "revoke" and len(rest) == 1:
+        return f"Revoked: {_describe_link(await links.revoke(rest[0].strip('`'), is_own=is_own))}."
+    words = [each for each in (verb, *rest) if each != "redact"]
+    if len(words) > 1:
+        raise ArgumentError(f"`/share {argument}`: expected a lifetime such as 7d, `redact`, `list` or `revoke LINK`.")
+    age = words[0] if words and words[0] else DEFAULT_AGE
+    link, url = await links.add(context.store, row.id, age=age, is_strict="redact" in argument.split())
+    return (
+        f"Anyone with this link can read the session as it is now, until {time_text(link.expires_ms)}, while `crow "
+        f"serve` runs on this machine: {url}\n\nRead the page before you pass the link on, because no pattern finds "
+        f"every secret. `/share revoke {link.id}` ends it."
+    )
+
+
+def _describe_link(link: PageLink) -> str:
+    return f"{quote(link.title) if link.title else code(link.session)}, until {time_text(link.expires_ms)}"
+
+
+HANDLERS = (fork, title, tag, archive, share, model, mode, permissions)

@@ -15,7 +15,7 @@ from itertools import islice, takewhile
 from crow.agent.compaction.window import MIN_ROOM, ContextWindow
 from crow.agent.history.branch import Branch
 from crow.domain.conversation import Context
-from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt, Restore
+from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, Prompt, Restore
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured
 from crow.domain.messages import AssistantMessage, ToolCall, Usage
@@ -26,6 +26,9 @@ from crow.store import SessionChanges
 _ASSUMED_FIXED = 6_000
 """While there is no prompt entry, crow assumes that the system message and the tools take this many tokens, or a sixth
 of the window if that is less."""
+
+_MIN_PART = 8_000
+"""Crow uses at least this many tokens of a window, or all of it, whatever share the user wants."""
 
 _SAMPLE_CHARS = 100_000
 """A text with more characters than this is estimated from its head and tail, because the model will see only these
@@ -60,7 +63,9 @@ class CompactionPolicy:
     auto: bool = True
     """If false, crow compacts only on command."""
     threshold: float | None = None
-    """The fraction of the window at which compaction starts."""
+    """Where compaction starts: a fraction of the window or, as an integer, a number of tokens."""
+    window: float | None = None
+    """How much of the model's window to use: a fraction of it or, as an integer, a number of tokens. If None, all."""
     keep_tokens: int | None = None
     """At most this many tokens of recent messages are kept verbatim."""
     target: float | None = None
@@ -103,6 +108,10 @@ class Limits:
     """The limit for the skills in use."""
     files: int
     """The limit for the files in use."""
+    is_keep_chosen: bool = False
+    """The user has chosen `keep` for this compaction, so nothing makes it smaller."""
+    is_size_chosen: bool = False
+    """The user has chosen the size after this compaction, so it may summarise again what it has just kept."""
 
     @property
     def ceiling(self) -> int:
@@ -158,8 +167,12 @@ class Gauge:
             await self.context_window.look_up(info())
 
     def window(self) -> int:
-        """Return the model's context window in tokens, lowered if the endpoint has shown that it accepts less."""
-        return self.context_window.tokens(self.info)
+        """Return the model's context window in tokens, lowered if the endpoint has shown that it accepts less, or if
+        the user wants to use less."""
+        return self._used_part(self.context_window.tokens(self.info))
+
+    def _used_part(self, window: int) -> int:
+        return used_part(window, self.context_window.declared(self.info), self.settings)
 
     def used(self) -> int:
         """Return the tokens of the next request."""
@@ -195,7 +208,7 @@ class Gauge:
     def _cautious_limits(self, fixed: int) -> Limits:
         """Return limits that respect the learned window, even while crow tests whether the endpoint accepts a larger
         window."""
-        return self.limits(fixed, window=self.context_window.cautious_tokens(self.info))
+        return self.limits(fixed, window=self._used_part(self.context_window.cautious_tokens(self.info)))
 
     def is_full(self) -> bool:
         """Return whether compaction is due."""
@@ -214,7 +227,7 @@ class Gauge:
         if early is None or not self.settings.auto or info.is_local or self.context_window.is_test_due(info):
             return None
         limits, checkpoint = self.limits(), self.branch.projection.checkpoint_body
-        if limits.is_tiny or any(isinstance(entry.body, Restore) for entry in self.branch.entries):
+        if limits.is_tiny or any(_revokes_compaction(entry.body) for entry in self.branch.entries):
             return None
         grown = 0 if checkpoint is None else checkpoint.tokens_after + limits.room // 10
         return max(int(limits.threshold * early), grown)
@@ -282,6 +295,10 @@ class Gauge:
             await self.context_window.on_truncation(info, tokens, fixed=self.measured().fixed)
 
 
+def _revokes_compaction(body: Body) -> bool:
+    return isinstance(body, Restore) and not body.skill
+
+
 async def gauge_on(
     branch: Branch, info: Callable[[], ModelInfo], settings: CompactionPolicy, window: ContextWindow
 ) -> Gauge:
@@ -298,8 +315,10 @@ def limits_for(
     """Return the limits for a window of `window` tokens (4,000 to 2 million). The system message and the tools take
     `fixed` tokens. `max_output` is None if it is unknown."""
     output = None if max_output is None else min(max_output, window // 4)
-    share = 0.85 if settings.threshold is None else settings.threshold
-    threshold = min(int(window * share), window - max(min(20_000, window // 5), output or 0))
+    wanted = tokens_of(0.85 if settings.threshold is None else settings.threshold, window)
+    if isinstance(settings.threshold, int):  # a number of tokens may be less than any conversation needs
+        wanted = max(wanted, fixed + 2 * MIN_ROOM)
+    threshold = min(wanted, window - max(min(20_000, window // 5), output or 0))
     room = max(0, threshold - fixed)
     target = 0.5 if settings.target is None else settings.target
     keep = 20_000 if settings.keep_tokens is None else settings.keep_tokens
@@ -318,6 +337,18 @@ def limits_for(
         skills=min(8_000, room // 16),
         files=room * 9 // 20,
     )
+
+
+def used_part(window: int, declared: int, settings: CompactionPolicy) -> int:
+    """Return how many tokens of a window the user wants to use. A share is a share of the `declared` window."""
+    if settings.window is None:
+        return window
+    return min(window, max(_MIN_PART, tokens_of(settings.window, declared)))
+
+
+def tokens_of(limit: float, whole: int) -> int:
+    """Return a limit in tokens. A float is a share of `whole`, an integer is a number of tokens."""
+    return limit if isinstance(limit, int) else int(whole * limit)
 
 
 def cut_for(text: str, limits: Limits, scale: float, *, beside: int = 1) -> int | None:

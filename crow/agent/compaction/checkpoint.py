@@ -12,7 +12,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from crow.domain.entries import Assistant, CallRef, Checkpoint, Entry, File, KeptSkill, Pin, Skill, ToolResult, User
+from crow.domain.conversation import skill_in
+from crow.domain.entries import (
+    Assistant,
+    CallRef,
+    Checkpoint,
+    Entry,
+    File,
+    KeptSkill,
+    Pin,
+    Restore,
+    Skill,
+    ToolResult,
+    User,
+)
 from crow.domain.rendering import parts_text, user_parts
 from crow.domain.tokens import estimate_text, fit
 
@@ -84,6 +97,9 @@ def select_skills(previous: Checkpoint | None, covered: Iterable[Entry], budget:
     known = {skill.name: skill for skill in (previous.skills if previous else ())}
     for entry in covered:
         match entry.body:
+            case Restore(skill=unloaded) if unloaded:
+                known = {name: skill for name, skill in known.items() if skill_in(name) != unloaded}
+                continue
             case Skill(name=name, text=text):
                 skill = KeptSkill(entry=entry.id, name=name, text=text)
             case ToolResult(name=tool, text=text, is_error=False, announcement=announcement) if tool == _SKILL_TOOL:

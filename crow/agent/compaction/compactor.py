@@ -23,6 +23,7 @@ from crow.agent.compaction.budget import Gauge, Limits, Measure, recalibrated
 from crow.agent.compaction.checkpoint import FRAME_TOKENS, files_in_use
 from crow.agent.compaction.planner import CheckpointDraft, Noop, fits, plan, with_bodies
 from crow.agent.compaction.summary import Summary, SummaryJob, ignore, notes, summarise
+from crow.agent.compaction.wish import CompactionWish
 from crow.agent.history.usage import summary_stream
 from crow.agent.hooks import BranchHooks, CompactionAdvice
 from crow.domain.conversation import Context, Projection
@@ -85,8 +86,8 @@ class _Pass:
     """A pass in progress."""
 
     reason: Reason
-    focus: str
-    """What the summary should favour, in the user's words. May be empty."""
+    wish: CompactionWish
+    """What the user asked for."""
     measured: Measure
     """The context as measured at the beginning of the pass."""
     limits: Limits
@@ -200,7 +201,8 @@ class Compactor:
 
     def _early_pass(self) -> _Pass:
         measured = self.gauge.measured()
-        return _Pass(reason="early", focus="", measured=measured, limits=self.gauge.limits(measured.fixed))
+        limits = self.gauge.limits(measured.fixed)
+        return _Pass(reason="early", wish=CompactionWish(), measured=measured, limits=limits)
 
     async def overflowed(self, error: ContextOverflow) -> None:
         """Learn from a request that was refused as too long, and shorten the request.
@@ -231,24 +233,32 @@ class Compactor:
             return False
         return True
 
-    async def on_command(self, focus: str = "") -> str:
-        """Compact because the user asked. The summary favours `focus`. If `focus` is `undo`, undo the newest compaction
-        instead. Return the answer for the user."""
-        if focus.strip() == "undo":
-            return await self._undo()
-        return (await self.compact("command", focus)).words
+    async def on_command(self, argument: str = "") -> str:
+        """Compact because the user asked, with the argument of `/compact`. If it is `undo`, undo the newest compaction
+        instead. Return the answer for the user.
 
-    async def compact(self, reason: Reason, focus: str = "", *, window: int | None = None) -> CompactionResult:
+        :raises ~crow.domain.errors.ArgumentError: the argument asks for too much or too little.
+        """
+        if argument.strip() == "undo":
+            return await self._undo()
+        return (await self.compact("command", CompactionWish.parse(argument))).words
+
+    async def compact(
+        self, reason: Reason, wish: CompactionWish | None = None, *, window: int | None = None
+    ) -> CompactionResult:
         """Run one pass with its hooks. `window` (tokens) replaces the model's window.
 
+        :raises ~crow.domain.errors.ArgumentError: the wish cannot be fulfilled in this window.
         :raises ~crow.domain.errors.StoreError: the result could not be stored; nothing has changed.
         """
+        wish = wish or CompactionWish()
         measured = self.gauge.measured()
-        limits = self.gauge.limits(measured.fixed, window=window)
-        going = _Pass(reason=reason, focus=focus, measured=measured, limits=limits)
+        limits = self._limits(measured.fixed, window, wish)
+        going = _Pass(reason=reason, wish=wish, measured=measured, limits=limits)
         decision = plan(self._branch.projection, limits, measured, reason)
         if isinstance(decision, Noop):
-            return CompactionResult(outcome="noop", words=decision.why)
+            why = wish.why_not(measured) if decision.is_too_short else ""
+            return CompactionResult(outcome="noop", words=why or decision.why)
         if not decision:
             return _too_small(self.model.info.name, limits, measured)
         advice = await self._call_before_hooks(going, "mask" if isinstance(decision, Mask) else "summary")
@@ -262,6 +272,9 @@ class Compactor:
             await self._finish(result.entry, reason)
         return result
 
+    def _limits(self, fixed: int, window: int | None, wish: CompactionWish) -> Limits:
+        return wish.applied_to(self.gauge.limits(fixed, window=window), self._settings)
+
     async def _finish(self, entry: Entry, reason: Reason) -> None:
         """Tell the client and the hooks about a stored compaction."""
         await self.gauge.tell()
@@ -274,7 +287,7 @@ class Compactor:
             {
                 "kind": kind,
                 "reason": going.reason,
-                "focus": going.focus,
+                "focus": going.wish.focus,
                 "tokens": going.measured.used,
                 "threshold": going.limits.threshold,
                 "window": going.limits.window,
@@ -348,7 +361,8 @@ class Compactor:
         if fitting is not None:
             return await self._store_checkpoint(*fitting, prepared.summary, going.measured)
         if going.reason == "command":
-            words = "The conversation is already so short that a summary would be longer."
+            words = going.wish.why_not(going.measured)
+            words = words or "The conversation is already so short that a summary would be longer."
             return CompactionResult(outcome="noop", words=words)
         self._passes.append(self._branch.entries[-1].id)
         return _too_small(self.model.info.name, going.limits, going.measured)
@@ -389,12 +403,13 @@ class Compactor:
                 mode=self._branch.row.mode,
                 method=prepared.summary.method,
                 model_calls=prepared.summary.model_calls,
+                focus=going.wish.focus,
                 tokens_before=measured.used,
             )
             bodies: tuple[Body, ...] = (body,) if prompt is None else (prompt, body)
             after = with_bodies(self._branch.entries, *bodies)
             tokens = round(after.estimate * measured.scale)
-            limits = self.gauge.limits(round(after.fixed_estimate * measured.scale), window=going.limits.window)
+            limits = self._limits(round(after.fixed_estimate * measured.scale), going.limits.window, going.wish)
             if tokens < measured.used and fits(tokens, draft, limits, len(context.messages)):
                 return await self._show_files(replace(body, tokens_after=tokens), prompt, limits, measured), prompt
         return None
@@ -456,7 +471,7 @@ class Compactor:
             deadline_s=self._helpers.deadline_s,
             stream=partial(summary_stream, self._branch),
             instruction=self._settings.instruction,
-            focus=going.focus,
+            focus=going.wish.focus,
             context=going.advice.context,
             cache_key=self._branch.row.id,
             thought_level=self._branch.thought_level,

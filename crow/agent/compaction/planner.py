@@ -43,6 +43,8 @@ class Noop:
 
     why: str
     """A sentence for the user."""
+    is_too_short: bool = False
+    """The conversation is too short to be compacted within the limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +74,16 @@ def plan(projection: Projection, limits: Limits, measured: Measure, reason: Reas
     if reason in ("threshold", "model") and measured.used < limits.threshold:
         return Noop(why="There is enough room.")
     cuts = _Cuts(projection, limits, measured, reason)
-    if reason == "command" and not cuts.has_news():
+    if reason == "command" and not (limits.is_size_chosen or cuts.has_news()):
         return Noop(why="Nothing is new since the last compaction.")
     if limits.is_configured and limits.is_tiny:
         return ()
     if reason != "command" and (mask := cuts.mask()) is not None:
         return mask
     drafts = cuts.drafts()
-    return Noop(why="The conversation is too short to compact.") if reason == "command" and not drafts else drafts
+    if reason == "command" and not drafts:
+        return Noop(why="The conversation is too short to compact.", is_too_short=True)
+    return drafts
 
 
 def with_bodies(entries: Sequence[Entry], *bodies: Body) -> Context:
@@ -125,6 +129,8 @@ class _Cuts:
         """Return how many tokens of recent messages to keep verbatim. Usually this is `limits.keep`. It may be less,
         down to half of `limits.keep`, to make room for the files in use."""
         limits, files = self.limits, files_in_use(self.checkpoint_body, self.projection.entries)
+        if limits.is_keep_chosen:
+            return limits.keep
         wanted = min(limits.files, round(sum(file.tokens for file in files) * self.measured.scale))
         missing = wanted + limits.keep + limits.summary + limits.pins // 2 - (limits.target - limits.fixed)
         return max(limits.keep // 2, limits.keep - max(0, missing))
@@ -167,7 +173,14 @@ class _Cuts:
             return None
         before = max(hidden) + 1
         exceptions = tuple(sorted(entry for entry in gains if entry < before and entry not in hidden))
-        mask = Mask(before=before, exceptions=exceptions, tokens_before=self.measured.used)
+        mask = Mask(
+            before=before,
+            exceptions=exceptions,
+            tokens_before=self.measured.used,
+            reason=self.reason,
+            threshold=self.limits.threshold,
+            window=self.limits.window,
+        )
         after = round(with_bodies(self.projection.entries, mask).estimate * scale)
         return replace(mask, tokens_after=after) if after < self.measured.used and after <= target else None
 
@@ -217,6 +230,8 @@ class _Cuts:
         keeps fewer messages than the one before it.
         """
         keep, summary = self.keep, self.limits.summary
+        if self.limits.is_keep_chosen:
+            return [(self.tail(keep), summary)]
         starts = dict.fromkeys((self.preferred_tail(keep), self.tail(keep // 2), self.tail(keep // 8), self.count))
         candidates = [(start, summary) for start in starts]
         unanswered = self.unanswered()
@@ -247,6 +262,8 @@ class _Cuts:
             skills=select_skills(previous, covered, self.estimated(self.limits.skills)),
             first_covered=covered[0].id if first_covered is None and covered else first_covered,
             last_covered=covered[-1].id if covered else None,
+            threshold=self.limits.threshold,
+            window=self.limits.window,
         )
 
     def tail(self, tokens: int) -> int:

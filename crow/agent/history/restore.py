@@ -7,7 +7,7 @@ has changed anything, :mod:`crow.agent.history.rewind` alone restores the files.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from crow.agent import Client, PermissionQuestion, new_remark
 from crow.agent.history.branch import Branch
@@ -50,6 +50,40 @@ async def names_of(workspace: Workspace, changes: Sequence[Entry]) -> tuple[str,
             case _:
                 pass
     return tuple(names)
+
+
+async def changes_to_undo(workspace: Workspace, left: Sequence[Entry], gained: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Return which of the changes on the path that the session leaves have to be undone: all but those of restores. A
+    restore is undone only if it took back what the session goes back to. Both `left` and `gained`, the path that the
+    session goes to, are file entries and results."""
+    restores = {
+        entry.body.call
+        for entry in (*left, *gained)
+        if isinstance(entry.body, ToolResult) and entry.body.name == TOOL_NAME
+    }
+    again = [entry.body for entry in gained if isinstance(entry.body, File) and entry.body.call not in restores]
+    paths = {file.path for file in again if not file.change_set}
+    sets = {file.change_set for file in again if file.change_set}
+    found = []
+    for entry in left:
+        body = entry.body
+        if isinstance(body, File) and body.call in restores:
+            is_wanted = body.path in paths if not body.change_set else await _takes_back(workspace, body, sets)
+            if not is_wanted:
+                continue
+        found.append(entry)
+    return tuple(found)
+
+
+async def _takes_back(workspace: Workspace, restored: File, sets: Collection[str]) -> bool:
+    """Return whether a restore took back one of these change sets: it undid it, or undid what did it again."""
+    is_undo, change_set = False, await find(workspace, restored.change_set)
+    while change_set is not None and (inverted := change_set.about.get(INVERTS)) is not None:
+        is_undo = not is_undo
+        if is_undo and inverted in sets:
+            return True
+        change_set = await find(workspace, inverted)
+    return change_set is None and bool(sets)
 
 
 async def find(workspace: Workspace, identifier: str) -> ChangeSet | None:
@@ -120,7 +154,6 @@ class Restore:
     async def _restore(self, changes: Sequence[Entry]) -> None:
         results = [entry for entry in changes if isinstance(entry.body, ToolResult)]
         waiting: list[Entry] = []
-        undone: set[str] = set()
         for entry in [*reversed(changes), None]:
             body = None if entry is None else entry.body
             if isinstance(body, File) and not body.change_set and entry is not None:
@@ -130,8 +163,8 @@ class Restore:
                 continue
             await self._restore_files([*waiting, *results] if waiting else [])
             waiting = []
-            if isinstance(body, File) and body.change_set not in undone:
-                undone |= await self._undo(body)
+            if isinstance(body, File):
+                await self._undo(body)
 
     async def _restore_files(self, changes: Sequence[Entry]) -> None:
         """Restore the files that built-in tools changed."""
@@ -141,15 +174,16 @@ class Restore:
             if file.fault:
                 self._left.append(file.name)
 
-    async def _undo(self, changed: File) -> set[str]:
-        """Undo one change set. Return this and the older ones that are thereby undone, too: if a change was undone and
-        redone, it is on the path twice."""
+    async def _undo(self, changed: File) -> None:
+        """Undo one change set."""
         layers = self._workspace.layers
         change_set = await find(self._workspace, changed.change_set) if changed.recorded_here else None
         if layers is None or change_set is None:
             self._lines.append(GONE)
             self._left.append(changed.path)
-            return set()
+            return
+        if not change_set.operations:  # crow was killed before it moved anything
+            return
         made = await layers.invert(change_set, {INVERTS: change_set.id, CALL: self._call.call_id})
         entry = File(
             call=self._call, path=changed.path, before=None, after_hash="", recorded_here=True, change_set=made.id
@@ -167,16 +201,3 @@ class Restore:
             self._lines += [f"Restored: {each.name}." for each in made.operations if not each.is_meta]
         self._lines += [f"Not restored: {skipped}." for skipped in made.skipped]
         self._left += [skipped.split(" ")[0] for skipped in made.skipped]
-        return await self._redone(change_set)
-
-    async def _redone(self, change_set: ChangeSet) -> set[str]:
-        """Return a change set with those that it does again."""
-        found = {change_set.id}
-        while (inverse := change_set.about.get(INVERTS)) is not None:
-            undo = await find(self._workspace, inverse)
-            redone = None if undo is None else await find(self._workspace, undo.about.get(INVERTS, ""))
-            if redone is None or redone.id in found:
-                break
-            found.add(redone.id)
-            change_set = redone
-        return found

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import anyio.to_thread
 
@@ -84,6 +85,11 @@ CHANGES_REJECTED = (
 HOST_REJECTED = "the user did not allow it; do not try it again unasked"
 
 
+Review: TypeAlias = Callable[[Changes, PlannedCall | None], Awaitable[str]]
+"""Takes what a command has changed, and the command's plan if an earlier call started it. Returns the reason for the
+model if the changes are not kept."""
+
+
 def about_changes(plan: PlannedCall, changes: Changes, diffs: Sequence[Diff]) -> PlannedCall:
     """Return the plan of a command that has run in a layer, for the decision about what it has changed there."""
     return replace(
@@ -119,7 +125,7 @@ class Permissions:
         self.rules = tuple(rules)
         self._limit = limit
         self._whole = whole or self
-        self.reviews: dict[str, Callable[[Changes], Awaitable[str]]] = {} if whole is None else whole.reviews
+        self.reviews: dict[str, Review] = {} if whole is None else whole.reviews
         """For each running call, decides whether what its command has changed in a layer is kept."""
         self.hosts: dict[str, Callable[[Host], Awaitable[HostVerdict]]] = {} if whole is None else whole.hosts
         """For each running call, decides whether its command may reach a host."""
@@ -169,12 +175,12 @@ class Permissions:
             plan = replace(plan, touched=replace(plan.touched, other_paths=others, has_unknown_names=not is_complete))
         return replace(plan, excluded=excluded_paths(name, rules), url_rules=url_rules(name, self._mode, rules))
 
-    async def review(self, call_id: str, changes: Changes) -> str:
+    async def review(self, call_id: str, changes: Changes, command: PlannedCall | None = None) -> str:
         """See :class:`crow.tools.ChangeReviewer`."""
         decide_about = self.reviews.get(call_id)
         if decide_about is None:
             return "The call has ended, so its changes were dropped."
-        return await decide_about(changes)
+        return await decide_about(changes, command)
 
     async def review_host(self, call_id: str, host: Host) -> HostVerdict:
         """See :class:`crow.tools.ChangeReviewer`."""

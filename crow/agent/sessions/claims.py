@@ -22,12 +22,17 @@ class Claims:
         self._conversation = conversation
         self._has_warned = False
         """Whether the client was shown the warning of the store."""
+        self._notices: list[NoticeShown] = []
         self._remarks: list[str] = []
         """Texts for the history, which wait for the next turn."""
 
     def remark_later(self, notice: NoticeShown) -> None:
         """Add this notice to the history when the next turn begins. Call this if the editor shows no notices."""
         self._remarks.append(f"{notice.title}. {notice.description}".strip())
+
+    def notice_later(self, notice: NoticeShown) -> None:
+        """Show this notice when the next turn begins."""
+        self._notices.append(notice)
 
     async def take(self, prompt: PendingPrompt) -> bool:
         """Claim the turn of `prompt`. If another process runs a turn, wait until that turn ends.
@@ -101,6 +106,9 @@ class Claims:
             await branch.change(SessionChanges(config={NODE_KEY: adapters.node}))
         if not is_other_node:
             await take_back_patches(branch, adapters.store, self._conversation.workspace)
+        notices, self._notices = self._notices, []
+        for notice in notices:
+            await self._conversation.report(notice.title, notice.description, severity="info")
         if self._remarks:
             remarks, self._remarks = self._remarks, []
             await branch.record([new_remark(text) for text in remarks])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import anyio
 import anyio.to_thread
 
 from crow.agent import Client
@@ -14,8 +16,14 @@ from crow.agent.sessions.session import Session
 from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_recovery, notice_of_sandbox
 from crow.domain.entries import CallRef
 from crow.domain.errors import NoSuchSession
+from crow.domain.events import NoticeShown
+from crow.domain.text import plural
 from crow.store import Store
 from crow.tools import Workspace
+
+logger = logging.getLogger(__name__)
+
+_KNOWN_SESSIONS = 200
 
 
 class FirstUse:
@@ -24,7 +32,9 @@ class FirstUse:
     def __init__(self) -> None:
         self._known_directories: set[tuple[str | None, str]] = set()
         self._has_checked_sandbox = False
+        self._recovering = anyio.Lock()
         self._has_recovered = False
+        self._has_pruned = False
 
     async def inspect(
         self,
@@ -49,10 +59,10 @@ class FirstUse:
         return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
 
     async def check(self, session: Session, client: Client, store: Store | None) -> None:
-        """Warn the user if commands are not confined, and settle the changes of commands that a killed process was
-        keeping. Only the first session of a process does this."""
+        """Warn the user if commands are not confined, and remove the old contents of files that nobody needs any more.
+        Only the first session of a process does this."""
         await self._warn_about_sandbox(session, client)
-        await self._recover_changes(session, store)
+        await self._prune_changes(session, store)
 
     async def _warn_about_sandbox(self, session: Session, client: Client) -> None:
         """Warn the user if commands are not confined.
@@ -70,15 +80,25 @@ class FirstUse:
         elif notice is not None and is_new:
             session.remark_later(notice)
 
-    async def _recover_changes(self, session: Session, store: Store | None) -> None:
+    async def recover_changes(self, session: Session) -> None:
         """Complete or take back the changes of commands that a killed process was moving into a workspace, and say so
-        in the history of the session."""
+        in the history of the session. The first session of a process does this, before any turn runs."""
         layers = session.workspace.layers
-        if layers is None or self._has_recovered:
+        async with self._recovering:
+            if layers is None or self._has_recovered:
+                return
+            self._has_recovered = True
+            try:
+                for each in await layers.recover():
+                    session.remark_later(notice_of_recovery(each))
+            except (OSError, ValueError) as error:
+                logger.warning("What a killed process has left could not be settled: %s", error)
+
+    async def _prune_changes(self, session: Session, store: Store | None) -> None:
+        layers = session.workspace.layers
+        if layers is None or self._has_pruned:
             return
-        self._has_recovered = True
-        for each in await layers.recover():
-            session.remark_later(notice_of_recovery(each))
+        self._has_pruned = True
 
         async def has_call(about: Mapping[str, str]) -> bool:
             """Return whether the call of a change set is still stored."""
@@ -94,3 +114,17 @@ class FirstUse:
 
         await layers.prune(has_call)
         await layers.prune_children(has_session)
+
+
+async def offer_import(session: Session, store: Store) -> None:
+    """If other tools have sessions in the session's directory, say so with the first prompt, with the command that
+    imports them. A tool is left out if sessions of it were imported before."""
+    from crow.store.importers import importable_at  # takes 25 ms, and only a new directory needs it
+
+    cwd = session.branch.row.cwd
+    paths = tuple(dict.fromkeys((cwd, await anyio.to_thread.run_sync(os.path.realpath, cwd))))
+    known = [row.id for path in paths for row in (await store.sessions(cwd=path, limit=_KNOWN_SESSIONS)).rows]
+    for one in await anyio.to_thread.run_sync(importable_at, paths, known):
+        title = f"{plural(one.sessions, 'session')} of {one.tool} in this directory can be imported"
+        words = f"To import all its sessions, run: crow sessions import --from {one.tool}"
+        session.notice_later(NoticeShown(severity="info", title=title, description=words))

@@ -223,6 +223,7 @@ class TurnRunner:
             run_prompt=self._run_user,
             toolbox=self.tools.toolbox,
             instructions=lambda: self._worker.briefing.sources,
+            links=self._adapters.links,
             user_instructions=self._adapters.user_instructions,
         )
         answered = await answer(context, typed)

@@ -348,6 +348,10 @@ class Session:
         """Add this notice to the history when the next turn begins. Call this if the editor shows no notices."""
         self._claims.remark_later(notice)
 
+    def notice_later(self, notice: NoticeShown) -> None:
+        """Show this notice when the next turn begins. If the editor shows no notices, it goes into the history."""
+        self._claims.notice_later(notice)
+
     def warm(self) -> None:
         """Start the MCP servers, and remember that the first prompt needs no more imports."""
         self._is_warm = True

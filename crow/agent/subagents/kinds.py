@@ -12,7 +12,7 @@ from crow.agent.permissions.rules import narrower_mode
 from crow.agent.turns.adapters import Adapters
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject, ToolSpec
-from crow.tools import AGENT_MODES, AgentKind, Task
+from crow.tools import AGENT_CONTEXT, AGENT_MODES, AgentKind, Task
 
 _CONFIG_KEY = "agent"
 """The key of the subagent's kind in the subagent's configuration."""
@@ -61,6 +61,8 @@ class Speciality:
     mode: str = ""
     isolated: bool = False
     """The subagent works in a layer of its own."""
+    context: tuple[str, ...] = AGENT_CONTEXT
+    """What the subagent may get besides its prompt."""
 
     @classmethod
     def of(cls, task: Task, models: Iterable[str]) -> Speciality:
@@ -75,6 +77,7 @@ class Speciality:
             model=kind.model if kind.model in models else "",
             mode=kind.mode,
             isolated=kind.isolated or task.isolated,
+            context=kind.context,
         )
 
     @classmethod
@@ -85,6 +88,7 @@ class Speciality:
         match config.get(_CONFIG_KEY):
             case {"name": str(name), "instructions": str(instructions), **rest}:
                 tools, model, mode = rest.get("tools"), rest.get("model"), rest.get("mode")
+                context = rest.get("context", AGENT_CONTEXT)
                 return cls(
                     name=name,
                     instructions=instructions,
@@ -92,6 +96,7 @@ class Speciality:
                     model=model if isinstance(model, str) else "",
                     mode=mode if isinstance(mode, str) and mode in AGENT_MODES else "",
                     isolated=isolated,
+                    context=tuple(map(str, context)) if isinstance(context, list | tuple) else (),
                 )
             case _:
                 return cls(isolated=isolated)
@@ -105,7 +110,11 @@ class Speciality:
             return config
         stored = {"name": self.name, "instructions": self.instructions, "model": self.model, "mode": self.mode}
         prompt = f"{config.get('system_prompt_append') or ''}\n\n{self.instructions}".strip()
-        kind = {**stored, "tools": None if self.tools is None else list(self.tools)}
+        kind = {
+            **stored,
+            "tools": None if self.tools is None else list(self.tools),
+            "context": list(self.context),
+        }
         return {**config, "system_prompt_append": prompt, _CONFIG_KEY: kind}
 
     def mode_in(self, mode: str) -> str:
@@ -115,6 +124,16 @@ class Speciality:
     def permissions(self, permissions: Permissions) -> Permissions:
         """Return the session's `permissions`, limited to the mode of the kind if the kind sets one."""
         return permissions.narrowed(self.mode) if self.mode else permissions
+
+    def check_context(self, task: Task) -> None:
+        """Check that the kind may get what the task gives it.
+
+        :raises ~crow.domain.errors.ArgumentError: it may not.
+        """
+        for given, what in ((task.files, "files"), (task.state, "state")):
+            if given and what not in self.context:
+                takes = " and ".join(("its prompt", *self.context))
+                raise ArgumentError(f"task: the agent {self.name} gets no {what}, only {takes}; put it into the prompt")
 
     def specs(self, specs: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
         """Return those tools in `specs` that the kind allows. :raises ~crow.domain.errors.ArgumentError: the kind

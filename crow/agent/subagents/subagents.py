@@ -21,6 +21,7 @@ from crow.agent.background import after_delay
 from crow.agent.history.branch import Branch
 from crow.agent.history.recall import BranchLog
 from crow.agent.permissions.judge import Permissions
+from crow.agent.subagents.context import attached_files, state_part
 from crow.agent.subagents.kinds import SUBAGENT_ROLE, Speciality
 from crow.agent.turns.adapters import Adapters
 from crow.agent.turns.factory import TurnFactory
@@ -42,7 +43,8 @@ from crow.domain.events import (
     SubagentLinked,
     TextShown,
 )
-from crow.domain.messages import Text, ToolCall, ToolSpec, Usage
+from crow.domain.messages import Part, Text, ToolCall, ToolSpec, Usage
+from crow.domain.rendering import parts_text
 from crow.domain.subagents import TASK_WORDS, answer_id, order_id, resume_hint
 from crow.domain.text import title_line
 from crow.store import NewSession, SessionChanges
@@ -268,11 +270,14 @@ class Subagents:
         """Return the settings that a task gets from its kind. A resumed task keeps its kind. If the task to resume does
         not exist, `_open` raises the error."""
         if task.resume is None:
-            return Speciality.of(task, self.adapters.models)
-        try:
-            return Speciality.stored((await self.adapters.store.session(task.resume)).config)
-        except NoSuchSession:
-            return Speciality()
+            kind = Speciality.of(task, self.adapters.models)
+        else:
+            try:
+                kind = Speciality.stored((await self.adapters.store.session(task.resume)).config)
+            except NoSuchSession:
+                kind = Speciality()
+        kind.check_context(task)
+        return kind
 
     def _tools(self, task: Task, kind: Speciality, toolbox: Toolbox) -> ToolSubset:
         """Return the tools of a task. If the session is itself a subagent with a kind, the limits of that kind apply,
@@ -323,16 +328,24 @@ class Subagents:
 
     async def _begin(self, branch: Branch, task: Task, client: _SubagentClient) -> None:
         """Claim the turn, store the task's prompt, and show that the subagent starts."""
+        parts = await self._parts(task, branch)
         try:
             with anyio.CancelScope(shield=True):
-                await branch.claim(client.message_id, parts=(Text(text=task.prompt),))
+                await branch.claim(client.message_id, parts=parts)
         except SessionBusy as error:
             raise ArgumentError(f"task: {branch.row.id} is in use: {error}") from error
         try:
-            await client.begin(branch, task.prompt)
+            await client.begin(branch, parts_text(parts))
         except BaseException:
             await self._end(branch, None, client, TurnEnd(stop="cancelled"))
             raise
+
+    async def _parts(self, task: Task, branch: Branch) -> tuple[Part, ...]:
+        """Return the prompt of a task, with the files and the state that the caller gives to the subagent."""
+        window = self.adapters.info(branch.row.model).context_window
+        files = await attached_files(task.files, self.turns.read_file, window=window)
+        state = (state_part(self.parent.projection),) if task.state else ()
+        return (Text(text=task.prompt), *files, *state)
 
     async def _work(self, running: RunningTask, tools: ToolSubset, client: _SubagentClient) -> None:
         """Run the turn that has begun, and end it even if it is cancelled or fails."""

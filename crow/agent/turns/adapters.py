@@ -12,6 +12,7 @@ from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.hooks import Hooks
 from crow.agent.permissions.rules import PermissionRule
 from crow.agent.templates import Template
+from crow.export.links import PageLinks
 from crow.llm import Model, ModelInfo
 from crow.store import Store
 from crow.tools import Ports, Toolbox, Workspace
@@ -95,5 +96,7 @@ class Adapters:
     user_instructions: Path | None = None
     """The path of the user's own AGENTS.md, which need not exist."""
     hooks: Hooks | None = None
+    links: PageLinks | None = None
+    """The pages that `crow serve` shows."""
     node: str = ""
     """The name of this machine, or empty if no other machine uses the store."""

@@ -20,7 +20,7 @@ from crow.agent.permissions.rules import (
     Allow,
     Refuse,
 )
-from crow.domain.entries import Announcement, Assistant, CallRef, NewEntry, Skill, Started, ToolResult
+from crow.domain.entries import Announcement, Assistant, CallRef, NewEntry, Restore, Skill, Started, ToolResult
 from crow.domain.errors import StoreError
 from crow.domain.events import CallAnnounced, CallEnded, CallProgressed
 from crow.domain.messages import ToolCall
@@ -220,10 +220,12 @@ class Calls:
             del self._permissions.reviews[opened.ref.call_id]
             del self._permissions.hosts[opened.ref.call_id]
 
-    async def _review(self, opened: _OpenCall, plan: PlannedCall, changes: Changes) -> str:
+    async def _review(
+        self, opened: _OpenCall, plan: PlannedCall, changes: Changes, command: PlannedCall | None = None
+    ) -> str:
         """Decide whether what a command has changed in its layer is kept. Return the reason for the model if not."""
         async with self._reviewing:  # an answer may also hold for the next question
-            return await self._judge_changes(opened, plan, changes)
+            return await self._judge_changes(opened, command or plan, changes)
 
     async def _judge_changes(self, opened: _OpenCall, plan: PlannedCall, changes: Changes) -> str:
         shown = changes.shown
@@ -280,6 +282,9 @@ class Calls:
         if outcome.skill is not None:
             name, text = outcome.skill
             entries.append(NewEntry(body=Skill(name=name, text=text)))
+        loaded_at = self._branch.projection.loaded_skills().get(outcome.unloads) if outcome.unloads else None
+        if loaded_at is not None:
+            entries.append(NewEntry(body=Restore(entry=loaded_at, skill=outcome.unloads)))
         await self._branch.record(entries)
         self._results[opened.ref] = result
         self._open.pop(opened.ref, None)

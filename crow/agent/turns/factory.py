@@ -56,7 +56,7 @@ class TurnFactory:
         self._window = window
         self._budget = budget
         self._report = report
-        self._read_file = read_file
+        self.read_file = read_file
         self._down: set[str] = set()
         """The names of the models that the user was told are down."""
 
@@ -83,7 +83,7 @@ class TurnFactory:
             fresh_prompt=worker.briefing.fresh_prompt,
             compact_model=await self._adapters.model(other) if other else None,
             hooks=worker.hooks,
-            read_file=self._read_file,
+            read_file=self.read_file,
         )
         return Compactor(gauge, model, helpers)
 

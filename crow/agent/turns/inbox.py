@@ -121,7 +121,8 @@ class Inbox:
         """See :class:`crow.tools.BackgroundWatcher`."""
         name = f"The background command {command.id} (`{title_line(command.line)}`)"
         try:
-            await self.expect(call_id, f"{name} has ended, because crow ended while it ran.")
+            lost = " What it changed since shell_output last looked is lost." if command.is_layered else ""
+            await self.expect(call_id, f"{name} has ended, because crow ended while it ran.{lost}")
         except StoreError as error:
             logger.warning("Session %s: could not store the note about this: %s: %s", self._branch.row.id, name, error)
         self._tasks.start_soon(self._watch, call_id, name, command)
@@ -133,6 +134,8 @@ class Inbox:
             with anyio.CancelScope(shield=True):
                 title = f"{name} has {command.state}."
                 text = f"{title} Read the rest of its output with shell_output."
+                if command.waiting:
+                    text += f" Only then its last changes are kept, or the user is asked about them: {command.waiting}."
                 await self.add(call_id, text, title=title_line(title), is_known=command.is_known)
         self._watching.remove(scope)
 

@@ -14,7 +14,14 @@ from crow.domain.errors import ContextOverflow, Overloaded, ProtocolError
 from crow.domain.messages import FinishReason, JsonObject, ToolCall, ToolSpec, WireName
 from crow.llm.errors import Origin
 from crow.llm.parser import AnswerParser
-from crow.llm.reasoning import ReasoningDetails, content_pieces, details_text, thought_of
+from crow.llm.reasoning import (
+    ReasoningDetails,
+    ThinkingBlocks,
+    content_pieces,
+    details_text,
+    signatures_in,
+    thought_of,
+)
 from crow.llm.sse import replace_lone_in
 from crow.llm.tool_calls import CallAssembler, new_call_id
 from crow.llm.usage import read_usage
@@ -34,6 +41,8 @@ class StreamParser(AnswerParser):
         self._calls = CallAssembler(tools, new_id=new_id)
         self._legacy_calls = CallAssembler(tools, new_id=new_id)
         self._details = ReasoningDetails()
+        self._blocks = ThinkingBlocks()
+        self._signatures: dict[str, object] = {}
         self._finish_word: str | None = None
 
     @property
@@ -43,7 +52,7 @@ class StreamParser(AnswerParser):
 
     @property
     def _size(self) -> int:
-        return self._chars + self._calls.size + self._legacy_calls.size + self._details.size
+        return self._chars + self._calls.size + self._legacy_calls.size + self._details.size + self._blocks.size
 
     @property
     def _has_too_many_calls(self) -> bool:
@@ -57,7 +66,8 @@ class StreamParser(AnswerParser):
         return (self._calls or self._legacy_calls).finish(is_cut=is_cut)
 
     def _opaque(self) -> JsonObject:
-        return replace_lone_in(self._details.opaque())
+        signatures = {"extra_content": self._signatures} if self._signatures else {}
+        return replace_lone_in({**self._details.opaque(), **self._blocks.opaque(), **signatures})
 
     def _read_event(self, event: dict[str, object]) -> None:
         choices = event.get("choices")
@@ -126,6 +136,11 @@ class StreamParser(AnswerParser):
             if not thought:
                 thought = details_text(details)
                 self._reasoning_field = self._reasoning_field or "reasoning_details"
+        if blocks := delta.get("thinking_blocks"):
+            self._blocks.add(blocks)
+        if extra := delta.get("extra_content"):
+            self._signatures.update(found := signatures_in(extra))
+            self._chars += len(str(found))
         self._read_thought(thought)
         content = delta.get("content")
         if type(content) is str:

@@ -22,6 +22,8 @@ from crow.llm.usage import first_count
 
 _Kind: TypeAlias = Literal["text", "thinking", "call", "other"]
 _KINDS: Mapping[object, _Kind] = {"text": "text", "thinking": "thinking", "tool_use": "call"}
+_DELTA_KINDS = (("text", "text_delta"), ("thinking", "thinking_delta"), ("partial_json", "input_json_delta"))
+"""Members by which a delta without a type is recognised."""
 _CALL_KEYS = frozenset({"type", "id", "name", "input"})
 _MAX_BLOCKS = 10_000
 _PARAGRAPH = "\n\n"
@@ -52,7 +54,8 @@ class _Block:
             case "thinking":
                 return not content.get("thinking") and "signature" not in self.growing
             case "call":
-                return bool(content.get("id")) and content.get("id") == self.members.get("id")
+                is_named = bool(self.members.get("name")) and bool(content.get("id"))
+                return is_named and content.get("id") == self.members.get("id")
             case "other":
                 return content == self.members
 
@@ -79,6 +82,7 @@ class MessagesParser(AnswerParser):
         self._calls = CallAssembler(tools, new_id=new_id)
         self._blocks: list[_Block] = []
         self._open: dict[object, _Block] = {}
+        self._latest: dict[object, _Block] = {}
         self._started: dict[tuple[object, str], _Block] = {}
         self._counts: dict[str, int] = {}
         self._stop_word: str | None = None
@@ -119,6 +123,7 @@ class MessagesParser(AnswerParser):
             self._read_head(event.get("delta"))
             self._count(event.get("usage"))
         elif kind == "message_stop":
+            self._count(event.get("usage"))
             self.is_done = True
         elif kind == "message":
             self._read_message(event)
@@ -191,12 +196,16 @@ class MessagesParser(AnswerParser):
         block = _Block(kind, _key(index), dict(content or {"type": kind}))
         if len(self._blocks) < _MAX_BLOCKS:  # what comes in further blocks is read, but their places are not kept
             self._blocks.append(block)
-        self._open[block.index] = block
+        self._open[block.index] = self._latest[block.index] = block
         return block
+
+    def _at(self, index: object) -> _Block | None:
+        """Return the newest block with this index. A proxy may send deltas after the end of their block."""
+        return self._latest.get(_key(index))
 
     def _block(self, kind: _Kind, index: object) -> _Block:
         """Return the block of this kind that a delta continues. A delta without such a block opens one."""
-        block = self._open.get(_key(index))
+        block = self._at(index)
         if block is not None and block.kind == kind:
             return block
         if index is None and self._blocks and self._blocks[-1].kind == kind:
@@ -206,11 +215,11 @@ class MessagesParser(AnswerParser):
     def _read_delta(self, index: object, delta: object) -> None:
         if not isinstance(delta, dict):
             return
-        match delta.get("type"):
+        match delta.get("type") or next((kind for member, kind in _DELTA_KINDS if member in delta), None):
             case "text_delta":
                 self._read_text(self._block("text", index), delta.get("text"))
             case "thinking_delta":
-                self._read_thought_of(self._block("thinking", index), delta.get("thinking"))
+                self._read_thinking(self._block("thinking", index), delta)
             case "signature_delta":
                 self._read_signature(index, delta.get("signature"))
             case "input_json_delta":
@@ -236,6 +245,13 @@ class MessagesParser(AnswerParser):
         """Whether a block that is no text stands directly before `block`."""
         return len(self._blocks) > 1 and self._blocks[-1] is block and self._blocks[-2].kind != "text"
 
+    def _read_thinking(self, block: _Block, delta: Mapping[str, object]) -> None:
+        thought, signature = delta.get("thinking"), delta.get("signature")
+        # Gateways send the signature here, too, some with the whole thought once more.
+        if not signature or thought != "".join(block.growing.get("thinking", ())):
+            self._read_thought_of(block, thought)
+        self._add_signature(block, signature)
+
     def _read_thought_of(self, block: _Block, thought: object) -> None:
         if not isinstance(thought, str):
             return
@@ -246,7 +262,7 @@ class MessagesParser(AnswerParser):
             block.has_words = True
 
     def _read_signature(self, index: object, signature: object) -> None:
-        block = self._open.get(_key(index))
+        block = self._at(index)
         if block is None or block.kind != "thinking":
             block = next((each for each in reversed(self._blocks) if each.kind == "thinking"), None)
         self._add_signature(block or self._new_block("thinking", index), signature)
@@ -262,7 +278,7 @@ class MessagesParser(AnswerParser):
         known = self._started.get(same) if same[1] else None
         if known is None:
             known = self._started[same] = self._new_call(index, content)
-        self._open[known.index] = known
+        self._open[known.index] = self._latest[known.index] = known
         function: dict[str, object] = {"name": content.get("name")}
         arguments = content.get("input")
         if arguments not in ({}, None, ""):
@@ -278,7 +294,7 @@ class MessagesParser(AnswerParser):
     def _read_input(self, index: object, piece: object) -> None:
         if not isinstance(piece, str):
             return
-        block = self._open.get(_key(index))
+        block = self._at(index)
         if block is not None and block.kind == "other":
             block.add("input", piece)
             self._opaque_chars += len(piece)
@@ -297,7 +313,7 @@ class MessagesParser(AnswerParser):
 
     def _read_other_delta(self, index: object, delta: Mapping[str, object]) -> None:
         """Keep the members of a delta of an unknown kind in its block."""
-        block = self._open.get(_key(index))
+        block = self._at(index)
         if block is None or block.kind != "other":
             return
         for key, value in delta.items():

@@ -95,9 +95,9 @@ class Outputs:
         """Return the item that an event with a piece belongs to. Open it if the server did not announce it."""
         item_id, index = _id(event.get("item_id")), _index(event.get("output_index"))
         known = self._by_id.get((kind, item_id)) if item_id else None
-        if known is None and index is not None:
-            # Some servers give an item another id with each event.
-            known = self._by_index.get((kind, index))
+        if index is not None and (known is None or known.index != index):
+            # Some servers give an item another id with each event, or several items the same id.
+            known = self._by_index.get((kind, index)) or known
         if known is None and index is None and not item_id:
             known = next((each for each in reversed(self._all) if each.kind == kind and each.data is None), None)
         return known or self._add(kind, item_id, index)
@@ -105,8 +105,13 @@ class Outputs:
     def open(self, item: JsonObject, event: JsonObject, *, is_done: bool) -> Output | None:
         """Return the item that an event with a whole item belongs to. Return None if the item has ended already."""
         kind, item_id = str(item["type"]), _id(item.get("id")) or _id(event.get("item_id"))
+        # llama.cpp gives calls no id, and names them by the id of the call.
+        item_id = item_id or (_id(item.get("call_id")) if kind in CALL_TYPES else "")
         index = _index(event.get("output_index"))
         known = self._by_id.get((kind, item_id)) if item_id else None
+        if known is not None and known.data is not None and known.index != index:
+            # A server may give several items the same id.
+            known = known if is_same(_without_id(known.data), _without_id(item)) else None
         if known is None and index is not None and (at_index := self._by_index.get((kind, index))) is not None:
             # Some servers give all items the same index.
             if at_index.data is not None:

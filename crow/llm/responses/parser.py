@@ -47,8 +47,8 @@ _ENDS = {
 _NEEDS_OUTPUT = frozenset(
     {"local_shell_call", "shell_call", "apply_patch_call", "computer_call", "mcp_approval_request"}
 )
-"""Items that ask the client for a result. Crow offers none of these tools, so it cannot answer such an item, and a
-request that repeats the item without an answer would be refused."""
+"""Items that ask the client for a result, unless the server has added its own. Crow offers none of these tools, so it
+cannot answer such an item, and a request that repeats the item without an answer would be refused."""
 
 
 class ResponsesParser(AnswerParser):
@@ -325,7 +325,8 @@ class ResponsesParser(AnswerParser):
         return "refusal" if self._is_refused else "stop"
 
     def _finish_calls(self, *, is_cut: bool) -> tuple[ToolCall, ...]:
-        outputs = [each for each in self._outputs.in_order() if each.call is not None]
+        answered = self._answered()
+        outputs = [each for each in self._outputs.in_order() if each.call is not None and each.call.id not in answered]
         calls: list[PartialCall] = []
         for each in outputs:
             assert each.call is not None
@@ -346,15 +347,27 @@ class ResponsesParser(AnswerParser):
             self._made.setdefault(id(partial), index)
         return tuple(call for _, call in finished)
 
+    def _answered(self) -> frozenset[str]:
+        """Return the ids of the calls that the server has run itself: their results are items of the answer."""
+        done = (each.data for each in self._outputs.in_order() if each.data and each.kind.endswith("_output"))
+        return frozenset(call_id for data in done if (call_id := _call_id(data)))
+
     def _opaque(self) -> JsonObject:
         items: list[Item] = []
+        answered = self._answered()
         for output in self._outputs.in_order():
             data = output.data
-            if data is None or output.kind in _NEEDS_OUTPUT:
+            is_answered = data is not None and _call_id(data) in answered
+            if data is None or (output.kind in _NEEDS_OUTPUT and not is_answered):
                 continue
-            if output.call is None:
+            if output.call is None or is_answered:
                 items.append(Item(data=data))
             elif (index := self._made.get(id(output.call))) is not None:
                 kept = {key: value for key, value in data.items() if key not in CALL_TYPES[output.kind]}
                 items.append(Item(data=kept, call=index))
         return stored_items(items)
+
+
+def _call_id(item: JsonObject) -> str:
+    call_id = item.get("call_id")
+    return call_id if isinstance(call_id, str) else ""

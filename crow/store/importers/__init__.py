@@ -8,6 +8,7 @@ treat the content of these files as hostile.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -30,7 +31,17 @@ from crow.store.importers.files import (
     real_path,
 )
 
-__all__ = ["TOOLS", "Batch", "Problems", "SessionScan", "Source", "default_path", "importable", "is_crow_export"]
+__all__ = [
+    "TOOLS",
+    "Batch",
+    "Problems",
+    "SessionScan",
+    "Source",
+    "default_path",
+    "importable",
+    "importable_at",
+    "is_crow_export",
+]
 
 _PREFIXES = {tool.NAME: tool.TOOL for tool in (claude_code, codex, pi, opencode, goose, openai_json)}
 """Maps each tool to the prefix of its session ids."""
@@ -41,6 +52,8 @@ TOOLS = tuple(_PREFIXES)
 _SKIPPED_FOLDERS = frozenset({"node_modules", ".git", ".venv", "__pycache__"})
 _ENDINGS = (".jsonl", ".json", ".db", ".sqlite", ".sqlite3")
 _PEEK_BYTES = 4096
+_FIRST_LINE_BYTES = 256 * 1024
+_MOST_PEEKED = 300
 
 Read: TypeAlias = Callable[[NewConversation, Problems], None]
 
@@ -288,6 +301,54 @@ def importable(known: Collection[str] = ()) -> list[Importable]:
     high."""
     prefixes = {name.partition("-")[0] for name in known}
     return [one for one in _places() if one.sessions and _PREFIXES[one.tool] not in prefixes]
+
+
+def importable_at(paths: Sequence[str], known: Collection[str] = ()) -> list[Importable]:
+    """Return the same as `importable`, but only for sessions in one directory, which has these `paths`. `known` are the
+    ids of crow's sessions in this directory. Of each tool's files, only the newest `_MOST_PEEKED` are looked at."""
+    prefixes = {name.partition("-")[0] for name in known}
+    found = []
+    for place in _places():
+        count: Callable[[], int] | None = None
+        match place.tool:
+            case _ if _PREFIXES[place.tool] in prefixes:
+                pass
+            case claude_code.NAME:
+                names = {re.sub(r"[^A-Za-z0-9]", "-", path) for path in paths}
+                count = partial(_files_below, [place.path / name for name in names], "*.jsonl", besides="agent-")
+            case codex.NAME:
+                count = partial(_files_at, place.path, [f"{each}/**/rollout-*.jsonl" for each in _ROLLOUTS], paths)
+            case pi.NAME:
+                count = partial(_files_at, place.path, ["*/*.jsonl"], paths)
+            case opencode.NAME:
+                count = partial(count_rows, place.path / opencode.DATABASE, "session", "directory", paths)
+            case goose.NAME:
+                count = partial(count_rows, place.path / goose.DATABASE, "sessions", "working_dir", paths)
+        with suppress(OSError):
+            if count is not None and (number := count()):
+                found.append(Importable(tool=place.tool, path=place.path, sessions=number))
+    return found
+
+
+def _files_below(folders: Sequence[Path], pattern: str, *, besides: str) -> int:
+    return sum(_files(folder, pattern, besides=besides) for folder in folders)
+
+
+def _files_at(root: Path, patterns: Sequence[str], paths: Sequence[str]) -> int:
+    """Count the files that belong to a directory. Their first lines say where they were written."""
+    files = sorted((file for pattern in patterns for file in root.glob(pattern)), key=modified_ms, reverse=True)
+    return sum(_directory_of(file) in paths for file in files[:_MOST_PEEKED])
+
+
+def _directory_of(file: Path) -> str:
+    try:
+        with open_regular(file) as opened:
+            line = parse_object(opened.readline(_FIRST_LINE_BYTES))
+    except (OSError, Damaged, RecursionError):
+        return ""
+    payload = line.get("payload")
+    place = payload.get("cwd") if isinstance(payload, dict) else line.get("cwd")
+    return place if isinstance(place, str) else ""
 
 
 def _places() -> Iterator[Importable]:

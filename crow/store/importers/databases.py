@@ -107,13 +107,16 @@ def opened_copy(path: Path) -> Iterator[ForeignDatabase]:
             yield ForeignDatabase(path, connection)
 
 
-def count_rows(path: Path, table: str) -> int:
-    """Count the rows of a table. Return 0 if the table cannot be read.
+def count_rows(path: Path, table: str, column: str = "", values: Sequence[str] = ()) -> int:
+    """Count the rows of a table, or only those with one of `values` in a column. Return 0 if the table cannot be read.
+    `table` and `column` become part of the SQL, so they must be constants.
 
     A database with a write-ahead log is copied, because the log may have most of the rows. If the database is large
     and has rows of its own, only those are counted.
     """
-    found = _count_in_file(path, table)
+    where = f' WHERE "{column}" IN ({", ".join("?" * len(values))})' if column else ""
+    sql = f'SELECT count(*) AS number FROM "{table}"{where}'  # noqa: S608  constants
+    found = _count_in_file(path, sql, values)
     try:
         sizes = [Path(f"{path}{suffix}").stat().st_size for suffix in ("", "-wal")]
     except OSError:
@@ -122,16 +125,16 @@ def count_rows(path: Path, table: str) -> int:
         return found
     try:
         with opened_copy(path) as database:
-            (row,) = database.rows(f'SELECT count(*) AS number FROM "{table}"')  # noqa: S608  a constant
+            (row,) = database.rows(sql, values)
             return int(row["number"])
     except (ArgumentError, ValueError, TypeError):
         return found
 
 
-def _count_in_file(path: Path, table: str) -> int:
+def _count_in_file(path: Path, sql: str, values: Sequence[str]) -> int:
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
-            (number,) = connection.execute(f'SELECT count(*) FROM "{table}"').fetchone()  # noqa: S608  a constant
+            (number,) = connection.execute(sql, values).fetchone()
             return int(number)
     except (*_FAILURES, ValueError, TypeError):
         return 0

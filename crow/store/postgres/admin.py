@@ -139,14 +139,26 @@ class PostgresAdmin(UsesDatabase, Admin):
         rows = await sql.fetch("SELECT id FROM crow.sessions WHERE deleted_ms IS NULL ORDER BY id")
         return tuple(row[0] for row in rows)
 
+    @snapshot
+    async def written_after(self, sql: Sql, entry: int) -> dict[str, int]:
+        query = "SELECT id, newest_entry FROM crow.sessions WHERE newest_entry > $1 AND deleted_ms IS NULL ORDER BY 2"
+        return {row[0]: row[1] for row in await sql.fetch(query, entry)}
+
     async def listed(self, chosen: SessionFilter, *, limit: int | None = None) -> tuple[ListedSession, ...]:
         rows, subagents = await self._listed(chosen, limit)
         every = [*rows, *(one for several in subagents.values() for one in several)]
-        counts = await self._store.count_messages([row.id for row, _ in every])
+        ids = [row.id for row, _ in every]
+        counts, compacted = await self._store.count_messages(ids), await self._store.compacted(ids)
 
         def listed(row: SessionRow, used_ms: int) -> ListedSession:
             below = tuple(listed(*one) for one in subagents.get(row.id, ()))
-            return ListedSession(row=row, used_ms=used_ms, messages=counts[row.id], subagents=below)
+            return ListedSession(
+                row=row,
+                used_ms=used_ms,
+                messages=counts[row.id],
+                is_compacted=row.id in compacted,
+                subagents=below,
+            )
 
         return tuple(listed(*one) for one in rows)
 

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +37,7 @@ from crow.store.postgres.paths import PathMethods, load_tail, session_values
 from crow.store.postgres.prompts import add_name, begin_command, find_prompt, forget_waiting, note_entries, waiting_name
 from crow.store.postgres.sessions import change_session
 from crow.store.prompts import named_prompt_in
-from crow.store.rows import SessionCounts, entry_values, storable, storable_usage
+from crow.store.rows import SessionCounts, entry_values, sized, storable, storable_usage
 from crow.store.search import searchable_text
 
 logger = logging.getLogger(__name__)
@@ -128,6 +128,8 @@ class TurnMethods(PathMethods):
 
     def __init__(self, database: Database, owner: str) -> None:
         super().__init__(database, owner)
+        self.on_stored: Callable[[str], object] = lambda _: None
+        """Called with the id of a session after this store has stored entries of it or has deleted it."""
         self._epochs: dict[str, int] = {}
         self._unstored_ends: dict[str, tuple[int | None, Chain]] = {}
 
@@ -218,6 +220,7 @@ class TurnMethods(PathMethods):
         start, epoch = await self._claim(session_id, message_id, leaf, parts, cut, name, command_id)
         self._unstored_ends.pop(session_id, None)
         self._epochs[session_id] = epoch
+        self.on_stored(session_id)
         return start
 
     @transaction
@@ -250,7 +253,7 @@ class TurnMethods(PathMethods):
                     raise no_longer_queued(session_id, message_id)
                 parts = decode_parts(row[0])
             user = User(parts=tuple(parts), message_id=message_id, cut=cut, name=name)
-            entries += await state.add(sql, [(NewEntry(body=user, model=state.model), state.turn)])
+            entries += await state.add(sql, [(sized(NewEntry(body=user, model=state.model)), state.turn)])
         elif name is not None:
             await begin_command(sql, state.conversation, session_id, command_id, turn=state.turn)
         epoch = await sql.fetchval(
@@ -273,7 +276,7 @@ class TurnMethods(PathMethods):
         release: bool = False,
         changes: SessionChanges | None = None,
     ) -> tuple[Entry, ...]:
-        new = chain([(entry, turn) for entry in entries])
+        new = chain([(sized(entry), turn) for entry in entries])
         if plain(session_id) != session_id:
             raise NoSuchSession(session_id)
         arguments = self._append_arguments(session_id, leaf, new, release=release)
@@ -284,6 +287,7 @@ class TurnMethods(PathMethods):
             stored = await self._append_with_changes(session_id, leaf, new, arguments, changes)
         if release:
             self._epochs.pop(session_id, None)
+        self.on_stored(session_id)
         return stored
 
     @transaction

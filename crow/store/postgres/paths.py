@@ -20,7 +20,15 @@ from crow.domain.errors import NoSuchSession
 from crow.store import Move, Outline, SessionRow, Tail
 from crow.store.codec import Load, Unreadable
 from crow.store.excerpts import SHARED_TEXT, BlobEnds, excerpt_of_result, excerpt_of_text
-from crow.store.paths import RESULT_BYTES, TailPath, newest_checkpoint, outline_of, recorded_here, with_excerpt
+from crow.store.paths import (
+    RESULT_BYTES,
+    TailPath,
+    compacted_in,
+    newest_checkpoint,
+    outline_of,
+    recorded_here,
+    with_excerpt,
+)
 from crow.store.postgres.database import Sql, UsesDatabase, array_of, snapshot
 from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, entry_with, session_of
 from crow.store.watching import News, Piece, SessionRead, follow
@@ -268,6 +276,19 @@ class PathMethods(UsesDatabase):
         return {**dict.fromkeys(session_ids, 0), **dict(rows)}
 
     @snapshot
+    async def compacted(self, sql: Sql, session_ids: Sequence[str]) -> frozenset[str]:
+        rows = await sql.fetch(
+            "WITH RECURSIVE path (session, id, parent, kind) AS ("
+            " SELECT s.id, e.id, e.parent, e.kind FROM crow.sessions s JOIN crow.entries e ON e.id = s.leaf"
+            " WHERE s.id = ANY ($1::text[])"
+            " UNION ALL SELECT path.session, e.id, e.parent, e.kind FROM path"
+            " JOIN crow.entries e ON e.id = path.parent)"
+            " SELECT session, id, kind FROM path WHERE kind IN ('checkpoint', 'mask', 'restore')",
+            [name for name in session_ids if _is_storable(name)],
+        )
+        return compacted_in(rows, await select_entries(sql, [row[1] for row in rows if row[2] == "restore"]))
+
+    @snapshot
     async def moves(self, sql: Sql, session_id: str) -> tuple[Move, ...]:
         if not _is_storable(session_id):
             return ()
@@ -317,7 +338,11 @@ class PathMethods(UsesDatabase):
         notes = [entry_id for entry_id, _, kind in tree if kind == "note"]
         prompts = [entry_id for entry_id, _, kind in tree if kind == "user"]
         texts = await _bodies(sql, [*notes, *prompts])
-        labels = {name: str(texts[name].get("value")) for name in notes if texts[name].get("about") == "label"}
+        labels = {
+            note: (str(body.get("value")), entry if isinstance(entry := body.get("entry"), int) else None)
+            for note in notes
+            if (body := texts[note]).get("about") == "label"
+        }
         return outline_of(
             [tuple(row) for row in tree],
             tuple(ends),

@@ -9,7 +9,7 @@ import asyncpg
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
-from crow.store import NewSession, SessionChanges, SessionPage, SessionRow
+from crow.store import Directory, NewSession, SessionChanges, SessionPage, SessionRow
 from crow.store.codec import changed_config, from_json, merged_metadata, to_json
 from crow.store.postgres.database import Sql, UsesDatabase, folded, plain, snapshot, transaction
 from crow.store.postgres.paths import newest_of_kind, session_row, session_values
@@ -127,6 +127,18 @@ class SessionMethods(UsesDatabase):
             plain(session_id),
         )
         return tuple(session_of(tuple(row)) for row in rows)
+
+    @snapshot
+    async def directories(self, sql: Sql, *, limit: int = 200, seen_by: str | None = None) -> tuple[Directory, ...]:
+        rows = await sql.fetch(
+            "SELECT cwd, count(*), max(updated_ms) FROM crow.sessions WHERE has_prompt AND parent_id IS NULL"
+            " AND deleted_ms IS NULL AND NOT archived AND ($1::text IS NULL OR principal = $1"
+            " OR id IN (SELECT session FROM crow.shares WHERE principal = $1))"
+            " GROUP BY cwd ORDER BY max(newest_entry) DESC, cwd LIMIT $2",
+            None if seen_by is None else plain(seen_by),
+            limit,
+        )
+        return tuple(Directory(cwd=cwd, sessions=number, updated_ms=ms) for cwd, number, ms in rows)
 
     @snapshot
     async def is_known_directory(self, sql: Sql, paths: Sequence[str], *, principal: str | None = None) -> bool:

@@ -46,6 +46,10 @@ class PostgresStore(TurnMethods, SessionMethods, SearchMethods, PrincipalMethods
     def notifies(self) -> bool:
         return True
 
+    async def delete_session(self, session_id: str) -> None:
+        await super().delete_session(session_id)
+        self.on_stored(session_id)
+
     async def open_session(self, session_id: str) -> Tail:
         tail = await super().open_session(session_id)
         if tail.row.leaf is None:

@@ -116,14 +116,26 @@ class SessionAdmin(UsageMethods, Admin):
         query = "SELECT id FROM sessions NOT INDEXED WHERE deleted_ms IS NULL ORDER BY id"  # an index may be damaged
         return tuple(row[0] for row in sql.execute(query))
 
+    @snapshot()
+    def written_after(self, sql: Connection, entry: int) -> dict[str, int]:
+        query = "SELECT id, newest_entry FROM sessions WHERE newest_entry > ? AND deleted_ms IS NULL ORDER BY 2"
+        return dict(sql.execute(query, (entry,)).fetchall())
+
     async def listed(self, chosen: SessionFilter, *, limit: int | None = None) -> tuple[ListedSession, ...]:
         rows, subagents = await self._listed(chosen, limit)
         every = [*rows, *(one for several in subagents.values() for one in several)]
-        counts = await self._store.count_messages([row.id for row, _ in every])
+        ids = [row.id for row, _ in every]
+        counts, compacted = await self._store.count_messages(ids), await self._store.compacted(ids)
 
         def listed(row: SessionRow, used_ms: int) -> ListedSession:
             below = tuple(listed(*one) for one in subagents.get(row.id, ()))
-            return ListedSession(row=row, used_ms=used_ms, messages=counts[row.id], subagents=below)
+            return ListedSession(
+                row=row,
+                used_ms=used_ms,
+                messages=counts[row.id],
+                is_compacted=row.id in compacted,
+                subagents=below,
+            )
 
         return tuple(listed(*one) for one in rows)
 

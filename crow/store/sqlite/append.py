@@ -35,7 +35,7 @@ from crow.store.claim import (
 )
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend
 from crow.store.owner import dead_twin, is_alive, readable
-from crow.store.rows import COUNTERS, SessionCounts, entry_values, storable_usage
+from crow.store.rows import COUNTERS, SessionCounts, entry_values, sized, storable_usage
 from crow.store.search import searchable_text
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import Database, now_ms, snapshot, transaction
@@ -81,6 +81,8 @@ class TurnMethods(PathMethods):
         super().__init__(database)
         self.owner = owner
         """Identifies this store in rows."""
+        self.on_stored: Callable[[str], object] = lambda _: None
+        """Called with the id of a session after this store has stored entries of it or has deleted it."""
         self._unstored_ends: dict[str, Callable[[Connection], object]] = {}
 
     async def open_session(self, session_id: str) -> Tail:
@@ -173,7 +175,7 @@ class TurnMethods(PathMethods):
                 given = name if parts is not None else waiting_name(sql, session_id, message_id)
                 prompt = tuple(_dequeue(sql, session_id, message_id) if parts is None else parts)
                 user = User(parts=prompt, message_id=message_id, cut=cut, name=given)
-                entries.append(state.add(NewEntry(body=user, model=state.model), turn=state.turn))
+                entries.append(state.add(sized(NewEntry(body=user, model=state.model)), turn=state.turn))
             elif name is not None:
                 begin_command(sql, session_id, command_id, turn=state.turn)
             state.state, state.owner = "running", self.owner
@@ -181,6 +183,7 @@ class TurnMethods(PathMethods):
             return TurnStart(turn=state.turn, entries=tuple(entries), moved=was_moved)
 
         start = await self.database.write(claim, raise_if_moved=True)
+        self.on_stored(session_id)
         self._unstored_ends.pop(session_id, None)
         return start
 
@@ -195,7 +198,7 @@ class TurnMethods(PathMethods):
         changes: SessionChanges | None = None,
     ) -> tuple[Entry, ...]:
         # Encode before the transaction begins, to keep other writers waiting for a shorter time.
-        encoded = [(entry, encode(entry.body)) for entry in entries]
+        encoded = [(sized(entry), encode(entry.body)) for entry in entries]
 
         def append(sql: Connection) -> tuple[Entry, ...]:
             stored = self._append(sql, session_id, leaf=leaf, turn=turn, entries=encoded, release=release)
@@ -203,7 +206,9 @@ class TurnMethods(PathMethods):
                 change_session(sql, session_id, changes)
             return stored
 
-        return await self.database.write(append)
+        entries_stored = await self.database.write(append)
+        self.on_stored(session_id)
+        return entries_stored
 
     def _append(
         self, sql: Connection, session_id: str, *, leaf: int | None, turn: int, entries: EncodedEntries, release: bool

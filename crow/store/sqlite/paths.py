@@ -26,7 +26,15 @@ from crow.domain.errors import NoSuchSession
 from crow.store import Move, Outline, SessionRow, Tail
 from crow.store.codec import Load, Unreadable
 from crow.store.excerpts import SHARED_TEXT, excerpt_of_result, excerpt_of_text
-from crow.store.paths import RESULT_BYTES, TailPath, newest_checkpoint, outline_of, recorded_here, with_excerpt
+from crow.store.paths import (
+    RESULT_BYTES,
+    TailPath,
+    compacted_in,
+    newest_checkpoint,
+    outline_of,
+    recorded_here,
+    with_excerpt,
+)
 from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, entry_with, session_of
 from crow.store.sqlite.compression import content_of, decompressed, open_blob
 from crow.store.sqlite.database import UsesDatabase, snapshot
@@ -155,6 +163,20 @@ class PathMethods(UsesDatabase):
             (json.dumps(list(session_ids)),),
         )
         return {**dict.fromkeys(session_ids, 0), **dict(rows.fetchall())}
+
+    @snapshot()
+    def compacted(self, sql: Connection, session_ids: Sequence[str]) -> frozenset[str]:
+        rows = sql.execute(
+            "WITH RECURSIVE path (session, id, parent, kind) AS ("
+            " SELECT s.id, e.id, e.parent, e.kind FROM sessions s JOIN entries e ON e.id = s.leaf"
+            " WHERE s.id IN (SELECT value FROM json_each(?))"
+            " UNION ALL SELECT path.session, e.id, e.parent, e.kind FROM path JOIN entries e ON e.id = path.parent"
+            " WHERE e.id < path.id)"
+            " SELECT session, id, kind FROM path WHERE kind IN ('checkpoint', 'mask', 'restore')",
+            (json.dumps(list(session_ids)),),
+        ).fetchall()
+        restores = [entry_id for _, entry_id, kind in rows if kind == "restore"]
+        return compacted_in(rows, _select_entries(sql, f"e.id IN ({marks(restores)})", restores) if restores else ())
 
     @snapshot()
     def moves(self, sql: Connection, session_id: str) -> tuple[Move, ...]:
@@ -564,13 +586,13 @@ def marks(values: Sequence[object]) -> str:
     return ", ".join("?" * len(values))
 
 
-def _labels(sql: Connection, notes: Iterable[int]) -> dict[int, str]:
+def _labels(sql: Connection, notes: Iterable[int]) -> dict[int, tuple[str, int | None]]:
     rows = sql.execute(
-        "SELECT id, json_extract(body, '$.value') FROM entry_bodies WHERE id IN (SELECT value FROM json_each(?))"
-        " AND json_extract(body, '$.about') = 'label'",
+        "SELECT id, json_extract(body, '$.value'), json_extract(body, '$.entry') FROM entry_bodies"
+        " WHERE id IN (SELECT value FROM json_each(?)) AND json_extract(body, '$.about') = 'label'",
         (json.dumps(list(notes)),),
     )
-    return {entry_id: str(value) for entry_id, value in rows}
+    return {note: (str(value), entry if isinstance(entry, int) else None) for note, value, entry in rows}
 
 
 def _select_entries(sql: Connection, where: str, values: Any, *, order: str = "ASC") -> Iterator[Entry]:

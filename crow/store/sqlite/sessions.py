@@ -22,7 +22,7 @@ from sqlite3 import Connection
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
-from crow.store import NewSession, SessionChanges, SessionPage, SessionRow
+from crow.store import Directory, NewSession, SessionChanges, SessionPage, SessionRow
 from crow.store.codec import changed_config, from_json, merged_metadata, to_json
 from crow.store.owner import is_alive
 from crow.store.rows import JSON_COLUMNS, SESSION_COLUMNS, cursor_after, parse_cursor, session_of, title_of_fork
@@ -160,6 +160,17 @@ class SessionMethods(UsesDatabase):
             (session_id,),
         ).fetchall()
         return tuple(map(session_of, rows))
+
+    @snapshot(raise_if_moved=True)
+    def directories(self, sql: Connection, *, limit: int = 200, seen_by: str | None = None) -> tuple[Directory, ...]:
+        rows = sql.execute(
+            "SELECT cwd, count(*), max(updated_ms) FROM sessions WHERE has_prompt = 1 AND parent_id IS NULL"
+            " AND deleted_ms IS NULL AND archived = 0 AND (:seen_by IS NULL OR principal = :seen_by"
+            " OR id IN (SELECT session FROM shares WHERE principal = :seen_by))"
+            " GROUP BY cwd ORDER BY max(newest_entry) DESC, cwd LIMIT :limit",
+            {"seen_by": seen_by, "limit": limit},
+        ).fetchall()
+        return tuple(Directory(cwd=cwd, sessions=number, updated_ms=ms) for cwd, number, ms in rows)
 
     @snapshot(raise_if_moved=True)
     def is_known_directory(self, sql: Connection, paths: Sequence[str], *, principal: str | None = None) -> bool:

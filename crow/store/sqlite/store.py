@@ -92,6 +92,10 @@ class SqliteStore(
     def notifies(self) -> bool:
         return False
 
+    async def delete_session(self, session_id: str) -> None:
+        await super().delete_session(session_id)
+        self.on_stored(session_id)
+
     async def open_session(self, session_id: str) -> Tail:
         tail = await super().open_session(session_id)
         if tail.row.leaf is None and not self.database.is_read_only:

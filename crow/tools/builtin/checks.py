@@ -24,9 +24,6 @@ MAX_NAME_CHARS = 80
 FILES = "{files}"
 """Stands in a command for the changed files."""
 
-_DISCARDED = re.compile(r"^\[Discarded, because .*\]$", re.MULTILINE)
-"""What a check writes is always discarded, and no other access can be chosen for it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
@@ -94,7 +91,7 @@ class Checks:
             self._failures.pop(command, None)
             return f"[check `{name}` passed]"
         end = f"was ended after {CHECK_S} s" if code is None else f"failed with exit code {code}"
-        shown = _bounded(as_shown(_DISCARDED.sub("", output)).strip("\n"))
+        shown = _bounded(as_shown(output).strip("\n"))
         digest = hashlib.sha256(shown.encode(errors="replace")).hexdigest()
         if self._failures.get(command) == digest:
             return f"[check `{name}` {end}, with the same output as before]"

@@ -19,6 +19,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
 from crow.domain.rendering import code, in_title
 from crow.domain.subagents import resume_hint
+from crow.domain.text import plural
 from crow.tools import (
     AgentKind,
     Coverage,
@@ -142,7 +143,8 @@ def unix_ms(name: str, text: str, *, days_later: int = 0) -> int:
 async def plan_task(context: ToolContext, args: Arguments) -> PlannedCall:
     if args.get("changes"):
         return plan_settling(args)
-    kind, title = find_agent(context, args), in_title(task_from(args).title)
+    kind, task = find_agent(context, args), task_from(args)
+    title = in_title(task.title) + (f" (with {plural(len(task.files), 'file')})" if task.files else "")
     if kind is None:
         return session_call(f"Task: {title}", "think")
     if not kind.is_from_workspace:
@@ -218,6 +220,8 @@ def task_from(args: Arguments) -> Task:
         resume=args.get("resume") or None,
         background=args.get("background", False),
         isolated=args.get("isolated", False),
+        files=tuple(args.get("files") or ()),
+        state=args.get("state", False),
     )
 
 
@@ -280,6 +284,8 @@ _TASK_ARGUMENTS = {
         "Return at once; you are told when it ends.",
     ),
     "isolated": argument("boolean", "It works on a copy."),
+    "files": argument("array", "Files to attach.", maxItems=20, items={"type": "string"}),
+    "state": argument("boolean", "Attach a summary of this conversation."),
     "changes": argument("string", "With resume: for its copy.", enum=list(get_args(Decision))),
 }
 _AGENT_ARGUMENT = argument("string", "The kind of subagent, by name. Default: a plain one.", maxLength=64)

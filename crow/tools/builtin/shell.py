@@ -15,10 +15,10 @@ from crow.domain.errors import ArgumentError
 from crow.domain.rendering import in_title
 from crow.domain.text import title_line
 from crow.tools import CommandAccess, Coverage, Outcome, PlannedCall
-from crow.tools.builtin.changes import Settled, settle
+from crow.tools.builtin.changes import Settled, settle, settle_job, undoable
 from crow.tools.builtin.output import MAX_CHARS, PipeStatuses
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
-from crow.tools.jobs import END_S, Job
+from crow.tools.jobs import END_S, Job, JobLayer
 from crow.tools.layers.session import Layers
 from crow.tools.limits import COMMANDS
 from crow.tools.network.gate import Gate
@@ -68,10 +68,11 @@ async def effective_access(context: ToolContext, args: Arguments) -> CommandAcce
 
 
 async def layers_for(context: ToolContext, args: Arguments) -> Layers | None:
-    """Return the layers if the command runs in one. A command in the background does not: what others change in the
-    workspace meanwhile is not always seen in a layer."""
+    """Return the layers if the command runs in one. A command in the background may do without: in a layer, it is not
+    notified of what others change in the workspace meanwhile."""
     layers = context.workspace.layers
-    is_layered = layers is not None and not args.get("background", False) and await layers.works()
+    watches = args.get("background", False) and args.get("access") == "write"
+    is_layered = layers is not None and not watches and await layers.works()
     return layers if is_layered else None
 
 
@@ -80,22 +81,17 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
     if "\0" in command:
         raise ArgumentError("command contains a NUL character; expected a command line")
     access = await effective_access(invocation.context, args)
-    if args.get("background", False):
-        job = await invocation.context.jobs.start(command, access, invocation.excluded)
-        await job.wait(FIRST_OUTPUT_S)
-        if job.is_running and invocation.ports.background is not None:
-            await invocation.ports.background.watch(invocation.call_id, job)
-        begun = await job_outcome(
-            invocation.context, job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill"
-        )
-        return replace(begun, raw_output={**begun.raw_output, "access": access})
-    statuses = PipeStatuses(command)
     layers = await layers_for(invocation.context, args) if access != "full" else None
+    if args.get("background", False):
+        return await start_job(invocation, command, access, layers)
+    await invocation.context.jobs.refresh()  # the command may ask a server about files that were just changed
+    statuses = PipeStatuses(command)
     layer, settled = None, Settled()
     reviewer = invocation.ports.reviewer
     gate = None if layers is None or reviewer is None else Gate(partial(reviewer.review_host, invocation.call_id))
     try:
-        async with COMMANDS.slot(invocation.context.workspace):
+        is_direct = layers is None and access == "write"
+        async with COMMANDS.slot(invocation.context.workspace), undoable(invocation, is_needed=is_direct) as lost:
             if layers is not None:
                 layer = await layers.open()
                 access = "write"
@@ -123,7 +119,7 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
     unreached = "" if gate is None else gate.describe()
     announcement = Announcement(title=in_title(title_line(command)), kind="execute")
     return Outcome(
-        text="\n".join(filter(None, [shown, end, settled.words, unreached or hint])) or "(no output)",
+        text="\n".join(filter(None, [shown, end, settled.words, *lost, unreached or hint])) or "(no output)",
         announcement=settled.announced(announcement),
         is_error=code != 0,
         raw_output={
@@ -134,6 +130,23 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
         },
         max_chars=MAX_CHARS if len(shown) > MAX_CHARS else None,
     )
+
+
+async def start_job(invocation: ToolInvocation, command: str, access: CommandAccess, layers: Layers | None) -> Outcome:
+    """Start a command in the background, in a layer if there is one. Return what it prints at once."""
+    own = None
+    if layers is not None and invocation.planned is not None:
+        layer = await layers.open()
+        if layer is not None:
+            plan = replace(invocation.planned, coverage=replace(invocation.planned.coverage, rule_tool="shell"))
+            own, access = JobLayer(layers=layers, layer=layer, plan=plan), "write"
+    job = await invocation.context.jobs.start(command, access, invocation.excluded, own)
+    await job.wait(FIRST_OUTPUT_S)
+    if job.is_running and invocation.ports.background is not None:
+        await invocation.ports.background.watch(invocation.call_id, job)
+    status = f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill"
+    begun = await job_outcome(invocation, job, status, looks=not job.is_running)
+    return replace(begun, raw_output={**begun.raw_output, "access": access if own is None else "layer"})
 
 
 def describe_end(code: int | None, timeout_s: int) -> str:
@@ -172,7 +185,7 @@ async def plan_output(context: ToolContext, args: Arguments) -> PlannedCall:
 async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
     job = invocation.context.jobs.find(args["job"])
     await job.wait(args.get("wait_s", 0))
-    return await job_outcome(invocation.context, job, f"{job.id}: {job.state}")
+    return await job_outcome(invocation, job, f"{job.id}: {job.state}")
 
 
 async def plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
@@ -183,21 +196,28 @@ async def plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
 async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
     job = invocation.context.jobs.find(args["job"])
     if not job.is_running:
-        return await job_outcome(invocation.context, job, f"{job.id} had already {job.state}")
+        return await job_outcome(invocation, job, f"{job.id} had already {job.state}")
     await job.command.end(END_S)
-    return await job_outcome(invocation.context, job, f"{job.id}: {job.state}")
+    return await job_outcome(invocation, job, f"{job.id}: {job.state}")
 
 
-async def job_outcome(context: ToolContext, job: Job, status: str) -> Outcome:
+async def job_outcome(invocation: ToolInvocation, job: Job, status: str, *, looks: bool = True) -> Outcome:
+    """Return what a command in the background has printed. If `looks`, also look at its layer, and return what became
+    of the changes there."""
+    context = invocation.context
+    settled = await settle_job(invocation, job) if looks else Settled()
     output = job.take_output()
     if not job.is_running:
         job.told.set()
     has_failed = bool(job.command.returncode)
     hint = "" if job.is_running else explain(context, job.line, job.access, output, has_failed=has_failed)
     shown = await context.outputs.shown(output.removesuffix("\n"))
-    text = "\n".join(filter(None, [shown, f"[{status}]", hint]))
+    text = "\n".join(filter(None, [shown, f"[{status}]", settled.words, hint]))
     max_chars = MAX_CHARS if len(shown) > MAX_CHARS else None
-    return Outcome(text=text, raw_output={"job": job.id, "state": job.state}, max_chars=max_chars)
+    announcement = None if invocation.planned is None else settled.announced(invocation.planned.announcement)
+    return Outcome(
+        text=text, announcement=announcement, raw_output={"job": job.id, "state": job.state}, max_chars=max_chars
+    )
 
 
 SHELL_SPEC = tool_spec(
@@ -209,8 +229,9 @@ SHELL_SPEC = tool_spec(
     access=argument(
         "string",
         "Usually left out: the command may change the working directory and use HTTP(S), and the user is asked where "
-        "needed. full: also ssh, services and everything else, after the user was asked. For background commands "
-        f"and where crow says so: {DEFAULT_ACCESS} (default) or write.",
+        "needed. full: also ssh, services and everything else, after the user was asked. write: for background "
+        "commands that watch files. Where crow says so: "
+        f"{DEFAULT_ACCESS} (default) or write.",
         enum=["read", "write", "full"],
     ),
     timeout_s=argument(

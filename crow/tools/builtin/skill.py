@@ -11,16 +11,29 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from crow.domain.conversation import FROM_WORKSPACE, LOADING
 from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
+from crow.domain.rendering import in_title
 from crow.tools import AgentKind, Coverage, Outcome, PlannedCall, SkillInfo, Touched
-from crow.tools.builtin.tool import Arguments, Builtin, PathTarget, ToolContext, ToolInvocation, argument, tool_spec
+from crow.tools.builtin.tool import (
+    Arguments,
+    Builtin,
+    PathTarget,
+    ToolContext,
+    ToolInvocation,
+    argument,
+    session_call,
+    tool_spec,
+)
 from crow.tools.skills import read_skill
 
 
 async def plan_skill(context: ToolContext, args: Arguments) -> PlannedCall:
+    if args.get("unload"):
+        return session_call(f"Unload the skill {in_title(args['name'])}", "think")
     skill = find_skill(context, args["name"])
-    title, locations = f"Load the skill {skill.name}", (Location(path=skill.source),)
+    title, locations = f"{LOADING}{skill.name}", (Location(path=skill.source),)
     if not skill.is_from_workspace:
         return PlannedCall(announcement=Announcement(title=title, kind="read", locations=locations), access="none")
     target = PathTarget.at(context.workspace, Path(skill.source))
@@ -28,7 +41,7 @@ async def plan_skill(context: ToolContext, args: Arguments) -> PlannedCall:
         raise ArgumentError(f"{target.name} holds secrets, so it is not loaded as a skill")
     text, digest = await anyio.to_thread.run_sync(read_skill, skill)
     return PlannedCall(
-        announcement=Announcement(title=f"{title} from this workspace", kind="read", locations=locations),
+        announcement=Announcement(title=f"{title}{FROM_WORKSPACE}", kind="read", locations=locations),
         access="read",
         review_text=text,
         coverage=Coverage(argument=permission_argument(skill, digest), asks_once=True),
@@ -37,6 +50,9 @@ async def plan_skill(context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def run_skill(invocation: ToolInvocation, args: Arguments) -> Outcome:
+    if args.get("unload"):
+        name = args["name"]
+        return Outcome(text=f"The skill {name} is unloaded; you no longer see its text.", unloads=name)
     skill = find_skill(invocation.context, args["name"])
     text, digest = await anyio.to_thread.run_sync(read_skill, skill)
     allowed = None if invocation.planned is None else invocation.planned.coverage.argument
@@ -67,5 +83,6 @@ SKILL_SPEC = tool_spec(
     "Load a skill: instructions for one kind of work. <skills> lists the available ones.",
     required="name",
     name=argument("string"),
+    unload=argument("boolean", "Forget its text."),
 )
 SKILL = Builtin(SKILL_SPEC, "read", "read", plan_skill, run_skill)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from crow.domain.entries import Diff
-from crow.domain.text import plural
+from crow.domain.text import plural, safe
 from crow.tools.layers.changes import Change, Changes
 
 MAX_NAMES = 12
@@ -19,9 +19,15 @@ DIFF_BYTES = 100_000
 MB = 1_000_000
 
 
+def shown(path: str) -> str:
+    """Return a path on one line. A file may have any name, such as one that looks like several."""
+    return safe(path.encode(errors="backslashreplace").decode().replace("\n", "\\n").replace("\t", "\\t"))
+
+
 def some(paths: Sequence[str]) -> str:
+    """Name paths in one line. If there are many, only the first are named."""
     rest = len(paths) - MAX_NAMES
-    return ", ".join(paths[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(map(shown, paths[:MAX_NAMES])) + (f" and {rest} more" if rest > 0 else "")
 
 
 def named(changes: Changes) -> str:
@@ -33,16 +39,18 @@ def described(changes: Iterable[Change]) -> list[str]:
     """Describe changes, one text for each file, or for each directory with many of them."""
     changes = list(changes)
     counts = Counter((change.action, os.path.dirname(change.path)) for change in changes if not change.is_protected)
-    found: dict[str, None] = {}
+    found: dict[str, bool] = {}
+    """The texts, each with whether the file is protected."""
     for change in changes:
         folder = os.path.dirname(change.path)
         count = counts[change.action, folder]
         if count > MAX_SINGLE and not change.is_protected:
-            found[f"{change.action} {plural(count, 'file')} in {folder}/"] = None
+            found[f"{change.action} {plural(count, 'file')} in {shown(folder)}/"] = False
         else:
-            target = f" (a link to {change.target})" if change.kind == "link" else ""
-            found[f"{change.action} {change.path}{target}{' (protected)' if change.is_protected else ''}"] = None
-    listed = sorted(found, key=lambda text: "(protected)" not in text)
+            target = f" (a link to {shown(change.target)})" if change.kind == "link" else ""
+            text = f"{change.action} {shown(change.path)}{target}{' (protected)' if change.is_protected else ''}"
+            found[text] = found.get(text, False) or change.is_protected
+    listed = sorted(found, key=lambda text: not found[text])
     rest = len(listed) - MAX_NAMES
     return [*listed[:MAX_NAMES], *([f"{rest} more"] if rest > 0 else [])]
 

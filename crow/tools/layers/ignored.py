@@ -38,12 +38,18 @@ class IgnoreRules:
     roots: Sequence[str]
     _patterns: dict[str, tuple[Pattern, ...]] = field(default_factory=dict)
     _known: dict[str, bool] = field(default_factory=dict)
+    _repositories: dict[str, bool] = field(default_factory=dict)
+    """Which of the roots are repositories."""
 
     def ignores(self, path: str, is_directory: bool) -> bool:
         """Return whether git ignores an absolute path. Git's own directory and what it tracks by default are not
         ignored."""
         root = next((root for root in self.roots if path.startswith(f"{root}/")), None)
-        if root is None or not os.path.lexists(f"{root}/.git"):
+        if root is None:
+            return False
+        if root not in self._repositories:
+            self._repositories[root] = os.path.lexists(f"{root}/.git")
+        if not self._repositories[root]:
             return False
         parts = path[len(root) + 1 :].split("/")
         if ".git" in parts:

@@ -52,6 +52,8 @@ from crow.tools.layers.states import (
 )
 
 KEPT_S = 7 * 86_400
+NOTED_S = 365 * 86_400
+"""How long it is known that a change set was taken back."""
 MAX_FLUSHED = 4
 """More files than these are written to the disk by one call for the whole file system."""
 
@@ -283,9 +285,16 @@ def take_back(change_set: ChangeSet) -> None:
 
 def abandon(change_set: ChangeSet) -> None:
     """Remove a change set from which nothing was moved."""
-    write_state(change_set.directory, "taken back")
     remove_bases(change_set.bases, change_set.directory)
-    discard(change_set.directory)
+    empty(change_set.directory)
+
+
+def empty(directory: Path) -> None:
+    """Remove what is in a change set, but leave the note that it was taken back: the log may name it already."""
+    write_state(directory, "taken back")
+    for path in directory.iterdir():
+        if path.name != "taken back":
+            discard(path)
 
 
 def apply_metas(change_set: ChangeSet, *, is_back: bool) -> None:
@@ -364,7 +373,7 @@ def recover(place: Place) -> tuple[Recovered, ...]:
     needed: set[str] = set()
     for directory in listed(place.changes):
         state = read_state(directory)
-        if state == "kept":
+        if state == "kept" or (state == "taken back" and is_young(directory)):
             continue
         with ownerless(directory) as is_free:
             if not is_free:
@@ -372,9 +381,12 @@ def recover(place: Place) -> tuple[Recovered, ...]:
             if read_state(directory) == "applying":
                 found.append(recover_set(directory))
                 needed |= sources_of(directory) if found[-1].problem else set()
+            elif read_state(directory) == "taken back":
+                discard(directory)
             elif read_state(directory) != "kept":
                 remove_unused(directory)
-    for directory in listed(place.layers):  # after the change sets, whose new files may still be there
+    # after the change sets, whose new files may still be there
+    for directory in (*listed(place.layers), *listed(place.snapshots)):
         with ownerless(directory) as is_free:
             if is_free and str(directory) not in needed:
                 with suppress(OSError):
@@ -394,13 +406,21 @@ def listed(folder: Path) -> list[Path]:
         return []
 
 
+def is_young(directory: Path) -> bool:
+    """Return whether the note about a change set that was taken back may still be needed. Nothing else is there, unless
+    a process was killed meanwhile."""
+    with suppress(OSError):
+        return os.listdir(directory) == ["taken back"] and directory.stat().st_mtime > time.time() - NOTED_S
+    return False
+
+
 def remove_unused(directory: Path) -> None:
     """Remove a change set that was never applied, and its directories in workspaces."""
     with suppress(OSError, ValueError):
         bases: dict[str, str] = json.loads((directory / "bases").read_text(encoding="utf-8", errors="surrogateescape"))
         remove_bases(bases, directory)
     with suppress(OSError):
-        discard(directory)
+        empty(directory)
 
 
 def recover_set(directory: Path) -> Recovered:

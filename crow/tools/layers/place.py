@@ -116,6 +116,11 @@ class Place:
         return self.directory / "changes"
 
     @property
+    def snapshots(self) -> Path:
+        """The directory of what commands without a layer may change."""
+        return self.directory / "snapshots"
+
+    @property
     def children(self) -> Path:
         """The directory of the layers of subagents. They outlive processes."""
         return self.directory / "children"

@@ -36,13 +36,21 @@ def rules_for(
     trees = tuple(f"{tree}{os.sep}" for tree in programs)
     secrets = (*folded_home_secrets(os.path.expanduser("~")), *prefixes, *never)
 
+    special = GIT_FOLDERS | REPOSITORY_PARTS
+    ends = special | {fold(os.path.basename(each.rstrip("/"))) for each in (*secrets, *FOLDED_SECRET_PLACES, *trees)}
+
     @lru_cache(maxsize=64)
-    def folded(folder: str) -> tuple[str, ...]:
-        return tuple(map(fold, Path(folder).parts))
+    def folded(folder: str) -> tuple[tuple[str, ...], bool]:
+        """Return the parts of a folder, and whether only the names of files in it can be protected."""
+        parts = tuple(map(fold, Path(folder).parts))
+        return parts, folder != os.sep and special.isdisjoint(parts) and not is_protected(folder)
 
     def is_protected(path: str) -> bool:
-        folder, name = os.path.split(path)
-        parts = [*folded(folder), fold(name)]
+        folder, _, name = path.rpartition("/")
+        inner, is_ordinary = folded(folder or os.sep)
+        parts = [*inner, fold(name)]
+        if is_ordinary and parts[-1] not in ends:
+            return names.names(parts)
         start = next((number for number, part in enumerate(parts) if part in GIT_FOLDERS), len(parts))
         place = f"/{'/'.join(parts[1:])}/"
         if names.covers(parts[:start]) or SECRETS.search(place) or place.startswith(secrets):

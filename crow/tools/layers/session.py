@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Awaitable, Callable, Mapping
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import anyio
@@ -15,13 +16,15 @@ from crow.tools.layers.keep import Recovered, apply, forget, invert, old_sets, p
 from crow.tools.layers.merge import Merge, merge, prepare_merge
 from crow.tools.layers.place import Layer, Place
 from crow.tools.layers.sets import ChangeSet, find_set
+from crow.tools.layers.snapshots import Snapshot
+from crow.tools.layers.states import TooLargeError
 
 
 class Layers:
     """Opens layers and keeps what is in them, without blocking the event loop.
 
     `open_layer` opens a layer, or returns None if no command can run in one. `rules_for` returns what the user's
-    settings say about the paths in a layer.
+    settings say about the paths in a layer. `roots` are the directories of the workspace.
     """
 
     def __init__(
@@ -29,8 +32,10 @@ class Layers:
         place: Place,
         open_layer: Callable[[], Awaitable[Layer | None]],
         rules_for: Callable[[Layer], LookRules],
+        roots: Sequence[str] = (),
     ) -> None:
         self._place = place
+        self._roots = roots
         self._open_layer = open_layer
         self._rules_for = rules_for
         self._works: bool | None = None
@@ -53,9 +58,9 @@ class Layers:
             self._works = layer is not None
         return layer
 
-    async def look(self, layer: Layer) -> Changes:
-        """Return what commands have changed in a layer. They must have ended."""
-        return await anyio.to_thread.run_sync(lambda: look(layer, self._rules_for(layer)))
+    async def look(self, layer: Layer, *, is_live: bool = False) -> Changes:
+        """Return what commands have changed in a layer. They must have ended, unless `is_live`."""
+        return await anyio.to_thread.run_sync(lambda: look(layer, self._rules_for(layer), is_live=is_live))
 
     async def drop(self, layer: Layer) -> None:
         """Remove a layer with everything in it."""
@@ -66,11 +71,21 @@ class Layers:
         """Write a change set to disk. See :func:`crow.tools.layers.prepare`."""
         return await anyio.to_thread.run_sync(prepare, self._place, layer, changes, about)
 
-    async def apply(self, change_set: ChangeSet) -> None:
+    async def apply(self, change_set: ChangeSet, layer: Layer | None = None) -> None:
         """Move the files of a change set into the workspace. See :func:`crow.tools.layers.apply`. It is not
         cancelled."""
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(apply, change_set)
+            await anyio.to_thread.run_sync(apply, change_set, layer)
+
+    async def snapshot(self) -> Snapshot | str:
+        """Remember the workspace before a command that runs without a layer. Return the reason if that is not
+        possible. The caller must remove the snapshot."""
+        if not sys.platform.startswith("linux"):
+            return "this needs Linux"
+        try:
+            return await anyio.to_thread.run_sync(Snapshot, self._place, self._roots)
+        except (TooLargeError, OSError) as error:
+            return getattr(error, "strerror", None) or str(error)
 
     async def open_child(self, identifier: str, *, is_new: bool = True) -> ChildLayer | None:
         """Open the layer of a subagent, which the caller must close. None if there are no layers here or, unless

@@ -96,7 +96,7 @@ def write_manifest(made: ChangeSet, operations: Sequence[Operation]) -> ChangeSe
         "operations": [operation_data(each) for each in made.operations],
     }
     with open(made.directory / "manifest", "w", encoding="utf-8", errors="surrogateescape") as file:
-        json.dump(data, file)
+        file.write(json.dumps(data))  # `json.dump` takes ten times as long
     write_state(made.directory, "prepared")
     return made
 
@@ -200,10 +200,17 @@ def read_state_of(data: list[Any] | None) -> State:
 
 
 def find_set(place: Place, identifier: str) -> ChangeSet | None:
-    """Return a change set that was kept; None if it is not on this machine any more."""
+    """Return a change set that was kept; None if it is not on this machine any more. It has no operations if it was
+    taken back, so that nothing has to be undone."""
     directory = place.changes / os.path.basename(identifier)
     try:
-        return read_set(directory) if identifier and read_state(directory) == "kept" else None
+        match read_state(directory) if identifier else "":
+            case "kept":
+                return read_set(directory)
+            case "taken back":
+                return ChangeSet(id=directory.name, directory=directory, operations=(), bases={})
+            case _:
+                return None
     except (OSError, ValueError):
         return None
 

@@ -1,8 +1,8 @@
-"""The helper that opens listening sockets in the network namespaces of commands.
+"""The helper that works in the namespaces of commands: it opens sockets there, and refreshes mounted layers.
 
 A process of its own with nothing but the standard library, because only a process with one thread may enter a user
-namespace. For each process id that it reads, it forks a child, which enters the namespaces of this process, opens a
-socket there and sends it back. It ends when crow closes the connection.
+namespace. For each request that it reads, it forks a child, which enters the namespaces of a process, does what was
+asked there and answers. It ends when crow closes the connection.
 """
 
 from __future__ import annotations
@@ -13,23 +13,43 @@ import os
 import socket
 import sys
 
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+CLONE_NEWUSER, CLONE_NEWNET, CLONE_NEWNS = 0x10000000, 0x40000000, 0x20000
+MS_REMOUNT = 32
 NS_GET_USERNS = 0xB701
 IP_FREEBIND = 15
 BACKLOG = 128
+REQUEST_BYTES = 100_000
 
 
-def enter(libc: ctypes.CDLL, pid: int) -> None:
-    """Enter the network namespace of a process, and first the user namespace that owns it. :raises OSError: this is not
-    possible."""
-    network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    if os.fstat(network).st_ino == os.stat("/proc/self/ns/net").st_ino:
-        raise OSError(f"process {pid} has no network namespace of its own")
-    owner = fcntl.ioctl(network, NS_GET_USERNS)
+def enter(libc: ctypes.CDLL, pid: int, kind: str, flag: int) -> None:
+    """Enter a namespace of a process, and first the user namespace that owns it. `kind` is its name in /proc, and
+    `flag` its number. :raises OSError: this is not possible."""
+    namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+    if is_own(pid, kind):
+        raise OSError(f"process {pid} has no namespace {kind} of its own")
+    owner = fcntl.ioctl(namespace, NS_GET_USERNS)
     if os.fstat(owner).st_ino != os.stat("/proc/self/ns/user").st_ino and libc.setns(owner, CLONE_NEWUSER):
         raise OSError(ctypes.get_errno(), "setns to the user namespace")
-    if libc.setns(network, CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), "setns to the network namespace")
+    if libc.setns(namespace, flag):
+        raise OSError(ctypes.get_errno(), f"setns to the namespace {kind}")
+
+
+def is_own(pid: int, kind: str) -> bool:
+    """Return whether a process shares a namespace with this one."""
+    return os.stat(f"/proc/{pid}/ns/{kind}").st_ino == os.stat(f"/proc/self/ns/{kind}").st_ino
+
+
+def refresh(libc: ctypes.CDLL, pid: int, roots: list[bytes]) -> None:
+    """Let the layers that are mounted for the command of `pid` forget the files that they have looked up. A mounted
+    overlay keeps the old version of a file that was replaced in the tree below it; a new mount of the same one drops
+    what it remembers. :raises OSError: this is not possible."""
+    if is_own(pid, "mnt"):  # bubblewrap has mounted the layers in the namespace of its child
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
+            pid = int(children.read().split()[0])
+    enter(libc, pid, "mnt", CLONE_NEWNS)
+    for root in roots:
+        if libc.mount(b"overlay", root, None, MS_REMOUNT, None):
+            raise OSError(ctypes.get_errno(), "remount")
 
 
 def send_listener(connection: socket.socket, port: int) -> None:
@@ -44,16 +64,20 @@ def send_listener(connection: socket.socket, port: int) -> None:
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     libc = ctypes.CDLL(None, use_errno=True)
-    while request := connection.recv(64):
+    while request := connection.recv(REQUEST_BYTES):
         child = os.fork()
         if child:
             os.waitpid(child, 0)
             continue
         try:
-            pid, port = map(int, request.split())
-            enter(libc, pid)
-            send_listener(connection, port)
-        except (OSError, ValueError) as error:
+            what, number, *more = request.split(b"\0")
+            if what == b"refresh":
+                refresh(libc, int(number), more)
+                connection.send(b"\0")
+            else:
+                enter(libc, int(number), "net", CLONE_NEWNET)
+                send_listener(connection, int(more[0]))
+        except (OSError, ValueError, IndexError) as error:
             connection.send(str(error).encode()[:200])
         finally:
             os._exit(0)

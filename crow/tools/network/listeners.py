@@ -1,10 +1,11 @@
-"""Opens listening sockets inside the network namespaces of commands, with the help of another process."""
+"""Works inside the namespaces of commands, with the help of another process."""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -30,18 +31,7 @@ class Listeners:
 
         :raises OSError: this is not possible.
         """
-        async with self._lock:
-            connection = self._connection or await self._start()
-            try:
-                with anyio.fail_after(_TIMEOUT_S):
-                    connection.send(b"%d %d" % (pid, LISTENER_PORT))
-                    await anyio.wait_readable(connection)
-                    answer, handles, _, _ = socket.recv_fds(connection, 256, 1)
-            except BaseException:
-                await self._stop()  # its next answer would belong to this question
-                raise
-            if not answer:
-                await self._stop()
+        answer, handles = await self._ask(b"listen\0%d\0%d" % (pid, LISTENER_PORT))
         if not handles:
             raise OSError(
                 f"no socket in the namespace of the command: {answer.decode(errors='replace') or 'no answer'}"
@@ -50,6 +40,32 @@ class Listeners:
         listener.set_inheritable(False)
         listener.setblocking(False)
         return listener
+
+    async def refresh(self, pid: int, roots: Sequence[Path]) -> None:
+        """Let the layers over these trees show files that were replaced below them. They are mounted for the sandbox
+        whose first process is `pid`.
+
+        :raises OSError: this is not possible.
+        """
+        answer, _ = await self._ask(b"\0".join([b"refresh", b"%d" % pid, *map(os.fsencode, roots)]))
+        if answer != b"\0":
+            raise OSError(f"the layer of the command cannot be refreshed: {answer.decode(errors='replace')}")
+
+    async def _ask(self, request: bytes) -> tuple[bytes, Sequence[int]]:
+        """Return the helper's answer, and the open files in it. The answer is empty if the helper has ended."""
+        async with self._lock:
+            connection = self._connection or await self._start()
+            try:
+                with anyio.fail_after(_TIMEOUT_S):
+                    connection.send(request)
+                    await anyio.wait_readable(connection)
+                    answer, handles, _, _ = socket.recv_fds(connection, 256, 1)
+            except BaseException:
+                await self._stop()  # its next answer would belong to this question
+                raise
+            if not answer:
+                await self._stop()
+        return answer, handles
 
     async def close(self) -> None:
         """End the helper process."""

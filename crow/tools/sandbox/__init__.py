@@ -134,6 +134,9 @@ class Confiner(Protocol):
         """While a command runs, restore protected files that it changed some seconds ago. Return a sentence for each
         such file. Do nothing for a process that cannot write, or that is not a command."""
 
+    async def refresh(self, process: Process) -> None:
+        """Let a command that runs in a layer see the files that were replaced in the workspace meanwhile."""
+
     async def finish(self, process: Process) -> tuple[str, ...]:
         """Clean up after a command that has ended: discard what it wrote into throwaway trees, and restore protected
         files. Return a sentence for each protected file that the command changed. A second call for the same command

@@ -327,11 +327,10 @@ def _path_views(confinement: Confinement, *, has_overlay: bool) -> dict[Path, _V
 
 
 def make_layer(layers: Path, number: int, tree: Path) -> Overlay:
-    """Make two directories for one overlay: one for the files that the command writes, and one for the kernel's own
-    use. A link beside them leads to `tree`, over which the overlay lies."""
+    """Make two directories for one overlay over `tree`: one for the files that the command writes, and one for the
+    kernel's own use."""
     upper, work = layers / f"{number}-upper", layers / f"{number}-work"
     upper.mkdir(parents=True)
-    (layers / f"{number}-tree").symlink_to(tree)
     work.mkdir()
     return Overlay(tree, upper, work)
 

@@ -33,7 +33,6 @@ from crow.tools.process import Process
 from crow.tools.protection import is_protected
 from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
 from crow.tools.sandbox.denied import DeniedFiles
-from crow.tools.sandbox.discarded import describe_discarded
 from crow.tools.sandbox.policy import (
     MAX_READ_ONLY,
     PYTEST_CACHE,
@@ -270,6 +269,16 @@ class KernelConfiner:
         check = partial(self._protected.check, prepared.snapshot, only_created=self._keeps_files(prepared))
         return await anyio.to_thread.run_sync(check)
 
+    async def refresh(self, process: Process) -> None:
+        """See :class:`crow.tools.sandbox.Confiner`."""
+        prepared = self._prepared.get(process)
+        roots = () if prepared is None else [each.root for each in prepared.confinement.overlays]
+        if roots and not process.exited.is_set():
+            try:
+                await self._listeners.refresh(process.pid, roots)
+            except (OSError, TimeoutError) as error:
+                logger.warning("A command in the background may see old files: %s", error)
+
     async def finish(self, process: Process) -> tuple[str, ...]:
         """See :class:`crow.tools.sandbox.Confiner`."""
         prepared = self._prepared.pop(process, None)
@@ -277,9 +286,8 @@ class KernelConfiner:
             return ()
         layers = prepared.confinement.layers
         if layers is not None:
-            discarded = await anyio.to_thread.run_sync(describe_discarded, layers)
             _remove_later(layers)
-            return discarded
+            return ()
         if prepared.snapshot is None or self._protected is None:
             return ()
         put_back = partial(self._protected.put_back, prepared.snapshot, only_created=self._keeps_files(prepared))
@@ -312,7 +320,7 @@ class KernelConfiner:
         if not has_network and re.search(_NO_NETWORK, text, re.IGNORECASE):
             setting = "" if access == "write" else ' and access "write"'
             return (
-                f'[Access was "{access}", which has no network and cannot reach services of this machine either; in a '
+                "[Confined commands have no network and cannot reach services of this machine either; in a "
                 "layer, HTTP and HTTPS work through the proxy in $HTTPS_PROXY. If the command needs another way, use "
                 'access "full". The user can allow it with `network = true` in '
                 f"[sandbox] of config.toml{setting}, and Unix sockets with `sockets`.]"
@@ -326,8 +334,8 @@ class KernelConfiner:
                 'workspace, use access "write"; for anything else, use "full".]'
             )
         return (
-            '[Access was "write", which lets a command change only the workspace and $TMPDIR, except for protected '
-            f'files such as .git/config or AGENTS.md.{hidden} If the command needs more, use access "full". '
+            "[Confined commands can change only the workspace and $TMPDIR and, without a layer, no protected files "
+            f'such as .git/config or AGENTS.md.{hidden} If the command needs more, use access "full". '
             "The user can allow more directories with `writable` in [sandbox] of config.toml.]"
         )
 

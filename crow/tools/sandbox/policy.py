@@ -528,8 +528,9 @@ def _existing(paths: Iterable[str | Path]) -> Iterator[Path]:
 
 
 def is_inside_any(path: Path, roots: Iterable[Path]) -> bool:
-    """Return whether the path is one of the roots or below one."""
-    return any(path.is_relative_to(root) for root in roots)
+    """Return whether the path is one of the roots or below one. All are absolute."""
+    place = f"{path}{os.sep}"  # `is_relative_to` would take a third of the time in which a command is prepared
+    return any(place.startswith(f"{str(root).rstrip(os.sep)}{os.sep}") for root in roots)
 
 
 def _is_general(place: Path, home: Path) -> bool:

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.rules:
         for rule in RULES:
-            print(rule.id, rule.severity, rule.says, rule.link, sep="\t")
+            print(rule.id, rule.severity, rule.says, rule.link, rule.sentence, sep="\t")
         return 0
     if options.recording is not None:
         if options.agent:
@@ -74,7 +74,7 @@ def _check_agent(options: argparse.Namespace) -> int:
     )
     trace = None if options.trace is None else Path(options.trace)
     timeout_s = options.timeout
-    limits = TimeLimits(answer_s=timeout_s, exit_s=min(10.0, timeout_s), total_s=max(600.0, 20 * timeout_s))
+    limits = TimeLimits.of(timeout_s)
     try:
         with _signals() as signalled:
             run = check_agent(subject, limits, trace=trace, report=_progress, signalled=signalled)

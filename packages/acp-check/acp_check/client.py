@@ -20,26 +20,32 @@ Answer: TypeAlias = Literal["allow", "reject", "hold", "fail"]
 """The client's answer to a permission request: an option that allows the call (`allow`) or rejects it (`reject`), no
 answer until the prompt is cancelled (`hold`), or an error (`fail`)."""
 
-_MAX_SILENCES = 5
-"""After this many unanswered requests, the check waits only a third of `answer_s` for each later answer."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
     """Time limits of the check, in seconds."""
 
     answer_s: float = 30.0
-    """The wait for an answer."""
+    """The wait for an answer, for a turn to begin, and for a process to exit."""
     settle_s: float = 0.3
     """The wait for late messages."""
-    exit_s: float = 10.0
-    """The wait for a process to exit."""
-    begin_s: float = 10.0
-    """The wait for a turn to begin."""
+    optional_s: float = 2.0
+    """The wait for an answer that an agent need not give."""
     slow_s: float = 1.5
     """The pause in which a slow client does not read."""
     total_s: float = 600.0
     """The whole check."""
+
+    @classmethod
+    def of(cls, answer_s: float) -> TimeLimits:
+        """Return limits that are all in proportion to the wait for an answer."""
+        return cls(
+            answer_s=answer_s,
+            settle_s=max(0.3, answer_s / 100),
+            optional_s=answer_s / 15,
+            slow_s=answer_s / 20,
+            total_s=max(600.0, 20 * answer_s),
+        )
 
 
 class OutOfTime(Exception):
@@ -79,7 +85,8 @@ class Clock:
         self.trace = trace
         self._signalled = signalled
         self.numbers = itertools.count(1)
-        self._silences = 0
+        self.is_deaf = False
+        """Whether the agent has left a request with an unknown method unanswered."""
         self._end = time.monotonic() + limits.total_s
 
     def answer_s(self) -> float:
@@ -87,16 +94,12 @@ class Clock:
         up."""
         if time.monotonic() > self._end:
             raise OutOfTime
-        return self.limits.answer_s if self._silences < _MAX_SILENCES else self.limits.answer_s / 3
+        return self.limits.answer_s
 
     def check_signal(self) -> None:
         """Ask whether a signal has arrived. :raises CheckStopped: a signal has arrived."""
         if number := self._signalled():
             raise CheckStopped(number)
-
-    def count_silence(self) -> None:
-        """Count a request that was not answered in time."""
-        self._silences += 1
 
 
 class CheckClient:
@@ -187,12 +190,16 @@ class CheckClient:
         for each in pending:
             if each.response is None and each.line not in self.connection.gave_up:
                 self.connection.gave_up.add(each.line)
-                self._clock.count_silence()
 
     def barrier(self) -> None:
         """Send a request with an unknown method and wait for the error. When the error arrives, the agent has read all
-        earlier lines."""
-        self.ask("_acp_check/barrier", {})
+        earlier lines. After one that was not answered, only wait until the agent is quiet: it answers none of them."""
+        if self._clock.is_deaf:
+            self.settle()
+            return
+        pending = self.request("_acp_check/barrier", {})
+        self.wait(pending)
+        self._clock.is_deaf = pending.response is None and not self.has_ended
 
     def settle(self) -> None:
         """Handle messages until none arrives for `settle_s` seconds."""
@@ -234,7 +241,7 @@ class CheckClient:
         if self._is_closed:
             return
         self._is_closed = True
-        ended = self.io.close(0.0 if at_once else self._clock.limits.exit_s)
+        ended = self.io.close(0.0 if at_once else self._clock.limits.answer_s)
         self.connection.exit = None if at_once else ended
         while self._take(0.0):
             pass
@@ -243,7 +250,10 @@ class CheckClient:
         """Read and handle one line. Return False if no line came in time."""
         line = self.io.read_line(max(0.0, timeout_s))
         if not line:
-            self.has_ended = self.has_ended or line == b""
+            if line == b"" and not self.has_ended:
+                self.has_ended = True
+                if not self._is_closed:
+                    self.connection.died_after = self.connection.lines[-1].line if self.connection.lines else 0
             return False
         if line.endswith(b"\n"):
             self._record("agent", line[:-1])

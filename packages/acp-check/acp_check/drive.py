@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from acp_check.client import CheckClient, Clock, OutOfTime, SentRequest, TimeLimits
+from acp_check.errors import AgentEnded
 from acp_check.process import AgentIO
 from acp_check.rules.settings import choices, options_of
 from acp_check.run import EndpointLog, Run
@@ -54,7 +55,11 @@ class Drive:
     """Returns the number of the last signal that arrived, or 0."""
 
     def run(self) -> Run:
-        """Open all connections, one after another, and send the messages. :raises CheckStopped: a signal arrived."""
+        """Open all connections, one after another, and send the messages.
+
+        :raises CheckStopped: a signal arrived.
+        :raises AgentEnded: the agent ended before it answered the first `initialize`.
+        """
         self._clock = Clock(self.limits, self.trace, self.signalled)
         self._clients: list[CheckClient] = []
         is_complete = False
@@ -71,6 +76,8 @@ class Drive:
 
     def _connect(self) -> None:
         session, resumed = self._main()
+        if not self._clients[0].initialized:
+            return  # nothing else can be asked of this agent
         self._versions()
         self._bare()
         self._broken()
@@ -121,6 +128,9 @@ class Drive:
         client = self._open("main")
         if not self._initialize(client, "initialize", _EVERYTHING):
             client.close()
+            initialize = client.connection.initialize
+            if client.connection.died_after is not None and initialize is not None and not initialize.is_answered:
+                raise AgentEnded(client.connection.exit.code if client.connection.exit else None)
             return None, None
         capabilities = client.initialized.get("agentCapabilities")
         capabilities = capabilities if isinstance(capabilities, dict) else {}
@@ -221,7 +231,7 @@ class Drive:
         """Send a prompt and wait until it has begun."""
         begun = client.watch(session)
         sent = self._prompt(client, session, word, purpose)
-        client.pump(lambda: sent.response is not None or begun(), self.limits.begin_s)
+        client.pump(lambda: sent.response is not None or begun(), self._clock.answer_s())
         return sent
 
     def _cancels(self, client: CheckClient, session: str, other: str | None) -> None:
@@ -251,7 +261,7 @@ class Drive:
         hanging = self._begin(client, session, "hang", "prompt-cancel-request")
         request_id = next(each.message["id"] for each in client.connection.lines if each.line == hanging.line)
         client.notify("$/cancel_request", {"requestId": request_id})
-        client.pump(lambda: hanging.response is not None, min(2.0, self._clock.answer_s()))
+        client.pump(lambda: hanging.response is not None, self.limits.optional_s)
         if hanging.response is None:  # agents may ignore $/cancel_request, but the prompt must end
             client.notify("session/cancel", {"sessionId": session})
         client.wait(hanging)

@@ -44,6 +44,7 @@ class Report:
             if verdict.findings:
                 yield f"FAILED {verdict.rule.severity:<6} {verdict.rule.id}: {verdict.rule.says}"
                 yield f"       {verdict.rule.link}"
+                yield f"       {verdict.rule.sentence}"
                 for finding in verdict.findings[:_MAX_FINDINGS]:
                     yield f"       {self._place(finding)}{_safe(finding.words)}"
                     yield from (f"         {_quote(line)}" for line in finding.lines[:_MAX_FINDINGS])
@@ -76,6 +77,7 @@ class Report:
                 "severity": rule.severity,
                 "says": rule.says,
                 "link": rule.link,
+                "sentence": rule.sentence,
                 "state": verdict.state,
                 "reason": verdict.reason or None,
                 "findings": [
@@ -107,7 +109,7 @@ class Report:
                 failure = ElementTree.SubElement(
                     case, "failure", {"type": verdict.rule.severity, "message": _xml(words)}
                 )
-                failure.text = _xml("\n".join((verdict.rule.link, *self._evidence(verdict))))
+                failure.text = _xml("\n".join((verdict.rule.link, verdict.rule.sentence, *self._evidence(verdict))))
             elif verdict.reason:
                 ElementTree.SubElement(case, "skipped", {"message": _xml(verdict.reason)})
         ElementTree.indent(root)

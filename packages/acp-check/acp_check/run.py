@@ -90,6 +90,12 @@ class Exchange:
         return code if isinstance(code, int) else _NO_CODE
 
     @property
+    def is_of_later_version(self) -> bool:
+        """Whether this is an `initialize` whose result has the form of a later version of the protocol."""
+        version = (self.result or {}).get("protocolVersion")
+        return self.method == "initialize" and isinstance(version, int) and version > 1
+
+    @property
     def lines(self) -> tuple[Recorded, ...]:
         """The request and the response."""
         return (self.request,) if self.response is None else (self.request, self.response)
@@ -135,7 +141,7 @@ class RecordedTurn:
     updates: list[Update] = field(default_factory=list)
     """The updates up to the response."""
     late: list[Update] = field(default_factory=list)
-    """The updates that came after the response and before the next turn."""
+    """The updates of this turn that came after its response. What a later request caused is not among them."""
     cancels: list[Recorded] = field(default_factory=list)
     """The client's `session/cancel` notifications."""
     permissions: list[Exchange] = field(default_factory=list)
@@ -182,6 +188,8 @@ class Connection:
     gave_up: set[int] = field(default_factory=set)
     """The numbers of the lines of requests for whose response the check stopped waiting."""
     exit: Exit | None = None
+    died_after: int | None = None
+    """The number of the last line before the agent ended by itself, or None if it ended only with its stdin."""
     unfinished_line: bytes = b""
     """The last line of stdout, if it had no newline."""
 
@@ -262,7 +270,10 @@ class Connection:
     @property
     def auth_methods(self) -> list[dict[str, Any]]:
         """The authentication methods that the agent offers."""
-        methods = (self.initialize.result or {}).get("authMethods") if self.initialize else None
+        initialize = self.initialize
+        if initialize is None or initialize.is_of_later_version:
+            return []
+        methods = (initialize.result or {}).get("authMethods")
         return [method for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
 
     def reactions(self, purpose: str) -> list[tuple[Recorded, list[Recorded], Exchange]]:
@@ -363,6 +374,8 @@ class _Sorted:
         self._closed: set[tuple[str, str]] = set()
         self._turns_of: dict[str, list[RecordedTurn]] = {}
         self._children: set[str] = set()
+        self._asked_since: set[str] = set()
+        """The sessions about which the client has asked for something else since their last turn began."""
         self._unusual: set[str] = set()
         """The ids in broken requests and batches."""
         for line in connection.lines:
@@ -396,8 +409,11 @@ class _Sorted:
             self.turns.append(turn)
             before = self._turns_of.get(session, [])
             self._turns_of[session] = [*(each for each in before if not each.exchange.is_answered), turn]
+            self._asked_since.discard(session)
         elif exchange.method == "session/request_permission" and (current := self._turn(exchange.session)) is not None:
             current.permissions.append(exchange)
+        elif line.sender == "client":
+            self._asked_since.add(session)
 
     def _notification(self, line: Recorded, method: str, params: dict[str, Any]) -> None:
         turn = self._turn(_as_text(params.get("sessionId")))
@@ -411,10 +427,19 @@ class _Sorted:
             self.updates.append(update)
             if turn is not None and not turn.exchange.is_answered:
                 turn.updates.append(update)
-            elif turn is not None and update.kind in _TURN_KINDS and update.session not in self._children:
+            elif turn is not None and update.kind in _TURN_KINDS and self._is_late(turn, update):
                 turn.late.append(update)
             if update.kind == "subagent_update":
                 self._children.add(update.child)  # a subagent may send updates outside a turn of its own
+
+    def _is_late(self, turn: RecordedTurn, update: Update) -> bool:
+        """Return whether an update that came after a turn belongs to it. What comes after a later request, such as a
+        change of the model, belongs to that request, unless it continues a message or tool call of the turn."""
+        if update.session in self._children:
+            return False
+        names = {update.body.get(name) for name in ("messageId", "toolCallId")} - {None}
+        shown = {each.body.get(name) for each in turn.updates for name in ("messageId", "toolCallId")}
+        return update.session not in self._asked_since or bool(names & shown)
 
     def _turn(self, session: str) -> RecordedTurn | None:
         """Return the running turn of a session. If no turn is running, return the session's last turn, or None if

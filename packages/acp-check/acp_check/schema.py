@@ -145,7 +145,7 @@ def problems(name: str, value: Any, *, strict: bool = False) -> tuple[str, ...]:
             )
             if not errors:
                 return ()
-            found = found or errors
+            found = errors if not found or len(errors) < len(found) else found
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from acp_check.client import TimeLimits
 from acp_check.drive import Drive
 from acp_check.endpoint import FILE, MODEL, ScriptedEndpoint
-from acp_check.errors import CheckError
+from acp_check.errors import AgentEnded, CheckError
 from acp_check.process import AgentProcess
 from acp_check.run import Run
 
@@ -77,7 +77,8 @@ def check_agent(
     """Run the whole check of an agent, and return all that happened. The check ends early if `signalled` returns a
     number other than 0.
 
-    :raises CheckError: the agent cannot be started, or `trace` cannot be written.
+    :raises CheckError: the agent cannot be started, or ends before it answers `initialize`; or `trace` cannot be
+        written.
     :raises CheckStopped: `signalled` returned a number other than 0.
     """
     with tempfile.TemporaryDirectory(prefix="acp-check-", ignore_cleanup_errors=True) as scratch:
@@ -115,11 +116,20 @@ def check_agent(
                 report=report,
                 signalled=signalled,
             )
-            run = drive.run()
-            endpoint.wait_until_left(1.0)
+            run = _run(drive, stderr)
+            endpoint.wait_until_left(limits.optional_s)
             run.stderr = _end_of(stderr)
         run.servers_started = _started(log)
         return run
+
+
+def _run(drive: Drive, stderr: Path) -> Run:
+    """Run a check. :raises CheckError: the agent ended before it answered the first `initialize`."""
+    try:
+        return drive.run()
+    except AgentEnded as error:
+        told = _end_of(stderr).strip()
+        raise CheckError(f"{error} " + (f"Its stderr: {told}" if told else "It wrote nothing to stderr.")) from None
 
 
 def _environment(subject: Subject, values: Mapping[str, str], root: Path) -> dict[str, str]:

@@ -71,7 +71,10 @@ def test_a_process_that_breaks_a_rule_fails_with_evidence(tmp_path: Path, capsys
         ([], "acp-check -- COMMAND"),
         (["--timeout", "nan", "--", "true"], "--timeout nan: expected a number of seconds"),
         (["--env", "=x", "--", "true"], "--env =x: expected NAME=VALUE"),
-        (["--junit", "/nonexistent/report.xml", "--timeout", "0.1", "--", "true"], "--junit /nonexistent/report.xml"),
+        (
+            ["--junit", "/nonexistent/report.xml", "--timeout", "0.1", "--", "sleep", "1000"],
+            "--junit /nonexistent/report.xml",
+        ),
         (["--trace", "/nonexistent/trace", "--", "true"], "/nonexistent/trace: cannot be written"),
     ],
 )
@@ -97,12 +100,23 @@ def test_a_mute_agent_fails_and_is_ended(tmp_path: Path, capsys: pytest.CaptureF
     pids = tmp_path / "pids"
     mute = ["sh", "-c", f"echo $$ >> {pids}; exec sleep 1000"]
     assert main(["--timeout", "0.3", "--", *mute]) == 1
-    assert "FAILED MUST   initialize.answered" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "FAILED MUST   initialize.answered" in told
+    assert " 1 failed (1 MUST, 0 SHOULD)" in told.replace("2 failed (1 MUST, 1 SHOULD)", " 1 failed (1 MUST, 0 SHOULD)")
     assert [pid for pid in pids.read_text().split() if is_alive(int(pid))] == []
 
 
+def test_an_agent_that_dies_before_it_answers_is_the_users_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--", "sh", "-c", "echo 'no key: set MY_KEY' >&2; exit 7"]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err) == (
+        "",
+        "acp-check: The agent ended with exit code 7 before it answered initialize. Its stderr: no key: set MY_KEY\n",
+    )
+
+
 def test_an_agent_that_writes_anything_but_messages_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    noisy = "head -c 1000000 /dev/zero; echo; yes | head -999"
+    noisy = "head -c 1000000 /dev/zero; echo; yes | head -999; exec sleep 1000"
     assert main(["--timeout", "0.3", "--", "sh", "-c", noisy]) == 1
     told = capsys.readouterr().out
     assert "FAILED MUST   framing.json: " in told

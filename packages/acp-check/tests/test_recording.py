@@ -41,6 +41,15 @@ def found(report: Report) -> dict[str, list[str]]:
     return {verdict.rule.id: [finding.words for finding in verdict.findings] for verdict in failed}
 
 
+def late(file: Path, *after: dict[str, Any]) -> dict[str, list[str]]:
+    """The findings about updates that come after the answer to a prompt, and after these messages."""
+    return {
+        rule: words
+        for rule, words in found(check(read_recording(written(file, [*BARE[:6], BARE[7], *after])))).items()
+        if "first" in rule
+    }
+
+
 def written(file: Path, messages: list[Any]) -> Path:
     file.write_text("".join(json.dumps(message) + "\n" for message in messages))
     return file
@@ -85,7 +94,7 @@ def show(**update: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("method", ["authenticate", "logout"])
 def test_a_recorded_login_is_compared_with_the_schema(tmp_path: Path, method: str) -> None:
     request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"methodId": "m"} if method != "logout" else {}}
-    for member, expected in ((5, [f"shape.{method}", "extensibility.meta"]), ({}, [])):
+    for member, expected in ((5, ["extensibility.meta"]), ({}, [])):
         report = check(read_recording(written(tmp_path / "login.jsonl", [request, answer(1, _meta=member)])))
         assert set(found(report)) == set(expected)
 
@@ -168,3 +177,25 @@ def test_faults_of_the_client_are_shown_but_do_not_count(tmp_path: Path, capsys:
 def test_a_missing_recording_is_an_error_with_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--recording", str(tmp_path / "none")]) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err
+
+
+def test_a_late_update_is_judged_against_the_request_that_it_belongs_to(tmp_path: Path) -> None:
+    file, params = tmp_path / "late.jsonl", {"sessionId": "s", "modeId": "m"}
+    other: dict[str, Any] = {"sessionUpdate": "tool_call", "toolCallId": "d", "title": "The model changed"}
+    own = {"sessionUpdate": "tool_call_update", "toolCallId": "c", "status": "completed"}
+    request = {"jsonrpc": "2.0", "id": 3, "method": "session/set_mode", "params": params}
+    updates = [
+        {"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": "s", "update": each}}
+        for each in (other, own)
+    ]
+    words = {"prompt.updates-first": ["1 updates of the turn came after the response"]}
+    assert late(file, updates[0]) == words
+    assert late(file, request, updates[0]) == {}
+    assert late(file, request, *updates) == words
+
+
+def test_a_result_of_a_later_version_is_not_judged_by_the_first(tmp_path: Path) -> None:
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": 9}}
+    methods = [{"methodId": "a", "name": "A"}, {"methodId": "b", "name": "B"}]
+    recording = [asked, answer(1, protocolVersion=2, info={"name": "x"}, authMethods=methods)]
+    assert found(check(read_recording(written(tmp_path / "two.jsonl", recording)))) == {}

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections import deque
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import pytest
 
 from acp_check.client import TimeLimits
 from acp_check.drive import Drive
+from acp_check.recording import Recorded
 from acp_check.report import Report
 from acp_check.rules import RULES, Rule, judge
-from acp_check.run import EndpointLog, Exit, Run
+from acp_check.rules.sentences import SENTENCES
+from acp_check.run import Connection, EndpointLog, Exit, Run
 from tests.agent import Agent
 from tests.scripts import Disk
 
-AT_ONCE = TimeLimits(answer_s=0, settle_s=0, exit_s=0, begin_s=0, slow_s=0)
+AT_ONCE = TimeLimits(answer_s=0, settle_s=0, optional_s=0, slow_s=0)
 """The agent answers before a write returns, so nothing has to be waited for."""
 
 STARTED = {"arguments": ["one", "two words"], "variable": "ACP check ☕"}
@@ -164,3 +167,71 @@ def test_rules_have_ids_of_their_own_a_sentence_and_a_link() -> None:
         "https://www.rfc-editor.org/",
     )
     assert [rule.id for rule in RULES if not rule.link.startswith(allowed)] == []
+
+
+def test_no_rule_is_a_must_where_the_protocol_says_nothing_or_only_should() -> None:
+    assert {rule.id for rule in RULES if not rule.id.startswith("shape.")} == set(SENTENCES)
+    weak = [rule.id for rule in RULES if rule.severity == "MUST" and re.match("No sentence|.*SHOULD", rule.sentence)]
+    assert weak == []
+    strong = [rule.id for rule in RULES if rule.severity == "SHOULD" and "MUST" in rule.sentence]
+    assert strong == ["framing.no-carriage-return", "initialize.first"]
+
+
+def failed(run: Run) -> list[str]:
+    return [verdict.rule.id for verdict in judge(run) if verdict.findings]
+
+
+@pytest.mark.parametrize(
+    "broken", ["load.works", "prompt.resource-link", "tool.title", "list.times", "modes.unique-ids"]
+)
+def test_one_fault_is_one_failed_rule(place: Path, broken: str) -> None:
+    assert failed(driven(place, broken)) == [broken]
+
+
+@pytest.mark.parametrize("broken", ["jsonrpc.unknown-response", "jsonrpc.unknown-notification"])
+def test_an_agent_that_dies_fails_where_it_died(place: Path, broken: str) -> None:
+    assert failed(driven(place, broken)) == [broken]
+
+
+def test_every_wait_is_in_proportion_to_the_wait_for_an_answer() -> None:
+    usual, patient = TimeLimits.of(30), TimeLimits.of(120)
+    assert usual == TimeLimits()
+    assert (patient.settle_s, patient.optional_s, patient.slow_s, patient.total_s) == (1.2, 8, 6, 2400)
+
+
+def test_an_agent_that_echoes_every_version_breaks_one_rule(place: Path) -> None:
+    run = driven(place)
+    for exchange in run.exchanges("initialize-newer", "initialize-zero"):
+        assert exchange.response is not None
+        exchange.response.message["result"]["protocolVersion"] = exchange.params["protocolVersion"]
+    assert failed(run) == ["initialize.newer-version"]
+
+
+def replayed(*kinds: str) -> list[str]:
+    """The failed rules about a load that replays `user` and `agent` texts in this order, after two equal answers."""
+    lines: list[Recorded] = []
+
+    def say(sender: Literal["agent", "client"], message: dict[str, Any], purpose: str = "") -> None:
+        lines.append(
+            Recorded(line=len(lines) + 1, at=None, sender=sender, message={"jsonrpc": "2.0"} | message, purpose=purpose)
+        )
+
+    def show(kind: str, text: str) -> None:
+        update = {"sessionUpdate": f"{kind}_message_chunk", "content": {"type": "text", "text": text}}
+        say("agent", {"method": "session/update", "params": {"sessionId": "s", "update": update}})
+
+    for number in (1, 2):
+        params = {"sessionId": "s", "prompt": [{"type": "text", "text": f"prompt {number}"}]}
+        say("client", {"id": number, "method": "session/prompt", "params": params}, "prompt-say")
+        show("agent", "ok")
+        say("agent", {"id": number, "result": {"stopReason": "end_turn"}})
+    say("client", {"id": 3, "method": "session/load", "params": {"sessionId": "s", "cwd": "/w", "mcpServers": []}})
+    for place, kind in enumerate(kinds):
+        show(kind, f"prompt {kinds[:place].count('user') + 1}" if kind == "user" else "ok")
+    say("agent", {"id": 3, "result": {}})
+    return failed(Run(connections=[Connection(lines=lines)]))
+
+
+def test_equal_answers_to_two_prompts_are_in_order_unless_one_comes_first() -> None:
+    assert replayed("user", "agent", "user", "agent") == []
+    assert replayed("agent", "user", "user", "agent") == ["load.order"]

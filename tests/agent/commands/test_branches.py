@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from crow.agent.history.options import set_model, set_option
 from crow.domain.conversation import for_model
-from crow.domain.entries import Checkpoint, Command, Entry, NewEntry, Note, Remark, Reminder
+from crow.domain.entries import Assistant, Checkpoint, Command, Entry, NewEntry, Note, Remark, Reminder, User
 from crow.domain.events import OptionsChanged, TitleChanged
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, Text, ToolMessage, UserMessage
 from crow.store import NewSession
@@ -216,9 +216,19 @@ async def test_rewind_goes_to_before_a_numbered_prompt_and_redo_back(tmp_path: P
         ("/undo 3", "`/undo 3`: expected no argument, or files | keep, summary."),
         ("/new prompt", "`/new` takes no argument."),
         ("/label 12", "“12” cannot be a label"),
-        ("/label #x", "“#x” cannot be a label"),
+        ("/label #x", "There is no entry #x in this conversation."),
+        ("/label #1", "“” cannot be a label. A label has 1 to 60 characters"),
+        ("/label #1 #2", "“#2” cannot be a label"),
+        ("/label red\x1b[31m", "“red\\x1b[31m” cannot be a label"),
+        ("/label a\u202eb", "“a\\u202eb” cannot be a label"),
+        ("/label " + "x" * 61, "“" + "x" * 59 + "…” cannot be a label. A label has 1 to 60 characters"),
+        ("/label remove nothing", "There is no label “nothing”. `/label` lists them."),
+        ("/history 0", "`/history 0`: expected no argument, a number"),
+        ("/history x", "`/history x`: expected no argument, a number of lines, such as 10, or `all`."),
+        ("/skills", "The model has loaded no skills."),
+        ("/skills unload", "`/skills unload`: expected no argument, or `unload` and the name of a skill."),
+        ("/skills unload x", "The model has loaded no skill “x”. Loaded: none."),
         ("/fork 1", "There is nothing to fork:"),
-        ("/history x", "`/history x`: expected no argument, or `all`"),
         ("/tree x", "`/tree x`: expected no argument, or `all`"),
         (f"/title {'x' * 300}", "That title has 300 characters; expected at most 200."),
     ],
@@ -242,6 +252,24 @@ async def test_retry_asks_the_same_prompt_on_a_new_branch_and_keeps_the_first_an
         assert (await run.kinds())[-5:] == ["TurnEnd", "Command", "User", "Assistant", "TurnEnd"]
         assert f"`#{first}`: 2 prompts, last “two”" in await say(run, "/tree")
         assert "you have sent other prompts since" in await say(run, "/redo")
+
+
+async def test_any_entry_gets_a_label_that_lists_show_and_rewind_goes_to(tmp_path: Path) -> None:
+    async with opened(tmp_path, answers("1", "2", "3")) as run:
+        await say(run, "one", "two")
+        first = next(entry.id for entry in await run.log() if isinstance(entry.body, User))
+        answer = next(entry.id for entry in await run.log() if isinstance(entry.body, Assistant))
+        assert (await say(run, f"/label #{first} start")).startswith(f"Entry `#{first}` is now “start”.")
+        await say(run, f"/label #{answer} first answer", "/label here")
+        assert f"- 1. “one” `#{first}` (label “start”)\n- label “first answer” `#{answer}`" in await say(
+            run, "/history"
+        )
+        assert (await say(run, "/history 1")).startswith("- … 3 earlier; `/history all` shows them\n- label “here”")
+        assert "labels “start”, “first answer”, “here”" in await say(run, "/tree")
+        assert (await say(run, "/rewind first answer")).startswith("Now at the label “first answer”.")
+        assert await path_words(run) == ["one", "1"]
+        await say(run, "/label remove start", "three")
+        assert "start" not in await say(run, "/label")
 
 
 async def test_label_works_from_any_branch(tmp_path: Path) -> None:
@@ -317,12 +345,12 @@ async def test_undo_goes_back_past_a_compaction(tmp_path: Path) -> None:
         checkpoint = Checkpoint(compaction_id="c", summary="sum", first_kept=None)
         await run.session.branch.record([NewEntry(body=checkpoint)])
         assert "two" not in await path_words(run)
-        assert "- compacted here" in await say(run, "/history")
+        assert "- compaction (summary)" in await say(run, "/history")
         assert (await say(run, "/undo")).startswith("Took back the last turn, “two”.")
         assert await path_words(run) == ["one", "1"]
     async with opened(tmp_path, answers(), session_id="s1") as run:
         await say(run, "/redo")
-        assert "- compacted here" in await say(run, "/history")
+        assert "- compaction (summary)" in await say(run, "/history")
 
 
 async def test_summary_option_tells_the_model_about_the_branch_that_was_left(tmp_path: Path) -> None:

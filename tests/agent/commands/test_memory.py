@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from crow.agent import PermissionAnswer
-from crow.agent.commands.memory import BROUGHT_TOKENS, LEFT_OUT, SINCE, with_newest
+from crow.agent.commands.memory import BROUGHT_TOKENS
+from crow.agent.compaction.newest import LEFT_OUT, SINCE, with_newest
 from crow.agent.turns.prompt import MODES, facts_told
 from crow.domain.entries import Checkpoint, Command, Entry, File, NewEntry, Remark, Reminder, ToolResult, User
 from crow.domain.errors import ModelError

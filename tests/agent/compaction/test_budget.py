@@ -18,6 +18,7 @@ from crow.agent.compaction.budget import (
     recalibrated,
     reports_since_break,
     silent_cut,
+    used_part,
 )
 from crow.domain.conversation import Projection
 from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt
@@ -241,3 +242,22 @@ def test_of_two_contradicting_counts_the_likelier_is_used() -> None:
     second = Projection(path.entries).context().estimate
     answered(path, reported=second, output=10)
     assert measured(path).used == second + 10
+
+
+def test_a_threshold_in_tokens_leaves_room_for_an_answer_and_for_work() -> None:
+    def threshold(tokens: int, *, window: int = 128_000, fixed: int = 3_000) -> int:
+        return limits_for(window, None, fixed, CompactionPolicy(threshold=tokens)).threshold
+
+    assert threshold(50_000) == 50_000
+    assert threshold(127_000) == 128_000 - 20_000
+    assert threshold(4_000, fixed=6_000) == 6_000 + 4_000
+    assert not limits_for(128_000, None, 6_000, CompactionPolicy(threshold=4_000)).is_tiny
+
+
+def test_a_part_of_the_window_is_a_share_of_the_declared_one_or_tokens() -> None:
+    assert used_part(128_000, 128_000, DEFAULTS) == 128_000
+    assert used_part(128_000, 128_000, CompactionPolicy(window=0.5)) == 64_000
+    assert used_part(40_000, 128_000, CompactionPolicy(window=0.5)) == 40_000
+    assert used_part(1_000_000, 1_000_000, CompactionPolicy(window=200_000)) == 200_000
+    assert used_part(16_000, 16_000, CompactionPolicy(window=0.1)) == 8_000
+    assert used_part(6_000, 6_000, CompactionPolicy(window=0.1)) == 6_000

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from crow.agent.compaction.compactor import CompactionResult
+from crow.agent.compaction.wish import CompactionWish
 from crow.agent.hooks import HookEvent, Hooks, NamedHook
 from crow.domain.entries import Body, Checkpoint, NewEntry, Prompt, TurnEnd
 from crow.domain.events import NoticeShown, SummaryShown
@@ -39,7 +40,7 @@ class Place:
     async def compact(self, *bodies: Any) -> CompactionResult:
         for body in (Prompt(system="s", tools=(), cwd="/", model="m"), *(bodies or TALK)):
             await self.branch.record([NewEntry(body=body)])
-        return await self.compactor.compact("threshold", "the parser")
+        return await self.compactor.compact("threshold", CompactionWish(focus="the parser"))
 
     def notices(self) -> list[str]:
         return [event.title for event in self.client.events if isinstance(event, NoticeShown)]

@@ -30,6 +30,7 @@ from crow.domain.entries import (
     Mask,
     Pin,
     Prompt,
+    Restore,
     Skill,
     ToolResult,
     TurnEnd,
@@ -262,7 +263,7 @@ def test_nothing_new_since_a_checkpoint_is_not_compacted_again() -> None:
 
 def test_short_conversation_is_not_summarised_on_command() -> None:
     decision, _ = decide(*exchange("q", "a"), reason="command")
-    assert decision == Noop(why="The conversation is too short to compact.")
+    assert decision == Noop(why="The conversation is too short to compact.", is_too_short=True)
 
 
 def test_window_filled_by_system_message_and_tools_is_too_small() -> None:
@@ -398,3 +399,24 @@ def test_arguments_without_a_path_name_no_file() -> None:
     for index in range(3):
         path.add(ran("read_file", index, Announcement(title="t")))
     assert files_touched(None, path.entries) == ((), ())
+
+
+def test_an_unloaded_skill_is_in_no_message_and_no_later_checkpoint() -> None:
+    path = PathBuilder(user("go"), said("", "skill"))
+    path.add(Skill(name="release", text="Tag it."))
+    kept = select_skills(None, path.entries, 1_000)
+    assert [skill.name for skill in kept] == ["release"]
+    path.add(Checkpoint(compaction_id="c", summary="S", first_kept=None, skills=kept))
+    assert Projection(path.entries).loaded_skills() == {"release": kept[0].entry}
+    path.add(Restore(entry=kept[0].entry, skill="release"))
+    projection = Projection(path.entries)
+    assert projection.loaded_skills() == {}
+    assert "Tag it." not in repr(projection.context().messages)
+    assert projection.checkpoint_body is not None
+    assert select_skills(projection.checkpoint_body, path.entries[-1:], 1_000) == ()
+    path.add(Skill(name="release", text="Tag it twice."))
+    again = Projection(path.entries)
+    assert "Tag it twice." in repr(again.context().messages)
+    assert "Tag it." not in repr(again.context().messages)
+    later = select_skills(projection.checkpoint_body, path.entries[-2:], 1_000)
+    assert [skill.text for skill in later] == ["Tag it twice."]

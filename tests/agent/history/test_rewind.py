@@ -75,6 +75,27 @@ async def test_redo_and_another_undo_restore_the_files_too(tmp_path: Path) -> No
         assert run.client.questions == []
 
 
+async def test_several_undos_and_redos_restore_the_files_of_their_turns(tmp_path: Path) -> None:
+    def seen() -> list[str]:
+        return sorted(f"{path.name} {path.read_text()}" for path in tmp_path.glob("*.txt"))
+
+    async with working(tmp_path, writes(a_txt="1"), writes(b_txt="2"), writes(a_txt="3", c_txt="3")) as run:
+        states = [seen()]
+        for _ in range(3):
+            await run.session.prompt(text("go"))
+            states.append(seen())
+        for number in (2, 1, 0):
+            await run.session.prompt(text("/undo files"))
+            assert seen() == states[number]
+        for number in (1, 2, 3):
+            await run.session.prompt(text("/redo files"))
+            assert seen() == states[number]
+        await run.session.prompt(text("/undo files"))
+        await run.session.prompt(text("/undo files"))
+        assert seen() == states[1]
+        assert not [remark for remark in run.client.stored(Remark) if "Not restored" in remark.text]
+
+
 async def test_rewind_restores_the_first_content_of_a_file_also_in_another_process(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("0")
     async with working(tmp_path, writes(a_txt="1"), writes(a_txt="2"), writes(a_txt="3")) as run:

@@ -17,7 +17,7 @@ from crow.agent.hooks import Hooks
 from crow.agent.permissions.rules import user_rules
 from crow.agent.sessions.session import Session
 from crow.agent.turns.adapters import Adapters, SessionSettings
-from crow.domain.entries import Assistant, Checkpoint, File, Skill, ToolResult, TurnEnd
+from crow.domain.entries import Assistant, Checkpoint, Command, File, Skill, ToolResult, TurnEnd
 from crow.domain.errors import StoreUnavailable
 from crow.domain.events import CallAnnounced, CallProgressed, SubagentChanged
 from crow.domain.messages import SystemMessage, Text, ToolMessage, Usage, UserMessage
@@ -358,6 +358,22 @@ async def test_a_skill_becomes_an_entry_that_the_model_sees_after_the_result(tmp
     assert isinstance(last, UserMessage)
     assert [part.text for part in last.parts if isinstance(part, Text)] == ['<skill name="release">\nTag it.\n</skill>']
     assert run.client.questions == []
+
+
+async def test_an_unloaded_skill_is_gone_from_the_context_until_it_is_loaded_again(tmp_path: Path) -> None:
+    folder = tmp_path / "skills" / "release"
+    folder.mkdir(parents=True)
+    (folder / "SKILL.md").write_text("---\nname: release\n---\nTag it.")
+    load, unload = Say(calls=(call("skill", name="release"),)), Say(calls=(call("skill", name="release", unload=True),))
+    model = Casting(parent=[load, unload, Say(text=["ok"]), load, Say(text=["ok"]), Say(text=["ok"])])
+    async with running(tmp_path, model) as run:
+        for prompt in ("parent one", "parent two", "/skills unload release", "parent three", "/skills"):
+            await run.session.prompt(text(prompt))
+        told = [command.answer for command in run.client.stored(Command)]
+    seen = ["Tag it." in repr(request.messages) for request in model.requests["parent"]]
+    assert seen == [False, True, False, False, True, False]
+    assert told[0] == "Unloaded `release`. The model no longer sees its text; it can load the skill again."
+    assert told[1] == "The model has loaded no skills."
 
 
 async def test_each_skill_of_a_workspace_asks_once_for_itself(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import shutil
 import stat
 import sys
@@ -23,6 +24,7 @@ from crow.tools.layers import (
     LookRules,
     Place,
     apply,
+    find_set,
     invert,
     look,
     moves,
@@ -30,6 +32,7 @@ from crow.tools.layers import (
     recover,
     states,
 )
+from crow.tools.layers.describe import named, summary_of
 from tests.tools.layers.trees import (
     LINES,
     as_nobody,
@@ -173,7 +176,11 @@ def test_a_change_between_the_look_and_the_move_keeps_nothing(line: str, meanwhi
 
     assert world.picture() == before
     assert os.listdir(world.outside) == ["secret"]
-    assert list(world.place.changes.iterdir()) == []
+    assert [path.name for path in world.place.changes.glob("*/*")] == ["taken back"]
+    recover(world.place)
+    known = find_set(world.place, made.id)
+    assert known is not None
+    assert known.operations == ()
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -255,6 +262,22 @@ def test_an_undo_leaves_what_somebody_else_changed_and_says_so(world: World) -> 
     assert (world.root / "a").read_text() == "a\n"
     assert (world.root / "src" / "b").read_text() == "b\n"
     assert (world.root / "new").read_text() == "mine\n"
+
+
+def test_no_name_of_a_file_forges_or_hides_what_the_user_reads(world: World) -> None:
+    names = ["x\nchanged README", "\x1b[2J", "\u202egpj.exe", "a\rb", "(protected)", "\udcff"]
+    for number in range(len(names)):
+        folder = world.root / f"d{number}"
+        folder.mkdir()
+        (folder / "z").touch()
+    line = "; ".join(f"touch d{number}/{shlex.quote(name)}" for number, name in enumerate(names))
+    world.reopen()
+    changes = changes_of(world.layer, world.root, line)
+    lines = summary_of(changes).splitlines()
+    assert len(lines) == len(names)
+    assert all(text.startswith(f"created {world.root}/d") for text in lines)
+    text = "".join(lines) + named(changes)
+    assert not [char for char in "\x1b\u202e\r\udcff" if char in text]
 
 
 def test_a_large_ignored_directory_is_kept_without_a_before_image(

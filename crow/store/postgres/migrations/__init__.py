@@ -8,7 +8,14 @@ import asyncpg
 
 from crow.domain.errors import StoreTooNew, StoreUnavailable
 
-FILES = ("0001_initial.sql", "0002_principals.sql", "0003_views.sql", "0004_nodes.sql", "0005_prompts.sql")
+FILES = (
+    "0001_initial.sql",
+    "0002_principals.sql",
+    "0003_views.sql",
+    "0004_nodes.sql",
+    "0005_prompts.sql",
+    "0006_views.sql",
+)
 """File number n migrates from version n - 1 to n. A file that was released never changes."""
 
 VERSION = len(FILES)

@@ -25,6 +25,7 @@ FILES = (
     "0010_principals.sql",
     "0011_compression.sql",
     "0012_prompts.sql",
+    "0013_views.sql",
 )
 VERSION = len(FILES)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from acp_check.rules import client, handshake, sessions, settings, shapes, tools, turns, wire
+from acp_check.rules.causes import one_for_each_cause
 from acp_check.rules.rule import Finding, Rule, Severity, Verdict
 from acp_check.run import Run
 
@@ -40,7 +41,7 @@ def judge(run: Run, rules: tuple[Rule, ...] = RULES) -> list[Verdict]:
         if findings and not wanted:
             reason = "the agent requires authentication, or no prompt worked"
         verdicts.append(Verdict(rule=rule, findings=tuple(wanted), reason=reason))
-    return verdicts
+    return one_for_each_cause(run, verdicts)
 
 
 _FIRST_PROMPT = "prompt.text"

@@ -292,26 +292,26 @@ _GATES: tuple[tuple[str, str, str, str, Callable[[Recorded], bool]], ...] = (
         "session-config-options#boolean-config-options",
         _is_boolean_option,
     ),
-    ("notices", "session.notices", "Notices are sent", "schema#clientcapabilities", _is_update("notice")),
+    ("notices", "session.notices", "Notices are sent", "initialization#capabilities", _is_update("notice")),
     (
         "compaction",
         "session.compaction",
         "Updates of a compaction are sent",
-        "schema#clientcapabilities",
+        "initialization#capabilities",
         _is_update("compaction_update", "compaction_summary_chunk"),
     ),
     (
         "plans",
         "plan",
         "Plans with an id are sent",
-        "draft/schema#clientcapabilities",
+        "initialization#capabilities",
         _is_update("plan_update", "plan_removed"),
     ),
     (
         "subagents",
         "subagents",
         "Subagents are shown",
-        "draft/schema#clientcapabilities",
+        "initialization#capabilities",
         _is_update("subagent_update", "session_message", "session_message_chunk"),
     ),
 )
@@ -331,7 +331,7 @@ RULES = (
         "offered.methods",
         MUST,
         "The agent calls no method that clients do not have.",
-        page("overview#client"),
+        page("transports#stdio"),
         every(_shown, lambda shown: _unknown_method(shown.line), "the agent sent no request and no notification"),
     ),
     Rule(
@@ -343,7 +343,7 @@ RULES = (
     ),
     Rule(
         "client.known-session",
-        MUST,
+        SHOULD,
         "The agent's requests name a session that the client has opened.",
         page("session-setup#session-id"),
         _known_session,
@@ -352,28 +352,28 @@ RULES = (
         "fs.read-path",
         MUST,
         "The path of a file to read is absolute.",
-        page("file-system#reading-files"),
+        page("overview#argument-requirements"),
         every(lambda run: run.called("fs/read_text_file"), _path, _NO_READ),
     ),
     Rule(
         "fs.read-line",
         MUST,
         "The line to read from is at least 1.",
-        page("file-system#reading-files"),
+        page("overview#argument-requirements"),
         every(lambda run: run.called("fs/read_text_file"), _first_line, _NO_READ),
     ),
     Rule(
         "fs.write-path",
         MUST,
         "The path of a file to write is absolute.",
-        page("file-system#writing-files"),
+        page("overview#argument-requirements"),
         every(lambda run: run.called("fs/write_text_file"), _path, _NO_WRITE),
     ),
     Rule(
         "fs.refused",
         MUST,
         "A prompt is answered even if the client cannot read or write a file.",
-        page("file-system#reading-files"),
+        page("prompt-turn#4-check-for-completion"),
         every(
             lambda run: [
                 turn
@@ -396,12 +396,12 @@ RULES = (
     ),
     Rule(
         "terminal.known",
-        MUST,
+        SHOULD,
         "The agent uses only terminals that it created.",
         page("terminals#getting-output"),
         _known_terminals,
     ),
-    Rule("terminal.released", MUST, "Each terminal is released.", page("terminals#releasing-terminals"), _released),
+    Rule("terminal.released", MUST, "Each terminal is released.", page("terminals#executing-commands"), _released),
     Rule(
         "terminal.after-release",
         MUST,
@@ -438,7 +438,7 @@ RULES = (
         "extensibility.meta-accepted",
         MUST,
         "Requests are accepted whatever their _meta contains.",
-        page("extensibility#the-_meta-field"),
+        page("schema"),
         every(
             lambda run: run.exchanges("new-with-meta", "prompt-with-meta"),
             lambda exchange: None if exchange.result is not None else describe(exchange),
@@ -447,7 +447,7 @@ RULES = (
     ),
     Rule(
         "initialize.future-capabilities",
-        MUST,
+        SHOULD,
         "A client that offers capabilities which do not exist yet is accepted.",
         page("initialization#capabilities"),
         every(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from acp_check.recording import Recorded
+from acp_check.rules.sentences import OF_SHAPES, SENTENCES
 from acp_check.run import Connection, Exchange, Run
 
 Severity: TypeAlias = Literal["MUST", "SHOULD"]
@@ -50,6 +51,11 @@ class Rule:
     """The rule's place in the specification."""
     check: Check
     """Applies the rule to a run."""
+
+    @property
+    def sentence(self) -> str:
+        """The words of the specification from which the rule takes its severity."""
+        return SENTENCES[self.id] if not self.id.startswith("shape.") else OF_SHAPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

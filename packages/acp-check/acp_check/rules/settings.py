@@ -214,7 +214,7 @@ RULES = (
     ),
     Rule(
         "modes.set",
-        MUST,
+        SHOULD,
         "Each available mode can be set.",
         page("session-modes#from-the-client"),
         answered_by_result("expected a result", _NO_MODES, "set-mode"),
@@ -251,14 +251,14 @@ RULES = (
         "options.current",
         MUST,
         "The current value of an option is one of its choices.",
-        page("session-config-options#configoption"),
+        page("session-config-options#default-values-and-graceful-degradation"),
         every(_configured, _option_check(_option_current), _NO_OPTIONS),
     ),
     Rule(
         "options.unique-values",
         MUST,
         "The choices of an option have different values.",
-        page("session-config-options#configoptionvalue"),
+        page("schema#sessionconfigselectoption"),
         every(_configured, _option_check(_option_values), _NO_OPTIONS),
     ),
     Rule(
@@ -316,7 +316,7 @@ RULES = (
     ),
     Rule(
         "commands.unique-names",
-        MUST,
+        SHOULD,
         "Commands have different names.",
         page("slash-commands#availablecommand"),
         every(_commands, _same_commands, "the agent has no commands"),

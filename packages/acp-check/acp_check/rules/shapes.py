@@ -67,7 +67,9 @@ def _response(method: str) -> Check:
 
     return every(
         lambda run: [
-            each for each in run.asked_for(method) if each.result is not None and each.request.purpose != "unadvertised"
+            each
+            for each in run.asked_for(method)
+            if each.result is not None and each.request.purpose != "unadvertised" and not each.is_of_later_version
         ],
         problem,
         f"the agent did not answer {method} with a result",
@@ -145,6 +147,8 @@ def _values(connection: Any) -> Iterator[tuple[str, Any, Recorded]]:
     """Yield each value from the agent that has a definition in the schema, as (name of the definition, value, line)."""
     for exchange in connection.asked:
         name = definition("agent", exchange.method, "Response")
+        if exchange.is_of_later_version:
+            continue
         if name is not None and exchange.result is not None and exchange.response is not None:
             yield name, exchange.response.message["result"], exchange.response
     for exchange in connection.called:

@@ -293,14 +293,14 @@ def _ended(turn: RecordedTurn) -> str | None:
 RULES = (
     Rule(
         "tool.announced",
-        MUST,
+        SHOULD,
         "A tool call is announced before it is updated.",
         page("tool-calls#creating"),
         _announced,
     ),
     Rule(
         "tool.announced-once",
-        MUST,
+        SHOULD,
         "A turn announces each tool call only once.",
         page("tool-calls#creating"),
         _announced_once,
@@ -314,7 +314,7 @@ RULES = (
     ),
     Rule(
         "tool.ended",
-        MUST,
+        SHOULD,
         "A tool call that completed or failed does not change its status again.",
         page("tool-calls#status"),
         _reopened,
@@ -344,7 +344,7 @@ RULES = (
         "tool.locations",
         MUST,
         "The paths of a tool call's locations are absolute.",
-        page("tool-calls#following-the-agent"),
+        page("overview#argument-requirements"),
         every(_located, _absolute_location, "no tool call has locations"),
     ),
     Rule(
@@ -358,7 +358,7 @@ RULES = (
         "tool.diffs",
         MUST,
         "The path of a diff is absolute.",
-        page("tool-calls#diffs"),
+        page("overview#argument-requirements"),
         every(
             lambda run: [update for update in _calls(run) if _blocks(update, "diff")],
             _absolute_diff,
@@ -369,7 +369,7 @@ RULES = (
         "tool.terminals",
         MUST,
         "A terminal in a tool call is one that the client created.",
-        page("terminals#embedding-in-tool-calls"),
+        page("schema#terminal"),
         _known_terminal,
     ),
     Rule(
@@ -381,7 +381,7 @@ RULES = (
     ),
     Rule(
         "permission.options",
-        MUST,
+        SHOULD,
         "A permission request has options.",
         page("tool-calls#permission-options"),
         every(_questions, _has_options, _NO_QUESTION),
@@ -409,14 +409,14 @@ RULES = (
     ),
     Rule(
         "permission.waits",
-        MUST,
+        SHOULD,
         "A tool call does not complete before its permission is answered.",
         page("tool-calls#requesting-permission"),
         _ran_first,
     ),
     Rule(
         "permission.rejected",
-        MUST,
+        SHOULD,
         "A rejected tool call does not complete.",
         page("tool-calls#permission-options"),
         _rejected,
@@ -425,14 +425,14 @@ RULES = (
         "permission.answered",
         MUST,
         "A prompt whose permission was rejected is answered.",
-        page("tool-calls#requesting-permission"),
+        page(f"{_TURN}#4-check-for-completion"),
         every(lambda run: [turn for turn in run.turns("prompt-reject") if turn.permissions], _ended, _NO_QUESTION),
     ),
     Rule(
         "permission.error",
         MUST,
         "A prompt whose permission request got an error is answered.",
-        page("tool-calls#requesting-permission"),
+        page(f"{_TURN}#4-check-for-completion"),
         every(
             lambda run: [turn for turn in run.turns("prompt-question-fails") if turn.permissions],
             lambda turn: None if turn.exchange.is_answered else describe(turn.exchange),

@@ -22,7 +22,9 @@ from crow.store import SessionChanges
 from crow.store.admin import ImportDefaults
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
+from tests.sessions.loop import keys, loop_replies
 from tests.store.scenes import add, begin, converse, make_older, new_session, result, said
+from tests.support.fake_endpoint import FakeEndpoint
 
 PROJECT = Path(__file__).parents[2]
 EXAMPLES = re.findall(
@@ -206,8 +208,17 @@ def test_importing_the_package_imports_nothing_else() -> None:
 async def test_an_example_of_the_page_runs(writer: SqliteStore, tmp_path: Path, example: str) -> None:
     work = tmp_path / "work"
     work.mkdir()
-    env = {**os.environ, "CROW_HOME": str(tmp_path), "PYTHONPATH": str(PROJECT)}
-    with anyio.fail_after(60):
-        done = await anyio.run_process([sys.executable, "-W", "error", "-c", example], cwd=work, env=env, check=False)
+    async with FakeEndpoint() as endpoint:
+        endpoint.script(*loop_replies())
+        env = {**os.environ, "CROW_HOME": str(tmp_path), "PYTHONPATH": str(PROJECT), **keys(endpoint)}
+        with anyio.fail_after(600):
+            command = [sys.executable, "-W", "error", "-c", example]
+            done = await anyio.run_process(command, cwd=work, env=env, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.strip() or [path.name for path in work.iterdir()] == ["session.jsonl"]
+
+
+def test_the_loop_with_crows_log_as_its_store_is_short() -> None:
+    (loop,) = (example for example in EXAMPLES if "AsyncOpenAI" in example)
+    code = [line for line in loop.splitlines() if line.strip() and not line.startswith(("import ", "from "))]
+    assert len(code) <= 30

@@ -1,0 +1,64 @@
+"""What a subagent gets besides its prompt: files that the caller names, and a summary of the caller's state.
+
+A file is read as `read_file` would read it, so deny rules and hidden secrets hold. A file that may not be read without
+a question is only named. Everything is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from crow.agent.compaction.checkpoint import files_touched
+from crow.agent.compaction.newest import with_newest
+from crow.domain.conversation import Projection
+from crow.domain.messages import Part, Resource, Text
+from crow.domain.rendering import plan_line
+from crow.domain.text import on_one_line, shorten_middle
+from crow.store.transcript import fenced
+
+_ALL_CHARS, _FILE_CHARS = 80_000, 40_000
+"""The most characters of all files together, and of one file."""
+
+_MIN_FILE_CHARS = 200
+_STATE_TOKENS = 2_000
+_LISTED_FILES = 30
+_NOT_ATTACHED = (
+    "[These files are not attached, because they cannot be read, need a permission, or are too large together: "
+    "{names}. Read them yourself if you need them.]"
+)
+_STATE = "What the agent that gave you this task has done so far. It is information, not part of your task.\n{text}"
+
+
+async def attached_files(
+    names: Sequence[str], read: Callable[[str], Awaitable[str | None]], *, window: int | None
+) -> tuple[Part, ...]:
+    """Return the named files as parts of a prompt. `read` returns the text of a file, or None if it may not be read.
+    `window` is the subagent's context window in tokens, if it is known."""
+    left = _ALL_CHARS if window is None else min(_ALL_CHARS, window)  # about a quarter of it
+    parts: list[Part] = []
+    missing: list[str] = []
+    for name in dict.fromkeys(names):
+        text = await read(name) if left >= _MIN_FILE_CHARS else None
+        if text is None:
+            missing.append(on_one_line(name))
+            continue
+        shown = shorten_middle(text, min(_FILE_CHARS, left))
+        left -= len(shown)
+        parts.append(Resource(uri=on_one_line(name), text=shown))
+    if missing:
+        parts.append(Text(text=_NOT_ATTACHED.format(names=", ".join(missing))))
+    return tuple(parts)
+
+
+def state_part(projection: Projection) -> Text:
+    """Return a summary of a conversation for a subagent: plan, changed files, the last compaction's summary and the
+    newest messages."""
+    checkpoint, entries = projection.checkpoint_body, projection.entries
+    sections = []
+    if projection.plan:
+        sections.append("\n".join(["## Plan", *map(plan_line, projection.plan)]))
+    if changed := files_touched(checkpoint, entries)[1][-_LISTED_FILES:]:
+        sections.append("\n".join(["## Files changed", *map(on_one_line, changed)]))
+    sections.append(with_newest(checkpoint.summary if checkpoint is not None else "", entries, _STATE_TOKENS).strip())
+    text = "\n\n".join(filter(None, sections))
+    return Text(text=_STATE.format(text=fenced(text).rstrip()))

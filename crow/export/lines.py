@@ -1,0 +1,73 @@
+"""Writes entries as lines of JSON that people can search, follow and commit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from crow.domain.entries import Entry
+from crow.domain.text import safe_json
+from crow.export.redact import Redactor
+from crow.store import SessionRow
+from crow.store.codec import encode
+from crow.store.transcript import time_text
+
+_KINDS = {
+    "checkpoint": "compaction (summary)",
+    "mask": "compaction (hidden outputs)",
+    "restore": "compaction (undone)",
+}
+"""Maps kinds of entries to what they are called in a line, if that is something else."""
+
+
+def session_line(row: SessionRow, database: str, redact: Redactor) -> str:
+    """Return the first line of a session's file. `database` says where the session is stored."""
+    values = {
+        "kind": "session",
+        "session": row.id,
+        "database": database,
+        "directory": row.cwd,
+        "created": time_text(row.created_ms, "seconds"),
+        "parent": row.parent_id,
+        "forked_from": row.forked_from,
+    }
+    return _line(values, redact)
+
+
+def entry_line(entry: Entry, redact: Redactor) -> str:
+    """Return an entry as one line that begins with its id. Images, system messages and the earlier contents of files
+    are left out: `{"blob": HASH}` stands for each."""
+    body = encode(entry.body, shares_texts=False)
+    text = body.text if body.spilled is None else body.blobs[body.spilled].decode()
+    usage = entry.usage
+    values: dict[str, object] = {
+        "id": entry.id,
+        "parent": entry.parent,
+        "turn": entry.turn,
+        "kind": _KINDS.get(body.kind, body.kind),
+        "model": entry.model,
+        "created": time_text(entry.created_ms, "seconds"),
+    }
+    if usage is not None:
+        values |= {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+    if entry.cost is not None:
+        values["cost"] = entry.cost
+    return _line({**values, "body": json.loads(text or "{}")}, redact)
+
+
+def _line(values: Mapping[str, object], redact: Redactor) -> str:
+    return safe_json(json.dumps(_masked(values, redact), ensure_ascii=False)) + "\n"
+
+
+def _masked(value: object, redact: Redactor) -> object:
+    """Return a JSON value with all its texts masked. It is masked before it is written, because JSON escapes some
+    characters of secrets."""
+    match value:
+        case str():
+            return redact(value)
+        case Mapping():
+            return {redact(str(key)): _masked(inner, redact) for key, inner in value.items()}
+        case list() | tuple():
+            return [_masked(inner, redact) for inner in value]
+        case _:
+            return value

@@ -1,0 +1,150 @@
+"""Makes the edits of a session again: today's file tools, on the files as they were before, in a scratch directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio.to_thread
+
+from crow.domain.entries import Assistant, CallRef, Entry, File, PlanItem, Prompt, ToolResult
+from crow.domain.messages import ToolCall
+from crow.domain.text import shorten
+from crow.replay.requests import Outcome
+from crow.store import Store
+from crow.store.branches import own_entries
+from crow.tools import Ports, RecallQuery, Toolbox
+
+TOOLS = ("apply_patch", "edit_file", "write_file")
+
+OpenTools = Callable[[Path, Ports], AbstractAsyncContextManager[Toolbox]]
+"""Opens the built-in tools for a directory, which they cannot leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedEdit:
+    """A call of a file tool that was made again."""
+
+    session: str
+    entry: int
+    """The id of the entry with the result."""
+    turn: int
+    tool: str
+    outcome: Outcome
+    """`unproven`: it cannot be made again."""
+    words: str = ""
+    """Why it is not identical. Empty if it is."""
+
+
+async def replayed_edits(store: Store, session_id: str, open_tools: OpenTools) -> AsyncIterator[ReplayedEdit]:
+    """Make each successful edit on all branches of a session again, and compare what it writes with the log."""
+    cwd, calls, files = "", dict[CallRef, ToolCall](), dict[CallRef, dict[str, File]]()
+    async for entry in own_entries(store, session_id):
+        match entry.body:
+            case Prompt(cwd=place):
+                cwd = place
+            case Assistant(calls=made):
+                calls = {CallRef(assistant=entry.id, index=index): call for index, call in enumerate(made)}
+                files = {}
+            case File(change_set="", recorded_here=True) as file:
+                files.setdefault(file.call, {}).setdefault(file.path, file)  # hooks may change the file again
+            case ToolResult(call=ref, name=name, is_error=False) if name in TOOLS and ref in calls and ref in files:
+                outcome, words = await _compare(calls[ref], ref, files[ref], cwd, open_tools)
+                yield _edit(entry, name, outcome, words)
+            case _:
+                pass
+
+
+def _edit(entry: Entry, tool: str, outcome: Outcome, words: str) -> ReplayedEdit:
+    return ReplayedEdit(session=entry.session, entry=entry.id, turn=entry.turn, tool=tool, outcome=outcome, words=words)
+
+
+async def _compare(
+    call: ToolCall, ref: CallRef, files: dict[str, File], cwd: str, open_tools: OpenTools
+) -> tuple[Outcome, str]:
+    """Make an edit again. Return how it compares, and why."""
+    inside = {_below(cwd, path): file for path, file in files.items()}
+    if "" in inside:
+        return "unproven", "it changed a file outside of the working directory"
+    with tempfile.TemporaryDirectory(prefix="crow-replay-") as name:
+        root = await anyio.to_thread.run_sync(_write_files, name, inside, cwd)
+        moved = replace(call, arguments=call.arguments.replace(_quoted(f"{cwd}/"), _quoted(f"{root}/")))
+        log = _Log(root, cwd)
+        async with open_tools(Path(root), Ports(log=log, plan=log)) as tools:
+            moved = tools.understood(moved)
+            planned = await tools.plan(moved)
+            if not planned.fault and {_below(root, path) for path in planned.paths} != inside.keys():
+                return "unproven", "its path led to another file"
+            result = None if planned.fault else await tools.run(moved, ref.call_id, _ignore, planned=planned)
+    if result is None or result.is_error:
+        said = planned.fault or (result.text if result else "")
+        return "different", f"today it fails: {shorten(said.replace(root, cwd), 200)}"
+    for path, file in inside.items():
+        if log.written.get(path) != file.after_hash:
+            return "different", f"today it writes something else to {path}"
+    return "identical", ""
+
+
+def _write_files(folder: str, files: dict[str, File], cwd: str) -> str:
+    """Write the files as they were before, and return the real path of the folder."""
+    root = Path(folder).resolve()
+    for path, file in files.items():
+        if file.before is not None:
+            target = root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.before.replace(os.fsencode(cwd), os.fsencode(root)))
+    return str(root)
+
+
+def _below(folder: str, path: str) -> str:
+    """Return a path relative to the folder that it is in, or an empty string if it is in none of its folders."""
+    return path[len(folder) + 1 :] if path.startswith(f"{folder}/") and ".." not in Path(path).parts else ""
+
+
+async def _ignore(text: str) -> None:
+    """Show no output."""
+
+
+def _quoted(path: str) -> str:
+    """Return a path as it is within the text of a JSON string."""
+    return json.dumps(path, ensure_ascii=False)[1:-1]
+
+
+class _Log:
+    """Takes note of what tools are about to write."""
+
+    def __init__(self, root: str, cwd: str) -> None:
+        self._root = root
+        self._cwd = cwd
+        self.written: dict[str, str] = {}
+        """Maps relative paths to digests, as in `File.after_hash`."""
+
+    async def before_change(
+        self,
+        call_id: str,  # noqa: ARG002
+        path: Path,
+        before: bytes | None,  # noqa: ARG002
+        after: bytes | None,
+        *,
+        mode: int | None = None,  # noqa: ARG002
+    ) -> None:
+        """See :class:`crow.tools.Log`."""
+        text = None if after is None else after.replace(os.fsencode(self._root), os.fsencode(self._cwd))
+        self.written[_below(self._root, str(path))] = "" if text is None else hashlib.sha256(text).hexdigest()
+
+    async def before_keeping(self, call_id: str, change_set: str, directory: Path) -> None:
+        """See :class:`crow.tools.Log`. File tools keep no change sets."""
+
+    async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
+        """See :class:`crow.tools.Log`."""
+        return ""
+
+    def current(self) -> tuple[PlanItem, ...]:
+        """See :class:`crow.tools.Plan`."""
+        return ()

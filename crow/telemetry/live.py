@@ -1,0 +1,146 @@
+"""Hands each turn that ends to a thread, which makes spans and metrics of it and sends them to a collector."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol, cast
+
+import anyio.to_thread
+
+from crow.domain.entries import Entry
+from crow.domain.trace_context import current_trace_context
+from crow.runtime import importing
+from crow.store import Store, Tail
+from crow.telemetry.spans import Redact
+from crow.telemetry.turns import Turn, Turns
+
+logger = logging.getLogger(__name__)
+
+_TURNS = 64
+"""More turns than this do not wait for the collector. The newest ones are then dropped."""
+_START_S = 0.5
+"""The SDK is imported so long after the first turn began: while the model thinks."""
+_IMPORT_S = 10.0
+_EXIT_S = 0.5
+
+
+class Collector(Protocol):
+    """Where spans and metrics go."""
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last request failed."""
+        ...
+
+    def send(self, turn: Turn, redact: Redact | None) -> None:
+        """Send the spans and the metrics of a turn. This method blocks."""
+        ...
+
+
+class Sender:
+    """Sends turns from a thread, which starts with the first of them. `connect` is called in this thread."""
+
+    def __init__(self, connect: Callable[[], Collector], redact: Redact | None) -> None:
+        self._connect = connect
+        self._redact = redact
+        self._waiting: queue.Queue[Turn] = queue.Queue(_TURNS)
+        self._collector: Collector | None = None
+        self._thread: threading.Thread | None = None
+        self._is_connected = threading.Event()
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+
+    def start(self) -> None:
+        """Start the thread."""
+        if self._thread is None:
+            # A daemon, because a collector that does not answer must not delay the exit.
+            self._thread = threading.Thread(target=self._run, name="crow-telemetry", daemon=True)
+            self._thread.start()
+
+    def put(self, turn: Turn) -> None:
+        """Send a turn later. If too many turns wait, drop it."""
+        self._is_idle.clear()
+        with suppress(queue.Full):
+            self._waiting.put_nowait(turn)
+        self.start()
+
+    async def close(self) -> None:
+        """Give the last turns half a second, unless the collector fails. Python may abort if it exits during an
+        import, so an import is always waited for."""
+        if self._thread is None:
+            return
+        await anyio.to_thread.run_sync(self._is_connected.wait, _IMPORT_S)
+        if self._collector is not None and not self._collector.is_failing:
+            await anyio.to_thread.run_sync(self._is_idle.wait, _EXIT_S)
+
+    def _run(self) -> None:
+        try:
+            with importing():
+                self._collector = collector = self._connect()
+            self._is_connected.set()
+            while True:
+                turn = self._waiting.get()
+                try:
+                    collector.send(turn, self._redact)
+                except Exception:
+                    logger.exception("A turn was not traced")
+                if self._waiting.empty():
+                    self._is_idle.set()
+        except Exception:
+            logger.exception("No more traces are sent")
+        finally:
+            self._is_connected.set()
+            self._is_idle.set()
+
+
+class TracedStore:
+    """Wraps a store, and notes the entries that this process stores."""
+
+    def __init__(self, inner: Store, sender: Sender) -> None:
+        self._inner = inner
+        self._sender = sender
+        self._turns = Turns()
+        self._has_begun = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def open_session(self, session_id: str) -> Tail:
+        """See :meth:`crow.store.LogStore.open_session`."""
+        tail = await self._inner.open_session(session_id)
+        self._turns.know(tail.row)
+        return tail
+
+    async def append(self, session_id: str, **options: Any) -> tuple[Entry, ...]:
+        """See :meth:`crow.store.LogStore.append`."""
+        stored = await self._inner.append(session_id, **options)
+        self._note(stored)
+        return stored
+
+    async def take_turn(self, session_id: str, *arguments: Any, **options: Any) -> Any:
+        """See :meth:`crow.store.ClaimStore.take_turn`."""
+        start = await self._inner.take_turn(session_id, *arguments, **options)
+        self._note(start.entries)
+        return start
+
+    async def close(self) -> None:
+        """See :meth:`crow.store.Store.close`."""
+        await self._inner.close()
+        await self._sender.close()
+
+    def _note(self, stored: tuple[Entry, ...]) -> None:
+        for turn in self._turns.add(stored, current_trace_context().get("traceparent", "")):
+            self._sender.put(turn)
+        if not self._has_begun:
+            self._has_begun = True
+            asyncio.get_running_loop().call_later(_START_S, self._sender.start)
+
+
+def traced(store: Store, sender: Sender) -> Store:
+    """Return the store wrapped in a `TracedStore`."""
+    return cast(Store, TracedStore(store, sender))
