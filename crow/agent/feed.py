@@ -52,8 +52,8 @@ Item: TypeAlias = Event | TurnBegan | TurnEnded
 
 
 @dataclass(slots=True)
-class _OpenCall:
-    """A call that has not ended."""
+class _UnfinishedCall:
+    """The items that show the present state of a call that has not ended."""
 
     announced: CallAnnounced
     """Its announcement."""
@@ -93,7 +93,7 @@ class Feed:
         self.entry = entry
         """The id of the newest stored entry."""
         self._message = _OpenMessage()
-        self._calls: dict[CallRef, _OpenCall] = {}
+        self._calls: dict[CallRef, _UnfinishedCall] = {}
         self._compaction: CompactionChanged | None = None
         """The summary that is being written."""
 
@@ -111,7 +111,7 @@ class Feed:
                 message.thought.append(text)
                 message.thought_chars += len(text)
             case CallAnnounced(call=call):
-                self._calls.setdefault(call, _OpenCall(item)).announced = item
+                self._calls.setdefault(call, _UnfinishedCall(item)).announced = item
             case CompactionChanged(status=status):
                 self._compaction = item if status == "in_progress" else None
             case CallProgressed(call=call) if call in self._calls:
@@ -164,7 +164,7 @@ class Feed:
             case entries.Assistant(calls=calls):
                 self._message = _OpenMessage()
                 self._calls = (
-                    {announced.call: _OpenCall(announced) for announced in announcements(entry.id, entry.body)}
+                    {announced.call: _UnfinishedCall(announced) for announced in announcements(entry.id, entry.body)}
                     if calls
                     else {}
                 )

@@ -56,8 +56,8 @@ class WorkspaceContents:
 
 
 def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceContents:
-    """Find the files of a workspace that matter to an agent, except those included with `@path`. Does not open any file
-    and does not walk the directory tree. This call blocks.
+    """Find the files of a workspace that matter to an agent, except those included with `@path`. It opens no file and
+    does not walk the directory tree. This call blocks.
 
     `may_read` takes a resolved path and returns whether the model may get that file without a tool call.
     """

@@ -45,7 +45,7 @@ class CheckRun:
     began: int
     """The id of the entry with which it began."""
     files: tuple[str, ...] | None = None
-    """The only files that it was for. None means all."""
+    """The files for which the check ran. None means all files."""
 
     def covers(self, name: str) -> bool:
         """Return whether the check can find faults in this file."""
@@ -124,7 +124,7 @@ class _Turn:
     """A command may have changed files that the log does not name."""
     runs: list[CheckRun] = field(default_factory=list)
     open_writers: list[str] = field(default_factory=list)
-    """What still runs and may change files."""
+    """The commands that still run and may change files."""
 
 
 @dataclass(slots=True)

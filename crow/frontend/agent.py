@@ -150,7 +150,7 @@ class AcpAgent:
         try:
             check = self._sessions.requester.check_params
             if check is not None and method != "initialize":
-                await check(method, params, await self._sessions.store())
+                await check(method, params, await self._sessions.store.get())
             return await self._answer(method, params)
         except CrowError as error:
             response = error_response(error)
@@ -185,7 +185,6 @@ class AcpAgent:
     async def close(self) -> None:
         """Close every session and the store. Unfinished prompts end with `cancelled`, and other unfinished requests
         with an error."""
-        self._host.idle.stop()
         self._host.hurry()
         await self._requests.drain()
         await self._host.close_all()

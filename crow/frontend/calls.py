@@ -21,8 +21,8 @@ from crow.frontend.updates import (
 
 
 @dataclass(slots=True)
-class OpenCall:
-    """A call that has not ended."""
+class ShownCall:
+    """What one client has been shown of a call that has not ended."""
 
     ref: CallRef
     """Which call it is."""

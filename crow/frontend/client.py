@@ -12,7 +12,7 @@ from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.agent.feed import Feed, Item
 from crow.domain import events
 from crow.domain.entries import Assistant, CallRef, Command, Entry, ToolResult, User
-from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
+from crow.domain.events import Elicitation, ElicitationAnswer
 from crow.domain.text import title_line
 from crow.frontend.cursors import CURSOR_KEY, PIECEMEAL, Cursor, CursorGap
 from crow.frontend.frames import RequestId
@@ -75,7 +75,7 @@ class ClientConnection(Outlet, Protocol):
         ...
 
     async def end(self) -> None:
-        """Send the pending messages, closes the connection and cancels the remaining handlers."""
+        """Send the pending messages, close the connection and cancel the remaining handlers."""
         ...
 
     def stop(self, reason: str = "") -> None:
@@ -107,7 +107,7 @@ class SessionClient:
     ) -> None:
         self._session_id = session_id
         self._outlet = outlet
-        self._caps = caps
+        self.caps = caps
         self._cwd = cwd
         self._feed = feed
         self._options = options
@@ -202,7 +202,7 @@ class SessionClient:
             missed = await read()
             self._check(missed, items)
             cursor = self._start_of(missed)
-            self.view = view = View.at(cursor, missed.before, self._caps, session_id=self._session_id, cwd=self._cwd)
+            self.view = view = View.at(cursor, missed.before, self.caps, session_id=self._session_id, cwd=self._cwd)
             self._unfinished = ()
             own = {entry.id for entry in (*missed.before, *missed.entries)}
             going = {item.call for item in items if isinstance(item, events.CallAnnounced)}
@@ -216,7 +216,7 @@ class SessionClient:
                 await self._send_shown(view.apply(events.EntryStored(entry=entry), is_own=is_known))
             await self._send_shown(view.end_reading(is_running=was_running or is_running()))
             for item in items:
-                if self._caps.compaction or not isinstance(item, events.CompactionChanged):  # else it has the line
+                if self.caps.compaction or not isinstance(item, events.CompactionChanged):  # else it has the line
                     await self._send_shown(view.apply(item))
             await self._tell_missed_subagents(missed)
         return missed
@@ -225,7 +225,7 @@ class SessionClient:
         """Return the cursor from which to send what was missed. A translated client gets a prompt that it knows in
         part once more from its beginning, because the first piece replaces what it has."""
         first = next((entry.body for entry in missed.entries if isinstance(entry.body, PIECEMEAL)), None)
-        if self._caps.is_translated and isinstance(first, User):
+        if self.caps.is_translated and isinstance(first, User):
             return replace(missed.cursor, pieces=0)
         return missed.cursor
 
@@ -246,12 +246,12 @@ class SessionClient:
         """Warn the user if updates of subagents may be missing. The sessions of subagents have no cursors, so crow
         cannot send those updates again."""
         results = (entry.body for entry in missed.entries if isinstance(entry.body, ToolResult))
-        if self._caps.subagents and (self.subagents.running or any(result.name == "task" for result in results)):
+        if self.caps.subagents and (self.subagents.running or any(result.name == "task" for result in results)):
             title = "Updates of subagents were missed. Load the session to see all of them."
             await self._send_shown(self.view.apply(events.NoticeShown(severity="warning", title=title)))
 
     def _view(self, **options: Any) -> View:
-        return View(self._caps, session_id=self._session_id, cwd=self._cwd, **options)
+        return View(self.caps, session_id=self._session_id, cwd=self._cwd, **options)
 
     async def _send_shown(self, shown: Sequence[Shown], *, is_history: bool = False) -> None:
         for update, cursor in shown:
@@ -262,20 +262,20 @@ class SessionClient:
         session after the update; by default, it is the place of the view. `is_history` means that a load sends the
         update."""
         if not (self.is_closed or (self._parent is not None and self._parent.is_closed)):
-            meta = self.place(cursor) | (HISTORY if is_history and self._caps.is_translated else {})
+            meta = self.place(cursor) | (HISTORY if is_history and self.caps.is_translated else {})
             params = {"sessionId": self._session_id, "update": update} | ({"_meta": meta} if meta else {})
             await self._outlet.notify("session/update", params)
             self.sent_at = time.monotonic()
 
     def place(self, cursor: Cursor | None = None) -> dict[str, Any]:
         """Return the `_meta` with a cursor, by default that of the view. It is empty if the client uses no cursors."""
-        return {CURSOR_KEY: str(cursor or self.view.cursor)} if self._caps.cursors else {}
+        return {CURSOR_KEY: str(cursor or self.view.cursor)} if self.caps.cursors else {}
 
     def _subagent(self, session_id: str, feed: Feed) -> SessionClient:
         client = SessionClient(
             session_id,
             self._outlet,
-            replace(self._caps, cursors=False),
+            replace(self.caps, cursors=False),
             cwd=self._cwd,
             feed=feed,
             options=list,
@@ -285,22 +285,7 @@ class SessionClient:
         client._parent = self
         return client
 
-    @property
-    def shows_subagents(self) -> bool:
-        """See :class:`crow.agent.Client`."""
-        return self._caps.subagents
-
     # Questions for the user.
-
-    @property
-    def takes_notices(self) -> bool:
-        """See :class:`crow.agent.Client`."""
-        return self._caps.notices
-
-    @property
-    def question_kinds(self) -> frozenset[ElicitationKind]:
-        """See :class:`crow.agent.Client`."""
-        return self._caps.question_kinds
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """Ask the user for a permission. A question about the call of a subagent is asked in the subagent's session.
@@ -326,7 +311,7 @@ class SessionClient:
         if question.call is not None and not self.view.knows(question.call):
             return ElicitationAnswer(action="cancel")  # the call belongs to a subagent that the editor cannot show
         return await self._dialogs.elicit(
-            self._session_id, question, self._outlet.request, self.question_kinds, self.show
+            self._session_id, question, self._outlet.request, self.caps.question_kinds, self.show
         )
 
     async def finish_question(self, question_id: str) -> None:
@@ -391,7 +376,8 @@ class ShownSubagents:
             view = await client.load(history, is_running=lambda: is_running, limits=limits, family=own)  # noqa: B023
             family.tasks |= own.tasks
             family.answers |= own.answers
-            self._loaded[row.id] = replace(shown, stop=view.stop, detail=view.detail)
+            if (end := view.last_end) is not None:
+                self._loaded[row.id] = replace(shown, stop=end.stop, detail=end.detail)
 
     async def tell(self) -> None:
         """Send the state of each subagent. Must be called right after the response to the request that opened the

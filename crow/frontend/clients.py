@@ -3,10 +3,7 @@ may answer it."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +16,8 @@ from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.agent.feed import Feed, Item, TurnBegan, TurnEnded
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
-from crow.domain.entries import Assistant, CallRef, Command, Entry, ToolResult, User
-from crow.domain.errors import ArgumentError, NoSuchSession
+from crow.domain.entries import Command, Entry, User
 from crow.domain.events import (
-    CallEnded,
-    CallProgressed,
     Elicitation,
     ElicitationAnswer,
     ElicitationKind,
@@ -32,229 +26,20 @@ from crow.domain.events import (
     FormQuestion,
     SessionListChanged,
     SubagentChanged,
-    SummaryShown,
-    TextShown,
-    ThoughtShown,
     TitleChanged,
 )
-from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import SessionClient
 from crow.frontend.frames import RequestError
+from crow.frontend.queue import ClientQueue, Origin
 from crow.frontend.subagents import merged_state
-from crow.frontend.workspace import EditorWorkspace, SharedWorkspace
-from crow.store import Access
+from crow.frontend.workspace import ClientEditor, SharedWorkspace
 
 logger = logging.getLogger(__name__)
-
-MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""If about this many bytes wait to be sent to a client, crow disconnects the client."""
-
-STALLED_S = 60.0
-"""If updates wait for a client and the client has read nothing for this many seconds, crow disconnects the client."""
-
-_PATIENT_BYTES = 64 * 1024
-"""If more than this many bytes wait to be sent to a patient connection, the session waits, too."""
-
-_EVENT_BYTES = 500
-"""The estimated memory that a waiting item takes in addition to its text, in bytes."""
 
 _MAX_ORIGINS = 200
 """Crow remembers which client sent a prompt for this many of a session's newest prompts."""
 
 Answer = TypeVar("Answer")
-Origin = object
-"""The identity of a client. This is the connection id, which stays the same when the client connects again. A client
-without a connection id is identified by its connection object."""
-
-
-@dataclass(slots=True, eq=False)
-class _WaitingItem:
-    """An item that waits to be sent to a client."""
-
-    send: Callable[[], Awaitable[object]]
-    """Sends the item."""
-    size: int
-    """About how many bytes of memory the item takes."""
-    is_begun: bool = False
-    """Whether `send` was called."""
-
-
-class ClientQueue:
-    """One client of a session, with the queue of items that are still to be sent to it. `run` sends these items.
-
-    A client that does not read delays neither the session nor other clients. If its queue grows too large, or if it
-    reads nothing for too long, the client is disconnected. But if `is_patient` is true, crow waits for the client: it
-    is at the other end of a pipe, whose end is always noticed. `may_write` means that the client may send prompts and
-    answer questions.
-    """
-
-    def __init__(
-        self,
-        client: SessionClient,
-        *,
-        origin: Origin,
-        may_write: bool,
-        is_patient: bool,
-        drop: Callable[[str], None],
-        leave: Callable[[ClientQueue], None],
-    ) -> None:
-        self.client = client
-        self._is_patient = is_patient
-        self.origin = origin
-        self.may_write = may_write
-        self.is_detached = False
-        self.check: Callable[[Access], Awaitable[None]] | None = None
-        """Checks that the client's user has the given access to the session. Raises NoSuchSession if the user may no
-        longer see the session, and ArgumentError if the user has less than the given access."""
-        self.editor: EditorWorkspace | None = None
-        """The workspace in which this client's editor serves files and terminals, or None."""
-        self._drop = drop
-        self._leave = partial(leave, self)
-        self._items: deque[_WaitingItem] = deque()
-        self._bytes = 0
-        self._progress: dict[CallRef, tuple[_WaitingItem, list[CallProgressed]]] = {}
-        self._moved_at = 0.0
-        self._wake = asyncio.Event()
-        self._has_room = asyncio.Event()
-        self._has_room.set()
-        self._scope = anyio.CancelScope()
-        self._flushes: set[asyncio.Future[None]] = set()
-
-    async def run(self) -> None:
-        """Send the waiting items in order, while the client is open. End after `detach`."""
-        use_trace_context({})  # the client outlives the request that attached it
-        with self._scope:
-            while True:
-                while self._items:
-                    await self.client.is_open.wait()
-                    if self.is_detached:
-                        return
-                    item = self._items[0]
-                    item.is_begun = True
-                    try:
-                        await item.send()
-                    except Exception:
-                        logger.exception("An update could not be sent")
-                        self._end("Internal error: an update could not be sent.")
-                        return
-                    if self.is_detached:
-                        return
-                    self._items.popleft()
-                    self._bytes -= item.size
-                    self._moved_at = time.monotonic()
-                    if self._bytes <= _PATIENT_BYTES:
-                        self._has_room.set()
-                self._wake.clear()
-                await self._wake.wait()
-
-    def put(self, send: Callable[[], Awaitable[object]], size: int = _EVENT_BYTES) -> _WaitingItem | None:
-        """Add `send` to the end of the queue. It is called after everything that is already in the queue. Return the
-        new item of the queue.
-
-        If too much waits for the client, disconnects the client instead and returns None.
-        """
-        if self.is_detached:
-            return None
-        now = time.monotonic()
-        if not self._items:
-            self._moved_at = now
-        if self._is_patient:
-            if self._bytes + size > _PATIENT_BYTES:
-                self._has_room.clear()
-        elif self._bytes + size > MAX_WAITING_BYTES and self._items:
-            self._end(f"This client read too slowly: {self._bytes // 2**20} MiB waited for it.")
-            return None
-        elif now - max(self._moved_at, self.client.sent_at) > STALLED_S:
-            self._end(f"This client read nothing for {STALLED_S:.0f} s.")
-            return None
-        item = _WaitingItem(send, size)
-        self._items.append(item)
-        self._bytes += size
-        self._wake.set()
-        return item
-
-    async def room(self) -> None:
-        """Wait until a patient connection has sent most of its queue. Return at once for any other connection."""
-        await self._has_room.wait()
-
-    def publish(self, client: SessionClient, item: Item, *, is_own: bool) -> None:
-        """Add an item to the queue. `client` is the object that will send the item: either this client's own
-        `SessionClient`, or the one that shows a subagent to this client."""
-        if isinstance(item, CallProgressed):
-            # Each progress item holds the whole output so far, so a newer one replaces one that still waits.
-            waiting = self._progress.get(item.call)
-            if waiting is not None and not waiting[0].is_begun:
-                waiting[1][0] = item
-                return
-            holder = [item]
-            queued = self.put(lambda: client.show(holder[0]), _size(item))
-            if queued is not None:
-                self._progress[item.call] = (queued, holder)
-            return
-        match item:
-            case TurnBegan() | EntryStored(entry=Entry(body=Assistant())):
-                self.check_access()
-            case EntryStored(entry=Entry(body=ToolResult(call=call))) | CallEnded(call=call):
-                self._progress.pop(call, None)
-        self.put(partial(self._show, client, item, is_own), _size(item))
-
-    async def _show(self, client: SessionClient, item: Item, is_own: bool) -> None:
-        if isinstance(item, SubagentChanged):
-            client.subagents.note(item)
-        await client.show(item, is_own=is_own)
-
-    def check_access(self) -> None:
-        """Add a check to the queue. Before any later event is sent, the check finds out whether the client may still
-        see the session."""
-        if self.check is not None:
-            self.put(partial(self.has_access, "read"))
-
-    async def has_access(self, access: Access) -> bool:
-        """Return whether the client's user still has `access` to the session. If the user may no longer see the
-        session, detaches the client. If the user has less access than `access`, the client may no longer write."""
-        try:
-            if self.check is not None:
-                await self.check(access)
-        except NoSuchSession:
-            self._leave()
-        except ArgumentError:
-            self.may_write = False
-        else:
-            return True
-        return False
-
-    async def flushed(self) -> None:
-        """Wait until all events that are in the queue now have been sent, or until the client is detached."""
-        if self.is_detached or not self._items:
-            return
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._flushes.add(done)
-        self.put(partial(self._finish, done), 0)
-        try:
-            await done
-        finally:
-            self._flushes.discard(done)
-
-    def detach(self) -> None:
-        """Discard the waiting events, and end `run`."""
-        self.is_detached = True
-        self.client.close()
-        self._scope.cancel()
-        self._items.clear()
-        self._progress.clear()
-        self._has_room.set()
-        for done in self._flushes:
-            if not done.done():
-                done.set_result(None)
-
-    def _end(self, reason: str) -> None:
-        if not self.is_detached:
-            self.detach()
-            self._drop(reason)
-
-    async def _finish(self, done: asyncio.Future[None]) -> None:
-        if not done.done():
-            done.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +100,7 @@ class _OpenQuestion(Generic[Answer]):
 
     async def answer(self, wait_s: float) -> Answer | None:
         """Wait for the first answer that counts, and return it. If every client that may answer fails to ask its
-        user, returns the `answer` of a `_Failure`. Return None if for `wait_s` seconds there is no client that may
+        user, return the `answer` of a `_Failure`. Return None if for `wait_s` seconds there is no client that may
         answer."""
         while not self._answers:
             candidates = [each for each in self.group.root.attachments if self._is_candidate(each)]
@@ -358,7 +143,7 @@ class _OpenQuestion(Generic[Answer]):
                 return
             if isinstance(answer, _Failure):
                 self._failures[attachment] = answer.answer
-            elif self._refuses(answer) and not self.group.root.is_prompting(attachment):
+            elif self._refuses(answer) and not self.group.root.senders.has_sent_running(attachment):
                 self._refusals[attachment] = answer
             else:
                 self._answers.append(answer)
@@ -394,7 +179,7 @@ class _ClientGroup:
         """Add an item to the feed, and so to the queue of each client."""
         item = self.feed.put(item)
         for attachment, client in self.pairs():
-            attachment.publish(client, item, is_own=self.root.is_own(attachment, item))
+            attachment.publish(client, item, is_own=self.root.senders.is_own(attachment, item))
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """See :class:`crow.agent.Client`."""
@@ -420,7 +205,7 @@ class _ClientGroup:
                 return _Failure(dismissed)
 
         asked = _OpenQuestion(
-            self, ask, lambda client: kind in client.question_kinds, lambda answer: answer.action != "accept"
+            self, ask, lambda client: kind in client.caps.question_kinds, lambda answer: answer.action != "accept"
         )
         return await self._ask(asked) or dismissed
 
@@ -438,7 +223,7 @@ class _ClientGroup:
     def takes_notices(self) -> bool:
         """See :class:`crow.agent.Client`. False if no client is attached, because crow must store the notices in that
         case."""
-        notices = [client.takes_notices for _, client in self.pairs()]
+        notices = [client.caps.notices for _, client in self.pairs()]
         return bool(notices) and all(notices)
 
     @property
@@ -456,14 +241,14 @@ class _ClientGroup:
     def shows_subagents(self) -> bool:
         """See :class:`crow.agent.Client`. True only if at least one client is attached and all attached clients show
         subagents."""
-        shown = [client.shows_subagents for _, client in self.pairs()]
+        shown = [client.caps.subagents for _, client in self.pairs()]
         return bool(shown) and all(shown)
 
     def open_subagent(self, session_id: str) -> _ClientGroup:
         """See :class:`crow.agent.Client`."""
         group = _SubagentGroup(self.root, session_id)
         for attachment, client in self.pairs():
-            if client.shows_subagents:
+            if client.caps.subagents:
                 group.clients[attachment] = client.subagents.open(session_id, group.feed)
         self.root.subagents[session_id] = group
         return group
@@ -486,6 +271,61 @@ class _SubagentGroup(_ClientGroup):
     def client_of(self, attachment: ClientQueue) -> SessionClient | None:
         """See `_ClientGroup`."""
         return self.clients.get(attachment)
+
+
+class PromptSenders:
+    """Which client has sent which of a session's newest prompts, and whose turn runs."""
+
+    def __init__(self) -> None:
+        self.turn = ""
+        """The message id of the prompt whose turn runs. Empty if no turn runs."""
+        self._turn_origin: Origin | None = None
+        self._origins: dict[str, Origin] = {}
+        self._waiting: dict[str, ClientQueue] = {}
+        """The clients that wait for the responses to their prompts."""
+
+    def note(self, message_id: str, attachment: ClientQueue) -> None:
+        """Remember that a client has sent a prompt, and that it waits for the response."""
+        self._origins[message_id] = attachment.origin
+        self._waiting[message_id] = attachment
+        for known in (self._origins, self._waiting):
+            while len(known) > _MAX_ORIGINS:
+                del known[next(iter(known))]
+
+    def begin_turn(self, message_id: str) -> ClientQueue | None:
+        """Note that the turn of a prompt begins. Return the client that waits for the response, or None."""
+        self.turn, self._turn_origin = message_id, self._origins.get(message_id)
+        return self._waiting.get(message_id)
+
+    def end_turn(self, message_id: str) -> None:
+        """Note that the turn of a prompt has ended."""
+        self.drop(message_id)
+        self.turn, self._turn_origin = "", None
+
+    def drop(self, message_id: str) -> None:
+        """Note that no client waits for the response to a prompt any longer."""
+        self._waiting.pop(message_id, None)
+
+    def has_sent(self, origin: Origin, message_id: str) -> bool:
+        """Whether crow remembers that this client has sent the prompt."""
+        return self._origins.get(message_id) == origin
+
+    def has_sent_running(self, attachment: ClientQueue) -> bool:
+        """Whether this client has sent the prompt whose turn runs."""
+        return attachment.origin == self._turn_origin
+
+    def is_own(self, attachment: ClientQueue, item: Item) -> bool:
+        """Whether the item shows a prompt that this client has sent, or the state of its turn."""
+        match item:
+            case (
+                EntryStored(entry=Entry(body=User(message_id=message_id) | Command(message_id=message_id)))
+                | TurnBegan(message_id=message_id)
+            ):
+                return self._origins.get(message_id, self._turn_origin) == attachment.origin
+            case TurnEnded(message_id=message_id):
+                return attachment is self._waiting.get(message_id)
+            case _:
+                return False
 
 
 class SessionClients(_ClientGroup):
@@ -514,10 +354,7 @@ class SessionClients(_ClientGroup):
         self.last_turn: dict[str, Any] = {"state": "idle"}
         """The state of the last turn, as clients get it in `_meta["acp/turnState"]`."""
         self._states: dict[str, SubagentChanged] = {}
-        self._origins: dict[str, Origin] = {}
-        self._senders: dict[str, ClientQueue] = {}
-        self._turn_origin: Origin | None = None
-        self._turn_id = ""
+        self.senders = PromptSenders()
         self.on_publish: Callable[[Event], object] = lambda _event: None
         """Called with each event of the session before it is sent."""
         self.announce: Callable[[SessionListChanged], object] | None = None
@@ -549,7 +386,7 @@ class SessionClients(_ClientGroup):
         for state in self._states.values():
             client.subagents.note(state)
         for session_id, group in self.subagents.items():
-            if client.shows_subagents:
+            if client.caps.subagents:
                 group.clients[attachment] = client.subagents.open(session_id, group.feed)
         self.attachments.append(attachment)
         self._note_kinds()
@@ -577,47 +414,19 @@ class SessionClients(_ClientGroup):
             await attachment.flushed()
 
     def close(self) -> None:
-        """Detache all clients, because the session has been closed."""
+        """Detach all clients, because the session has been closed."""
         for attachment in tuple(self.attachments):
             self.detach(attachment)
 
     def note_sender(self, message_id: str, attachment: ClientQueue) -> None:
-        """Remember which client sent a prompt. That client already shows the prompt, and wait for the response."""
-        self._origins[message_id] = attachment.origin
-        self._senders[message_id] = attachment
-        if message_id == self._turn_id:  # the client has repeated its prompt after connecting again
+        """Remember which client sent a prompt. That client already shows the prompt, and waits for the response."""
+        self.senders.note(message_id, attachment)
+        if message_id == self.senders.turn:  # the client has repeated its prompt after connecting again
             self.workspace.use(attachment.editor)
-        for known in (self._origins, self._senders):
-            while len(known) > _MAX_ORIGINS:
-                del known[next(iter(known))]
-
-    def has_sent(self, origin: Origin, message_id: str) -> bool:
-        """Whether crow remembers that this client has sent the prompt."""
-        return self._origins.get(message_id) == origin
 
     def has_begun(self, prompt: PendingPrompt) -> bool:
         """Whether the prompt's turn is running and the prompt was sent to the clients."""
-        return self._turn_id == prompt.message_id and not prompt.needs_servers
-
-    def is_own_prompt(self, attachment: ClientQueue, message_id: str) -> bool:
-        """Whether this client has sent the prompt."""
-        return self._origins.get(message_id, self._turn_origin) == attachment.origin
-
-    def is_prompting(self, attachment: ClientQueue) -> bool:
-        """Whether the running turn's prompt came from this client."""
-        return attachment.origin == self._turn_origin
-
-    def is_own(self, attachment: ClientQueue, item: Item) -> bool:
-        """Whether the item shows a prompt that this client has sent, or the state of its turn."""
-        match item:
-            case EntryStored(entry=Entry(body=User(message_id=message_id) | Command(message_id=message_id))):
-                return self.is_own_prompt(attachment, message_id)
-            case TurnBegan(message_id=message_id):
-                return self.is_own_prompt(attachment, message_id)
-            case TurnEnded(message_id=message_id):
-                return attachment is self._senders.get(message_id)
-            case _:
-                return False
+        return self.senders.turn == prompt.message_id and not prompt.needs_servers
 
     async def publish(self, event: Event) -> None:
         """See `_ClientGroup`."""
@@ -640,15 +449,14 @@ class SessionClients(_ClientGroup):
     def begin_turn(self, prompt: PendingPrompt, stored: Entry | None) -> None:
         """Show that a turn began, here or in another process. `stored` is the entry of the prompt, or None if the
         prompt is not stored yet."""
-        self._turn_id, self._turn_origin = prompt.message_id, self._origins.get(prompt.message_id)
-        self.workspace.use(self._editor_for(self._senders.get(prompt.message_id)))
+        self.workspace.use(self._editor_for(self.senders.begin_turn(prompt.message_id)))
         self.last_turn = {"state": "running"}
         if stored is not None:
             self.put(EntryStored(entry=stored))
         self.put(TurnBegan(message_id=prompt.message_id, typed=None if prompt.command is None else prompt.text))
 
-    def _editor_for(self, sender: ClientQueue | None) -> EditorWorkspace | None:
-        """Return the workspace of the client whose prompt runs. A turn that no client has asked for uses the only
+    def _editor_for(self, sender: ClientQueue | None) -> ClientEditor | None:
+        """Return the editor of the client whose prompt runs. A turn that no client has asked for uses the only
         client's."""
         if sender is None and len(self.attachments) == 1:
             sender = self.attachments[0]
@@ -656,8 +464,8 @@ class SessionClients(_ClientGroup):
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
         """See :class:`crow.agent.sessions.session.TurnListener`."""
-        if self._session.runs_elsewhere and prompt.message_id != self._turn_id:  # it was cancelled while it waited
-            self._senders.pop(prompt.message_id, None)
+        if self._session.runs_elsewhere and prompt.message_id != self.senders.turn:  # it was cancelled while it waited
+            self.senders.drop(prompt.message_id)
         else:
             self.end_turn(prompt)
 
@@ -666,24 +474,13 @@ class SessionClients(_ClientGroup):
         stop = {"stopReason": prompt.stop} if prompt.error is None else {"stopReason": "error"}
         self.last_turn = {"state": "idle", **stop}
         self.put(TurnEnded(message_id=prompt.message_id, state=self.last_turn, error=prompt.error))
-        self._senders.pop(prompt.message_id, None)
-        self._turn_id, self._turn_origin = "", None
+        self.senders.end_turn(prompt.message_id)
 
     def _note_kinds(self) -> None:
         if self.attachments:
-            writers = [each.client.question_kinds for each in self.attachments if each.may_write]
+            writers = [each.client.caps.question_kinds for each in self.attachments if each.may_write]
             self.known_kinds = frozenset().union(*writers)
 
 
 async def _close_subagent(client: SessionClient, session_id: str) -> None:
     client.subagents.close(session_id)
-
-
-def _size(item: Item) -> int:
-    match item:
-        case TextShown(text=text) | ThoughtShown(text=text) | CallProgressed(text=text) | SummaryShown(text=text):
-            return _EVENT_BYTES + len(text)
-        case EntryStored(entry=Entry(body=ToolResult(text=text))):
-            return _EVENT_BYTES + len(text)
-        case _:
-            return _EVENT_BYTES

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import PDF_BYTES, PDF_START, PDF_TYPE, File, Image, Link, Part, Resource, Text
 from crow.domain.rendering import file_name
-from crow.frontend.frames import describe_member
+from crow.frontend.frames import describe_member, text_in
 from crow.frontend.tool_calls import PIECE_BYTES, limit_text, split_text
 
 _URI_BYTES = 20_000
@@ -103,10 +103,10 @@ def _part(where: str, block: object) -> Part | None:
         )
     match block.get("type"):
         case "text":
-            text = _string(where, block, "text")
+            text = text_in(block, "text", f"{where}.")
             return Text(text=text) if text else None
         case "image":
-            data, mime_type = _string(where, block, "data"), _string(where, block, "mimeType")
+            data, mime_type = text_in(block, "data", f"{where}."), text_in(block, "mimeType", f"{where}.")
             uri = _optional_string(block, "uri")
             if not data and uri and _DATA_URI.match(uri):
                 data, uri = uri, None
@@ -114,13 +114,13 @@ def _part(where: str, block: object) -> Part | None:
                 return Link(uri=uri, name=_name(uri), mime_type=mime_type or None)
             return _binary(f"{where}.data", data, mime_type, uri)
         case "audio":
-            data, mime_type = _string(where, block, "data"), _string(where, block, "mimeType")
+            data, mime_type = text_in(block, "data", f"{where}."), text_in(block, "mimeType", f"{where}.")
             clip = _sized("An audio clip", mime_type, data)
             return Text(text=f"({clip} is attached; crow cannot play audio.)")
         case "resource":
             return _resource(f"{where}.resource", block.get("resource"))
         case "resource_link":
-            uri, link_type = _string(where, block, "uri"), _optional_string(block, "mimeType")
+            uri, link_type = text_in(block, "uri", f"{where}."), _optional_string(block, "mimeType")
             if _DATA_URI.match(uri):
                 return _binary(f"{where}.uri", uri, link_type or "", None)
             return Link(uri=uri, name=_optional_string(block, "name") or _name(uri), mime_type=link_type)
@@ -134,7 +134,7 @@ def _resource(where: str, resource: object) -> Part:
         raise ArgumentError(
             f'{where} is {describe_member(resource)}; expected an object with "uri" and either "text" or "blob".'
         )
-    uri, mime_type = _string(where, resource, "uri"), _optional_string(resource, "mimeType")
+    uri, mime_type = text_in(resource, "uri", f"{where}."), _optional_string(resource, "mimeType")
     match resource:
         case {"text": str(text)}:
             return Resource(uri=uri, text=text, mime_type=mime_type)
@@ -174,13 +174,6 @@ def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
         pass
     file = _sized(f"The file {limit_text(uri, _URI_BYTES)}" if uri else "A file", mime_type or "unknown type", data)
     return Text(text=f"({file} is attached; crow cannot read it.)")
-
-
-def _string(where: str, block: Mapping[str, Any], key: str) -> str:
-    value = block.get(key)
-    if not isinstance(value, str):
-        raise ArgumentError(f"{where}.{key} is {describe_member(value)}; expected a string.")
-    return value
 
 
 def _optional_string(block: Mapping[str, Any], key: str) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from crow.domain import entries
 from crow.domain.entries import CallRef
 from crow.domain.errors import ArgumentError
-from crow.frontend.params import resume_cursor
+from crow.frontend.frames import describe_member
 
 CURSOR_KEY = "acp/cursor"
 """The name of the member of `_meta` that holds a cursor."""
@@ -88,9 +88,13 @@ class Cursor:
 
 
 def cursor_in(params: Mapping[str, Any]) -> Cursor | None:
-    """Read the cursor in the parameters of a request, or returns None if there is none.
+    """Read the cursor in `_meta` of the parameters of a request, or return None if there is none.
 
     :raises CursorGap: crow did not make this cursor.
+    :raises ArgumentError: the cursor is not a string.
     """
-    text = resume_cursor(params)
-    return None if text is None else Cursor.parse(text)
+    meta = params.get("_meta")
+    cursor = meta.get(CURSOR_KEY) if isinstance(meta, dict) else None
+    if cursor is not None and not isinstance(cursor, str):
+        raise ArgumentError(f'_meta["{CURSOR_KEY}"] is {describe_member(cursor)}; expected the cursor of an update.')
+    return None if cursor is None else Cursor.parse(cursor)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from crow.domain.errors import ArgumentError
 from crow.domain.messages import MAX_DEPTH, is_too_deep
 from crow.domain.text import describe
 
@@ -159,6 +160,15 @@ def encode(message: Message) -> bytes:
 def describe_member(value: object) -> str:
     """Describe a member of a message for an error message. An object or list is described by its type."""
     return _KINDS.get(type(value)) or describe(value)
+
+
+def text_in(parent: Mapping[str, Any], key: str, where: str = "") -> str:
+    """Return the member `key`, which must be a string. :raises ArgumentError: the member is missing or is not a
+    string."""
+    value = parent.get(key)
+    if not isinstance(value, str):
+        raise ArgumentError(f"{where}{key} is {describe_member(value)}; expected a string.")
+    return value
 
 
 def _decode(line: bytes) -> Any:

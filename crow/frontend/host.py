@@ -9,29 +9,26 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 import anyio
 import anyio.abc
 import anyio.to_thread
 
-from crow.agent.commands import COMMANDS
+from crow.agent.sessions.first_use import FirstUse, offer_import
+from crow.agent.sessions.following import Follower
 from crow.agent.sessions.session import Session
-from crow.agent.templates import hint_of
 from crow.agent.turns.adapters import Adapters
-from crow.agent.workspace import WorkspaceContents
 from crow.domain.errors import ArgumentError
 from crow.domain.events import OptionsChanged, SessionListChanged
-from crow.domain.text import title_line
 from crow.domain.trace_context import use_trace_context
-from crow.frontend.clients import ClientQueue, Origin, SessionClients
+from crow.frontend.clients import SessionClients
 from crow.frontend.endpoints import Endpoints
-from crow.frontend.first_use import FirstUse, inspect_if_new, offer_import
-from crow.frontend.following import HostedFollower
 from crow.frontend.idle import IdleTimer
 from crow.frontend.params import OpenRequest
 from crow.frontend.prompts import RunningPrompts
+from crow.frontend.queue import ClientQueue, Origin
 from crow.store import SessionChanges, SessionRow, Store
 from crow.tools import Workspace
 from crow.tools.servers import McpServer
@@ -112,7 +109,7 @@ class HostSession:
     """Its clients."""
     request: OpenRequest
     """The request that opened the session."""
-    follower: HostedFollower | None = None
+    follower: Follower | None = None
     """Shows what other processes do with the session, if the host follows other processes."""
     closed: anyio.Event = field(default_factory=anyio.Event)
     """Set when the session has been closed."""
@@ -187,7 +184,7 @@ class SessionHost:
         self._store: Store | None = None
         self._adapters: Adapters | None = None
         self._opening_store = asyncio.Lock()
-        self._first_use = FirstUse()
+        self.first_use = FirstUse()
 
     async def store(self) -> Store:
         """Return the store. The first call opens it. :raises StoreError: the store cannot be used."""
@@ -286,8 +283,9 @@ class SessionHost:
             await self._store.close()
 
     def hurry(self) -> None:
-        """Shorten the time that the store waits for a database that another process has locked. Must be called when
-        this process is about to end."""
+        """Tidy no longer, and shorten the time that the store waits for a database that another process has locked.
+        Must be called when this process is about to end."""
+        self.idle.stop()
         if self._store is not None:
             self._store.hurry()
 
@@ -301,7 +299,7 @@ class SessionHost:
             await self._store.tidy()
 
     async def warm(self) -> None:
-        """Import the packages that prompts need, and asks the endpoint which models it has."""
+        """Import the packages that prompts need, and ask the endpoint which models it has."""
         await self.dependencies.import_rest()
         self.is_warm = True
         for hosted in self.open.values():
@@ -338,29 +336,6 @@ class SessionHost:
             if origin != besides and not (event.change == "renamed" and session_id == event.session_id):
                 queue.publish(queue.client, event, is_own=False)
 
-    def commands(self, session: Session) -> list[dict[str, Any]]:
-        """Return the slash commands of a session for `available_commands_update`: crow's own, the user's templates,
-        and the prompts of MCP servers."""
-        commands = [
-            *((spec.name, spec.description, spec.hint) for spec in COMMANDS),
-            *((template.name, template.description, template.hint) for template in self.adapters.templates()),
-            *((prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt)) for prompt in session.prompts),
-        ]
-        return [
-            {"name": name, "description": title_line(text), **({"input": {"hint": title_line(hint)}} if hint else {})}
-            for name, text, hint in commands
-        ]
-
-    async def inspect_if_new(
-        self, store: Store, request: OpenRequest, *, principal: str | None
-    ) -> WorkspaceContents | None:
-        """Return a description of the directory of `request`. Return None if the principal has already worked in this
-        directory, or if this process has already described the directory for this principal."""
-        if self._first_use.is_known(request, principal):
-            return None
-        workspace = self.dependencies.workspace(request.cwd, request.directories)
-        return await inspect_if_new(store, workspace, request, rules=self.adapters.settings().rules)
-
     def offer_import_soon(self, session: Session) -> None:
         """See `offer_import`. Nothing waits for it."""
         self.tasks.start_soon(self._offer_import, session)
@@ -377,25 +352,22 @@ class SessionHost:
         """See `FirstUse.check`."""
         hosted = next(iter(self.open.values()), None)
         if hosted is not None:
-            await self._first_use.check(hosted.session, hosted.clients, self._store)
+            await self.first_use.check(hosted.session, hosted.clients, self._store)
 
     async def _run(self, hosted: HostSession) -> None:
         use_trace_context({})  # the session outlives the request that opened it
         try:
-            await self._first_use.recover_changes(hosted.session)
+            await self.first_use.recover_changes(hosted.session)
             if hosted.follower is None:
                 await hosted.session.run()
             else:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(hosted.follower.run, partial(self._close_deleted, hosted))
+                    tasks.start_soon(hosted.follower.run, partial(self.tasks.start_soon, self._close, hosted))
                     await hosted.session.run()
                     tasks.cancel_scope.cancel()
         except Exception:
             logger.exception("Session %s failed", hosted.session.id)
             self._forget(hosted)
-
-    def _close_deleted(self, hosted: HostSession) -> None:
-        self.tasks.start_soon(self._close, hosted)
 
     def _forget(self, hosted: HostSession) -> None:
         if self.open.get(hosted.session.id) is hosted:
@@ -418,14 +390,13 @@ async def share_host(
     dependencies: ServerDependencies, *, session_view: SessionView | None = None
 ) -> AsyncIterator[SessionHost]:
     """Yield a lasting host. Its sessions stay open after the connections that opened them have ended. On exit from the
-    `with` block, closes all sessions and the store."""
+    `with` block, close all sessions and the store."""
     async with anyio.create_task_group() as tasks:
         host = SessionHost(dependencies, tasks, is_lasting=True, session_view=session_view)
         tasks.start_soon(host.idle.run)
         try:
             yield host
         finally:
-            host.idle.stop()
             host.hurry()
             with anyio.move_on_after(_SHUT_DOWN_S, shield=True):
                 await host.close_all()

@@ -30,7 +30,6 @@ from crow.frontend.params import (
     client_capabilities,
     client_name,
     fork_entry,
-    new_title,
     open_request_from,
     prompt_name,
     sent_prompts,
@@ -106,7 +105,7 @@ class Methods:
         self.host = host
         self.sessions = sessions
         self.opener = SessionOpener(sessions)
-        self._stored = StoredSessions(sessions)
+        self.stored = StoredSessions(sessions, requests)
         self.requests = requests
         self._connection = connection
         self._tasks = tasks
@@ -123,14 +122,14 @@ class Methods:
                 "session/resume": self._resume,
                 "session/list": self.list,
                 "session/close": self._close,
-                "session/delete": self.delete,
+                "session/delete": self.stored.delete,
                 "session/prompt": self._prompt,
                 "session/set_mode": self._set_mode,
                 "session/set_config_option": self.set_config_option,
-                "session/set_title": self._set_title,
-                "session/archive": self._archive,
-                "session/unarchive": self._unarchive,
-                "session/status": self._status,
+                "session/set_title": self.stored.set_title,
+                "session/archive": self.stored.archive,
+                "session/unarchive": self.stored.unarchive,
+                "session/status": self.stored.status,
                 "auth/status": self._auth_status,
                 "providers/list": self._list_providers,
                 "providers/set": self._set_provider,
@@ -156,7 +155,7 @@ class Methods:
     async def cancel(self, session_id: object) -> None:
         """Cancel the turn of a session. Do nothing if the client may not do that."""
         with suppress(CrowError):
-            await self.sessions.require(session_id, "write")
+            await self.sessions.store.require(session_id, "write")
             self.sessions.cancel(session_id)
 
     async def initialize(self, params: RequestParams) -> dict[str, Any]:
@@ -240,7 +239,7 @@ class Methods:
         is sent, the request is cancelled."""
         limits, session_id = ViewLimits(is_full=wants_full_replay(params)), params["sessionId"]
         with self.requests.loading(session_id, params.request_id) as load:
-            store = await self.sessions.store()
+            store = await self.sessions.store.get()
             async with self.opener.reopened(session_id, request) as opened:
                 session = opened.session
                 family = Family(session_id=session.id) if self.sessions.caps.subagents else None
@@ -256,12 +255,12 @@ class Methods:
 
     @asynccontextmanager
     async def resumed(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[ClientSession]:
-        """Open a stored session. If the request has a cursor, also sends the updates that the client missed after that
+        """Open a stored session. If the request has a cursor, also send the updates that the client missed after that
         cursor, except the prompts that the client has sent itself."""
         cursor, sent = cursor_in(params), sent_prompts(params)
         async with self.opener.reopened(params["sessionId"], request) as opened:
             if cursor is not None:
-                store, session = await self.sessions.store(), opened.session
+                store, session = await self.sessions.store.get(), opened.session
                 await opened.client.resume(
                     lambda: missed_since(cursor, store, session.id, session.branch.entries),
                     is_running=lambda: session.is_running,
@@ -272,7 +271,7 @@ class Methods:
             yield opened
 
     async def list(self, params: RequestParams) -> dict[str, Any]:
-        store = await self.sessions.store()
+        store = await self.sessions.store.get()
         limit, archived = 50, archived_filter(params)
         while True:
             page = await store.sessions(
@@ -301,28 +300,6 @@ class Methods:
             if not was_loading:  # a cancelled load closes its session itself
                 raise
         return {}
-
-    async def delete(self, params: RequestParams) -> dict[str, Any]:
-        self.requests.cancel_loading(params["sessionId"])
-        await self._stored.delete(params["sessionId"])
-        self.host.idle.tidy_soon()
-        return {}
-
-    async def _archive(self, params: RequestParams) -> dict[str, Any]:
-        await self._stored.archive(params["sessionId"])
-        return {}
-
-    async def _unarchive(self, params: RequestParams) -> dict[str, Any]:
-        await self._stored.unarchive(params["sessionId"])
-        return {}
-
-    async def _status(self, params: RequestParams) -> dict[str, Any]:
-        return {"status": await self._stored.status(params["sessionId"])}
-
-    async def _set_title(self, params: RequestParams) -> dict[str, Any]:
-        title = new_title(params["title"])
-        await self._stored.set_title(params["sessionId"], title)
-        return {"title": title}
 
     async def _prompt(self, params: RequestParams) -> dict[str, Any]:
         opened, run = await self.start_prompt(params)
@@ -359,7 +336,7 @@ class Methods:
     async def writable(self, session_id: object) -> ClientSession:
         """Return an open session that this client may change. :raises CrowError: the session is not open, or the
         client may not change it."""
-        await self.sessions.require(session_id, "write")
+        await self.sessions.store.require(session_id, "write")
         opened = self.sessions.opened(session_id)
         self.sessions.refuse_watcher(session_id)
         return opened
@@ -368,7 +345,7 @@ class Methods:
     async def _locked(self, session_id: str) -> AsyncIterator[ClientSession]:
         """Yield an open session that this client may change, and keep it open during the block. :raises CrowError: see
         `writable`."""
-        await self.sessions.require(session_id, "write")  # others must not notice whether the session is locked
+        await self.sessions.store.require(session_id, "write")  # others must not notice whether the session is locked
         async with self.host.lock(session_id):
             opened = self.sessions.opened(session_id)
             self.sessions.refuse_watcher(session_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,28 +12,24 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from crow.agent import new_session_id
 from crow.agent.history.interrupted import take_back_at_open
-from crow.agent.history.options import option_changes, options_at, usable_options
-from crow.agent.permissions.rules import bind_rules
+from crow.agent.sessions.following import Follower, draft_of
+from crow.agent.sessions.opening import new_session, store_fork, store_setup
 from crow.agent.sessions.session import Session
-from crow.agent.subagents.kinds import changes_of_own
 from crow.agent.workspace import WorkspaceContents, notice_of_workspace
-from crow.domain.entries import NewEntry, Note
-from crow.domain.errors import ArgumentError, CrowError, LeafMoved, SessionBusy, StoreUnavailable
+from crow.domain.errors import ArgumentError, CrowError
 from crow.domain.events import NoticeShown, SessionListChanged
 from crow.domain.text import title_line
 from crow.frontend.clients import SessionClients
 from crow.frontend.cursors import CURSOR_KEY
-from crow.frontend.following import HostedFollower, draft_of
 from crow.frontend.host import HostSession
-from crow.frontend.options import mode_state
+from crow.frontend.options import mode_state, session_commands
 from crow.frontend.params import OpenRequest
 from crow.frontend.sessions import ClientSession, ClientSessions, iso_time
 from crow.frontend.updates import usage_update
 from crow.frontend.workspace import SharedWorkspace
-from crow.store import NewSession, SessionChanges, Store, Tail, node_of
-from crow.store.codec import changed_config, merged_metadata
+from crow.store import SessionChanges, Store, Tail, node_of
+from crow.store.codec import changed_config
 from crow.store.watching import Draft
 from crow.tools.servers import merge_servers
 from crow.version import __version__
@@ -68,23 +64,15 @@ class SessionOpener:
         self._host = sessions.host
 
     async def create(self, request: OpenRequest, *, alias: str | None = None) -> ClientSession:
-        """Create and opens a session. If a session already has the alias, opens that session instead."""
+        """Create and open a session. If a session already has the alias, open that session instead."""
         request = self._with_programs(request)
         self._sessions.requester.check(request)
-        store = await self._sessions.store()
+        store = await self._sessions.store.get()
         row = None if alias is None else await store.session_by_alias(alias)
         if row is None:
             contents = await self._inspect_if_new(store, request)
-            new = NewSession(
-                id=new_session_id(),
-                cwd=request.cwd,
-                model=request.model or self._host.dependencies.model,
-                mode=self._host.dependencies.mode,
-                additional_directories=request.directories,
-                alias=alias,
-                config=changed_config({}, request.config),
-                metadata=merged_metadata({}, request.metadata),
-            )
+            defaults = self._host.dependencies
+            new = new_session(request, model=defaults.model, mode=defaults.mode, alias=alias)
             try:
                 tail = Tail(row=await store.create_session(new), entries=())
                 self._announce(SessionListChanged(session_id=new.id, change="created"))
@@ -97,34 +85,20 @@ class SessionOpener:
             return opened
 
     async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> ClientSession:
-        """Create and opens a session that continues another session from `entry`. If `entry` is None, continues from
+        """Create and open a session that continues another session from `entry`. If `entry` is None, continue from
         the last entry."""
         request = self._with_programs(request)
         self._sessions.requester.check(request)
-        store = await self._sessions.store()
-        await self._sessions.require(session_id, "read")  # others must not notice whether the session is open or locked
+        store = await self._sessions.store.get()
+        await self._sessions.store.require(
+            session_id, "read"
+        )  # others must not notice whether the session is open or locked
         self._host.refuse_if_running(session_id)
         contents = await self._inspect_if_new(store, request)
         async with self._host.lock(session_id):
-            row = await store.fork_session(
-                session_id,
-                new_session_id(),
-                entry=entry,
-                cwd=request.cwd,
-                additional_directories=request.directories,
-                metadata=request.metadata,
-            )
-            if entry is not None:
-                original = await store.session(session_id)
-                options = usable_options(await options_at(store, original, original.leaf, entry), self._host.models)
-                if options:
-                    row = await store.update_session(row.id, option_changes(options))
-            config = {**changes_of_own(row.config), **request.config}
-            if changed_config(row.config, config) != row.config:
-                await store.update_session(row.id, SessionChanges(config=config))
-        change = SessionListChanged(session_id=row.id, change="created", title=row.title)
-        self._announce(change)
-        return self._start(Start(tail=await store.open_session(row.id), request=request, contents=contents))
+            tail = await store_fork(store, session_id, request, entry=entry, models=self._host.models)
+        self._announce(SessionListChanged(session_id=tail.row.id, change="created", title=tail.row.title))
+        return self._start(Start(tail=tail, request=request, contents=contents))
 
     def _with_programs(self, request: OpenRequest) -> OpenRequest:
         """Return a request that also stores the client and crow's version. The view `session_list` shows them."""
@@ -136,8 +110,8 @@ class SessionOpener:
         """Open a stored session for the block. If the block fails and this connection had not opened the session
         before, the connection leaves it again; an editor's session on stdio is closed then."""
         self._sessions.requester.check(request)
-        store, host = await self._sessions.store(), self._host
-        await self._sessions.require(session_id, "read")
+        store, host = await self._sessions.store.get(), self._host
+        await self._sessions.store.require(session_id, "read")
         async with host.lock(session_id):
             host.refuse_if_running(session_id)
             if request.missing:
@@ -145,7 +119,7 @@ class SessionOpener:
             hosted = await self._caught_up(store, session_id)
             if hosted is None:  # otherwise, the session keeps the client that opened it
                 request = self._with_programs(request)
-            access = await self._sessions.access(session_id)
+            access = await self._sessions.store.access(session_id)
             if access != "own":  # only the owner can move a session or give it servers
                 row = await store.session(session_id)
                 request = replace(request, cwd=row.cwd, directories=row.additional_directories, servers=())
@@ -171,7 +145,7 @@ class SessionOpener:
 
     @asynccontextmanager
     async def _started(self, start: Start, *, is_watcher: bool) -> AsyncIterator[ClientSession]:
-        """Start a session that is not open in the host. Closed again if the block fails."""
+        """Start a session that is not open in the host. Close it again if the block fails."""
         # Start the session before the next await: the next request may already be a prompt for this session.
         was_known = self._sessions.find(start.tail.row.id) is not None
         opened = self._start(start, is_watcher=is_watcher)
@@ -251,14 +225,15 @@ class SessionOpener:
         return (self._host.is_lasting and is_kept) or session.busy or session.owes
 
     async def _prepare(self, store: Store, session_id: str, request: OpenRequest, *, is_watcher: bool) -> Start:
-        """Read everything that `_started` needs, and stores what the request changes."""
+        """Read everything that `_started` needs, and store what the request changes."""
         contents = None
         if is_watcher:
             tail = await (await self._host.store()).open_session(session_id)
             request = OpenRequest(cwd=tail.row.cwd, directories=tail.row.additional_directories, servers=())
         else:
             contents = await self._inspect_if_new(store, request)
-            tail = await self._update(store, await store.open_session(session_id), request)
+            model = self._host.dependencies.model
+            tail = await store_setup(store, await store.open_session(session_id), request, model=model)
             node = self._host.adapters.node
             if not node or node_of(tail.row) == node:
                 place = partial(self._host.dependencies.workspace, request.cwd, request.directories)
@@ -276,14 +251,21 @@ class SessionOpener:
             raise ArgumentError(request.missing)
 
     def _announce(self, change: SessionListChanged) -> None:
-        self._host.announce(change, self._sessions.principal, besides=self._sessions.origin)
+        self._host.announce(change, self._sessions.store.principal, besides=self._sessions.origin)
 
     async def _inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
-        """See `SessionHost.inspect_if_new`."""
-        return await self._host.inspect_if_new(store, request, principal=self._sessions.principal)
+        """See `FirstUse.inspect`."""
+        return await self._host.first_use.inspect(
+            store,
+            self._sessions.store.principal,
+            request.cwd,
+            request.directories,
+            place=self._host.dependencies.workspace,
+            rules=lambda: self._host.adapters.settings().rules,
+        )
 
     async def _apply(self, store: Store, hosted: HostSession | None, session_id: str, request: OpenRequest) -> None:
-        """Store the metadata in `request`. If the session is open, also stores the configuration in `request`."""
+        """Store the metadata in `request`. If the session is open, also store the configuration in `request`."""
         if request.metadata:
             if hosted is None:
                 await store.merge_metadata(session_id, request.metadata)
@@ -294,44 +276,8 @@ class SessionOpener:
             if changed_config(known, request.config) != known:
                 await hosted.session.branch.change(SessionChanges(config=request.config))
 
-    async def _update(self, store: Store, tail: Tail, request: OpenRequest) -> Tail:
-        """Store the directories, model and configuration of `request`, and return the changed session.
-
-        A change of the model is also stored as an entry.
-
-        If the database cannot be written, the new directories and the new model are not stored, but the returned
-        session has them.
-
-        :raises StoreUnavailable: the configuration cannot be stored.
-        """
-        row = tail.row
-        config = {**({} if row.parent_id is None else changes_of_own(row.config)), **request.config}
-        if changed_config(row.config, config) != row.config:
-            row = await store.update_session(row.id, SessionChanges(config=config))
-            tail = replace(tail, row=row)
-        cwd, directories = request.cwd, request.directories
-        model = request.model or row.model or self._host.dependencies.model
-        if (row.cwd, row.additional_directories, row.model) == (cwd, directories, model):
-            return tail
-        rules = bind_rules(row.permissions, row.cwd) if cwd != row.cwd else row.permissions
-        changes = SessionChanges(model=model)
-        if (row.cwd, row.additional_directories) != (cwd, directories):
-            changes |= SessionChanges(cwd=cwd, additional_directories=directories, permissions=rules)
-        try:
-            if row.model not in ("", model) and tail.entries:
-                with suppress(LeafMoved, SessionBusy):
-                    note = NewEntry(body=Note(about="model", value=model, previous=row.model))
-                    turn = tail.entries[-1].turn
-                    stored = await store.append(row.id, leaf=row.leaf, turn=turn, entries=[note], changes=changes)
-                    return replace(tail, row=await store.session(row.id), entries=(*tail.entries, *stored))
-            return replace(tail, row=await store.update_session(row.id, changes))
-        except StoreUnavailable as error:
-            logger.warning("The directory %s of session %s could not be stored: %s", cwd, row.id, error)
-            row = replace(row, cwd=cwd, additional_directories=directories, model=model, permissions=rules)
-            return replace(tail, row=row)
-
     def _start(self, start: Start, *, is_watcher: bool = False) -> ClientSession:
-        """Start a session in the host and opens it on this connection. The method contains no await, so no other
+        """Start a session in the host and open it on this connection. The method contains no await, so no other
         request can run in between."""
         tail, request, contents = start.tail, start.request, start.contents
         host, row, dependencies = self._host, tail.row, self._host.dependencies
@@ -346,7 +292,7 @@ class SessionOpener:
             clients.announce = partial(host.announce, principal=row.principal)
         follower = None
         if host.is_lasting and session.conversation.adapters.store.notifies:
-            session.conversation.follower = follower = HostedFollower(session, clients)
+            session.conversation.follower = follower = Follower(session, clients)
             follower.begin(tail, start.draft)
         hosted = HostSession(session=session, clients=clients, request=request, follower=follower)
         opened = self._sessions.attach(hosted, contents=contents, is_watcher=is_watcher)
@@ -354,14 +300,14 @@ class SessionOpener:
         if contents is not None and contents.concerns_agents and not self._sessions.caps.notices:
             session.remark_later(notice_of_workspace(contents))
         host.run(hosted)
-        if contents is not None and self._sessions.principal is None and not self._sessions.caps.marked_remarks:
+        if contents is not None and self._sessions.store.principal is None and not self._sessions.caps.marked_remarks:
             host.offer_import_soon(session)  # crow's own terminal client says it itself
         return opened
 
     def introduce(self, opened: ClientSession) -> dict[str, Any]:
         """Return the modes and config options of a session, for the response to the request that has just opened it.
 
-        Right after that response has been sent, sends the session's commands, usage and title, and then all other
+        Right after that response has been sent, send the session's commands, usage and title, and then all other
         updates.
         """
         self._sessions.after_response(self._introduce, opened)
@@ -376,7 +322,7 @@ class SessionOpener:
 
     async def _introduce(self, opened: ClientSession) -> None:
         client, session = opened.client, opened.session
-        commands = self._host.commands(session)
+        commands = session_commands(session)
         await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
         try:
             await client.send(usage_update(await session.conversation.measured()))
@@ -388,7 +334,7 @@ class SessionOpener:
             await client.send({"sessionUpdate": "session_info_update", **title})
         await client.subagents.tell()
         await client.join()
-        if opened.contents is not None and opened.contents.concerns_agents and client.takes_notices:
+        if opened.contents is not None and opened.contents.concerns_agents and client.caps.notices:
             await client.show(notice_of_workspace(opened.contents))
         client.open()
         if self._host.is_warm:

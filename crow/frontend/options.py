@@ -1,11 +1,14 @@
-"""The permission modes and config options that a client can choose from."""
+"""The permission modes, config options and slash commands that a client can choose from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from crow.agent.commands import COMMANDS
 from crow.agent.permissions.rules import MODES, Mode
+from crow.agent.sessions.session import Session
+from crow.agent.templates import hint_of
 from crow.domain.errors import ArgumentError
 from crow.domain.text import title_line
 from crow.frontend.frames import describe_member
@@ -25,9 +28,6 @@ _MODE_TEXTS: Mapping[Mode, tuple[str, str]] = {
 _THOUGHT_LEVELS = {"default": "Default of the endpoint", "off": "Off", "low": "Low", "medium": "Medium", "high": "High"}
 """The thought levels of a reasoning model, and their names. The level "default" is stored as an empty string. With this
 level, requests to the endpoint contain no thought level."""
-
-CONFIG_KEYS = ("thought_level", "auto_compact")
-"""The keys of a session's configuration whose values `config_options` shows."""
 
 _NO_MODEL = "none"
 """The value of the model option while no model is chosen. The placeholder is needed because every option must have a
@@ -79,6 +79,20 @@ def config_options(
         option = {"id": "auto_compact", "name": "Automatic compaction", "description": text, "type": "boolean"}
         options.append(option | {"currentValue": config.get("auto_compact") is not False})
     return options
+
+
+def session_commands(session: Session) -> list[dict[str, Any]]:
+    """Return the slash commands of a session for `available_commands_update`: crow's own, the user's templates, and
+    the prompts of MCP servers."""
+    commands = [
+        *((spec.name, spec.description, spec.hint) for spec in COMMANDS),
+        *((each.name, each.description, each.hint) for each in session.conversation.adapters.templates()),
+        *((prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt)) for prompt in session.prompts),
+    ]
+    return [
+        {"name": name, "description": title_line(text), **({"input": {"hint": title_line(hint)}} if hint else {})}
+        for name, text, hint in commands
+    ]
 
 
 def mode_named(value: object) -> Mode:

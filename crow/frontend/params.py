@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from crow.agent.sessions.opening import SessionSetup
 from crow.domain.entries import PromptName
 from crow.domain.errors import ArgumentError
 from crow.domain.events import ElicitationKind
@@ -121,21 +122,11 @@ def client_name(params: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRequest:
+class OpenRequest(SessionSetup):
     """A request that opens a session."""
 
-    cwd: str
-    """The working directory, an absolute path."""
-    directories: tuple[str, ...]
-    """The additional directories, as absolute paths."""
     servers: tuple[McpServer, ...]
     """The MCP servers that the client gives to the session."""
-    model: str | None = None
-    """The model to use. If it is None, a stored session keeps its model, and a new session gets the default model."""
-    config: JsonObject = field(default_factory=dict)
-    """Changes of the session's stored configuration. The value None removes a member."""
-    metadata: JsonObject = field(default_factory=dict)
-    """Changes of the session's stored metadata. The value None removes a member."""
     is_watcher: bool = False
     """Whether the client only wants to watch the session."""
     missing: str = ""
@@ -145,7 +136,7 @@ class OpenRequest:
 def open_request_from(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
     """Read the parameters of a request that opens a session. Unknown members of `_meta` are ignored.
 
-    If `cwd` does not exist and `may_be_missing` is true, sets `missing` in the result instead of raising an error.
+    If `cwd` does not exist and `may_be_missing` is true, set `missing` in the result instead of raising an error.
 
     :raises ArgumentError: a parameter cannot be used. The message names the parameter.
     """
@@ -305,18 +296,6 @@ def new_title(text: str) -> str:
     if not title:
         raise ArgumentError("title contains no visible characters.")
     return shorten(title, TITLE_CHARS)
-
-
-def resume_cursor(params: Mapping[str, Any]) -> str | None:
-    """Read `_meta["acp/cursor"]`, the cursor from which the client wants to resume. Return None if there is no
-    cursor.
-
-    :raises ArgumentError: the cursor is not a string.
-    """
-    cursor = _object(params, "_meta").get("acp/cursor")
-    if cursor is not None and not isinstance(cursor, str):
-        raise ArgumentError(f'_meta["acp/cursor"] is {describe_member(cursor)}; expected the cursor of an update.')
-    return cursor
 
 
 def wants_full_replay(params: Mapping[str, Any]) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TypeAlias
 
-import anyio
 import anyio.abc
 
+from crow.agent.background import BackgroundTask
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
 from crow.frontend.client import ClientConnection
@@ -37,25 +38,22 @@ class PromptRun:
         self.prompt = prompt
         self.connection = connection
         self.ended_at: float | None = None
-        self._ended = anyio.Event()
-        self._error: Exception | None = None
+        self._task: BackgroundTask
 
-    async def run(self, idle: IdleTimer) -> None:
-        """Wait for the end of the prompt's turn."""
+    def start(self, tasks: anyio.abc.TaskGroup, idle: IdleTimer) -> None:
+        """Start to wait for the end of the prompt's turn."""
+        self._task = BackgroundTask(tasks, partial(self._run, idle))
+
+    async def _run(self, idle: IdleTimer) -> None:
         try:
             with idle.turn():
                 await self.session.answer(self.prompt)
-        except Exception as error:  # noqa: BLE001  # `wait` raises it
-            self._error = error
         finally:
             self.ended_at = time.monotonic()
-            self._ended.set()
 
     async def wait(self) -> PendingPrompt:
         """Wait for the end of the prompt's turn, and return the prompt. :raises Exception: the turn failed."""
-        await self._ended.wait()
-        if self._error is not None:
-            raise self._error
+        await self._task.wait()
         return self.prompt
 
 
@@ -82,7 +80,7 @@ class RunningPrompts:
     def run(self, run: PromptRun, key: PromptKey) -> None:
         """Run a submitted prompt. For `_KEEP_S` seconds after the end of the turn, the client that sent the prompt can
         ask for the result again."""
-        self._tasks.start_soon(run.run, self._idle)
+        run.start(self._tasks, self._idle)
         if key[0]:
             now = time.monotonic()
             ended = [each for each, old in self._runs.items() if old.ended_at is not None]

@@ -16,14 +16,13 @@ from crow.agent.sessions.session import Session
 from crow.agent.workspace import WorkspaceContents
 from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.frontend.client import ClientConnection, Outlet, SessionClient
-from crow.frontend.clients import ClientQueue, Origin
 from crow.frontend.host import HostSession, SessionHost
-from crow.frontend.options import config_options
+from crow.frontend.options import config_options, session_commands
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import Dialogs
-from crow.frontend.requester import GuardedStore, Requester
-from crow.frontend.workspace import EditorRequests, EditorWorkspace, SharedWorkspace
-from crow.store import Access, Store
+from crow.frontend.queue import ClientQueue, Origin
+from crow.frontend.requester import ConnectionStore, Requester
+from crow.frontend.workspace import ClientEditor, EditorRequests, EditorTerminals, SharedWorkspace
 from crow.tools import Workspace
 
 logger = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ class ClientSession:
 
     def has_sent(self, message_id: str) -> bool:
         """Whether crow remembers that the client sent the prompt with this id. Crow forgets old prompts."""
-        return self.hosted.clients.has_sent(self.attachment.origin, message_id)
+        return self.hosted.clients.senders.has_sent(self.attachment.origin, message_id)
 
 
 class ClientSessions:
@@ -76,15 +75,13 @@ class ClientSessions:
     ) -> None:
         self.caps = ClientCapabilities()
         """The client's capabilities, set at `initialize`."""
-        self.is_used = False
-        """Whether a request has needed the store yet."""
         self.host = host
         self._connection = connection
         self._tasks = tasks
         self.requester = requester or Requester()
+        self.store = ConnectionStore(self.requester, host.store)
         self.translate: Callable[[Outlet, Session], Outlet] | None = None
         """Puts a translation before the connection. None if the client uses version 1 of the protocol."""
-        self._view: GuardedStore | None = None
         self._opened: dict[str, ClientSession] = {}
 
     def use_capabilities(self, caps: ClientCapabilities) -> None:
@@ -95,36 +92,6 @@ class ClientSessions:
     def origin(self) -> Origin:
         """The identity of the client of this connection."""
         return self.requester.connection_id or self._connection
-
-    async def store(self) -> Store:
-        """Return the store, limited to the sessions that this connection may see.
-
-        :raises StoreError: the store cannot be used.
-        """
-        self.is_used = True
-        guarded = await self._guarded()
-        return await self.host.store() if guarded is None else guarded
-
-    @property
-    def principal(self) -> str | None:
-        """Who uses this connection. None if the connection may see everything, or has not used the store yet."""
-        return None if self._view is None else self._view.principal
-
-    async def _guarded(self) -> GuardedStore | None:
-        """Return the store of this connection's principal, or None if the connection may see everything."""
-        if self._view is None and self.requester.view is not None:
-            self._view = self.requester.view(await self.host.store())
-        return self._view
-
-    async def require(self, session_id: object, access: Access) -> None:
-        """Check that this connection has at least the access `access` to a session.
-
-        :raises NoSuchSession: the session is unknown, or the connection may not see it.
-        :raises ArgumentError: the connection has less access.
-        """
-        guarded = await self._guarded()
-        if guarded is not None and isinstance(session_id, str):
-            await guarded.require(session_id, access)
 
     def opened(self, session_id: object) -> ClientSession:
         """Return the session with this id.
@@ -167,28 +134,23 @@ class ClientSessions:
     def _may_write(self, opened: ClientSession) -> bool:
         return opened.attachment.may_write
 
-    async def access(self, session_id: str) -> Access | None:
-        """Return this connection's access to a session, or None if the connection may not even see the session."""
-        guarded = await self._guarded()
-        return "own" if guarded is None else await guarded.access(session_id)
-
     async def check_again(self) -> None:
         """Check this connection's access to each open session again. Leave a session that the connection may no
         longer see. If the connection may now only read a session, it only watches the session from now on."""
         for opened in tuple(self._opened.values()):
-            access = await self.access(opened.session.id)
+            access = await self.store.access(opened.session.id)
             if access is None:
                 self.detach(opened)
             elif access == "read":
                 opened.attachment.may_write = False
 
     async def close(self, session_id: str) -> None:
-        """Cancel the turn of a session and closes the session. If other clients use the session too, or if this
-        connection only watches it, only leaves the session.
+        """Cancel the turn of a session and close the session. If other clients use the session too, or if this
+        connection only watches it, only leave the session.
 
         :raises NoSuchSession: this connection has not opened the session.
         """
-        await self.require(session_id, "read")  # others must not notice whether the session is locked
+        await self.store.require(session_id, "read")  # others must not notice whether the session is locked
         async with self.host.lock(session_id):
             opened = self.opened(session_id)
             if opened.hosted.is_watched_without(self.origin) or not self._may_write(opened):
@@ -241,26 +203,23 @@ class ClientSessions:
             drop=self._drop,
         )
         if self.requester.view is not None:
-            attachment.check = partial(self.require, session.id)
+            attachment.check = partial(self.store.require, session.id)
         # The editor of a remote user has other files, so only the editor of a local user serves files.
         if self.requester.may_configure and isinstance(session.workspace, SharedWorkspace):
-            attachment.editor = self._through_editor(session.id, session.workspace.disk)
+            attachment.editor = self._editor(session.id, session.workspace.disk)
         opened = ClientSession(session=session, hosted=hosted, contents=contents, attachment=attachment)
         self._opened[session.id] = opened
         return opened
 
-    def _through_editor(self, session_id: str, disk: Workspace) -> EditorWorkspace | None:
-        """Return a workspace in which this connection's editor serves files and terminals, and `disk` serves
-        everything else.
-
-        Return None if the editor serves neither files nor terminals.
-        """
+    def _editor(self, session_id: str, disk: Workspace) -> ClientEditor | None:
+        """Return this connection's editor for a session, or None if it serves neither files nor terminals."""
         dependencies, caps = self.host.dependencies, self.caps
         in_terminals = dependencies.editor_terminals and caps.terminals
         if not (caps.reads_files or caps.writes_files or in_terminals):
             return None
-        editor = EditorRequests(session_id, self._connection.request, answer_s=dependencies.editor_timeout_s)
-        return EditorWorkspace(disk, editor, caps, dependencies.hidden_variables() if in_terminals else None)
+        requests = EditorRequests(session_id, self._connection.request, answer_s=dependencies.editor_timeout_s)
+        terminals = EditorTerminals(requests, dependencies.hidden_variables()) if in_terminals else None
+        return ClientEditor(disk, requests, reads=caps.reads_files, writes=caps.writes_files, terminals=terminals)
 
     def _client(self, hosted: HostSession) -> SessionClient:
         session, dependencies = hosted.session, self.host.dependencies
@@ -271,7 +230,7 @@ class ClientSessions:
             cwd=session.branch.row.cwd,
             feed=hosted.clients.feed,
             options=lambda: self.options(session),
-            commands=lambda: self.host.commands(session),
+            commands=lambda: session_commands(session),
             dialogs=Dialogs(answer_s=dependencies.user_timeout_s, has_network=dependencies.has_network),
         )
 

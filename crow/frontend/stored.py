@@ -1,43 +1,51 @@
-"""Changes stored sessions for one connection, whether they are open or not."""
+"""The requests that change or look up stored sessions, whether these are open or not."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
 from crow.domain.errors import NoSuchSession
 from crow.domain.events import SessionChange, SessionListChanged, TitleChanged
+from crow.frontend.client import RequestParams
+from crow.frontend.params import new_title
+from crow.frontend.requests import Requests
 from crow.frontend.sessions import ClientSessions
 from crow.store import SessionChanges, SessionRow
 
 
 class StoredSessions:
-    """The stored sessions that a connection may see."""
+    """The stored sessions that a connection may see. Each method carries out the request of its name."""
 
-    def __init__(self, sessions: ClientSessions) -> None:
+    def __init__(self, sessions: ClientSessions, requests: Requests) -> None:
         self._sessions = sessions
+        self._requests = requests
         self._host = sessions.host
 
-    async def delete(self, session_id: str) -> None:
-        """Delete a session. If it is open, closes it first. Do nothing if the session is unknown."""
-        store = await self._sessions.store()
+    async def delete(self, params: RequestParams) -> dict[str, Any]:
+        """Delete a session. If it is open, close it first. Do nothing if the session is unknown."""
+        session_id = params["sessionId"]
+        self._requests.cancel_loading(session_id)
+        store = await self._sessions.store.get()
         with suppress(NoSuchSession):
-            await self._sessions.require(session_id, "own")
+            await self._sessions.store.require(session_id, "own")
             async with self._host.lock(session_id):
                 self._host.refuse_if_running(session_id)
                 row = await store.session(session_id)
                 self._announce(row, "deleted")
                 await self._close_everywhere(session_id)
                 await store.delete_session(session_id)
+        self._host.idle.tidy_soon()
+        return {}
 
-    async def archive(self, session_id: str) -> None:
-        """Archive a session: closes it if it is open, and hide it from lists from now on.
+    async def archive(self, params: RequestParams) -> dict[str, Any]:
+        """Archive a session: close it if it is open, and hide it from lists from now on.
 
         :raises NoSuchSession: the session does not exist.
         """
-        store = await self._sessions.store()
-        await self._sessions.require(session_id, "own")
+        store, session_id = await self._sessions.store.get(), params["sessionId"]
+        await self._sessions.store.require(session_id, "own")
         async with self._host.lock(session_id):
             self._host.refuse_if_running(session_id)
             row = await store.session(session_id)
@@ -46,21 +54,24 @@ class StoredSessions:
             await self._close_everywhere(session_id)
             if not row.archived:
                 await store.update_session(session_id, SessionChanges(archived=True))
+        return {}
 
-    async def unarchive(self, session_id: str) -> None:
+    async def unarchive(self, params: RequestParams) -> dict[str, Any]:
         """Show an archived session in lists again. :raises NoSuchSession: the session does not exist."""
-        store = await self._sessions.store()
-        await self._sessions.require(session_id, "own")
+        store, session_id = await self._sessions.store.get(), params["sessionId"]
+        await self._sessions.store.require(session_id, "own")
         async with self._host.lock(session_id):
             if (row := await store.session(session_id)).archived:
                 await self._host.change(session_id, SessionChanges(archived=False))
                 self._announce(row, "unarchived")
+        return {}
 
-    async def set_title(self, session_id: str, title: str) -> None:
+    async def set_title(self, params: RequestParams) -> dict[str, Any]:
         """Store a title that the user chose. Crow never replaces such a title with its own. :raises NoSuchSession:
         the session does not exist."""
-        store = await self._sessions.store()
-        await self._sessions.require(session_id, "write")
+        title, session_id = new_title(params["title"]), params["sessionId"]
+        store = await self._sessions.store.get()
+        await self._sessions.store.require(session_id, "write")
         if self._sessions.find(session_id) is not None:
             self._sessions.refuse_watcher(session_id)
         async with self._host.lock(session_id):
@@ -72,14 +83,16 @@ class StoredSessions:
                 self._announce(replace(row, title=title), "renamed")
         if (opened := self._sessions.find(session_id)) is not None:
             await opened.flushed()  # the client gets the update before the response
+        return {"title": title}
 
-    async def status(self, session_id: str) -> Literal["open", "saved"]:
-        """Return "open" if a session is open in this process, else "saved". :raises NoSuchSession: the session does
-        not exist."""
+    async def status(self, params: RequestParams) -> dict[str, Any]:
+        """Return whether a session is open in this process, or only saved. :raises NoSuchSession: the session does not
+        exist."""
+        session_id = params["sessionId"]
         hosted = self._host.open.get(session_id)
         is_open = hosted is not None and not hosted.session.closing
-        await (await self._sessions.store()).session(session_id)
-        return "open" if is_open else "saved"
+        await (await self._sessions.store.get()).session(session_id)
+        return {"status": "open" if is_open else "saved"}
 
     def _announce(self, row: SessionRow, change: SessionChange) -> None:
         event = SessionListChanged(session_id=row.id, change=change, title=row.title)

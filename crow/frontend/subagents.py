@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, assert_never
+from typing import Any, assert_never
 
 from crow.domain.entries import CallRef, ToolResult
 from crow.domain.events import SessionMessage, SubagentChanged
 from crow.domain.subagents import answer_id, answer_text, order_id, task_of
 from crow.domain.text import title_line
 from crow.frontend.tool_calls import Fields, limit_text, parsed_arguments, shown_text, split_text
-
-Update: TypeAlias = dict[str, Any]
+from crow.frontend.updates import Update
 
 _ERROR_CODE = -32603
 STOP_REASONS = frozenset({"end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled", "error"})

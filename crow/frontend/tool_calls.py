@@ -98,7 +98,7 @@ def call_fields(
     limits: CallLimits = STANDARD,
 ) -> Fields:
     """Return the fields with the id, title, kind and locations of a call. If `name` and `arguments` are given, also
-    returns fields with the call's name and input."""
+    return fields with the call's name and input."""
     fields: Fields = {
         "toolCallId": call_id,
         "title": title_line(announcement.title, _TITLE_CHARS) or title_line(name) or "Tool call",
@@ -164,7 +164,7 @@ def announcement_from(name: str, arguments: str) -> Announcement:
 
 
 def result_contents(result: ToolResult, limits: CallLimits = STANDARD) -> list[Fields]:
-    """Returns the content of a finished call. If the call succeeded and has diffs, the content is these diffs.
+    """Return the content of a finished call. If the call succeeded and has diffs, the content is these diffs.
     Otherwise it is the text of the result, and then its images and attachments. A command has both: its output, and
     the diffs of what it changed."""
     diffs = diff_contents(result.announcement.diffs, limits.diffs) if result.announcement.diffs else []
@@ -190,7 +190,7 @@ def output_text(result: ToolResult) -> str:
 
 
 def raw_output(result: ToolResult, *, with_text: bool = True, limit: int = OUTPUT_BYTES) -> Fields:
-    """Return the field `rawOutput`, or no field if it would be empty. With `with_text=False`, leaves out the text,
+    """Return the field `rawOutput`, or no field if it would be empty. With `with_text=False`, leave out the text,
     which the client already shows elsewhere."""
     value = {key: item for key, item in result.raw_output.items() if with_text or key != "output"}
     if result.announcement.kind == "execute" and with_text:
@@ -222,7 +222,7 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def _result_text(result: ToolResult, limit: int) -> str:
-    """Return the result's text for clients that render Markdown. If rendering could change the text, returns it as a
+    """Return the result's text for clients that render Markdown. If rendering could change the text, return it as a
     code block."""
     kind = result.announcement.kind
     text = output_text(result) if kind == "execute" else result.text
@@ -337,7 +337,7 @@ def is_link(uri: str | None) -> bool:
 
 
 def diff_contents(diffs: Iterable[Diff], limit: int = _DIFF_BYTES) -> list[Fields]:
-    """Return the diffs with the whole texts of the files. If the texts take more than `limit` bytes, returns only the
+    """Return the diffs with the whole texts of the files. If the texts take more than `limit` bytes, return only the
     changed regions, and a note that says so."""
     return diff_view(diffs, limit)[0]
 

@@ -87,7 +87,7 @@ def command_updates(message_id: str, text: str) -> tuple[Update, ...]:
 def plan_updates(items: Sequence[PlanItem] | None, *, by_id: bool = False) -> tuple[Update, ...]:
     """Return updates with the complete plan, or no updates if `items` is None.
 
-    With `by_id`, returns the protocol's unstable updates for plans with ids, which only some clients support. If the
+    With `by_id`, return the protocol's unstable updates for plans with ids, which only some clients support. If the
     plan has become empty, the unstable update says so.
     """
     if items is None:

@@ -17,13 +17,15 @@ from weakref import WeakValueDictionary
 
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
-from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError
+from crow.domain.entries import TurnEnd
+from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
 from crow.domain.events import ElicitationKind
 from crow.frontend.client import HISTORY, Outlet, RequestParams
 from crow.frontend.cursors import CURSOR_KEY, cursor_in
 from crow.frontend.errors import REQUEST_CANCELLED, request_error, turn_error
-from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, describe_member
+from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, describe_member, text_in
 from crow.frontend.methods import Methods, MethodTable, auth_methods
+from crow.frontend.options import session_commands
 from crow.frontend.params import ClientCapabilities, OpenRequest, client_in, open_request_from, session_alias
 from crow.frontend.prompts import PromptRun
 from crow.frontend.sessions import ClientSession
@@ -145,10 +147,10 @@ class Translation:
             self._state = _RUNNING
         await self._send(self._state, place)
 
-    def note_missed_end(self, stop: str, detail: str) -> None:
-        """Take over how the last turn ended that the client has missed. `stop` is empty if it has missed none."""
-        if stop and self._state is IDLE:
-            self._state = _state_after(stop, detail)
+    def note_missed_end(self, end: TurnEnd) -> None:
+        """Take over how the last turn ended that the client has missed."""
+        if self._state is IDLE:
+            self._state = _state_after(end)
 
     def note_last_turn(self, state: Mapping[str, Any]) -> None:
         """Take from `state` how the last turn of the session ended, unless this is already known."""
@@ -233,7 +235,7 @@ class VersionTwo:
         if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= _MAX_VERSION:
             raise ArgumentError(f"protocolVersion is {describe_member(version)}; expected a whole number, such as 2.")
         agreed, spoken = min(max(version, 1), PROTOCOL_VERSION), PROTOCOL_VERSION if self._is_chosen else 1
-        if agreed != spoken and (self._sessions.is_used or self._is_chosen):
+        if agreed != spoken and (self._sessions.store.is_used or self._is_chosen):
             problem = f"This connection already uses version {spoken} of the protocol. Start crow again to use another."
             raise request_error(INVALID_REQUEST, problem)
         if agreed != PROTOCOL_VERSION:
@@ -290,7 +292,7 @@ class VersionTwo:
         """Return the response to a request that has opened a session. It has the commands, and the mode is only a
         config option."""
         answer = self._v1.opener.introduce(opened)
-        offered = self._v1.host.commands(opened.session)
+        offered = session_commands(opened.session)
         self._translations[opened.session.id].known_commands = offered
         said = {"configOptions": config_options(answer["configOptions"]), "availableCommands": commands(offered)}
         return said | ({"_meta": answer["_meta"]} if "_meta" in answer else {})
@@ -312,8 +314,8 @@ class VersionTwo:
         async with open_session(params, request) as opened:
             translation = self._translations[opened.session.id]
             if cursor_in(params) is not None:
-                if not is_replayed:
-                    translation.note_missed_end(opened.client.view.stop, opened.client.view.detail)
+                if not is_replayed and (missed := opened.client.view.last_end) is not None:
+                    translation.note_missed_end(missed)
                 translation.note_last_turn(opened.hosted.clients.last_turn)
             await translation.show_state(opened.client.place())
             return self._introduction(opened)
@@ -338,7 +340,7 @@ class VersionTwo:
         opened = self._sessions.find(session_id)
         if opened is not None and opened.attachment.may_write:
             with suppress(CrowError):
-                await self._sessions.require(session_id, "write")
+                await self._sessions.store.require(session_id, "write")
                 revoke_waiting(opened.session)
 
     async def _close(self, params: RequestParams) -> dict[str, Any]:
@@ -357,10 +359,10 @@ class VersionTwo:
     async def _delete(self, params: RequestParams) -> dict[str, Any]:
         session_id = text_in(params, "sessionId")
         with suppress(NoSuchSession):
-            await self._sessions.require(session_id, "own")
+            await self._sessions.store.require(session_id, "own")
             if (opened := self._sessions.find(session_id)) is not None:
                 revoke_waiting(opened.session)
-        return await self._v1.delete(params)
+        return await self._v1.stored.delete(params)
 
     async def _set_config_option(self, params: RequestParams) -> dict[str, Any]:
         text_in(params, "sessionId")
@@ -419,15 +421,15 @@ class VersionTwo:
             inserted.set_result(known.message_id)
         if not inserted.done():
             if run.prompt.in_inbox and not self._v1.requests.is_closing:
-                await drop(run.session, run.prompt)
+                await run.session.branch.reject_prompt(run.prompt.message_id, is_cancelled=run.prompt.error is None)
             inserted.set_exception(problem)
 
 
-def _state_after(stop: str, detail: str) -> Update:
+def _state_after(end: TurnEnd) -> Update:
     """Return an update with the state after a turn that ended while the client was not connected."""
-    if stop not in ("interrupted", "error"):
-        return IDLE | {"stopReason": stop}
-    words = detail or "The turn was interrupted."
+    if end.stop not in ("interrupted", "error"):
+        return IDLE | {"stopReason": end.stop}
+    words = end.detail or "The turn was interrupted."
     return IDLE | {"stopReason": "error", "error": {"code": INTERNAL_ERROR, "message": words}}
 
 
@@ -442,16 +444,6 @@ def revoke_waiting(session: Session) -> None:
     """Withdraw all prompts that wait for the running turn."""
     for prompt in session.waiting:
         session.revoke(prompt)
-
-
-async def drop(session: Session, prompt: PendingPrompt) -> None:
-    """Remove a prompt from the inbox. Must be called if the client that sent the prompt gets an error."""
-    try:
-        await session.conversation.adapters.store.drop_prompt(
-            session.id, prompt.message_id, is_cancelled=prompt.error is None
-        )
-    except StoreError as error:
-        logger.warning("Session %s: a cancelled prompt is still in the inbox: %s", session.id, error)
 
 
 def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
@@ -518,13 +510,4 @@ def _object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = params.get(key)
     if not isinstance(value, dict):
         raise ArgumentError(f"{key} is {describe_member(value)}; expected an object.")
-    return value
-
-
-def text_in(params: Mapping[str, Any], key: str, where: str = "") -> str:
-    """Return the parameter `key`, which must be a string. :raises ArgumentError: the parameter is missing or is not a
-    string."""
-    value = params.get(key)
-    if not isinstance(value, str):
-        raise ArgumentError(f"{where}{key} is {describe_member(value)}; expected a string.")
     return value

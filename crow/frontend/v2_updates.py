@@ -10,10 +10,7 @@ from typing import Any
 
 from crow.domain.diff import changed_regions
 from crow.frontend.tool_calls import DiffFields, Fields
-from crow.frontend.updates import Update
-
-PLAN_ID = "plan"
-"""The id of a session's plan. A session has at most one plan."""
+from crow.frontend.updates import PLAN_ID, Update
 
 FINAL_STATUSES = frozenset({"completed", "failed", "cancelled"})
 

@@ -15,7 +15,7 @@ from crow.domain.receipts import NAMESPACE as RECEIPT
 from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN, interrupted_text, parts_text
 from crow.domain.subagents import answer_id, call_of_order, order_id
 from crow.domain.text import safe, title_line
-from crow.frontend.calls import OpenCall, call_update, terminal_content, whole_call
+from crow.frontend.calls import ShownCall, call_update, terminal_content, whole_call
 from crow.frontend.cursors import Cursor
 from crow.frontend.errors import turn_error
 from crow.frontend.params import ClientCapabilities
@@ -83,6 +83,16 @@ class _Growing:
     """How many characters of its text were shown."""
 
 
+@dataclass(slots=True, kw_only=True)
+class _Exchange:
+    """The instructions that a turn of a subagent got from its parent session, and its answer."""
+
+    order: str = ""
+    """The id of the `task` call that started the turn. Empty if no such call did."""
+    answer: str = ""
+    """The text of the newest answer, unless calls came after it."""
+
+
 class View:
     """What one client has been shown of a session.
 
@@ -107,8 +117,8 @@ class View:
     ) -> None:
         self.session_id = session_id
         self.is_reading = is_reading
-        self.stop = self.detail = ""
-        """The stop reason of the last turn that the view has read."""
+        self.last_end: entries.TurnEnd | None = None
+        """The end of the last turn, if the view has read one."""
         self._caps = caps
         self._cwd = cwd
         self._limits = limits or ViewLimits()
@@ -116,10 +126,10 @@ class View:
         self._new_id = new_id
         self._place = _Place(entry=entry)
         self._growing = _Growing()
-        self._calls: dict[CallRef, OpenCall] = {}
+        self._calls: dict[CallRef, ShownCall] = {}
         self._over: dict[object, None] = {}
         self._compaction_begun = ""
-        self._order = self._answer = ""
+        self._exchange = _Exchange()
         self._is_answered = True
         self._shown: list[Shown] = []
 
@@ -140,7 +150,7 @@ class View:
             view._remember(entry, cursor)
         for call in cursor.calls:
             if call not in view._calls:  # a subagent made it
-                view._calls[call] = OpenCall(call, "", None, Announcement(title=call.call_id), is_announced=True)
+                view._calls[call] = ShownCall(call, "", None, Announcement(title=call.call_id), is_announced=True)
         view._place = _Place(entry=cursor.entry, pieces=cursor.pieces, skipped=cursor.pieces)
         view._growing = _Growing(message=cursor.message, thought=cursor.thought, text=cursor.text)
         return view
@@ -296,7 +306,7 @@ class View:
         match entry.body:
             case entries.User(parts=parts, message_id=message_id):
                 self._end_calls()
-                self._order = self._answer = ""
+                self._exchange = _Exchange()
                 if not is_own or self._place.skipped:  # a part of it was shown by a load
                     self._emit_pieces(*self._prompt(parts, message_id))
             case entries.Assistant() as answer:
@@ -324,13 +334,13 @@ class View:
             case entries.Checkpoint() | entries.Mask() as body:
                 self._show_calls()
                 self._emit(*self._compaction(entry, body))
-            case entries.TurnEnd(stop=stop, detail=detail):
+            case entries.TurnEnd() as end:
                 self._end_calls()
                 if self.unfinished:
                     self._tell_lost(entry)
                     self._growing = _Growing()
-                self.stop, self.detail = stop, detail
-                self._emit(*self._turn_end(entry), *self._answered(stop))
+                self.last_end = end
+                self._emit(*self._turn_end(entry, end), *self._answered(end.stop))
             case _:
                 pass  # clients are not shown the other entries
 
@@ -349,7 +359,7 @@ class View:
             self._tell_lost(entry)
         else:
             self._grow(answer.message_id, text, 0, "text")
-        self._answer = text
+        self._exchange.answer = text
         self._end_here(answer.message_id)
 
     def _tell_lost(self, entry: Entry) -> None:
@@ -366,7 +376,7 @@ class View:
             return prompt_updates(message_id, parts)
         if family is None:
             return ()  # it was shown as a message from the session that gave the order
-        self._order = call_id
+        self._exchange.order = call_id
         family.tasks[call_id] = family.session_id
         order = events.SessionMessage(
             message_id=order_id(call_id),
@@ -378,14 +388,15 @@ class View:
 
     def _answered(self, stop: str) -> tuple[Update, ...]:
         """Return updates with the answer that a subagent sent to its parent session."""
-        if self._family is None or not self._order or stop != "end_turn" or not self._answer:
+        order, text = self._exchange.order, self._exchange.answer
+        if self._family is None or not order or stop != "end_turn" or not text:
             return ()
-        self._family.answers[self._order] = self._answer
+        self._family.answers[order] = text
         answer = events.SessionMessage(
-            message_id=answer_id(self._order),
+            message_id=answer_id(order),
             sender=self._family.session_id,
             recipient=self._family.parent_id,
-            text=self._answer,
+            text=text,
         )
         return message_updates(answer, self._family.session_id)
 
@@ -401,15 +412,15 @@ class View:
             return ()  # the command's answer says it
         return self._remark(compaction_id, f"({words}: {token_change(body)}.)")
 
-    def _turn_end(self, entry: Entry) -> tuple[Update, ...]:
+    def _turn_end(self, entry: Entry, end: entries.TurnEnd) -> tuple[Update, ...]:
         """Return a remark if the turn failed or has no answer. Live, the client that sent the prompt learns this from
         the response, so only a turn whose process has died gets a remark.
 
         Without the remark, nothing would separate this turn's prompt from the next prompt in a loaded session, and
         clients would join the two prompts.
         """
-        words = turn_end_words(self.stop, self.detail, is_answered=self._is_answered or bool(self._shown))
-        if not words or not (self.is_reading or self.stop == "interrupted"):
+        words = turn_end_words(end.stop, end.detail, is_answered=self._is_answered or bool(self._shown))
+        if not words or not (self.is_reading or end.stop == "interrupted"):
             return ()
         return remark_updates(f"turn_end_{entry.id}", f"({words})")
 
@@ -433,15 +444,15 @@ class View:
 
     # Calls.
 
-    def _open(self, announced: events.CallAnnounced) -> OpenCall:
-        opened = OpenCall(announced.call, announced.name, announced.arguments, announced.announcement)
+    def _open(self, announced: events.CallAnnounced) -> ShownCall:
+        opened = ShownCall(announced.call, announced.name, announced.arguments, announced.announcement)
         if announced.announcement.kind == "execute" and self._caps.terminal_output:
             opened.in_terminal = ""
         self._calls[announced.call] = opened
         return opened
 
     def _announce(self, announced: events.CallAnnounced) -> None:
-        self._answer = ""  # text before a call is not the turn's answer
+        self._exchange.answer = ""  # text before a call is not the turn's answer
         if announced.call in self._calls or announced.call in self._over:
             return
         opened = self._open(announced)
@@ -453,7 +464,7 @@ class View:
         for opened in self._calls.values():
             self._show_call(opened)
 
-    def _show_call(self, opened: OpenCall) -> None:
+    def _show_call(self, opened: ShownCall) -> None:
         """Announce a call in its present state, unless the client knows the call already."""
         if not opened.is_announced:
             update = opened.announced(self._limits.calls, self._cwd)
@@ -465,7 +476,7 @@ class View:
             self._emit(*filter(None, [opened.started(announcement)]))
         elif not self.is_reading and announcement is not None and call not in self._over:
             # Otherwise the call is shown with its result, or the client knows that it has ended.
-            opened = self._calls[call] = OpenCall(call, "", None, announcement, is_announced=True)
+            opened = self._calls[call] = ShownCall(call, "", None, announcement, is_announced=True)
             opened.status = "in_progress"
             self._emit(new_update("tool_call", status="in_progress") | call_fields(call.call_id, announcement))
 

@@ -17,7 +17,6 @@ import anyio.to_thread
 from crow.frontend.client import SendRequest
 from crow.frontend.errors import refusal_text
 from crow.frontend.frames import METHOD_NOT_FOUND, RequestError
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, FileStat, OnOutput, SandboxStatus, Workspace
 from crow.tools.layers import Layer
@@ -63,55 +62,31 @@ class EditorRequests:
             return await self._request(method, {"sessionId": self._session_id, **params})
 
 
-class _DiskBackedWorkspace:
-    """The methods of a :class:`crow.tools.Workspace` for which no editor is used. All of these methods come from
-    `disk`."""
-
-    def __init__(self, disk: Workspace) -> None:
-        self.disk = disk
-        self.is_bounded = disk.is_bounded
-        self.cwd = disk.cwd
-        self.directories = disk.directories
-        self.resolve = disk.resolve
-        self.contains = disk.contains
-        self.protection = disk.protection
-        self.read_protection = disk.read_protection
-        self.find_names = disk.find_names
-        self.stat = disk.stat
-        self.read_bytes = disk.read_bytes
-        self.spawn = disk.spawn
-        self.run_program = disk.run_program
-        self.find_program = disk.find_program
-        self.start_confined = disk.start_confined
-        self.end_confined = disk.end_confined
-        self.close = disk.close
-        self.layers = disk.layers
-
-
-class EditorWorkspace(_DiskBackedWorkspace):
-    """A workspace in which the editor reads and writes UTF-8 text. `disk` serves everything else.
+class ClientEditor:
+    """The editor of one client. It reads and writes UTF-8 text; `disk` serves everything else.
 
     Only a file that exists on disk can be read. If the editor's response looks wrong, the text on disk is used instead.
 
     The editor writes all text that fits into one line of the protocol, and `disk` writes longer text. If the editor
     refuses a write, crow does not write the text to the disk either. After a write, crow reads the file again, because
     some editors format text when they save it, and some report success without writing.
-
-    If `hidden` is None, `disk` runs the commands. Otherwise they run in the editor's terminals, without the environment
-    variables that `hidden` names.
     """
 
     def __init__(
-        self, disk: Workspace, editor: EditorRequests, caps: ClientCapabilities, hidden: Sequence[str] | None = None
+        self,
+        disk: Workspace,
+        requests: EditorRequests,
+        *,
+        reads: bool = False,
+        writes: bool = False,
+        terminals: EditorTerminals | None = None,
     ) -> None:
-        super().__init__(disk)
-        self._editor = editor
-        self._reads = caps.reads_files
-        self._writes = caps.writes_files
-        self._terminals = EditorTerminals(editor, hidden or ())
-        self._in_terminals = hidden is not None
-        if self._in_terminals:  # a terminal of the editor is not in a layer
-            self.layers = None
+        self.disk = disk
+        self.terminals = terminals
+        """Runs the commands. If it is None, `disk` runs them."""
+        self._requests = requests
+        self._reads = reads
+        self._writes = writes
 
     async def read_text(self, path: Path) -> str:
         """See :class:`crow.tools.Workspace`. A file that exists only as an unsaved buffer in the editor is not
@@ -126,6 +101,7 @@ class EditorWorkspace(_DiskBackedWorkspace):
 
         :raises PermissionError: the editor refused to write, or failed to write.
         :raises TimeoutError: the editor did not respond. The file may or may not have been written.
+        :raises ConnectionError: the editor is gone.
         """
         if not self._writes or json_bytes(text) > PART_BYTES:
             return await self.disk.write_text(path, text)
@@ -142,79 +118,11 @@ class EditorWorkspace(_DiskBackedWorkspace):
                     raise PermissionError(f"The editor did not write {path}: {refusal_text(error)}") from error
                 case TimeoutError():
                     problem = (
-                        f"The editor did not answer the request to write {path} within {self._editor.answer_s:g} s"
+                        f"The editor did not answer the request to write {path} within {self._requests.answer_s:g} s"
                     )
                     raise TimeoutError(f"{problem}; the file may or may not have been written.") from error
-                case ConnectionError():
-                    raise PermissionError(f"The editor is gone; {path} was not written.") from error
             raise
         return await self._text_after_write(path, text, before)
-
-    async def restore(self, path: Path, content: bytes | None, *, mode: int | None = None) -> None:
-        """See :class:`crow.tools.Workspace`.
-
-        Text is first written through the editor, so that an open buffer shows the text. If the file on disk still does
-        not contain `content` after that, `disk` restores it.
-        """
-        if mode is not None and content is not None and (await self.disk.stat(path)).kind == "missing":
-            await self.disk.restore(path, content, mode=mode)  # an editor would create the file with another mode
-        with suppress(UnicodeDecodeError):
-            if content is not None:
-                await self.write_text(path, content.decode())
-                if (await self.disk.stat(path)).kind == "file" and await self.disk.read_bytes(path) == content:
-                    return
-        await self.disk.restore(path, content)
-
-    @property
-    def confines(self) -> bool:
-        """See :class:`crow.tools.Workspace`. Commands in the editor's terminals are not confined."""
-        return self.disk.confines and not self._in_terminals
-
-    def explain_failure(self, access: CommandAccess, output: str, *, has_failed: bool = True) -> str:
-        """See :class:`crow.tools.Workspace`."""
-        return "" if self._in_terminals else self.disk.explain_failure(access, output, has_failed=has_failed)
-
-    async def sandbox_status(self) -> SandboxStatus:
-        """See :class:`crow.tools.Workspace`. Commands in the editor's terminals are not confined."""
-        status = await self.disk.sandbox_status()
-        if not self._in_terminals:
-            return status
-        problem = "Commands run in the editor's terminals (`editor.terminals`), where they cannot be confined."
-        return replace(status, name="", problem=problem, has_overlay=False)
-
-    async def run(
-        self,
-        command: str,
-        *,
-        access: CommandAccess,
-        timeout_s: float,
-        on_output: OnOutput,
-        excluded: ExcludedPaths = NOTHING_EXCLUDED,
-        layer: Layer | None = None,
-        network: CommandNetwork | None = None,
-    ) -> tuple[int | None, str]:
-        """See :class:`crow.tools.Workspace`."""
-        if self._in_terminals and layer is None:
-            return await self._terminals.run(command, cwd=str(self.cwd), timeout_s=timeout_s, on_output=on_output)
-        return await self.disk.run(
-            command,
-            access=access,
-            timeout_s=timeout_s,
-            on_output=on_output,
-            excluded=excluded,
-            layer=layer,
-            network=network,
-        )
-
-    @property
-    def has_leftovers(self) -> bool:
-        """See :class:`crow.tools.Workspace`."""
-        return self.disk.has_leftovers or self._terminals.has_leftovers
-
-    async def reap(self) -> None:
-        """See :class:`crow.tools.Workspace`."""
-        await self._terminals.reap()
-        await self.disk.reap()
 
     async def _send_text(self, path: Path, text: str) -> None:
         """Send a write request. Return when the editor has responded, or when the file on disk contains the text."""
@@ -223,7 +131,7 @@ class EditorWorkspace(_DiskBackedWorkspace):
 
         async def request() -> None:
             try:
-                answers.append(await self._editor.send("fs/write_text_file", path=str(path), content=text))
+                answers.append(await self._requests.send("fs/write_text_file", path=str(path), content=text))
             except (RequestError, TimeoutError, ConnectionError) as error:
                 failures.append(error)
             waiting.cancel_scope.cancel()
@@ -231,7 +139,7 @@ class EditorWorkspace(_DiskBackedWorkspace):
         async with anyio.create_task_group() as waiting:
             waiting.start_soon(request)
             while True:
-                await anyio.sleep(self._editor.silence_s)
+                await anyio.sleep(self._requests.silence_s)
                 with suppress(OSError):
                     if await self._saved(path) == text:
                         waiting.cancel_scope.cancel()
@@ -253,7 +161,7 @@ class EditorWorkspace(_DiskBackedWorkspace):
             # Some editors add a newline to every text that they save, so this file now ends with two. Send the text
             # again without its last newline.
             with suppress(RequestError, TimeoutError, ConnectionError):
-                await self._editor.send("fs/write_text_file", path=str(path), content=text[:-1])
+                await self._requests.send("fs/write_text_file", path=str(path), content=text[:-1])
             saved = await self._saved(path)
         if saved == text:
             return text
@@ -279,7 +187,7 @@ class EditorWorkspace(_DiskBackedWorkspace):
         if not self._reads:
             return None
         try:
-            answer = await self._editor.send("fs/read_text_file", path=str(path))
+            answer = await self._requests.send("fs/read_text_file", path=str(path))
         except RequestError as error:
             text = refusal_text(error)
             if _REFUSAL.search(text):
@@ -295,63 +203,92 @@ class EditorWorkspace(_DiskBackedWorkspace):
         return content if isinstance(content, str) else None
 
 
-class SharedWorkspace(_DiskBackedWorkspace):
-    """The workspace of a session that several clients may use.
+class SharedWorkspace:
+    """The :class:`crow.tools.Workspace` of a session that several clients may use.
 
     While a client's prompt runs, that client's editor serves files and runs commands, as far as the editor supports it.
     `disk` does the rest. If that client is not connected, `disk` does everything.
     """
 
     def __init__(self, disk: Workspace) -> None:
-        super().__init__(disk)
-        self.editor: EditorWorkspace | None = None
-        """The workspace of the client whose prompt runs, or None if that client serves nothing."""
-        self._with_leftovers: list[EditorWorkspace] = []
+        self.disk = disk
+        self.editor: ClientEditor | None = None
+        """The editor of the client whose prompt runs, or None if that editor serves nothing."""
+        self._with_leftovers: list[EditorTerminals] = []
+        self.is_bounded = disk.is_bounded
+        self.cwd = disk.cwd
+        self.directories = disk.directories
+        self.resolve = disk.resolve
+        self.contains = disk.contains
+        self.protection = disk.protection
+        self.read_protection = disk.read_protection
+        self.find_names = disk.find_names
+        self.stat = disk.stat
+        self.read_bytes = disk.read_bytes
+        self.spawn = disk.spawn
+        self.run_program = disk.run_program
+        self.find_program = disk.find_program
+        self.start_confined = disk.start_confined
+        self.end_confined = disk.end_confined
+        self.close = disk.close
+        self.layers = disk.layers
 
-    def use(self, editor: EditorWorkspace | None) -> None:
+    def use(self, editor: ClientEditor | None) -> None:
         """Use the files and terminals of `editor` from now on. If `editor` is None, use only `disk`."""
-        if self.editor is not None and self.editor.has_leftovers:
-            self._with_leftovers.append(self.editor)
+        if (terminals := self._terminals) is not None and terminals.has_leftovers:
+            self._with_leftovers.append(terminals)
         self.editor = editor
 
     @property
-    def _current(self) -> Workspace:
-        return self.disk if self.editor is None else self.editor
+    def _terminals(self) -> EditorTerminals | None:
+        return None if self.editor is None else self.editor.terminals
 
     async def read_text(self, path: Path) -> str:
         """See :class:`crow.tools.Workspace`."""
-        return await self._current.read_text(path)
+        return await (self.disk if self.editor is None else self.editor).read_text(path)
 
     async def write_text(self, path: Path, text: str) -> str:
-        """See :class:`crow.tools.Workspace`."""
-        try:
-            return await self._current.write_text(path, text)
-        except PermissionError as error:
-            if not isinstance(error.__cause__, ConnectionError):
-                raise
-            return await self.disk.write_text(path, text)
+        """See :class:`crow.tools.Workspace`. If the editor is gone, `disk` writes the file."""
+        if self.editor is not None:
+            with suppress(ConnectionError):
+                return await self.editor.write_text(path, text)
+        return await self.disk.write_text(path, text)
 
     async def restore(self, path: Path, content: bytes | None, *, mode: int | None = None) -> None:
-        """See :class:`crow.tools.Workspace`."""
-        try:
-            await self._current.restore(path, content, mode=mode)
-        except PermissionError as error:
-            if not isinstance(error.__cause__, ConnectionError):
-                raise
+        """See :class:`crow.tools.Workspace`.
+
+        Text is first written through the editor, so that an open buffer shows the text. If the file on disk still does
+        not contain `content` after that, `disk` restores it.
+        """
+        # An editor would create a file with another mode.
+        is_new = mode is not None and content is not None and (await self.disk.stat(path)).kind == "missing"
+        if self.editor is None or is_new:
             await self.disk.restore(path, content, mode=mode)
+        if self.editor is None:
+            return
+        with suppress(UnicodeDecodeError):
+            if content is not None:
+                await self.write_text(path, content.decode())
+                if (await self.disk.stat(path)).kind == "file" and await self.disk.read_bytes(path) == content:
+                    return
+        await self.disk.restore(path, content)
 
     @property
     def confines(self) -> bool:
-        """See :class:`crow.tools.Workspace`."""
-        return self._current.confines
+        """See :class:`crow.tools.Workspace`. Commands in the editor's terminals are not confined."""
+        return self.disk.confines and self._terminals is None
 
     def explain_failure(self, access: CommandAccess, output: str, *, has_failed: bool = True) -> str:
         """See :class:`crow.tools.Workspace`."""
-        return self._current.explain_failure(access, output, has_failed=has_failed)
+        return "" if self._terminals is not None else self.disk.explain_failure(access, output, has_failed=has_failed)
 
     async def sandbox_status(self) -> SandboxStatus:
-        """See :class:`crow.tools.Workspace`."""
-        return await self._current.sandbox_status()
+        """See :class:`crow.tools.Workspace`. Commands in the editor's terminals are not confined."""
+        status = await self.disk.sandbox_status()
+        if self._terminals is None:
+            return status
+        problem = "Commands run in the editor's terminals (`editor.terminals`), where they cannot be confined."
+        return replace(status, name="", problem=problem, has_overlay=False)
 
     async def run(
         self,
@@ -366,7 +303,9 @@ class SharedWorkspace(_DiskBackedWorkspace):
     ) -> tuple[int | None, str]:
         """See :class:`crow.tools.Workspace`. If a command was allowed in the editor's terminal but cannot run there,
         `disk` does not run the command instead."""
-        return await self._current.run(
+        if (terminals := self._terminals) is not None and layer is None:  # a terminal is not in a layer
+            return await terminals.run(command, cwd=str(self.cwd), timeout_s=timeout_s, on_output=on_output)
+        return await self.disk.run(
             command,
             access=access,
             timeout_s=timeout_s,
@@ -379,14 +318,16 @@ class SharedWorkspace(_DiskBackedWorkspace):
     @property
     def has_leftovers(self) -> bool:
         """See :class:`crow.tools.Workspace`."""
-        return bool(self._with_leftovers) or self._current.has_leftovers
+        terminals = self._terminals
+        has_open = terminals is not None and terminals.has_leftovers
+        return bool(self._with_leftovers) or has_open or self.disk.has_leftovers
 
     async def reap(self) -> None:
         """See :class:`crow.tools.Workspace`."""
-        editors, self._with_leftovers = self._with_leftovers, []
-        for editor in editors:
-            await editor.reap()
-        await self._current.reap()
+        all_terminals, self._with_leftovers = [*self._with_leftovers, *filter(None, [self._terminals])], []
+        for terminals in all_terminals:
+            await terminals.reap()
+        await self.disk.reap()
 
 
 def _in_format_of(saved: str, buffer: str) -> str:

@@ -258,7 +258,7 @@ class Toolbox(Protocol):
         """
 
     async def changes_of(self, task_id: str) -> str:
-        """Say to the model what a subagent has changed in its layer. :raises ~crow.domain.errors.ArgumentError: its
+        """Tell the model what a subagent has changed in its layer. :raises ~crow.domain.errors.ArgumentError: its
         layer cannot be used."""
 
     def narrowed(self, names: Collection[str]) -> Toolbox:

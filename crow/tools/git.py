@@ -261,8 +261,7 @@ def _first_line(file: str) -> str:
 
 
 def _link_targets(path: str) -> Iterator[str]:
-    """Where a link leads, with all links on the way. For a folder, also where the links in it lead. Yields nothing for
-    anything else."""
+    """Yield where a link leads, and all links on the way. For a folder, also yield where the links in it lead."""
     if os.path.islink(path):
         yield from steps(path)
     with suppress(OSError), os.scandir(path) as entries:

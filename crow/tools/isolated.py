@@ -56,7 +56,7 @@ class ChildLayers(Layers):
         return True
 
     async def open(self) -> Layer:
-        """See :class:`Layers`. Waits for the end of the command before."""
+        """See :class:`Layers`. Wait until the previous command has ended."""
         await self._lock.acquire()
         try:
             if self._workspace.has_leftovers:  # two mounts of one layer at once would damage it

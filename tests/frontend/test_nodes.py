@@ -393,7 +393,7 @@ async def test_a_client_can_load_a_session_while_its_unfinished_answer_cannot_be
         turn = asyncio.create_task(ann.prompt(session, "a"))
         await say.reached.wait()
         with monkeypatch.context() as impatient, anyio.fail_after(60):
-            impatient.setattr("crow.frontend.following.CATCH_UP_S", 0.1)
+            impatient.setattr("crow.agent.sessions.following.CATCH_UP_S", 0.1)
             async with unreadable_drafts(database):
                 await bob.open("session/load", session)
                 assert bob.text() == ""

@@ -13,8 +13,8 @@ import anyio.lowlevel
 import pytest
 
 from crow.domain.events import FormQuestion
-from crow.frontend import clients
 from crow.frontend import prompts as prompts_module
+from crow.frontend import queue
 from crow.frontend.frames import RequestError
 from crow.frontend.host import ServerDependencies
 from crow.frontend.requester import Requester
@@ -575,7 +575,7 @@ async def test_clients_that_come_and_go_in_any_order_leave_the_session_in_order(
 
 
 async def test_a_client_for_which_too_much_waits_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "MAX_WAITING_BYTES", 12_000)
+    monkeypatch.setattr(queue, "MAX_WAITING_BYTES", 12_000)
     async with shared(tmp_path, *(Say(text=("word " * 1_000,)) for _ in range(3))) as host:
         ann, bob = await host.client(), await host.client()
         session = await ann.new()

@@ -11,11 +11,8 @@ import anyio
 import pytest
 
 from crow.frontend.frames import RequestError
-from crow.frontend.params import ClientCapabilities
-from crow.frontend.workspace import EditorRequests, EditorWorkspace
+from crow.frontend.workspace import ClientEditor, EditorRequests, SharedWorkspace
 from crow.tools.workspace import DiskWorkspace
-
-BOTH = ClientCapabilities(reads_files=True, writes_files=True)
 
 
 class Editor:
@@ -50,10 +47,13 @@ def raising(error: Exception) -> Callable[..., Any]:
     return fail
 
 
-def workspace(cwd: Path, editor: Editor, caps: ClientCapabilities = BOTH, answer_s: float = 30) -> EditorWorkspace:
-    return EditorWorkspace(
-        DiskWorkspace(cwd), EditorRequests("s", editor.ask, answer_s=answer_s, silence_s=0.001), caps
-    )
+def workspace(
+    cwd: Path, editor: Editor, *, reads: bool = True, writes: bool = True, answer_s: float = 30
+) -> SharedWorkspace:
+    requests = EditorRequests("s", editor.ask, answer_s=answer_s, silence_s=0.001)
+    shared = SharedWorkspace(DiskWorkspace(cwd))
+    shared.use(ClientEditor(shared.disk, requests, reads=reads, writes=writes))
+    return shared
 
 
 async def test_the_unsaved_buffer_is_read(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ async def test_an_editor_that_does_not_answer_a_read_is_not_asked_again(tmp_path
         asked.append(method)
         await anyio.sleep_forever()
 
-    slow = EditorWorkspace(DiskWorkspace(tmp_path), EditorRequests("s", silent, answer_s=0.01), BOTH)
+    slow = ClientEditor(DiskWorkspace(tmp_path), EditorRequests("s", silent, answer_s=0.01), reads=True)
     assert await slow.read_text(tmp_path / "a") == "saved"
     assert await slow.read_text(tmp_path / "a") == "saved"
     assert asked == ["fs/read_text_file"]
@@ -196,7 +196,6 @@ async def test_a_change_that_formatting_reverted_is_not_repeated(tmp_path: Path)
         (RequestError(-32603, "Internal error", "disk full"), "disk full"),
         (RequestError(-32602, "invalid path"), "invalid path"),
         (RequestError(-32601, "Method not found", {"method": "fs/write_text_file"}), "Method not found"),
-        (ConnectionError("closed"), "The editor is gone"),
     ],
 )
 async def test_a_failed_write_is_not_repeated_on_the_disk(tmp_path: Path, error: Exception, words: str) -> None:
@@ -204,6 +203,14 @@ async def test_a_failed_write_is_not_repeated_on_the_disk(tmp_path: Path, error:
     with pytest.raises(PermissionError, match=words):
         await workspace(tmp_path, Editor(write=raising(error))).write_text(path, "text")
     assert os.listdir(tmp_path) == []
+
+
+async def test_the_disk_is_written_if_the_editor_is_gone(tmp_path: Path) -> None:
+    gone = workspace(tmp_path, Editor(write=raising(ConnectionError("closed"))))
+    assert await gone.write_text(tmp_path / "a", "text") == "text"
+    await gone.restore(tmp_path / "b", b"other", mode=0o640)
+    assert ((tmp_path / "a").read_text(), (tmp_path / "b").read_text()) == ("text", "other")
+    assert (tmp_path / "b").stat().st_mode & 0o777 == 0o640
 
 
 async def test_a_write_without_an_answer_is_a_timeout_error(tmp_path: Path) -> None:
@@ -231,10 +238,10 @@ async def test_a_string_as_the_answer_to_a_write_is_a_refusal(tmp_path: Path) ->
 
 async def test_without_the_capability_the_editor_is_not_asked(tmp_path: Path) -> None:
     editor = Editor(read=lambda _: "unsaved", write=lambda *_: None)
-    reads = workspace(tmp_path, editor, ClientCapabilities(reads_files=True))
+    reads = workspace(tmp_path, editor, writes=False)
     assert await reads.write_text(tmp_path / "a", "text") == "text"
     assert (tmp_path / "a").read_text() == "text"
-    writes = workspace(tmp_path, editor, ClientCapabilities(writes_files=True))
+    writes = workspace(tmp_path, editor, reads=False)
     assert await writes.read_text(tmp_path / "a") == "text"
     assert editor.methods() == []
 

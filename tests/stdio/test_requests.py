@@ -159,11 +159,13 @@ async def test_the_endpoints_models_are_offered_once_they_are_known(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint
 ) -> None:
     endpoint.models = ["fake-model", "other-model"]
+    endpoint.listing.clear()
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize()
         created = await agent.request("session/new", {"cwd": str(place), "mcpServers": []})
         model = next(option for option in created["configOptions"] if option["id"] == "model")
         assert [one["value"] for one in model["options"]] == ["fake-model"]
+        endpoint.listing.set()
         at = await agent.wait_for_update("config_option_update")
         options = agent.log[at].message["params"]["update"]["configOptions"]
         model = next(option for option in options if option["id"] == "model")
@@ -183,10 +185,12 @@ async def test_the_listed_thought_levels_of_the_model_are_offered(
 
     reasoning = {"mandatory": True, "supported_efforts": ["high", "low"]}
     endpoint.models = [{"id": "fake-model", "reasoning": reasoning}, {"id": "plain", "supported_parameters": ["tools"]}]
+    endpoint.listing.clear()
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize()
         created = await agent.request("session/new", {"cwd": str(place), "mcpServers": []})
         assert levels(created["configOptions"]) == ["default", "off", "low", "medium", "high"]
+        endpoint.listing.set()
         at = await agent.wait_for_update("config_option_update")
         assert levels(agent.log[at].message["params"]["update"]["configOptions"]) == ["default", "low", "high"]
         params = {"sessionId": created["sessionId"], "configId": "model", "value": "plain"}

@@ -191,6 +191,9 @@ class FakeEndpoint:
         self.requests: list[Recorded] = []
         self.connections = 0
         self.models: list[str | Mapping[str, object]] = ["fake-model"]
+        self.listing = asyncio.Event()
+        """Whether `GET /models` is answered. Clear it to hold the answers."""
+        self.listing.set()
         self.base_url = ""
         self.wires: tuple[str, ...] = ("chat",)
         self._script: list[Reply | Callable[[Recorded], Reply]] = []
@@ -270,6 +273,8 @@ class FakeEndpoint:
 
     async def _answer(self, request: Recorded, writer: asyncio.StreamWriter) -> bool:
         """Send the reply. Returns false if the connection is closed."""
+        if request.path.endswith("/models"):
+            await self.listing.wait()
         reply = self._reply(request)
         async with _watching(request, writer):
             phrase = HTTPStatus(reply.status).phrase if reply.status != 529 else "Overloaded"  # Anthropic's own

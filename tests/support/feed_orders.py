@@ -34,11 +34,12 @@ from crow.domain.events import CallAnnounced, CallEnded, CallProgressed, EntrySt
 from crow.domain.messages import Text, ToolCall
 from crow.domain.rendering import INTERRUPTED
 from crow.frontend.client import ClientConnection, SessionClient
-from crow.frontend.clients import ClientQueue, SessionClients
+from crow.frontend.clients import SessionClients
 from crow.frontend.cursors import Cursor, CursorGap
 from crow.frontend.missed import Missed
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import Dialogs
+from crow.frontend.queue import ClientQueue
 from crow.frontend.workspace import SharedWorkspace
 from crow.tools.workspace import DiskWorkspace
 from tests.support.shared_host import transcript

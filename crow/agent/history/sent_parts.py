@@ -18,7 +18,7 @@ class SentParts:
         self._wires: dict[str, WireName] = {}
 
     def watch(self, info: ModelInfo, entries: Sequence[Entry]) -> None:
-        """Remember which parts of messages are left out for this endpoint, so that `changed` can report changes. Does
+        """Remember which parts of messages are left out for this endpoint, so that `changed` can report changes. Do
         nothing if the parts for this endpoint are already remembered. The API is that of the endpoint's last answer
         in `entries`."""
         self._left_out.setdefault(info.endpoint, self._left_out_for(info))

@@ -119,7 +119,7 @@ class Conversation:
                 await branch.publish(await self.measured())
 
     async def measured(self) -> ContextMeasured:
-        """Return how full the context is. Does not load the model.
+        """Return how full the context is. This does not load the model.
 
         :raises ~crow.domain.errors.CrowError: the model's settings or the store cannot be used.
         """

@@ -249,7 +249,7 @@ class Subagents:
                 await self.parent.refresh_cost()
 
     async def _changes(self, running: RunningTask, tools: ToolSubset) -> str:
-        """Say to the model what a subagent has changed in its layer, if it has one."""
+        """Tell the model what a subagent has changed in its layer, if it has one."""
         if not running.kind.isolated:
             return ""
         try:

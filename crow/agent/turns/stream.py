@@ -71,7 +71,7 @@ class _Gathered:
             await self._has_room.wait()
 
     def take(self) -> Sequence[Delta]:
-        """Return all pieces, and begin anew."""
+        """Remove all pieces, and return them."""
         deltas, self.deltas, self._chars = self.deltas, [], 0
         self._has_room.set()
         return deltas

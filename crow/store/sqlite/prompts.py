@@ -33,7 +33,7 @@ def begin_command(sql: Connection, session_id: str, message_id: str, *, turn: in
 
 
 def note_entry(sql: Connection, session_id: str, body: Body, *, turn: int, entry: int) -> None:
-    """Note the turn of a prompt that was just stored as an entry. Does nothing if the prompt has no name."""
+    """Note the turn of a prompt that was just stored as an entry. Do nothing if the prompt has no name."""
     if (named := named_prompt_in(body)) is None:
         return
     name, message_id = named

@@ -53,13 +53,13 @@ from crow.tools.builtin.tool import (
 from crow.tools.workspace import FILE, open_resolved
 
 MAX_NAMED = 3
-MAX_FAULTS = 3
+_MAX_FAULTS = 3
 EDITS, WRITES, REMOVES = ("edit_file",), ("write_file",), ("edit_file", "write_file")
 """The tools that do the same with one file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilePlan:
+class _FilePlan:
     """What a patch does with one file."""
 
     target: PathTarget
@@ -80,7 +80,7 @@ class FilePlan:
         return Diff(path=self.target.client_path, old_text=shown, new_text=TextFile(text=self.change.after or "").shown)
 
 
-async def plan_patch(context: ToolContext, args: Arguments) -> PlannedCall:
+async def _plan_patch(context: ToolContext, args: Arguments) -> PlannedCall:
     plans = await _file_plans(context.target, context, parse_patch(args["input"]))
     parts = []
     for plan in plans:
@@ -109,7 +109,7 @@ async def plan_patch(context: ToolContext, args: Arguments) -> PlannedCall:
     )
 
 
-async def run_patch(invocation: ToolInvocation, args: Arguments) -> Outcome:
+async def _run_patch(invocation: ToolInvocation, args: Arguments) -> Outcome:
     context = invocation.context
     plans = await _file_plans(invocation.target, context, parse_patch(args["input"]))
     if invocation.allowed_paths and tuple(str(plan.target.path) for plan in plans) != invocation.allowed_paths:
@@ -183,12 +183,12 @@ def _set_mode(path: Path, mode: int) -> None:
 
 async def _file_plans(
     target_of: Callable[[str], PathTarget], context: ToolContext, changes: Sequence[FileChange]
-) -> list[FilePlan]:
+) -> list[_FilePlan]:
     """Return a plan for each file that the patch touches.
 
     :raises ~crow.domain.errors.ArgumentError: a path cannot be used, or two paths lead to the same file.
     """
-    plans: list[FilePlan] = []
+    plans: list[_FilePlan] = []
     for change in changes:
         target = target_of(change.path)
         destination = target_of(change.move_to) if change.move_to else None
@@ -197,9 +197,9 @@ async def _file_plans(
         except (ArgumentError, OSError) as error:
             fault = describe_error(error)
             like = {"add": WRITES, "update": REMOVES if destination else EDITS, "delete": REMOVES}[change.action]
-            plans.append(FilePlan(target=target, like=like, fault=fault))
+            plans.append(_FilePlan(target=target, like=like, fault=fault))
             if destination is not None:
-                plans.append(FilePlan(target=destination, like=WRITES, fault=fault))
+                plans.append(_FilePlan(target=destination, like=WRITES, fault=fault))
     seen = set()
     for plan in plans:
         if plan.target.path in seen:
@@ -210,7 +210,7 @@ async def _file_plans(
 
 async def _plans_of(
     context: ToolContext, change: FileChange, target: PathTarget, destination: PathTarget | None
-) -> list[FilePlan]:
+) -> list[_FilePlan]:
     """The plans for one section of the patch.
 
     :raises ~crow.domain.errors.ArgumentError: the section does not fit the files.
@@ -218,19 +218,19 @@ async def _plans_of(
     """
     match change.action:
         case "add":
-            return [FilePlan(target=target, like=WRITES, change=await _addition(context, target, change.content))]
+            return [_FilePlan(target=target, like=WRITES, change=await _addition(context, target, change.content))]
         case "delete":
             removal = await _removal(context, target, change.hunks)
-            return [FilePlan(target=target, like=REMOVES, change=removal)]
+            return [_FilePlan(target=target, like=REMOVES, change=removal)]
     edited = await _edit(context, target, change.hunks)
     if destination is None:
-        return [FilePlan(target=target, like=EDITS, change=edited)]
+        return [_FilePlan(target=target, like=EDITS, change=edited)]
     await _check_missing(context, destination)
     moved = replace(edited, before=None, like=edited.before, done=f"Moved {target.name} to {destination.name}.")
     removed = Change(before=edited.before, after=None, done=edited.done)
     return [
-        FilePlan(target=target, like=REMOVES, change=removed),
-        FilePlan(target=destination, like=WRITES, change=moved, source=target),
+        _FilePlan(target=target, like=REMOVES, change=removed),
+        _FilePlan(target=destination, like=WRITES, change=moved, source=target),
     ]
 
 
@@ -309,11 +309,11 @@ def _done(name: str, patched: Patched, others: str) -> str:
 def _refusal(faults: Sequence[str]) -> str:
     """Return the error message for a patch of which some files cannot be changed."""
     known = list(dict.fromkeys(faults))
-    more = [f"{len(known) - MAX_FAULTS} more files cannot be changed."] if len(known) > MAX_FAULTS else []
-    return "\n".join([*known[:MAX_FAULTS], *more, "No file was changed."])
+    more = [f"{len(known) - _MAX_FAULTS} more files cannot be changed."] if len(known) > _MAX_FAULTS else []
+    return "\n".join([*known[:_MAX_FAULTS], *more, "No file was changed."])
 
 
-def _title(plans: Sequence[FilePlan]) -> str:
+def _title(plans: Sequence[_FilePlan]) -> str:
     verbs = {EDITS: "Edit", WRITES: "Create", REMOVES: "Delete"}
     if len(plans) == 2 and plans[1].source is not None:
         return f"Move {in_title(plans[0].target.name)} to {in_title(plans[1].target.name)}"
@@ -322,7 +322,7 @@ def _title(plans: Sequence[FilePlan]) -> str:
     return f"{verb} {names}" + (f" and {len(plans) - MAX_NAMED} more" if len(plans) > MAX_NAMED else "")
 
 
-GRAMMAR = """\
+_GRAMMAR = """\
 start: "*** Begin Patch" LF file+ "*** End Patch" LF?
 file: "*** Add File: " PATH LF added+
     | "*** Delete File: " PATH LF
@@ -337,7 +337,7 @@ PATH: /[^\\r\\n]+/
 TEXT: /[^\\r\\n]+/
 LF: /\\r?\\n/
 """
-APPLY_PATCH_SPEC = replace(
+_APPLY_PATCH_SPEC = replace(
     tool_spec(
         "apply_patch",
         "Edit, add, move or delete files with a patch from `*** Begin Patch` to `*** End Patch`. Give each change "
@@ -345,6 +345,6 @@ APPLY_PATCH_SPEC = replace(
         required="input",
         input={"type": "string"},
     ),
-    freeform=Freeform(syntax="lark", grammar=GRAMMAR),
+    freeform=Freeform(syntax="lark", grammar=_GRAMMAR),
 )
-APPLY_PATCH = Builtin(APPLY_PATCH_SPEC, "edit", "write", plan_patch, run_patch)
+APPLY_PATCH = Builtin(_APPLY_PATCH_SPEC, "edit", "write", _plan_patch, _run_patch)

@@ -45,11 +45,11 @@ from crow.tools.builtin.tool import (
 MAX_SHOWN_LINES = 12
 
 
-async def plan_edit(context: ToolContext, args: Arguments) -> PlannedCall:
+async def _plan_edit(context: ToolContext, args: Arguments) -> PlannedCall:
     target = context.target(args["path"])
     diff, line, fault = None, None, None
     try:
-        before, replacement = await prepare_edit(context, target, args)
+        before, replacement = await _prepare_edit(context, target, args)
         diff = Diff(path=target.client_path, old_text=before.shown, new_text=TextFile(text=replacement.text).shown)
         line = replacement.line
     except (ArgumentError, OSError) as error:
@@ -58,9 +58,9 @@ async def plan_edit(context: ToolContext, args: Arguments) -> PlannedCall:
     return await plan_change(context, target, title, diff=diff, fault=fault, line=line)
 
 
-async def run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
+async def _run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
     target = invocation.target(args["path"])
-    before, edit = await prepare_edit(invocation.context, target, args)
+    before, edit = await _prepare_edit(invocation.context, target, args)
     where = "1 place, at line" if edit.count == 1 else f"{edit.count} places, the first at line"
     done = f"Edited {target.name} in {where} {edit.line}{f' ({edit.remark})' if edit.remark else ''}."
     if edit.remark:
@@ -79,7 +79,7 @@ async def run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
     return await apply_change(invocation, target, change)
 
 
-async def prepare_edit(context: ToolContext, target: PathTarget, args: Arguments) -> tuple[TextFile, Replacement]:
+async def _prepare_edit(context: ToolContext, target: PathTarget, args: Arguments) -> tuple[TextFile, Replacement]:
     """Return the file, and the replacement.
 
     :raises ~crow.domain.errors.ArgumentError: the file cannot be edited, or the arguments do not fit the file's text.
@@ -159,7 +159,7 @@ def remark_on_others(
     return f"others changed lines {changed.start + 1}-{max(changed.stop, changed.start + 1)} since you read it"
 
 
-EDIT_FILE_SPEC = tool_spec(
+_EDIT_FILE_SPEC = tool_spec(
     "edit_file",
     "Replace text in a file. Copy old_text exactly, with just enough lines that it occurs once.",
     required="path old_text new_text",
@@ -168,4 +168,4 @@ EDIT_FILE_SPEC = tool_spec(
     new_text={"type": "string"},
     all=argument("boolean", "Replace every occurrence. Default false."),
 )
-EDIT_FILE = Builtin(EDIT_FILE_SPEC, "edit", "write", plan_edit, run_edit)
+EDIT_FILE = Builtin(_EDIT_FILE_SPEC, "edit", "write", _plan_edit, _run_edit)

@@ -49,13 +49,13 @@ PIECE_BYTES = 4_000_000
 THREAD_BYTES = 262_144
 """At most this many bytes of a text are split into lines in the event loop. The rest is split in a thread."""
 
-WINDOW_LINES = 2_000
-WINDOW_CHARS = 50_000
+_WINDOW_LINES = 2_000
+_WINDOW_CHARS = 50_000
 LINE_CHARS = 2_000
-ROW_BYTES = 4 * LINE_CHARS
-SNIFFED_CHARS = 8_192
+_ROW_BYTES = 4 * LINE_CHARS
+_SNIFFED_CHARS = 8_192
 SNIFFED_BYTES = 16
-UNREAD_LINES = 60
+_UNREAD_LINES = 60
 """A longer file that the model has not read is not replaced as a whole."""
 
 IMAGE_BYTES = 3_000_000
@@ -65,23 +65,23 @@ IMAGE = re.compile(
     rb"(?P<png>\x89PNG\r\n\x1a\n)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8[79]a)|(?P<webp>RIFF.{4}WEBP)", re.DOTALL
 )
 
-PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
+_PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
 KINDS = {"file": "file", "directory": "directory", "other": "device, pipe or socket"}
-PLACE = re.compile(r"@?(?P<path>[^@].*?)(?::(?P<first>\d{1,9})(?:[-:](?P<last>\d{1,9}))?)?")
+_PLACE = re.compile(r"@?(?P<path>[^@].*?)(?::(?P<first>\d{1,9})(?:[-:](?P<last>\d{1,9}))?)?")
 """A path as other programs print places in files, or as people mention files in a prompt."""
 
 SKIPPED = frozenset({"node_modules", "venv", "__pycache__", "target", "build", "dist"})
 MAX_DIRECTORIES = 2_000
-MAX_SAME_NAMES = 3
+_MAX_SAME_NAMES = 3
 MAX_NAMES = 10_000
-MAX_COMPARED_NAMES = 500
-COMPARED_CHARS = 60
+_MAX_COMPARED_NAMES = 500
+_COMPARED_CHARS = 60
 
 
 async def readable(context: ToolContext, args: Arguments) -> Arguments:
     """Return the arguments of a call that names a file as `@path`, `path:20` or `path:20-40`, in their plain form. A
     file that really has such a name comes first."""
-    found = PLACE.fullmatch(args["path"])
+    found = _PLACE.fullmatch(args["path"])
     if found is None or (await context.workspace.stat(context.target(args["path"]).path)).kind != "missing":
         return args
     plain = {**args, "path": found["path"]}
@@ -93,7 +93,7 @@ async def readable(context: ToolContext, args: Arguments) -> Arguments:
     return plain
 
 
-async def plan_read(context: ToolContext, args: Arguments) -> PlannedCall:
+async def _plan_read(context: ToolContext, args: Arguments) -> PlannedCall:
     args = await readable(context, args)
     target = context.target(args["path"])
     line, limit = args.get("line"), args.get("limit")
@@ -103,18 +103,18 @@ async def plan_read(context: ToolContext, args: Arguments) -> PlannedCall:
     return target.plan(f"Read {in_title(target.name)}{lines}", "read", "read", line=line)
 
 
-async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
+async def _run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
     args = await readable(invocation.context, args)
     workspace, target = invocation.context.workspace, invocation.target(args["path"])
     stat = await stat_kind(workspace, target, ("file",), A_FILE, head=SNIFFED_BYTES)
     media = image_type(stat.head)
     if media is not None:
-        return await read_image(workspace, target, stat, media)
+        return await _read_image(workspace, target, stat, media)
     if stat.head.startswith(PDF_START):
-        return await read_pdf(workspace, target, stat)
+        return await _read_pdf(workspace, target, stat)
     text, note = None, ""
     if stat.size > WHOLE_BYTES:
-        start = (await workspace.read_bytes(target.path, SNIFFED_CHARS)).decode("utf-8", "replace")
+        start = (await workspace.read_bytes(target.path, _SNIFFED_CHARS)).decode("utf-8", "replace")
         is_binary = "\0" in start or start.count("�") * 10 > len(start)
     else:
         file = await read_text_file(workspace, target.path)
@@ -137,10 +137,10 @@ async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
             at += len(piece)
             if not await anyio.to_thread.run_sync(window.feed, piece):
                 break
-    return Outcome(text=format_window(window, target.name, size) + note)
+    return Outcome(text=_format_window(window, target.name, size) + note)
 
 
-async def read_image(workspace: Workspace, target: PathTarget, stat: FileStat, media: str) -> Outcome:
+async def _read_image(workspace: Workspace, target: PathTarget, stat: FileStat, media: str) -> Outcome:
     if stat.size > IMAGE_BYTES:
         raise ArgumentError(
             f"{target.name} is an image of {stat.size:,} bytes; at most {IMAGE_BYTES:,} bytes can be shown"
@@ -150,7 +150,7 @@ async def read_image(workspace: Workspace, target: PathTarget, stat: FileStat, m
     return Outcome(text=text, images=(Image(data=data, mime_type=media),))
 
 
-async def read_pdf(workspace: Workspace, target: PathTarget, stat: FileStat) -> Outcome:
+async def _read_pdf(workspace: Workspace, target: PathTarget, stat: FileStat) -> Outcome:
     if stat.size > PDF_BYTES:
         raise ArgumentError(
             f"{target.name} is a PDF of {stat.size:,} bytes; at most {PDF_BYTES:,} bytes can be read. A program such "
@@ -161,7 +161,7 @@ async def read_pdf(workspace: Workspace, target: PathTarget, stat: FileStat) -> 
     return Outcome(text=f"{target.name} is a PDF ({stat.size:,} bytes).", attachments=(file,))
 
 
-def format_window(window: LineWindow, name: str, size: str) -> str:
+def _format_window(window: LineWindow, name: str, size: str) -> str:
     """Return the lines of the window as the file has them. If this is not the whole file, a line in front says which
     lines they are. If the file has more lines than fit, a line at the end says how to continue. `size` is the number of
     lines in the file, or a text that says how large the file is.
@@ -177,7 +177,7 @@ def format_window(window: LineWindow, name: str, size: str) -> str:
     for number, row in enumerate(window.rows, window.first):
         text = row.text().removeprefix(chr(0xFEFF) if number == 1 else "")
         chars += len(text) + 1
-        if chars > WINDOW_CHARS and rows:
+        if chars > _WINDOW_CHARS and rows:
             break
         rows.append(text)
     last = window.first + len(rows) - 1
@@ -209,7 +209,7 @@ class Row:
 
 
 class LineWindow:
-    """Collects at most `limit` lines of a file, or `WINDOW_LINES` if that is None, starting with line `first` (counted
+    """Collects at most `limit` lines of a file, or `_WINDOW_LINES` if that is None, starting with line `first` (counted
     from 1). Pass the file to `feed` in pieces. Only a limited part of the file is kept in memory.
 
     `has_more` tells whether more lines follow those in `rows`.
@@ -220,8 +220,8 @@ class LineWindow:
         self.is_limit_asked = limit is not None
         self.rows: list[Row] = []
         self.has_more = False
-        self._limit = WINDOW_LINES if limit is None else limit
-        self._room = 4 * WINDOW_CHARS
+        self._limit = _WINDOW_LINES if limit is None else limit
+        self._room = 4 * _WINDOW_CHARS
         self._skipped = 0
         self._is_line_open = False
 
@@ -252,7 +252,7 @@ class LineWindow:
             self._is_line_open = newline < 0
             end = len(piece) if self._is_line_open else newline
             row = self.rows[-1]
-            fitting = piece[at : min(end, at + ROW_BYTES - len(row.start))]
+            fitting = piece[at : min(end, at + _ROW_BYTES - len(row.start))]
             row.start += fitting
             row.dropped += end - at - len(fitting)
             self._room -= len(fitting) + 1
@@ -260,20 +260,20 @@ class LineWindow:
         return True
 
 
-async def plan_write(context: ToolContext, args: Arguments) -> PlannedCall:
+async def _plan_write(context: ToolContext, args: Arguments) -> PlannedCall:
     target = context.target(args["path"])
-    before, fault = await read_replaced(context, target, args["content"])
+    before, fault = await _read_replaced(context, target, args["content"])
     shown = None if before is None else before.shown
     check_mask("content", args["content"], shown or "")
     diff = Diff(path=target.client_path, old_text=shown, new_text=args["content"])
     return await plan_change(context, target, f"Write {in_title(target.name)}", diff=diff, fault=fault)
 
 
-async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
+async def _run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
     target, content = invocation.target(args["path"]), str(args["content"])
     context = invocation.context
     is_known = context.seen_files.knows(target.path)
-    before, fault = await read_replaced(context, target, content)
+    before, fault = await _read_replaced(context, target, content)
     if fault is not None:
         raise ArgumentError(fault)
     check_mask("content", content, "" if before is None else before.shown)
@@ -281,7 +281,9 @@ async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
     verb = "Created" if before is None else "Replaced"
     done = f"{verb} {target.name}: {plural(lines, 'line')}, {len(content.encode()):,} bytes."
     if before is not None and before.text.strip() and not is_known:
-        done += f" You had not read this file. It contained:\n{excerpt(before.shown.split(chr(10)), 0, UNREAD_LINES)}\n"
+        done += (
+            f" You had not read this file. It contained:\n{excerpt(before.shown.split(chr(10)), 0, _UNREAD_LINES)}\n"
+        )
     change = Change(before=before, after=content, title=f"Write {in_title(target.name)}", done=done)
     return await apply_change(invocation, target, change)
 
@@ -299,7 +301,7 @@ def check_mask(argument: str, new: str, old: str) -> None:
         )
 
 
-async def read_replaced(context: ToolContext, target: PathTarget, content: str) -> tuple[TextFile | None, str | None]:
+async def _read_replaced(context: ToolContext, target: PathTarget, content: str) -> tuple[TextFile | None, str | None]:
     """Return the file that a write of `content` would replace, and the reason why it cannot be replaced. The file is
     None if there is none yet, or if it cannot be shown. The reason is None if the write is fine."""
     seen, name = context.seen_files, target.name
@@ -322,7 +324,7 @@ async def read_replaced(context: ToolContext, target: PathTarget, content: str) 
     stub = placeholder_in(content, before.shown)
     if stub is not None:
         return before, f"`{stub}` stands for code of {name} that would be lost; write the whole file, or use edit_file"
-    if not seen.knows(target.path) and len(lines) > UNREAD_LINES:
+    if not seen.knows(target.path) and len(lines) > _UNREAD_LINES:
         return before, (
             f"{name} exists and has {len(lines):,} lines, which you have not read; read it first, or change a part of "
             "it with edit_file"
@@ -359,7 +361,7 @@ async def plan_change(
     # An editor may write a file in place. This changes the file under all its names.
     if target.has_hard_links and protection == "none":
         names, _ = (await context.workspace.find_names([target.path])).get(target.path, ((), True))
-        protection = max(map(context.workspace.protection, map(Path, names)), key=PROTECTIONS.index, default="none")
+        protection = max(map(context.workspace.protection, map(Path, names)), key=_PROTECTIONS.index, default="none")
     if target.is_outside or target.read_protection != "none":
         fault = None
     if protection == "never" or target.read_protection == "never":
@@ -485,25 +487,25 @@ async def stat_kind(
     """
     stat = await workspace.stat(target.path, head=head)
     if stat.kind == "missing":
-        raise await missing_error(workspace, target)
+        raise await _missing_error(workspace, target)
     if stat.kind not in kinds:
         raise ArgumentError(f"{target.name} is a {KINDS[stat.kind]}; expected {expected}")
     return stat
 
 
-async def missing_error(workspace: Workspace, target: PathTarget) -> ArgumentError:
+async def _missing_error(workspace: Workspace, target: PathTarget) -> ArgumentError:
     """Return the error for a file that does not exist. It suggests similar names from the same directory."""
     directory = target.path.parent
     try:
-        names = await anyio.to_thread.run_sync(list_names, directory)
+        names = await anyio.to_thread.run_sync(_list_names, directory)
     except OSError:
-        elsewhere = await anyio.to_thread.run_sync(same_names, workspace, target.path)
+        elsewhere = await anyio.to_thread.run_sync(_same_names, workspace, target.path)
         where = display_name(workspace, directory)
         also = f"; there is {', '.join(elsewhere)}" if elsewhere else ""
         return ArgumentError(f"{target.name} does not exist; neither does the directory {where}{also}")
     similar = await anyio.to_thread.run_sync(similar_names, target.path.name, names)
     if not similar:
-        similar = await anyio.to_thread.run_sync(same_names, workspace, target.path)
+        similar = await anyio.to_thread.run_sync(_same_names, workspace, target.path)
         directory = workspace.resolve(".")
     if not similar:
         return ArgumentError(f"{target.name} does not exist; use list_files to see which files exist")
@@ -511,7 +513,7 @@ async def missing_error(workspace: Workspace, target: PathTarget) -> ArgumentErr
     return ArgumentError(f"{target.name} does not exist; similar: {shown}")
 
 
-def same_names(workspace: Workspace, wanted: Path) -> list[str]:
+def _same_names(workspace: Workspace, wanted: Path) -> list[str]:
     """Return up to three files of the working directory with the name of `wanted`, relative to it. Those that share
     more directories with `wanted` come first. Only the first directories of a large tree are searched."""
     root, found = workspace.resolve("."), []
@@ -522,11 +524,11 @@ def same_names(workspace: Workspace, wanted: Path) -> list[str]:
         if number == MAX_DIRECTORIES:
             break
     found.sort(key=lambda path: -len({*path.parts} & {*wanted.parts}))
-    allowed = (path for path in found[:MAX_COMPARED_NAMES] if workspace.read_protection(path) == "none")
-    return [display_name(workspace, path) for path, _ in zip(allowed, range(MAX_SAME_NAMES), strict=False)]
+    allowed = (path for path in found[:_MAX_COMPARED_NAMES] if workspace.read_protection(path) == "none")
+    return [display_name(workspace, path) for path, _ in zip(allowed, range(_MAX_SAME_NAMES), strict=False)]
 
 
-def list_names(directory: Path) -> list[str]:
+def _list_names(directory: Path) -> list[str]:
     with os.scandir(directory) as entries:
         return [entry.name for entry, _ in zip(entries, range(MAX_NAMES), strict=False)]
 
@@ -534,9 +536,9 @@ def list_names(directory: Path) -> list[str]:
 def similar_names(wanted: str, names: Sequence[str]) -> list[str]:
     """Return up to three names that are close to `wanted`. Comparing two names takes quadratic time, so only the
     beginnings of long names are compared. If there are many names, only some of them are compared."""
-    start = wanted.casefold()[:COMPARED_CHARS]
-    folded = {name.casefold()[:COMPARED_CHARS]: name for name in names}
-    likely = sorted(folded, key=lambda name: (name[:1] != start[:1], abs(len(name) - len(start))))[:MAX_COMPARED_NAMES]
+    start = wanted.casefold()[:_COMPARED_CHARS]
+    folded = {name.casefold()[:_COMPARED_CHARS]: name for name in names}
+    likely = sorted(folded, key=lambda name: (name[:1] != start[:1], abs(len(name) - len(start))))[:_MAX_COMPARED_NAMES]
     return [folded[name] for name in difflib.get_close_matches(start, likely, n=3, cutoff=0.6)]
 
 
@@ -573,7 +575,7 @@ def sound_pdf(data: str, uri: str) -> Attachment | None:
     return Attachment(name=uri, uri=uri, mime_type=PDF_TYPE, data=data, for_model=True)
 
 
-READ_FILE_SPEC = tool_spec(
+_READ_FILE_SPEC = tool_spec(
     "read_file",
     "Read a text file, or look at an image or a PDF.",
     required="path",
@@ -581,13 +583,13 @@ READ_FILE_SPEC = tool_spec(
     line=argument("integer", "First line, counted from 1.", minimum=1),
     limit=argument("integer", "Number of lines.", minimum=1),
 )
-READ_FILE = Builtin(READ_FILE_SPEC, "read", "read", plan_read, run_read)
+READ_FILE = Builtin(_READ_FILE_SPEC, "read", "read", _plan_read, _run_read)
 
-WRITE_FILE_SPEC = tool_spec(
+_WRITE_FILE_SPEC = tool_spec(
     "write_file",
     "Create a file, with missing directories, or replace its whole content. To change a part, edit it.",
     required="path content",
     path=PATH,
     content=argument("string"),
 )
-WRITE_FILE = Builtin(WRITE_FILE_SPEC, "edit", "write", plan_write, run_write)
+WRITE_FILE = Builtin(_WRITE_FILE_SPEC, "edit", "write", _plan_write, _run_write)

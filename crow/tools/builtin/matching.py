@@ -21,7 +21,7 @@ from crow.domain.text import quote
 from crow.tools.builtin.folding import LOOK_ALIKES, Lines, Place, fold, is_look_alike, look_alikes_in, places_of
 from crow.tools.builtin.mismatch import NEW, OLD, already_made, ambiguous, applied_at, excerpt, not_found, unclear
 
-MAX_COMPARED = 4_000_000
+_MAX_COMPARED = 4_000_000
 """Old and new texts are compared line by line only up to this product of their numbers of lines."""
 
 MAX_LINES_COMPARED = 1_000_000
@@ -58,19 +58,19 @@ def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Re
         raise ArgumentError("old_text is empty; expected text from the file. Use write_file for a new file")
     if old == new:
         raise ArgumentError("old_text and new_text are the same; nothing would change")
-    exact = replace_exactly(text, old, new, every=every, name=name)
+    exact = _replace_exactly(text, old, new, every=every, name=name)
     if exact is not None:
         return exact
     for meant in (each for slip in SLIPS for each in slip(old, new)):
         if not meant.old or meant.old == meant.new:
             continue
-        exact = replace_exactly(text, meant.old, meant.new, every=every, name=name)
+        exact = _replace_exactly(text, meant.old, meant.new, every=every, name=name)
         if exact is not None:
             return replace(exact, remark="; ".join(each for each in (meant.remark, exact.remark) if each))
-    return replace_folded(Lines(text), old, new, name=name)
+    return _replace_folded(Lines(text), old, new, name=name)
 
 
-def replace_exactly(text: str, old: str, new: str, *, every: bool, name: str) -> Replacement | None:
+def _replace_exactly(text: str, old: str, new: str, *, every: bool, name: str) -> Replacement | None:
     """Replace `old`, with the line ends as given or with those of the file. Return None if it does not occur.
 
     :raises ~crow.domain.errors.ArgumentError: several places match and `every` is false.
@@ -185,7 +185,7 @@ def _line_end_at(text: str, at: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meant:
+class _Meant:
     """Old and new text without a slip."""
 
     old: str
@@ -201,7 +201,7 @@ _ESCAPE = re.compile(r"\\([nt\"'\\])")
 _ESCAPED = {"n": "\n", "t": "\t", '"': '"', "'": "'", "\\": "\\"}
 
 
-def _without_numbers(old: str, new: str) -> Iterator[Meant]:
+def _without_numbers(old: str, new: str) -> Iterator[_Meant]:
     """Undo line numbers in front of each line, as grep and other agents show them. Some put a space after them."""
     found = [_NUMBER.match(line) for line in old.removesuffix("\n").split("\n")]
     numbers = [int(match[1]) if match else -1 for match in found]
@@ -215,20 +215,20 @@ def _without_numbers(old: str, new: str) -> Iterator[Meant]:
         bare_old, bare_new = (
             "\n".join(number.sub("", line, count=1) for line in text.split("\n")) for text in (old, new)
         )
-        yield Meant(old=bare_old, new=bare_new, remark="the line numbers were left out")
+        yield _Meant(old=bare_old, new=bare_new, remark="the line numbers were left out")
 
 
-def _without_fence(old: str, new: str) -> Iterator[Meant]:
+def _without_fence(old: str, new: str) -> Iterator[_Meant]:
     """Undo a Markdown fence around the text, and line numbers in it."""
     fenced, fenced_new = _FENCE.match(old), _FENCE.match(new)
     if fenced is None or (fenced_new is None and "```" in new):
         return
     bare_old, bare_new = fenced[2], fenced_new[2] if fenced_new else new
-    yield Meant(old=bare_old, new=bare_new, remark="the code fence was left out")
+    yield _Meant(old=bare_old, new=bare_new, remark="the code fence was left out")
     yield from _without_numbers(bare_old, bare_new)
 
 
-def _without_diff_marks(old: str, new: str) -> Iterator[Meant]:
+def _without_diff_marks(old: str, new: str) -> Iterator[_Meant]:
     """Undo the marks of a diff: `-` in front of old lines, `+` in front of new ones, and a space before the others."""
     olds, news = old.removesuffix("\n").split("\n"), new.removesuffix("\n").split("\n") if new else []
     is_marked = (
@@ -238,54 +238,54 @@ def _without_diff_marks(old: str, new: str) -> Iterator[Meant]:
         and (any(line.startswith("+") for line in news) or not news)
     )
     if is_marked:
-        yield Meant(
+        yield _Meant(
             old="\n".join(line[1:] for line in olds) + "\n" * old.endswith("\n"),
             new="\n".join(line[1:] for line in news) + "\n" * (new.endswith("\n") and bool(news)),
             remark="the diff markers were left out",
         )
 
 
-def _without_entities(old: str, new: str) -> Iterator[Meant]:
+def _without_entities(old: str, new: str) -> Iterator[_Meant]:
     """Undo HTML entities. Only those that occur in the old text are known to be a slip."""
     kinds = {match[0] for match in _ENTITY.finditer(old)}
     if kinds and not {match[0] for match in _ENTITY.finditer(new)} - kinds:
         plain_old, plain_new = (_ENTITY.sub(lambda match: html.unescape(match[0]), each) for each in (old, new))
-        yield Meant(old=plain_old, new=plain_new, remark="HTML entities were decoded")
+        yield _Meant(old=plain_old, new=plain_new, remark="HTML entities were decoded")
 
 
-def _without_escapes(old: str, new: str) -> Iterator[Meant]:
+def _without_escapes(old: str, new: str) -> Iterator[_Meant]:
     """Undo one level of backslash escapes. Only those that occur in the old text are known to be a slip."""
     kinds = {match[1] for match in _ESCAPE.finditer(old)}
     if kinds and not {match[1] for match in _ESCAPE.finditer(new)} - kinds:
         plain_old, plain_new = (_ESCAPE.sub(lambda match: _ESCAPED[match[1]], each) for each in (old, new))
-        yield Meant(old=plain_old, new=plain_new, remark="one level of backslash escapes was undone")
+        yield _Meant(old=plain_old, new=plain_new, remark="one level of backslash escapes was undone")
 
 
-def _without_blank_lines(old: str, new: str) -> Iterator[Meant]:
+def _without_blank_lines(old: str, new: str) -> Iterator[_Meant]:
     """Leave out the same number of blank lines around both texts."""
     # The first line end at the end belongs to the last line.
     before, after = len(old) - len(old.lstrip("\n")), max(0, len(old) - len(old.rstrip("\n")) - 1)
     is_shared = new.startswith("\n" * before) and new.endswith("\n" * (after + 1)) and len(new) > before + after
     is_shared = is_shared or (not after and new.startswith("\n" * before))
     if (before or after) and is_shared and old.strip("\n"):
-        yield Meant(
+        yield _Meant(
             old=old[before : len(old) - after],
             new=new[before : len(new) - after],
             remark="blank lines around the text were left out",
         )
 
 
-def _without_look_alikes(old: str, new: str) -> Iterator[Meant]:
+def _without_look_alikes(old: str, new: str) -> Iterator[_Meant]:
     """Write plain characters for look-alikes and odd spaces. Only those that occur in the old text are known to be a
     slip."""
     plain = {ord(each): LOOK_ALIKES.get(ord(each), " ") for each in set(old) if is_look_alike(each)}
     if plain:
-        yield Meant(
+        yield _Meant(
             old=old.translate(plain), new=new.translate(plain), remark="characters that look alike were written plainly"
         )
 
 
-SLIPS: tuple[Callable[[str, str], Iterator[Meant]], ...] = (
+SLIPS: tuple[Callable[[str, str], Iterator[_Meant]], ...] = (
     _without_numbers,
     _without_fence,
     _without_diff_marks,
@@ -296,7 +296,7 @@ SLIPS: tuple[Callable[[str, str], Iterator[Meant]], ...] = (
 )
 
 
-def replace_folded(lines: Lines, old: str, new: str, *, name: str, first: int = 0) -> Replacement:
+def _replace_folded(lines: Lines, old: str, new: str, *, name: str, first: int = 0) -> Replacement:
     """Replace the only place from line `first` on that matches `old` when lines are folded.
 
     :raises ~crow.domain.errors.ArgumentError: no place matches, or several do, or the indentation of `new` cannot be
@@ -381,7 +381,7 @@ def _merge(
 def merged_lines(old: Sequence[str], actual: Sequence[str], new: Sequence[str], indents: Indents) -> list[str]:
     """Apply the change from `old` to `new` to `actual`, which has as many lines as `old`."""
     bare_old, bare_new = [line.rstrip() for line in old], [line.rstrip() for line in new]
-    if len(old) * len(new) > MAX_COMPARED:
+    if len(old) * len(new) > _MAX_COMPARED:
         steps = [("replace", 0, len(old), 0, len(new))]
     else:
         steps = list(SequenceMatcher(None, bare_old, bare_new, autojunk=False).get_opcodes())
@@ -509,7 +509,7 @@ def _merged_body(old: str, actual: str, new: str) -> str:
     """Apply the change from `old` to `new` to `actual`, which differs from `old` in white space and look-alikes."""
     old_places, actual_places = places_of(old), places_of(actual)
     old_tokens, new_tokens = (_TOKEN.findall(text) for text in (old, new))
-    if old_places is None or actual_places is None or len(old_tokens) * len(new_tokens) > MAX_COMPARED:
+    if old_places is None or actual_places is None or len(old_tokens) * len(new_tokens) > _MAX_COMPARED:
         raise Unclear("a line of the file differs in characters that look alike")
 
     def index_of(place: int) -> int:

@@ -12,22 +12,22 @@ from itertools import accumulate
 from crow.domain.text import shorten
 from crow.tools.builtin.folding import Lines, fold
 
-MAX_EXCERPT_LINES = 30
-MAX_EXCERPT_CHARS = 3_000
-MAX_LINE_CHARS = 300
+_MAX_EXCERPT_LINES = 30
+_MAX_EXCERPT_CHARS = 3_000
+_MAX_LINE_CHARS = 300
 MAX_PLACES = 4
-MAX_TINY_LINES = 8
+_MAX_TINY_LINES = 8
 """A file with at most this many lines is shown as a whole."""
-MAX_CAUSES = 3
-MAX_WORD_CHARS = 60
-MAX_POSITIONS = 50
+_MAX_CAUSES = 3
+_MAX_WORD_CHARS = 60
+_MAX_POSITIONS = 50
 """At most this many positions of one line are considered."""
-MAX_SIMILAR = 40
+_MAX_SIMILAR = 40
 """At most this many lines are compared character by character."""
-MIN_RATIO = 0.6
-MIN_LEFT = 0.8
+_MIN_RATIO = 0.6
+_MIN_LEFT = 0.8
 """Lines that are more alike than this count as the same line with a slip."""
-MIN_APPLIED_CHARS = 24
+_MIN_APPLIED_CHARS = 24
 OLD = "old_text"
 NEW = "new_text"
 """What the lines of an edit are called, if they are arguments of edit_file."""
@@ -116,7 +116,7 @@ def not_found(lines: Lines, old: str, new: str, name: str, *, what: str = OLD, m
     if applied is not None:
         return already_made(lines, applied, name, what=what, made=made)
     region = closest(lines, wanted, new)
-    if region is None and 1 < len(lines.contents) <= MAX_TINY_LINES:
+    if region is None and 1 < len(lines.contents) <= _MAX_TINY_LINES:
         return f"{start}. The file has:\n{excerpt(lines.contents, 0, len(lines.contents))}"
     if region is None:
         return f"{start}, nor anything like it; read the file again, or look for the text with grep"
@@ -127,7 +127,7 @@ def not_found(lines: Lines, old: str, new: str, name: str, *, what: str = OLD, m
     return f"{start}{why}. The file has:\n{around}"
 
 
-def excerpt(lines: Sequence[str], start: int, end: int, *, most: int = MAX_EXCERPT_LINES) -> str:
+def excerpt(lines: Sequence[str], start: int, end: int, *, most: int = _MAX_EXCERPT_LINES) -> str:
     """Return lines `start` to `end` (exclusive, counted from 0) with their numbers, as read_file shows them. A long
     excerpt loses its middle."""
     end = min(end, len(lines))
@@ -137,14 +137,16 @@ def excerpt(lines: Sequence[str], start: int, end: int, *, most: int = MAX_EXCER
     kept = list(range(start, end))
     if len(kept) > most:
         kept = [*kept[: most // 2], -1, *kept[-(most - most // 2) :]]
-    room = MAX_EXCERPT_CHARS
+    room = _MAX_EXCERPT_CHARS
     for index in kept:
         if index < 0:
             rows.append(f"[lines {start + most // 2 + 1}-{end - (most - most // 2)} are not shown]")
             continue
         line = lines[index]
         shown = (
-            line if len(line) <= MAX_LINE_CHARS else f"{line[:MAX_LINE_CHARS]}[... {len(line) - MAX_LINE_CHARS:,} more]"
+            line
+            if len(line) <= _MAX_LINE_CHARS
+            else f"{line[:_MAX_LINE_CHARS]}[... {len(line) - _MAX_LINE_CHARS:,} more]"
         )
         room -= len(shown)
         if room < 0 and rows:
@@ -166,18 +168,18 @@ def applied_at(lines: Lines, new: str, old: str) -> tuple[int, int] | None:
     """Return the first and last line of `new` if it is long enough to mean something and stands once in the file.
     Return None if `new` only leaves out something of `old` that still stands beside it."""
     wanted = [fold(line) for line in new.strip("\n").split("\n")]
-    if len("".join(wanted)) < MIN_APPLIED_CHARS:
+    if len("".join(wanted)) < _MIN_APPLIED_CHARS:
         return None
     places = [place for place, _ in zip(lines.find(wanted), range(2), strict=False)]
     if len(places) != 1:
         return None
     first, last = places[0].first, places[0].last
-    removed = [line for line in map(fold, old.split("\n")[:MAX_POSITIONS]) if len(line) > 1 and line not in wanted]
+    removed = [line for line in map(fold, old.split("\n")[:_MAX_POSITIONS]) if len(line) > 1 and line not in wanted]
     bare_old, bare_new = ({_FORMAT.sub("", line) for line in text.split("\n")} for text in (old, new))
     is_removal = bare_new <= bare_old or _bare(new) in _bare(old) or len(removed) > len(wanted)
     reach = len(old.split("\n")) + 1
     beside = [*lines.folded[max(0, first - reach) : first], *lines.folded[last + 1 : last + 1 + reach]]
-    is_left = any(_ratio(one[:200], other[:200]) > MIN_LEFT for one in removed for other in beside[:MAX_POSITIONS])
+    is_left = any(_ratio(one[:200], other[:200]) > _MIN_LEFT for one in removed for other in beside[:_MAX_POSITIONS])
     return None if is_removal and is_left else (first, last)
 
 
@@ -229,7 +231,7 @@ def _reformatted(lines: Sequence[str], wanted: Sequence[str]) -> tuple[int, int]
     bare = [_FORMAT.sub("", line) for line in lines]
     pieces = [_FORMAT.sub("", line) for line in wanted]
     text, searched = "".join(bare), "".join(pieces)
-    at = text.find(searched) if pieces[0] and pieces[-1] and len(searched) >= MIN_APPLIED_CHARS else -1
+    at = text.find(searched) if pieces[0] and pieces[-1] and len(searched) >= _MIN_APPLIED_CHARS else -1
     if at < 0 or text.find(searched, at + 1) >= 0:
         return None
     starts = [0, *accumulate(map(len, bare))]
@@ -253,7 +255,7 @@ def _votes(lines: Sequence[str], wanted: Sequence[str]) -> Counter[int]:
     positions: defaultdict[str, list[int]] = defaultdict(list)
     known = {line for line in wanted if len(line) > 2}
     for index, line in enumerate(lines):
-        if line in known and len(positions[line]) < MAX_POSITIONS:
+        if line in known and len(positions[line]) < _MAX_POSITIONS:
             positions[line].append(index)
     votes: Counter[int] = Counter()
     for offset, line in enumerate(wanted):
@@ -265,21 +267,21 @@ def _votes(lines: Sequence[str], wanted: Sequence[str]) -> Counter[int]:
 def _similar_votes(lines: Sequence[str], wanted: Sequence[str]) -> Counter[int]:
     """Do the same with lines that are only similar."""
     longest = sorted(range(len(wanted)), key=lambda index: -len(wanted[index]))[:4]
-    words = {index: set(_WORD.findall(wanted[index][:MAX_LINE_CHARS])) for index in longest}
+    words = {index: set(_WORD.findall(wanted[index][:_MAX_LINE_CHARS])) for index in longest}
     searched = set().union(*words.values())
     if not searched:
         return Counter()
     found: defaultdict[str, list[int]] = defaultdict(list)
     for number, line in enumerate(lines):
-        for word in searched.intersection(_WORD.findall(line[:MAX_LINE_CHARS])):
-            if len(found[word]) < 20 * MAX_POSITIONS:
+        for word in searched.intersection(_WORD.findall(line[:_MAX_LINE_CHARS])):
+            if len(found[word]) < 20 * _MAX_POSITIONS:
                 found[word].append(number)
     votes: Counter[int] = Counter()
     for index in longest:
         shared = Counter(number for word in words[index] for number in found.get(word, ()))
-        for number, _ in shared.most_common(MAX_SIMILAR):
-            ratio = _ratio(wanted[index][:MAX_LINE_CHARS], lines[number][:MAX_LINE_CHARS])
-            if ratio >= MIN_RATIO or wanted[index] in lines[number]:
+        for number, _ in shared.most_common(_MAX_SIMILAR):
+            ratio = _ratio(wanted[index][:_MAX_LINE_CHARS], lines[number][:_MAX_LINE_CHARS])
+            if ratio >= _MIN_RATIO or wanted[index] in lines[number]:
                 votes[number - index] += int(100 * ratio * min(len(wanted[index]), 80))
     return votes
 
@@ -317,13 +319,13 @@ def explain(wanted: Sequence[str], actual: Sequence[str], first: int, what: str 
                 causes.append(_explain_line(one, other, first + from_theirs + offset + 1, what))
         elif step == "replace":
             causes.append(f"{_lines(first + from_theirs + 1, first + to_theirs)} are different")
-    return causes[:MAX_CAUSES] + (["and more"] if len(causes) > MAX_CAUSES else [])
+    return causes[:_MAX_CAUSES] + (["and more"] if len(causes) > _MAX_CAUSES else [])
 
 
 def _explain_line(mine: str, theirs: str, number: int, what: str) -> str:
     if not mine or not theirs:
         return f"line {number} is {'blank' if not theirs else _shown(theirs)}"
-    old, new = _TOKEN.findall(mine[:MAX_LINE_CHARS]), _TOKEN.findall(theirs[:MAX_LINE_CHARS])
+    old, new = _TOKEN.findall(mine[:_MAX_LINE_CHARS]), _TOKEN.findall(theirs[:_MAX_LINE_CHARS])
     changed = [step for step in SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if step[0] != "equal"]
     if not changed:
         return f"line {number} differs"
@@ -341,4 +343,4 @@ def _lines(first: int, last: int) -> str:
 
 
 def _shown(text: str) -> str:
-    return f"`{shorten(text, MAX_WORD_CHARS)}`"
+    return f"`{shorten(text, _MAX_WORD_CHARS)}`"

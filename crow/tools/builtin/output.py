@@ -15,15 +15,15 @@ import anyio.to_thread
 
 MAX_CHARS = 8_000
 """The model sees at most this many characters of an output, about 2,000 tokens."""
-MIN_REPEATS = 4
-MIN_PASSED = 8
+_MIN_REPEATS = 4
+_MIN_PASSED = 8
 """At least this many lines in a row that only report passed tests are left out, but for the first."""
 MAX_FILES = 20
 """The output of older commands is forgotten."""
-MAX_PIPES = 3
+_MAX_PIPES = 3
 """At most this many earlier pipes with a failure are reported."""
 PREFIX = "crow-output-"
-SIGPIPE_CODE = 128 + 13
+_SIGPIPE_CODE = 128 + 13
 """What bash reports for a command that wrote to a pipe which nobody read any more, as in `... | head`."""
 
 _ESCAPES = re.compile(
@@ -39,7 +39,7 @@ _PASSED = re.compile(
     r"|\s*(?:[✓✔√] .*|ok \d+ (?!.*#).*)"  # vitest, jest, mocha, TAP
 )
 _UNREADABLE = re.compile("[\0-\x07\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
-MIN_UNREADABLE = 8
+_MIN_UNREADABLE = 8
 
 
 def as_shown(output: str) -> str:
@@ -51,19 +51,19 @@ def as_shown(output: str) -> str:
     shown: list[str] = []
     for line, group in groupby(lines):
         count = sum(1 for _ in group)
-        if count < MIN_REPEATS or not line:
+        if count < _MIN_REPEATS or not line:
             shown += [line] * count
         else:
             shown += [line, f"[the line above came {count:,} times in a row]"]
     return "\n".join(shown)
 
 
-def without_passed_tests(text: str) -> str:
+def _without_passed_tests(text: str) -> str:
     """Return the text with only the first line of each long run of lines that report passed tests."""
     lines: list[str] = []
     for has_passed, group in groupby(text.split("\n"), key=lambda line: _PASSED.fullmatch(line) is not None):
         run = list(group)
-        if has_passed and len(run) >= MIN_PASSED:
+        if has_passed and len(run) >= _MIN_PASSED:
             run[1:] = [f"[{len(run) - 1:,} more lines of passed tests]"]
         lines += run
     return "\n".join(lines)
@@ -71,7 +71,7 @@ def without_passed_tests(text: str) -> str:
 
 def _last_state(line: str) -> str:
     strange = len(_UNREADABLE.findall(line))
-    if strange >= MIN_UNREADABLE and strange * 3 > len(line):
+    if strange >= _MIN_UNREADABLE and strange * 3 > len(line):
         return "[binary data]"
     if "\r" in line:
         line = next((state for state in reversed(line.split("\r")) if state), "")
@@ -117,7 +117,7 @@ class PipeStatuses:
         is_last = _hides_failure(codes)
         others = [each for each in earlier if _hides_failure(each) and not (is_last and tuple(each) == tuple(codes))]
         shown = [f"exit codes in the last pipe: {', '.join(map(str, codes))}"] if is_last else []
-        shown += [f"exit codes in an earlier pipe: {', '.join(map(str, each))}" for each in others[:MAX_PIPES]]
+        shown += [f"exit codes in an earlier pipe: {', '.join(map(str, each))}" for each in others[:_MAX_PIPES]]
         return f"[{'; '.join(shown)}]" if shown else ""
 
 
@@ -132,7 +132,7 @@ def _codes(report: str) -> tuple[int, ...]:
 
 
 def _hides_failure(codes: Sequence[int]) -> bool:
-    return any(code not in (0, SIGPIPE_CODE) for code in codes[:-1])
+    return any(code not in (0, _SIGPIPE_CODE) for code in codes[:-1])
 
 
 class OutputFiles:
@@ -147,7 +147,9 @@ class OutputFiles:
         see only a part, keep it in a file and name the file in the last line."""
         is_short = len(output) <= MAX_CHARS
         whole = as_shown(output) if is_short else await anyio.to_thread.run_sync(as_shown, output)
-        text = without_passed_tests(whole) if is_short else await anyio.to_thread.run_sync(without_passed_tests, whole)
+        text = (
+            _without_passed_tests(whole) if is_short else await anyio.to_thread.run_sync(_without_passed_tests, whole)
+        )
         if len(text) <= MAX_CHARS and text == whole:
             return whole
         path = await anyio.to_thread.run_sync(self._keep, whole)

@@ -19,13 +19,13 @@ from crow.tools.builtin.mismatch import already_made, ambiguous, applied_at, exc
 from crow.tools.builtin.patch import Hunk, HunkLine
 
 MAX_PLACES = 15
-MAX_HEADER_LINES = 200
+_MAX_HEADER_LINES = 200
 """At most this many lines that match a header are considered."""
 _DEFINITION = re.compile(
     r"(?:[\w<>\[\]]+\s+){0,5}(?:class|def|func|fn|function|interface|impl|struct|enum|trait|module|namespace|object|"
     r"record|protocol|extension|sub|proc)\b"
 )
-SAME = Indents({})
+_SAME = Indents({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ def _matches(lines: Lines, hunk: Hunk, name: str) -> list[_Match]:
             if not (place.is_whole_start and place.is_whole_end):
                 continue
             actual = lines.contents[place.first : place.last + 1]
-            match = _Match(first=place.first, lines=reading, indents=SAME, remark=slip)
+            match = _Match(first=place.first, lines=reading, indents=_SAME, remark=slip)
             if actual == old:
                 exact.append(match)
             elif slip:
@@ -233,7 +233,7 @@ def _header_lines(lines: Lines, header: str) -> list[int]:
     whole = [index for index, line in enumerate(lines.folded) if line == wanted]
     begun = re.compile(re.escape(wanted) + r"(?!\w)")
     found = whole or [index for index, line in enumerate(lines.folded) if begun.match(line)]
-    return found[:MAX_HEADER_LINES]
+    return found[:_MAX_HEADER_LINES]
 
 
 def _scope(lines: Lines, start: int) -> range:

@@ -32,39 +32,39 @@ SKIPPED = frozenset(
         *("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".nox"),
     )
 )
-NOT_NAMES = ("", ".", "..")
+_NOT_NAMES = ("", ".", "..")
 MAX_WALKED = 200_000
-MAX_SUMMARY = 150
+_MAX_SUMMARY = 150
 """A large tree is described in at most this many lines."""
-MAX_KINDS = 4
-MAX_SHOWN_DEPTH = 30
-SUFFIX_CHARS = 10
+_MAX_KINDS = 4
+_MAX_SHOWN_DEPTH = 30
+_SUFFIX_CHARS = 10
 FILE_BYTES = 20_000_000
 SNIFFED_BYTES = 8_192
 LINE_CHARS = 400
-PATH_CHARS = 4_000
-MAX_OPEN = 64
+_PATH_CHARS = 4_000
+_MAX_OPEN = 64
 """At most this many directories are kept open."""
-OPENS_FOLDERS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
+_OPENS_FOLDERS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
 FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_PATH", os.O_RDONLY)
-READER_CHECK_S = 0.5
-ANCHORED = re.compile(r"\\[AZ]|\(\?(?![:i])")
+_READER_CHECK_S = 0.5
+_ANCHORED = re.compile(r"\\[AZ]|\(\?(?![:i])")
 """Matches patterns that may treat the start or end of a text specially. These patterns must be tried on each line
 separately, never on the whole text of a file."""
 
-META = re.compile(r"[\\^$.|?*+()\[\]{}]")
+_META = re.compile(r"[\\^$.|?*+()\[\]{}]")
 RIPGREP_FILES = 100
 """Ripgrep is used only if there are at least this many files, and never for a pattern that is plain text. In all other
 cases, this program finishes its own search before ripgrep would have started."""
-RIPGREP_OPTIONS = (
+_RIPGREP_OPTIONS = (
     *("--no-config", "--no-messages", "--no-ignore", "--hidden", "--text", "--encoding", "none"),
     *("--color", "never", "--case-sensitive", "--files-with-matches", "--null"),
 )
 ARGUMENT_BYTES = 200_000
-OUTSIDE_ASCII = r"(?-u:[\x80-\xFF\r\x1c-\x1f])"
+_OUTSIDE_ASCII = r"(?-u:[\x80-\xFF\r\x1c-\x1f])"
 """Bytes that ripgrep and Python treat differently. A file with one of these bytes is always searched by this program
 itself."""
-SHARED = re.compile(
+_SHARED = re.compile(
     r"""(?: [\w\s"'#%&,/:;<=>@`~!\-] | [.^$|)*+?] | \((?:\?:)?(?!\?) | \{\d+(?:,\d*)?\}
           | \\[wWdDsSbBt.^$*+?(){}\[\]|\\/"'#%&,:;=@`~!\-]
           | \[\^?+\]?+(?: (?!--|&&|~~)[^\\\[\]] | \\[wWdDsSt.^$*+?(){}|\\/\-] )*\] )*""",
@@ -77,7 +77,7 @@ def main() -> None:
     """Answer the request in the first argument.
 
     `glob`: a glob for the names to keep, or null. `limit`: the maximum number of lines to return. `seconds`: the
-    maximum processor time. `excluded`: the files to leave out (see `Exclusion`). This member is absent if no file is
+    maximum processor time. `excluded`: the files to leave out (see `_Exclusion`). This member is absent if no file is
     left out. A request for grep also has `pattern`, `ignore_case`, `context`, `file` (the name of a single file to
     search, or null) and `ripgrep` (the program's path, or null).
 
@@ -97,12 +97,12 @@ def main() -> None:
             names = [name for name in names if keep(name if "/" in request["glob"] else name.rpartition("/")[2])]
         found = len(names)
         if request.get("excluded"):
-            excluded = Exclusion(**request["excluded"])
+            excluded = _Exclusion(**request["excluded"])
             names = [name for name in names if not excluded.covers(name)]
         left_out = found - len(names)
         if "pattern" in request:
             pattern, flags = request["pattern"], re.IGNORECASE if request["ignore_case"] else 0
-            is_plain = not flags and not META.search(pattern)
+            is_plain = not flags and not _META.search(pattern)
             if request["ripgrep"] and len(names) >= RIPGREP_FILES and not is_plain and is_shared(pattern):
                 names = narrow(names, request["ripgrep"], pattern, flags)
             answer = search(names, pattern, flags, request["limit"], request["context"])
@@ -112,7 +112,7 @@ def main() -> None:
     print(json.dumps(answer))  # noqa: T201
 
 
-class Exclusion:
+class _Exclusion:
     """The files to leave out: those that the user's rules forbid, and those in places where secrets are kept.
 
     `patterns` are regular expressions. A file is left out if one of them matches its whole absolute path or, for a
@@ -143,12 +143,12 @@ class Folders:
     """
 
     def __init__(self) -> None:
-        self._open = [("", os.open(".", FOLDER))] if OPENS_FOLDERS else []
+        self._open = [("", os.open(".", FOLDER))] if _OPENS_FOLDERS else []
 
     def open(self, name: str) -> int:
         """Open a file to read it. :raises OSError: the file cannot be opened, or a part of its path is a link."""
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-        if not OPENS_FOLDERS:
+        if not _OPENS_FOLDERS:
             return os.open(name, flags)
         folder, _, last = name.rpartition("/")
         return os.open(last, flags, dir_fd=self._folder(folder))
@@ -156,7 +156,7 @@ class Folders:
     def status(self, name: str) -> os.stat_result:
         """Return the status of a file or directory. For a link, this is the status of the link itself. :raises OSError:
         there is no such file, or its directory is reached through a link."""
-        if not OPENS_FOLDERS:
+        if not _OPENS_FOLDERS:
             return os.lstat(name)
         folder, _, last = name.rpartition("/")
         return os.stat(last, dir_fd=self._folder(folder), follow_symlinks=False)
@@ -167,7 +167,7 @@ class Folders:
 
         :raises OSError: the directory cannot be read, or a part of its path is a link.
         """
-        if not OPENS_FOLDERS:
+        if not _OPENS_FOLDERS:
             return described(folder or ".")
         handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._folder(folder))
         try:
@@ -177,17 +177,17 @@ class Folders:
 
     def _folder(self, folder: str) -> int:
         """Return a handle of the directory. The handle is valid until this method is called again."""
-        if len(folder) > PATH_CHARS:
+        if len(folder) > _PATH_CHARS:
             raise OSError(errno.ENAMETOOLONG, "the path is too long for other programs", folder)
         while len(self._open) > 1 and not f"{folder}/".startswith(f"{self._open[-1][0]}/"):
             os.close(self._open.pop()[1])
         path, handle = self._open[-1]
         for part in filter(None, folder[len(path) :].split("/")):
-            if part in NOT_NAMES:
+            if part in _NOT_NAMES:
                 raise OSError(errno.EINVAL, "not a name", folder)
             handle = os.open(part, FOLDER, dir_fd=handle)
             path = f"{path}/{part}" if path else part
-            if len(self._open) >= MAX_OPEN:
+            if len(self._open) >= _MAX_OPEN:
                 os.close(self._open.pop()[1])
             self._open.append((path, handle))
         return handle
@@ -216,14 +216,14 @@ def limit_lifetime(seconds: int) -> None:
     if not hasattr(select, "poll") or not hasattr(signal, "setitimer"):
         return
     answer = select.poll()
-    answer.register(1, 0)  # wait only for errors, such as that the reader has closed its end
+    answer.register(1, 0)  # wait only for errors, such as a reader that has closed its end
 
     def check_reader(_number: int, _frame: object) -> None:
         if answer.poll(0):
             os._exit(1)
 
     signal.signal(signal.SIGALRM, check_reader)
-    signal.setitimer(signal.ITIMER_REAL, READER_CHECK_S, READER_CHECK_S)
+    signal.setitimer(signal.ITIMER_REAL, _READER_CHECK_S, _READER_CHECK_S)
 
 
 def find_files() -> set[str]:
@@ -235,7 +235,7 @@ def find_files() -> set[str]:
     names: set[str] = set()
     folders = Folders()
     for name in (each.rstrip("/") for each in given):
-        if name.rpartition("/")[2] in NOT_NAMES or name.startswith("/"):
+        if name.rpartition("/")[2] in _NOT_NAMES or name.startswith("/"):
             continue
         try:
             is_folder = stat.S_ISDIR(folders.status(name).st_mode)
@@ -269,10 +269,10 @@ def walk(top: str) -> Iterator[str]:
 def described(directory: str | int) -> list[tuple[str, bool, bool]]:
     """See :meth:`Folders.entries`."""
     with os.scandir(directory) as found:
-        return sorted((entry.name, entry.is_dir(follow_symlinks=False), is_folder_link(entry)) for entry in found)
+        return sorted((entry.name, entry.is_dir(follow_symlinks=False), _is_folder_link(entry)) for entry in found)
 
 
-def is_folder_link(entry: os.DirEntry[str]) -> bool:
+def _is_folder_link(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_symlink() and entry.is_dir()
     except OSError:
@@ -311,7 +311,7 @@ def glob_expression(pattern: str) -> str:
 
 
 def summarize(names: list[str], limit: int) -> list[str]:
-    """Return the sorted names or, if there are more than `limit`, at most `MAX_SUMMARY` lines about them.
+    """Return the sorted names or, if there are more than `limit`, at most `_MAX_SUMMARY` lines about them.
 
     The largest directories are opened as long as the lines suffice. One line names each other directory, with the
     number of its files and their kinds. Of many files of one kind in one directory, only the first are named.
@@ -322,7 +322,7 @@ def summarize(names: list[str], limit: int) -> list[str]:
     inner: dict[str, set[str]] = {"": set()}
     below: dict[str, Counter[str]] = {}
     for name in names:
-        parts = name.split("/", MAX_SHOWN_DEPTH)
+        parts = name.split("/", _MAX_SHOWN_DEPTH)
         for depth in range(len(parts)):
             folder = "/".join(parts[:depth])
             below.setdefault(folder, Counter())[kind_of(name)] += 1
@@ -333,7 +333,7 @@ def summarize(names: list[str], limit: int) -> list[str]:
         folders["/".join(parts[:-1])].append(name)
     opened = {""}
     waiting = sorted(inner[""], key=lambda folder: below[folder].total())
-    left = MAX_SUMMARY - len(waiting) - len(lines_of(folders[""], 1))
+    left = _MAX_SUMMARY - len(waiting) - len(lines_of(folders[""], 1))
     while waiting:
         folder = waiting.pop()
         own = lines_of(folders[folder], 1)
@@ -345,14 +345,14 @@ def summarize(names: list[str], limit: int) -> list[str]:
             left -= more
             waiting = sorted([*waiting, *inner[folder]], key=lambda each: below[each].total())
     closed = [folder for parent in opened for folder in inner[parent] if folder not in opened]
-    lines = [f"{folder}/ ({described_kinds(below[folder])})" for folder in closed]
+    lines = [f"{folder}/ ({_described_kinds(below[folder])})" for folder in closed]
     for shown in (100, 50, 20, 10, 5, 3, 1):
         own = [line for folder in opened for line in lines_of(folders[folder], shown)]
-        if len(own) + len(lines) <= MAX_SUMMARY:
+        if len(own) + len(lines) <= _MAX_SUMMARY:
             break
     lines = sorted([*lines, *own])
-    cut = len(lines) - MAX_SUMMARY
-    return [*lines[:MAX_SUMMARY], f"({cut:,} more directories and files)"] if cut > 0 else lines
+    cut = len(lines) - _MAX_SUMMARY
+    return [*lines[:_MAX_SUMMARY], f"({cut:,} more directories and files)"] if cut > 0 else lines
 
 
 def lines_of(files: list[str], shown: int) -> list[str]:
@@ -374,13 +374,13 @@ def lines_of(files: list[str], shown: int) -> list[str]:
 def kind_of(name: str) -> str:
     """Return the suffix of a file's name, or "" if it has none."""
     suffix = os.path.splitext(name.rpartition("/")[2])[1]
-    return suffix if len(suffix) <= SUFFIX_CHARS else ""
+    return suffix if len(suffix) <= _SUFFIX_CHARS else ""
 
 
-def described_kinds(kinds: Counter[str]) -> str:
+def _described_kinds(kinds: Counter[str]) -> str:
     """Describe files by number and kind, such as `12 files: 9 .py, 3 other`."""
     total = kinds.total()
-    named = [(kind, count) for kind, count in kinds.most_common(MAX_KINDS) if kind]
+    named = [(kind, count) for kind, count in kinds.most_common(_MAX_KINDS) if kind]
     rest = total - sum(count for _, count in named)
     parts = [f"{count:,} {kind}" for kind, count in named] + ([f"{rest:,} other"] if rest else [])
     files = "1 file" if total == 1 else f"{total:,} files"
@@ -392,7 +392,7 @@ def search(names: list[str], pattern: str, flags: int, limit: int, context: int 
     matcher = re.compile(pattern, flags)
     # If the pattern does not match anywhere in the whole text, no line matches. Patterns that treat the start or end of
     # a text specially are an exception.
-    in_whole = None if ANCHORED.search(pattern) else re.compile(pattern, flags | re.MULTILINE).search
+    in_whole = None if _ANCHORED.search(pattern) else re.compile(pattern, flags | re.MULTILINE).search
     matches: list[tuple[str, int, str]] = []
     around: list[tuple[str, int, str]] = []
     large, folders, is_full = 0, Folders(), False
@@ -422,14 +422,14 @@ def search(names: list[str], pattern: str, flags: int, limit: int, context: int 
 
 def is_shared(pattern: str) -> bool:
     """Whether ripgrep finds at least all lines of plain ASCII that Python finds with this pattern."""
-    return pattern.isascii() and SHARED.fullmatch(pattern) is not None
+    return pattern.isascii() and _SHARED.fullmatch(pattern) is not None
 
 
 def narrow(names: list[str], ripgrep: str, pattern: str, flags: int) -> list[str]:
     """Remove the names of files in which ripgrep finds nothing. If ripgrep fails on a group of files, at least all
     names in this group are kept."""
-    command = [ripgrep, *RIPGREP_OPTIONS, "--regexp", f"{'(?i)' if flags else ''}(?:{pattern})|{OUTSIDE_ASCII}", "--"]
-    candidates = [name for name in names if is_searchable(name)]
+    command = [ripgrep, *_RIPGREP_OPTIONS, "--regexp", f"{'(?i)' if flags else ''}(?:{pattern})|{_OUTSIDE_ASCII}", "--"]
+    candidates = [name for name in names if _is_searchable(name)]
     wanted = set(names).difference(candidates)
     for batch in batches(candidates):
         status, output = run_program([*command, *(f"./{name}" for name in batch)])
@@ -439,7 +439,7 @@ def narrow(names: list[str], ripgrep: str, pattern: str, flags: int) -> list[str
     return [name for name in names if name in wanted]
 
 
-def is_searchable(name: str) -> bool:
+def _is_searchable(name: str) -> bool:
     """Whether ripgrep may read this file: any file except links, pipes and very large files."""
     try:
         status = os.lstat(name)

@@ -32,46 +32,46 @@ from crow.tools.limits import SEARCHES
 from crow.tools.protection import SECRET_PLACES
 
 MAX_LISTED = 200
-MAX_MATCHING = 500
+_MAX_MATCHING = 500
 """At most this many names are listed. Larger trees, or more files that match a pattern, are summarized."""
-MAX_MATCHES = 200
-MAX_CONTEXT = 20
-MAX_CONTEXT_LINES = 500
+_MAX_MATCHES = 200
+_MAX_CONTEXT = 20
+_MAX_CONTEXT_LINES = 500
 """With context, there are fewer matches, so that there are at most about this many lines."""
 TIMEOUT_S = 60.0
-SECRET_PATHS = rf".*/(?:{'|'.join(map(re.escape, SECRET_PLACES))})(?:/.*)?"
-CHECKED_CHARS = 200
+_SECRET_PATHS = rf".*/(?:{'|'.join(map(re.escape, SECRET_PLACES))})(?:/.*)?"
+_CHECKED_CHARS = 200
 """A pattern with more characters than this is checked only in the scanning program, because compiling a pattern of some
 thousand characters can take seconds."""
 
 # This command fails if a link has been put into the path since the call was allowed.
 ENTER = "cd {path} && {{ [ \"$(pwd -P; echo .)\" = {shown} ] || {{ echo 'the path has changed'; exit 1; }}; }}"
 
-GIT_FILES = (
+_GIT_FILES = (
     "{{ unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE LD_PRELOAD LD_LIBRARY_PATH LD_AUDIT GCONV_PATH; "
     "GIT_OPTIONAL_LOCKS=0 GIT_NO_LAZY_FETCH=1 GIT_ALLOW_PROTOCOL=none "
     "{git} -c core.fsmonitor=false -c core.untrackedCache=false ls-files -z -co --exclude-standard 2>/dev/null; }} | "
 )
 
 
-async def plan_list(context: ToolContext, args: Arguments) -> PlannedCall:
+async def _plan_list(context: ToolContext, args: Arguments) -> PlannedCall:
     target = context.target(args.get("path") or ".")
     matching = f" matching {in_title(args['pattern'])}" if args.get("pattern") else ""
-    return target.plan(f"List files{matching}{in_place(in_title(target.name))}", "search", "read")
+    return target.plan(f"List files{matching}{_in_place(in_title(target.name))}", "search", "read")
 
 
-async def run_list(invocation: ToolInvocation, args: Arguments) -> Outcome:
+async def _run_list(invocation: ToolInvocation, args: Arguments) -> Outcome:
     workspace, target = invocation.context.workspace, invocation.target(args.get("path") or ".")
     await stat_kind(workspace, target, ("directory",), "a directory; use read_file for files")
     pattern = args.get("pattern")
-    answer = await scan_directory(
-        invocation, target, {"glob": pattern, "limit": MAX_MATCHING if pattern else MAX_LISTED}
+    answer = await _scan_directory(
+        invocation, target, {"glob": pattern, "limit": _MAX_MATCHING if pattern else MAX_LISTED}
     )
-    closed = await find_closed(invocation, target, {line.partition(" (")[0] for line in answer["names"]})
+    closed = await _find_closed(invocation, target, {line.partition(" (")[0] for line in answer["names"]})
     names = [clean(line) for line in answer["names"] if line.partition(" (")[0] not in closed]
-    total, left_out = answer["total"], describe_left_out(answer["left_out"] + len(closed))
+    total, left_out = answer["total"], _describe_left_out(answer["left_out"] + len(closed))
     if not names:
-        text = f"No files{f' matching {pattern}' if pattern else ''}{in_place(target.name)}."
+        text = f"No files{f' matching {pattern}' if pattern else ''}{_in_place(target.name)}."
         return Outcome(text="\n".join([text, *left_out]))
     lines = names if target.name == "." else [f"Paths are relative to {target.name}.", *names]
     if total > len(names) + len(closed):
@@ -79,16 +79,16 @@ async def run_list(invocation: ToolInvocation, args: Arguments) -> Outcome:
     return Outcome(text="\n".join([*lines, *left_out]))
 
 
-async def plan_grep(context: ToolContext, args: Arguments) -> PlannedCall:
+async def _plan_grep(context: ToolContext, args: Arguments) -> PlannedCall:
     pattern = args["pattern"]
-    if len(pattern) <= CHECKED_CHARS:
+    if len(pattern) <= _CHECKED_CHARS:
         with warnings.catch_warnings(action="ignore"):
-            check_pattern(pattern, scan.find_pattern_fault(pattern))
+            _check_pattern(pattern, scan.find_pattern_fault(pattern))
     target = context.target(args.get("path") or ".")
-    return target.plan(f"Search {code(pattern)}{in_place(in_title(target.name))}", "search", "read")
+    return target.plan(f"Search {code(pattern)}{_in_place(in_title(target.name))}", "search", "read")
 
 
-async def run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
+async def _run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
     workspace, target = invocation.context.workspace, invocation.target(args.get("path") or ".")
     stat = await stat_kind(workspace, target, ("file", "directory"), "a file or directory")
     is_file = stat.kind == "file"
@@ -97,28 +97,28 @@ async def run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
         "glob": None if is_file else args.get("glob"),
         "pattern": args["pattern"],
         "ignore_case": args.get("ignore_case", False),
-        "context": (context := min(args.get("context", 0), MAX_CONTEXT)),
-        "limit": (limit := min(MAX_MATCHES, MAX_CONTEXT_LINES // (2 * context + 1))),
+        "context": (context := min(args.get("context", 0), _MAX_CONTEXT)),
+        "limit": (limit := min(_MAX_MATCHES, _MAX_CONTEXT_LINES // (2 * context + 1))),
     }
     top = PathTarget.at(workspace, target.path.parent) if is_file else target
-    answer = await scan_directory(invocation, top, request)
-    check_pattern(args["pattern"], answer.get("fault", ""))
-    closed = set() if is_file else await find_closed(invocation, top, {file for file, _, _ in answer["matches"]})
+    answer = await _scan_directory(invocation, top, request)
+    _check_pattern(args["pattern"], answer.get("fault", ""))
+    closed = set() if is_file else await _find_closed(invocation, top, {file for file, _, _ in answer["matches"]})
     prefix = "" if top.name == "." else top.name + os.sep
     matches = [match for match in answer["matches"] if match[0] not in closed]
     around = [line for line in answer["around"] if line[0] not in closed]
-    lines = found_lines(matches, around, prefix, has_context=context > 0)
+    lines = _found_lines(matches, around, prefix, has_context=context > 0)
     if not lines:
-        lines = [f"No matches for `{args['pattern']}`{in_place(target.name)}."]
+        lines = [f"No matches for `{args['pattern']}`{_in_place(target.name)}."]
     if answer["more"]:
         lines.append(f"[only the first {limit} matches; narrow the search with path, glob or a more specific pattern]")
     if answer["large"]:
         files = plural(answer["large"], "file")
         lines.append(f"[skipped {files} larger than {scan.FILE_BYTES:,} bytes]")
-    return Outcome(text="\n".join([*lines, *describe_left_out(answer["left_out"] + len(closed))]))
+    return Outcome(text="\n".join([*lines, *_describe_left_out(answer["left_out"] + len(closed))]))
 
 
-def found_lines(
+def _found_lines(
     matches: Sequence[Sequence[Any]], around: Sequence[Sequence[Any]], prefix: str, *, has_context: bool
 ) -> list[str]:
     """Return the lines to show, as grep does: a colon after the number of a match, a dash after that of another line,
@@ -146,13 +146,13 @@ def found_lines(
     return lines
 
 
-def describe_left_out(count: int) -> list[str]:
+def _describe_left_out(count: int) -> list[str]:
     """Return a list with a note about the files that were left out. The list is empty if no file was left out."""
     files = plural(count, "file")
     return [f"[left out {files} that the user's rules forbid or that may hold keys]"] if count else []
 
 
-async def find_closed(invocation: ToolInvocation, top: PathTarget, names: Collection[str]) -> set[str]:
+async def _find_closed(invocation: ToolInvocation, top: PathTarget, names: Collection[str]) -> set[str]:
     """Return the names of those found files that may not be shown: secret files, crow's own files, and hard links to
     excluded files."""
     workspace, paths = invocation.context.workspace, {name: top.path / name.rstrip("/") for name in names}
@@ -173,22 +173,22 @@ async def find_closed(invocation: ToolInvocation, top: PathTarget, names: Collec
     return closed
 
 
-def in_place(name: str) -> str:
+def _in_place(name: str) -> str:
     return "" if name == "." else f" in {name}"
 
 
-def check_pattern(pattern: str, fault: str) -> None:
+def _check_pattern(pattern: str, fault: str) -> None:
     """Refuse a pattern that is not a regular expression. `fault` says why it is not one, and is empty if it is one.
     :raises ~crow.domain.errors.ArgumentError: `fault` is not empty."""
     if fault:
-        shown = shorten(pattern, CHECKED_CHARS + 1)
+        shown = shorten(pattern, _CHECKED_CHARS + 1)
         raise ArgumentError(
             f'the pattern "{shown}" is not a Python regular expression: {fault}. '
             "Put a backslash before special characters to match them literally"
         )
 
 
-async def scan_directory(invocation: ToolInvocation, target: PathTarget, request: Mapping[str, Any]) -> dict[str, Any]:
+async def _scan_directory(invocation: ToolInvocation, target: PathTarget, request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer of the scanning program for a directory. The program leaves out excluded files. It also leaves
     out secret files, unless the directory itself is secret.
 
@@ -196,7 +196,7 @@ async def scan_directory(invocation: ToolInvocation, target: PathTarget, request
         may not be read.
     """
     workspace, top = invocation.context.workspace, target.path
-    patterns = [*invocation.excluded.patterns, *([SECRET_PATHS] if target.read_protection == "none" else ())]
+    patterns = [*invocation.excluded.patterns, *([_SECRET_PATHS] if target.read_protection == "none" else ())]
     excluded = {"top": str(top), "root": str(workspace.resolve(".")), "patterns": patterns}
     if request.get("file") is not None:  # the user or a rule has allowed this file
         excluded = {}
@@ -207,8 +207,8 @@ async def scan_directory(invocation: ToolInvocation, target: PathTarget, request
     if git is None or request.get("file") is not None:
         command = f"{enter} && {program} </dev/null"
     else:
-        command = f"{enter} && {GIT_FILES.format(git=shlex.quote(git))}{program}"
-    exit_code, output = await workspace.run(command, access="full", timeout_s=TIMEOUT_S, on_output=ignore_output)
+        command = f"{enter} && {_GIT_FILES.format(git=shlex.quote(git))}{program}"
+    exit_code, output = await workspace.run(command, access="full", timeout_s=TIMEOUT_S, on_output=_ignore_output)
     if exit_code is None:
         raise ArgumentError(f"timed out after {TIMEOUT_S:g} s; narrow the search with path, or use a simpler pattern")
     if exit_code != 0:
@@ -217,7 +217,7 @@ async def scan_directory(invocation: ToolInvocation, target: PathTarget, request
     return answer
 
 
-async def ignore_output(_output: str) -> None: ...
+async def _ignore_output(_output: str) -> None: ...
 
 
 def clean(text: str) -> str:
@@ -226,15 +226,15 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\t " else repr(char)[1:-1] for char in text)
 
 
-LIST_FILES_SPEC = tool_spec(
+_LIST_FILES_SPEC = tool_spec(
     "list_files",
     "List the files below a directory, except those that git ignores. A large tree is summarized.",
     path=argument("string", "The directory. Default: the working directory."),
     pattern=argument("string", "A glob: *.py matches names in any directory, src/**/*.py paths."),
 )
-LIST_FILES = Builtin(LIST_FILES_SPEC, "search", "read", plan_list, run_list, SEARCHES)
+LIST_FILES = Builtin(_LIST_FILES_SPEC, "search", "read", _plan_list, _run_list, SEARCHES)
 
-GREP_SPEC = tool_spec(
+_GREP_SPEC = tool_spec(
     "grep",
     "Search files for lines that match a Python regular expression, except binary files and those that git ignores.",
     required="pattern",
@@ -244,4 +244,4 @@ GREP_SPEC = tool_spec(
     ignore_case=argument("boolean", "Default false."),
     context=argument("integer", "Lines to show around each match.", minimum=0),
 )
-GREP = Builtin(GREP_SPEC, "search", "read", plan_grep, run_grep, SEARCHES)
+GREP = Builtin(_GREP_SPEC, "search", "read", _plan_grep, _run_grep, SEARCHES)

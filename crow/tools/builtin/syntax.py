@@ -14,7 +14,7 @@ from pathlib import PurePath
 import anyio.to_thread
 
 MAX_CHARS = 300_000
-MAX_YAML_CHARS = 40_000
+_MAX_YAML_CHARS = 40_000
 """Longer files are not checked."""
 
 _PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -81,7 +81,7 @@ def _toml(text: str) -> str | None:
 
 
 def _yaml(text: str) -> str | None:
-    if len(text) > MAX_YAML_CHARS:
+    if len(text) > _MAX_YAML_CHARS:
         return None
     import yaml  # takes 15 ms, and most sessions edit no YAML
 

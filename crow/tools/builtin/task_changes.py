@@ -58,7 +58,7 @@ async def new_layer(layers: Layers | None, task_id: str) -> ChildLayer:
 
 
 async def describe_changes(workspace: Workspace, task_id: str) -> str:
-    """Say to the model what a subagent has changed in its layer. The layer is removed if that is nothing.
+    """Tell the model what a subagent has changed in its layer. Remove the layer if that is nothing.
 
     :raises ~crow.domain.errors.ArgumentError: the layer cannot be used.
     """

@@ -11,8 +11,8 @@ from pathlib import Path
 from crow.domain.errors import ArgumentError
 from crow.tools import Workspace
 
-MAX_SEEN_CHARS = 1_000_000
-MAX_ALL_SEEN_CHARS = 8_000_000
+_MAX_SEEN_CHARS = 1_000_000
+_MAX_ALL_SEEN_CHARS = 8_000_000
 """Longer texts, and those seen longest ago, are remembered only by their fingerprint."""
 
 WIDE_ENCODINGS = {
@@ -127,10 +127,10 @@ class SeenFiles:
         """Remember that the model knows this text of the file."""
         self._fingerprints[path] = (len(text), hash(text))
         self._chars -= len(self._texts.pop(path, ""))
-        if len(text) <= MAX_SEEN_CHARS:
+        if len(text) <= _MAX_SEEN_CHARS:
             self._texts[path] = text
             self._chars += len(text)
-        while self._chars > MAX_ALL_SEEN_CHARS:
+        while self._chars > _MAX_ALL_SEEN_CHARS:
             self._chars -= len(self._texts.popitem(last=False)[1])
 
     def forget(self, path: Path) -> None:

@@ -43,8 +43,8 @@ SHOWN_CHARS = 81  # with an ellipsis
 TOO_DEEP = f"the arguments are nested too deeply; expected at most {MAX_DEPTH} levels"
 
 
-OWN_FILE = "belongs to crow itself and cannot be read; use recall for this session, and ask the user about settings"
-OUT_OF_BOUNDS = "is outside the workspace, which tools cannot leave here"
+_OWN_FILE = "belongs to crow itself and cannot be read; use recall for this session, and ask the user about settings"
+_OUT_OF_BOUNDS = "is outside the workspace, which tools cannot leave here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class PathTarget:
     @property
     def refusal(self) -> str:
         """Why a target with the protection `never` cannot be used."""
-        return f"{self.name} {OUT_OF_BOUNDS if self.is_out_of_bounds else OWN_FILE}"
+        return f"{self.name} {_OUT_OF_BOUNDS if self.is_out_of_bounds else _OWN_FILE}"
 
     def plan(
         self, title: str, kind: CallKind, access: Access, *, line: int | None = None, diffs: tuple[Diff, ...] = ()
@@ -272,11 +272,11 @@ def parse_call(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
         tool takes.
     """
     if call.fault is not None:
-        raise ArgumentError(with_expectation(f"{call.fault.rstrip('.')}.", spec))
+        raise ArgumentError(_with_expectation(f"{call.fault.rstrip('.')}.", spec))
     try:
         return parse(call.name, call.arguments)
     except ArgumentError as error:
-        raise ArgumentError(with_expectation(f"{error}.", spec)) from None
+        raise ArgumentError(_with_expectation(f"{error}.", spec)) from None
 
 
 def parse_foreign(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
@@ -285,29 +285,29 @@ def parse_foreign(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
     :raises ~crow.domain.errors.ArgumentError: the arguments are not a JSON object, or not valid UTF-8.
     """
     value = parse_call(call, spec)
-    check_encodable(call.name, "the JSON text of the arguments", json.dumps(value, ensure_ascii=False))
+    _check_encodable(call.name, "the JSON text of the arguments", json.dumps(value, ensure_ascii=False))
     return value
 
 
-def with_expectation(fault: str, spec: ToolSpec) -> str:
+def _with_expectation(fault: str, spec: ToolSpec) -> str:
     """Add the arguments that the tool takes to the error message for a call whose arguments cannot be read."""
     properties, required = spec.input_schema.get("properties"), spec.input_schema.get("required")
     if not isinstance(properties, Mapping) or not properties:
         return f"{fault} {spec.name} takes no arguments: {{}}."
     needed = required if isinstance(required, list | tuple) else ()
     names = ", ".join(
-        f"{name} ({describe_type(schema)}{'' if name in needed else ', optional'})"
+        f"{name} ({_describe_type(schema)}{'' if name in needed else ', optional'})"
         for name, schema in properties.items()
     )
     return f"{fault} Expected a JSON object with {names}."
 
 
-def describe_type(schema: object) -> str:
+def _describe_type(schema: object) -> str:
     kind = schema.get("type", "any value") if isinstance(schema, Mapping) else "any value"
     return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
 
-# jsonschema is not used here: importing it takes 28 ms, and it would replace only `is_in_bounds`. Types must be
+# jsonschema is not used here: importing it takes 28 ms, and it would replace only `_is_in_bounds`. Types must be
 # converted here anyway, because many models write numbers and booleans as text, and null for an absent argument. The
 # error messages are written for models.
 def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
@@ -323,21 +323,21 @@ def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any], *, whe
         is_required = name in schema.get("required", ())
         if is_required and name not in given:
             instead = f", not {', '.join(unknown[:5])}" if unknown else ""
-            raise ArgumentError(f"{tool}: {where}{name} is missing; expected {describe_schema(expected)}{instead}")
+            raise ArgumentError(f"{tool}: {where}{name} is missing; expected {_describe_schema(expected)}{instead}")
         if is_required or given.get(name) is not None:
-            checked[name] = check_value(tool, where + name, expected, given[name])
+            checked[name] = _check_value(tool, where + name, expected, given[name])
     return checked
 
 
-def check_value(tool: str, where: str, schema: Mapping[str, Any], given: Any) -> Any:
+def _check_value(tool: str, where: str, schema: Mapping[str, Any], given: Any) -> Any:
     value = convert(schema["type"], given)
-    if value is None or not is_in_bounds(schema, value):
-        raise ArgumentError(f"{tool}: {where} is {describe(given, SHOWN_CHARS)}; expected {describe_schema(schema)}")
+    if value is None or not _is_in_bounds(schema, value):
+        raise ArgumentError(f"{tool}: {where} is {describe(given, SHOWN_CHARS)}; expected {_describe_schema(schema)}")
     match value:
         case str():
-            check_encodable(tool, where, value)
+            _check_encodable(tool, where, value)
         case list():
-            return [check_value(tool, f"{where}[{at}]", schema["items"], item) for at, item in enumerate(value)]
+            return [_check_value(tool, f"{where}[{at}]", schema["items"], item) for at, item in enumerate(value)]
         case dict():
             return check(tool, schema, value, where=f"{where}.")
     return value
@@ -361,20 +361,20 @@ def convert(kind: str, value: Any) -> Any:
     return None
 
 
-BOUNDS = {"integer": ("minimum", "maximum"), "string": ("minLength", "maxLength"), "array": ("minItems", "maxItems")}
+_BOUNDS = {"integer": ("minimum", "maximum"), "string": ("minLength", "maxLength"), "array": ("minItems", "maxItems")}
 
 
-def is_in_bounds(schema: Mapping[str, Any], value: Any) -> bool:
+def _is_in_bounds(schema: Mapping[str, Any], value: Any) -> bool:
     if "enum" in schema:
         return value in schema["enum"]
-    if schema["type"] not in BOUNDS:
+    if schema["type"] not in _BOUNDS:
         return True
-    low, high = BOUNDS[schema["type"]]
+    low, high = _BOUNDS[schema["type"]]
     size = value if isinstance(value, int) else len(value)
     return bool(schema.get(low, size) <= size <= schema.get(high, size))
 
 
-def check_encodable(tool: str, where: str, text: str) -> None:
+def _check_encodable(tool: str, where: str, text: str) -> None:
     """Check a text in the arguments. :raises ~crow.domain.errors.ArgumentError: the text cannot be encoded as UTF-8."""
     try:
         text.encode("utf-8")
@@ -385,7 +385,7 @@ def check_encodable(tool: str, where: str, text: str) -> None:
         ) from None
 
 
-def describe_schema(schema: Mapping[str, Any]) -> str:
+def _describe_schema(schema: Mapping[str, Any]) -> str:
     """Describe in words the values that a schema allows."""
     if "enum" in schema:
         return "one of " + ", ".join(schema["enum"])
@@ -401,5 +401,5 @@ def describe_schema(schema: Mapping[str, Any]) -> str:
             return "true or false"
         case "array":
             most = f"at most {schema['maxItems']} items, " if "maxItems" in schema else ""
-            return f"a list ({most}each {describe_schema(schema['items'])})"
+            return f"a list ({most}each {_describe_schema(schema['items'])})"
     return "an object with " + ", ".join(schema["properties"])

@@ -18,7 +18,7 @@ from crow.tools.builtin.shell import MAX_TIMEOUT_S
 
 Arguments = dict[str, Any]
 
-TOOL_NAMES = {
+_TOOL_NAMES = {
     **dict.fromkeys(("read", "view", "open_file", "read_many_files", "view_file", "cat"), "read_file"),
     **dict.fromkeys(("write", "create_file", "write_to_file", "save_file", "create"), "write_file"),
     **dict.fromkeys(
@@ -40,7 +40,7 @@ TOOL_NAMES = {
 
 _PATHS = ("file_path", "filepath", "filename", "file", "target_file", "absolute_path", "relative_path")
 _DIRECTORIES = (*_PATHS, "directory", "dir", "dir_path", "target_directory", "directory_path", "folder")
-ARGUMENT_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+_ARGUMENT_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "read_file": {
         "path": _PATHS,
         "line": ("offset", "start_line", "line_start", "start", "from_line", "startline"),
@@ -79,7 +79,7 @@ ARGUMENT_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 _AROUND = ("-A", "-B", "after_context", "before_context", "after", "before")
 
-SILENT = frozenset({"description", "explanation", "purpose", "justification"})
+_SILENT = frozenset({"description", "explanation", "purpose", "justification"})
 """Arguments that only explain a call. They are ignored without a note."""
 
 
@@ -102,7 +102,7 @@ def understood(call: ToolCall, offered: Collection[str], specs: Mapping[str, Too
     if name not in specs:
         return call
     properties = _properties(specs[name])
-    arguments = _with_own_names(arguments, ARGUMENT_NAMES.get(name, {}), properties)
+    arguments = _with_own_names(arguments, _ARGUMENT_NAMES.get(name, {}), properties)
     if name in _REWRITES:
         arguments = _REWRITES[name](arguments)
     if (name, arguments) == (call.name, given):
@@ -126,7 +126,7 @@ def ignored_note(call: ToolCall, spec: ToolSpec) -> str:
         return ""
     properties = _properties(spec)
     unknown = (
-        [name for name in given if name not in properties and name not in SILENT] if isinstance(given, dict) else []
+        [name for name in given if name not in properties and name not in _SILENT] if isinstance(given, dict) else []
     )
     if not unknown:
         return ""
@@ -147,7 +147,7 @@ def _renamed(name: str, arguments: Arguments) -> tuple[str, Arguments]:
         tools = {"view": "read_file", "create": "write_file", "str_replace": "edit_file"}
         rest = {key: value for key, value in arguments.items() if key != "command"}
         return tools.get(str(arguments.get("command")), name), rest
-    return TOOL_NAMES.get(plain, plain), arguments
+    return _TOOL_NAMES.get(plain, plain), arguments
 
 
 def _with_own_names(
@@ -184,7 +184,7 @@ def _reading(arguments: Arguments) -> Arguments:
 
 
 def _searching(arguments: Arguments) -> Arguments:
-    """Lines before and after a match, which other agents give apart."""
+    """Combine separate numbers of lines before and after a match into `context`."""
     rest = dict(arguments)
     given = [rest.get(name) for name in _AROUND]
     counts = [value for value in given if isinstance(value, int) and not isinstance(value, bool) and value >= 0]
@@ -195,7 +195,7 @@ def _searching(arguments: Arguments) -> Arguments:
 
 
 def _command(arguments: Arguments) -> Arguments:
-    """Commands as a list, timeouts in milliseconds, and another working directory."""
+    """Accept a command as a list of words, a timeout in milliseconds, and another working directory."""
     rest = dict(arguments)
     match rest.get("command"):
         case [str(shell), "-c" | "-lc", str(line)] if shell.rpartition("/")[2] in ("bash", "sh", "zsh"):
@@ -219,7 +219,7 @@ def _command(arguments: Arguments) -> Arguments:
 
 
 def _plan(arguments: Arguments) -> Arguments:
-    """Steps with the fields of other agents."""
+    """Accept steps that have the field names of other agents."""
     rest, items = dict(arguments), arguments.get("items")
     if isinstance(items, list) and all(isinstance(item, dict) for item in items):
         known = ("content", "status", "priority")

@@ -185,7 +185,7 @@ def walk(directory: int, prefix: str = "", depth: int = 0) -> Iterator[tuple[str
 
 @contextmanager
 def opened(name: str, directory: int) -> Iterator[int]:
-    """Open a directory in an open directory. If its owner may not read it, give the owner this right for the time."""
+    """Open a directory in an open directory. If its owner may not read it, grant that right temporarily."""
     try:
         handle = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
     except PermissionError:
@@ -214,7 +214,7 @@ def writable_directory(name: str, directory: int) -> Iterator[None]:
 
 @contextmanager
 def changeable(directory: int) -> Iterator[None]:
-    """Let the owner of an open directory change its entries for the time, as commands may have made it read-only."""
+    """Let the owner of an open directory change its entries temporarily. Commands may have made it read-only."""
     status = os.fstat(directory)
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o300 == 0o300 or status.st_uid != os.geteuid():

@@ -386,7 +386,7 @@ class McpToolbox:
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
         """Get ready for a turn: find skills and agent files, and start failed servers again.
 
-        Waits at most `timeout_s` for servers that are starting. Does not wait for a server that this call starts again
+        Wait at most `timeout_s` for servers that are starting. Do not wait for a server that this call starts again
         and that has never been ready. `beside` is an additional function that is called in the thread that finds the
         files.
         """
@@ -580,7 +580,7 @@ class McpToolbox:
 
     async def _find(self, name: str) -> tuple[ExternalServer, ExternalTool] | None:
         """Return the server that offers the tool with this name, and the tool itself; None if there is no such tool.
-        Waits for a server that is starting, and restarts a failed server."""
+        Wait for a server that is starting, and restart a failed server."""
         server = self._server_of(name, "__")
         if server is None or not self._has(name):
             return None

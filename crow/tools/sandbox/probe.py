@@ -20,7 +20,7 @@ _OUTPUT_CHARS = 500
 def try_confinement(run: RunConfined, *, has_overlay: bool = False) -> str:
     """Test a sandbox: try to read and write where a confined command must not, and to write where it may.
 
-    With `has_overlay`, also test that a command can change a throwaway tree and that its changes do not last. Returns
+    With `has_overlay`, also test that a command can change a throwaway tree and that its changes do not last. Return
     an empty string if the sandbox works, otherwise the problem in words.
     """
     with tempfile.TemporaryDirectory(prefix="crow-probe-", ignore_cleanup_errors=True) as name:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import anyio
 import anyio.to_thread
 
+from crow.agent import Client
 from crow.agent.permissions.rules import PermissionRule, may_attach
 from crow.agent.sessions.session import Session
 from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_recovery, notice_of_sandbox
@@ -17,8 +18,6 @@ from crow.domain.entries import CallRef
 from crow.domain.errors import NoSuchSession
 from crow.domain.events import NoticeShown
 from crow.domain.text import plural
-from crow.frontend.clients import SessionClients
-from crow.frontend.params import OpenRequest
 from crow.store import Store
 from crow.tools import Workspace
 
@@ -28,7 +27,7 @@ _KNOWN_SESSIONS = 200
 
 
 class FirstUse:
-    """Remembers what was already done in this process."""
+    """Does what is done once in a process, or once for each directory: warnings, and recovery after a kill."""
 
     def __init__(self) -> None:
         self._known_directories: set[tuple[str | None, str]] = set()
@@ -37,20 +36,35 @@ class FirstUse:
         self._has_recovered = False
         self._has_pruned = False
 
-    def is_known(self, request: OpenRequest, principal: str | None) -> bool:
-        """Return whether this was already called for the same directory and principal."""
-        known = (principal, request.cwd)
-        is_known = known in self._known_directories
-        self._known_directories.add(known)
-        return is_known
+    async def inspect(
+        self,
+        store: Store,
+        principal: str | None,
+        cwd: str,
+        directories: Sequence[str],
+        *,
+        place: Callable[[str, Sequence[str]], Workspace],
+        rules: Callable[[], tuple[PermissionRule, ...]],
+    ) -> WorkspaceContents | None:
+        """Return a description of the directory `cwd`. Return None if the principal has already worked there,
+        or if this process has already described the directory for this principal. `place` returns a workspace with a
+        working directory and additional directories, and `rules` the user's rules."""
+        if (principal, cwd) in self._known_directories:
+            return None
+        self._known_directories.add((principal, cwd))
+        paths = (cwd, await anyio.to_thread.run_sync(os.path.realpath, cwd))
+        if await store.is_known_directory(paths):
+            return None
+        may_read = partial(may_attach, workspace=place(cwd, directories), rules=rules())
+        return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
 
-    async def check(self, session: Session, clients: SessionClients, store: Store | None) -> None:
+    async def check(self, session: Session, client: Client, store: Store | None) -> None:
         """Warn the user if commands are not confined, and remove the old contents of files that nobody needs any more.
         Only the first session of a process does this."""
-        await self._warn_about_sandbox(session, clients)
+        await self._warn_about_sandbox(session, client)
         await self._prune_changes(session, store)
 
-    async def _warn_about_sandbox(self, session: Session, clients: SessionClients) -> None:
+    async def _warn_about_sandbox(self, session: Session, client: Client) -> None:
         """Warn the user if commands are not confined.
 
         If the editor shows no notices, the warning becomes part of the session's history instead, but only in a new
@@ -61,8 +75,8 @@ class FirstUse:
         self._has_checked_sandbox = True
         is_new = session.branch.leaf is None
         notice = notice_of_sandbox(await session.workspace.sandbox_status())
-        if notice is not None and clients.takes_notices:
-            await clients.publish(notice)
+        if notice is not None and client.takes_notices:
+            await client.publish(notice)
         elif notice is not None and is_new:
             session.remark_later(notice)
 
@@ -114,15 +128,3 @@ async def offer_import(session: Session, store: Store) -> None:
         title = f"{plural(one.sessions, 'session')} of {one.tool} in this directory can be imported"
         words = f"To import all its sessions, run: crow sessions import --from {one.tool}"
         session.notice_later(NoticeShown(severity="info", title=title, description=words))
-
-
-async def inspect_if_new(
-    store: Store, workspace: Workspace, request: OpenRequest, *, rules: tuple[PermissionRule, ...]
-) -> WorkspaceContents | None:
-    """Return a description of the directory of `request`. Return None if the user has already worked there."""
-    cwd = request.cwd
-    paths = (cwd, await anyio.to_thread.run_sync(os.path.realpath, cwd))
-    if await store.is_known_directory(paths):
-        return None
-    may_read = partial(may_attach, workspace=workspace, rules=rules)
-    return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)

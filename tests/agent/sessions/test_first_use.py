@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from crow.frontend.first_use import offer_import
+from crow.agent.sessions.first_use import offer_import
 from crow.store.importers import importable_at
 from tests.support import foreign_sessions as foreign
 from tests.support.scripted_model import Say

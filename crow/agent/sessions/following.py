@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import cast, get_args
+from typing import Any, Protocol, cast, get_args
 
 import anyio
 
 from crow.agent.commands import parse
+from crow.agent.feed import Feed
+from crow.agent.history.options import SHOWN_KEYS
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
 from crow.agent.templates import ParsedCommand
@@ -18,8 +20,6 @@ from crow.domain.entries import Command, Entry, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError, StoreUnavailable
 from crow.domain.events import EntryStored, Event, ModeChanged, OptionsChanged, PlanChanged, TitleChanged
 from crow.domain.trace_context import use_trace_context
-from crow.frontend.clients import SessionClients
-from crow.frontend.options import CONFIG_KEYS
 from crow.store import SessionRow, Store, Tail
 from crow.store.watching import Draft, News, Watcher
 
@@ -37,7 +37,25 @@ CATCH_UP_S = 5.0
 PAUSE_S = 0.5
 
 
-class HostedFollower:
+class FollowingClients(Protocol):
+    """The clients of a session that are shown what other processes do with it."""
+
+    feed: Feed
+    """The session's feed."""
+    last_turn: dict[str, Any]
+    """The state of the last turn, as clients get it in `_meta["acp/turnState"]`."""
+    on_publish: Callable[[Event], object]
+    """Called with each event of the session before it is sent."""
+
+    def begin_turn(self, prompt: PendingPrompt, stored: Entry | None) -> None:
+        """Show that a turn began, here or in another process. `stored` is the entry of the prompt, or None if the
+        prompt is not stored yet."""
+
+    def end_turn(self, prompt: PendingPrompt) -> None:
+        """Show that a turn has ended, here or in another process."""
+
+
+class Follower:
     """Follows a session in the store, and shows its clients the entries that other processes add.
 
     This class implements :class:`crow.agent.sessions.session.SessionFollower`. The store reports each entry of the
@@ -48,7 +66,7 @@ class HostedFollower:
     The owner must call `begin` before the session runs, and then run `run` until the session is closed.
     """
 
-    def __init__(self, session: Session, clients: SessionClients) -> None:
+    def __init__(self, session: Session, clients: FollowingClients) -> None:
         self._session = session
         self._clients = clients
         self._prompt: PendingPrompt | None = None
@@ -114,7 +132,7 @@ class HostedFollower:
             raise StoreUnavailable(f"Session {row.id} cannot be read now: the database does not answer. Try again.")
 
     async def run(self, on_deleted: Callable[[], object]) -> None:
-        """Follow the session. If the session is deleted, calls `on_deleted` and returns."""
+        """Follow the session. If the session is deleted, call `on_deleted` and return."""
         use_trace_context({})
         session = self._session
         while not session.closing:
@@ -140,7 +158,7 @@ class HostedFollower:
         """Wait a moment while this process runs a turn, because the store also reports each entry that this process
         writes.
 
-        If another process has taken over the turn, waits until this process has given up the turn, and then shows the
+        If another process has taken over the turn, wait until this process has given up the turn, and then show the
         held entries. This method shows them itself, because the store may report nothing more.
         """
         branch = self._session.branch
@@ -196,7 +214,7 @@ class HostedFollower:
                 await session.conversation.adapters.store.open_session(session.id)
 
     async def _show_settings(self) -> None:
-        """Publishe the settings that differ from what the clients were last shown. Any method of the branch may have
+        """Publish the settings that differ from what the clients were last shown. Any method of the branch may have
         read them from the store."""
         branch = self._session.branch
         if branch.row.title != self._title:
@@ -216,7 +234,7 @@ class HostedFollower:
                 self._options = _options_of(self._session.branch.row)
 
     async def _show(self, entry: Entry) -> None:
-        """Publishe the events of an entry that another process has stored."""
+        """Publish the events of an entry that another process has stored."""
         if entry.turn > self._turn_number and isinstance(entry.body, User | Command):
             self._turn_number, self._prompt = entry.turn, _prompt_of(entry)
             is_command = isinstance(entry.body, Command)
@@ -252,7 +270,7 @@ async def draft_of(store: Store, tail: Tail) -> Draft | None:
 
 
 def _options_of(row: SessionRow) -> object:
-    return row.model, *(row.config.get(name) for name in CONFIG_KEYS)
+    return row.model, *(row.config.get(name) for name in SHOWN_KEYS)
 
 
 def _prompt_of(entry: Entry) -> PendingPrompt:

@@ -1,0 +1,247 @@
+"""The queue between a session's feed and one of its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+import anyio
+
+from crow.agent.feed import Item, TurnBegan
+from crow.domain.entries import Assistant, CallRef, Entry, ToolResult
+from crow.domain.errors import ArgumentError, NoSuchSession
+from crow.domain.events import (
+    CallEnded,
+    CallProgressed,
+    EntryStored,
+    SubagentChanged,
+    SummaryShown,
+    TextShown,
+    ThoughtShown,
+)
+from crow.domain.trace_context import use_trace_context
+from crow.frontend.client import SessionClient
+from crow.frontend.workspace import ClientEditor
+from crow.store import Access
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""If about this many bytes wait to be sent to a client, crow disconnects the client."""
+
+STALLED_S = 60.0
+"""If updates wait for a client and the client has read nothing for this many seconds, crow disconnects the client."""
+
+_PATIENT_BYTES = 64 * 1024
+"""If more than this many bytes wait to be sent to a patient connection, the session waits, too."""
+
+_EVENT_BYTES = 500
+"""The estimated memory that a waiting item takes in addition to its text, in bytes."""
+
+Origin = object
+"""The identity of a client. This is the connection id, which stays the same when the client connects again. A client
+without a connection id is identified by its connection object."""
+
+
+@dataclass(slots=True, eq=False)
+class _WaitingItem:
+    """An item that waits to be sent to a client."""
+
+    send: Callable[[], Awaitable[object]]
+    """Sends the item."""
+    size: int
+    """About how many bytes of memory the item takes."""
+    is_begun: bool = False
+    """Whether `send` was called."""
+
+
+class ClientQueue:
+    """One client of a session, with the queue of items that are still to be sent to it. `run` sends these items.
+
+    A client that does not read delays neither the session nor other clients. If its queue grows too large, or if it
+    reads nothing for too long, the client is disconnected. But if `is_patient` is true, crow waits for the client: it
+    is at the other end of a pipe, whose end is always noticed. `may_write` means that the client may send prompts and
+    answer questions.
+    """
+
+    def __init__(
+        self,
+        client: SessionClient,
+        *,
+        origin: Origin,
+        may_write: bool,
+        is_patient: bool,
+        drop: Callable[[str], None],
+        leave: Callable[[ClientQueue], None],
+    ) -> None:
+        self.client = client
+        self._is_patient = is_patient
+        self.origin = origin
+        self.may_write = may_write
+        self.is_detached = False
+        self.check: Callable[[Access], Awaitable[None]] | None = None
+        """Checks that the client's user has the given access to the session. Raises NoSuchSession if the user may no
+        longer see the session, and ArgumentError if the user has less than the given access."""
+        self.editor: ClientEditor | None = None
+        """The client's editor, or None if it serves neither files nor terminals."""
+        self._drop = drop
+        self._leave = partial(leave, self)
+        self._items: deque[_WaitingItem] = deque()
+        self._bytes = 0
+        self._progress: dict[CallRef, tuple[_WaitingItem, list[CallProgressed]]] = {}
+        self._moved_at = 0.0
+        self._wake = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._scope = anyio.CancelScope()
+        self._flushes: set[anyio.Event] = set()
+
+    async def run(self) -> None:
+        """Send the waiting items in order, while the client is open. End after `detach`."""
+        use_trace_context({})  # the client outlives the request that attached it
+        with self._scope:
+            while True:
+                while self._items:
+                    await self.client.is_open.wait()
+                    if self.is_detached:
+                        return
+                    item = self._items[0]
+                    item.is_begun = True
+                    try:
+                        await item.send()
+                    except Exception:
+                        logger.exception("An update could not be sent")
+                        self._end("Internal error: an update could not be sent.")
+                        return
+                    if self.is_detached:
+                        return
+                    self._items.popleft()
+                    self._bytes -= item.size
+                    self._moved_at = time.monotonic()
+                    if self._bytes <= _PATIENT_BYTES:
+                        self._has_room.set()
+                self._wake.clear()
+                await self._wake.wait()
+
+    def put(self, send: Callable[[], Awaitable[object]], size: int = _EVENT_BYTES) -> _WaitingItem | None:
+        """Add `send` to the end of the queue. It is called after everything that is already in the queue. Return the
+        new item of the queue.
+
+        If too much waits for the client, disconnect the client instead and return None.
+        """
+        if self.is_detached:
+            return None
+        now = time.monotonic()
+        if not self._items:
+            self._moved_at = now
+        if self._is_patient:
+            if self._bytes + size > _PATIENT_BYTES:
+                self._has_room.clear()
+        elif self._bytes + size > MAX_WAITING_BYTES and self._items:
+            self._end(f"This client read too slowly: {self._bytes // 2**20} MiB waited for it.")
+            return None
+        elif now - max(self._moved_at, self.client.sent_at) > STALLED_S:
+            self._end(f"This client read nothing for {STALLED_S:.0f} s.")
+            return None
+        item = _WaitingItem(send, size)
+        self._items.append(item)
+        self._bytes += size
+        self._wake.set()
+        return item
+
+    async def room(self) -> None:
+        """Wait until a patient connection has sent most of its queue. Return at once for any other connection."""
+        await self._has_room.wait()
+
+    def publish(self, client: SessionClient, item: Item, *, is_own: bool) -> None:
+        """Add an item to the queue. `client` is the object that will send the item: either this client's own
+        `SessionClient`, or the one that shows a subagent to this client."""
+        if isinstance(item, CallProgressed):
+            # Each progress item holds the whole output so far, so a newer one replaces one that still waits.
+            waiting = self._progress.get(item.call)
+            if waiting is not None and not waiting[0].is_begun:
+                waiting[1][0] = item
+                return
+            holder = [item]
+            queued = self.put(lambda: client.show(holder[0]), _size(item))
+            if queued is not None:
+                self._progress[item.call] = (queued, holder)
+            return
+        match item:
+            case TurnBegan() | EntryStored(entry=Entry(body=Assistant())):
+                self.check_access()
+            case EntryStored(entry=Entry(body=ToolResult(call=call))) | CallEnded(call=call):
+                self._progress.pop(call, None)
+        self.put(partial(self._show, client, item, is_own), _size(item))
+
+    async def _show(self, client: SessionClient, item: Item, is_own: bool) -> None:
+        if isinstance(item, SubagentChanged):
+            client.subagents.note(item)
+        await client.show(item, is_own=is_own)
+
+    def check_access(self) -> None:
+        """Add a check to the queue. Before any later event is sent, the check finds out whether the client may still
+        see the session."""
+        if self.check is not None:
+            self.put(partial(self.has_access, "read"))
+
+    async def has_access(self, access: Access) -> bool:
+        """Return whether the client's user still has `access` to the session. If the user may no longer see the
+        session, detach the client. If the user has less access than `access`, the client may no longer write."""
+        try:
+            if self.check is not None:
+                await self.check(access)
+        except NoSuchSession:
+            self._leave()
+        except ArgumentError:
+            self.may_write = False
+        else:
+            return True
+        return False
+
+    async def flushed(self) -> None:
+        """Wait until all events that are in the queue now have been sent, or until the client is detached."""
+        if self.is_detached or not self._items:
+            return
+        done = anyio.Event()
+        self._flushes.add(done)
+        self.put(partial(_set, done), 0)
+        try:
+            await done.wait()
+        finally:
+            self._flushes.discard(done)
+
+    def detach(self) -> None:
+        """Discard the waiting events, and end `run`."""
+        self.is_detached = True
+        self.client.close()
+        self._scope.cancel()
+        self._items.clear()
+        self._progress.clear()
+        self._has_room.set()
+        for done in self._flushes:
+            done.set()
+
+    def _end(self, reason: str) -> None:
+        if not self.is_detached:
+            self.detach()
+            self._drop(reason)
+
+
+async def _set(event: anyio.Event) -> None:
+    event.set()
+
+
+def _size(item: Item) -> int:
+    match item:
+        case TextShown(text=text) | ThoughtShown(text=text) | CallProgressed(text=text) | SummaryShown(text=text):
+            return _EVENT_BYTES + len(text)
+        case EntryStored(entry=Entry(body=ToolResult(text=text))):
+            return _EVENT_BYTES + len(text)
+        case _:
+            return _EVENT_BYTES
