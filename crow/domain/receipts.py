@@ -73,15 +73,19 @@ class Receipt:
         """The receipt as one line of Markdown."""
         names = [code(shorten(name, _SHOWN_CHARS)) for name in self.files[:_SHOWN_FILES]]
         more = [f"{len(self.files) - _SHOWN_FILES} more"] if len(self.files) > _SHOWN_FILES else []
+        rest = f" and {len(self.commands) - 2} more" if len(self.commands) > 2 else ""
+        lines = f"({', '.join(_shown(line) for line in self.commands[:2])}{rest})"
+        files = f"({', '.join(names + more)})"
         changed = []
-        if self.files:
+        if self.files and self.commands and not self.edits:
             changed.append(
-                f"{plural(len(self.files), 'file')} by {plural(self.edits, 'edit')} ({', '.join(names + more)})"
+                f"{plural(len(self.files), 'file')} {files} by {plural(len(self.commands), 'command')} {lines}"
             )
-        if self.commands:
-            shown = ", ".join(_shown(line) for line in self.commands[:2])
-            rest = f" and {len(self.commands) - 2} more" if len(self.commands) > 2 else ""
-            changed.append(f"what {plural(len(self.commands), 'command')} changed ({shown}{rest})")
+        else:
+            if self.files:
+                changed.append(f"{plural(len(self.files), 'file')} by {plural(self.edits, 'edit')} {files}")
+            if self.commands:
+                changed.append(f"what {plural(len(self.commands), 'command')} changed {lines}")
         ran = [f"{_shown(each.check.line)} {_end_of(each)}" for each in self.checks[:_SHOWN_FILES]]
         checks = f" After the last change: {', '.join(ran)}." if ran else ""
         why = f" ({self.why})" if self.why else ""

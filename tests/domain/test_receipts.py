@@ -170,6 +170,13 @@ def test_a_receipt_names_changes_checks_and_their_exit_codes() -> None:
     }
 
 
+def test_a_receipt_counts_no_edits_if_only_a_command_changed_files() -> None:
+    receipt = Receipt(state="not verified", why="no check ran", files=("src/a.py",), commands=("rm -rf src",))
+    assert receipt.text == (
+        "Receipt: not verified (no check ran). Changed 1 file (`src/a.py`) by 1 command (`rm -rf src`)."
+    )
+
+
 def test_a_turn_without_changes_has_no_receipt() -> None:
     script = Script()
     script.shell("pytest")
