@@ -22,6 +22,7 @@ PAGES = {
     "ARCHITECTURE.md": "architecture.md",
     "CONTRIBUTING.md": "contributing.md",
     "packages/acp-check/README.md": "acp-check.md",
+    "packages/crow-channels/README.md": "crow-channels.md",
 }
 """Documents outside of docs/, and the pages that they become. Paths are relative to the repository and to docs/."""
 
