@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +36,7 @@ from crow.terminal.connection import (
     session_ids,
 )
 from crow.terminal.display import Display
+from crow.terminal.early import EARLY_KEYS
 from crow.terminal.form import FormField, fields_of
 from crow.terminal.help import HELP, OWN_COMMANDS, PLAIN_HELP
 from crow.terminal.keyboard import (
@@ -54,6 +56,7 @@ from crow.terminal.render import (
     usage_of,
 )
 from crow.terminal.screen import Screen, interrupts, shell_quoted
+from crow.terminal.status import status_line
 from crow.terminal.typed import ENTERS, TypedText
 
 CAPABILITIES: Mapping[str, Any] = {
@@ -113,6 +116,7 @@ def run_chat(load: Callable[[], Loaded], options: argparse.Namespace, log_in: Ca
         try:
             return asyncio.run(Chat(options, loaded, load).run(cwd))
         except _NoModel as error:
+            EARLY_KEYS.restore()  # the terminal itself edits the answers that follow
             if not _choose_model(str(error), options, partial(log_in, loaded)):
                 return 2
 
@@ -156,6 +160,7 @@ class Chat:
         self._connection: TerminalConnection | None = None
         self._session = OpenedSession("", "", {}, is_new=True)
         self._interrupts = 0
+        self._begun_at = 0.0
         self._is_prompting = False
         self._typed = TypedText()
         self._writing = asyncio.Lock()
@@ -163,6 +168,7 @@ class Chat:
         self._tasks: set[asyncio.Task[None]] = set()
         self._plan: Any = None
         self._mode = self._model = self._usage = ""
+        self._tokens = 0
 
     async def run(self, cwd: str | None) -> int:
         """Chat until the user leaves. :raises NoModel: no model is available."""
@@ -201,7 +207,7 @@ class Chat:
     def _open_keyboard(self) -> None:
         history, self._is_first = open_history(self._loaded.paths.data_dir / "chat_history")
         if self._look.has_styles:
-            self._keyboard = LineEditor(self._choices, history, self._status)
+            self._keyboard = LineEditor(self._choices, history, self._status, EARLY_KEYS.take())
 
     async def _open(self, options: argparse.Namespace, cwd: str | None) -> None:
         """Open the session that the options name, and show the end of its history."""
@@ -284,6 +290,7 @@ class Chat:
         if params is None:
             return
         self._is_prompting, self._interrupts, self._screen.label = True, 0, ""
+        self._begun_at, self._screen.status = time.monotonic(), self._turn_status
         stop = ""
         try:
             with self._screen.spinning(), self._keyboard.collect(self._typed, self._typed_changed):
@@ -297,7 +304,7 @@ class Chat:
             if stop in _STOPS:
                 await self._display.say(_STOPS[stop])
         finally:
-            self._is_prompting, self._screen.below = False, ()
+            self._is_prompting, self._screen.below, self._screen.status = False, (), None
         if stop != "end_turn":
             await self._keep_queue()
         if not self._look.has_styles:
@@ -537,6 +544,7 @@ class Chat:
             case "compaction_update" if update["status"] == "failed":
                 await self._display.say(f"Compaction failed: {update.get('error', '')}", is_warning=True)
             case "usage_update":
+                self._tokens = update["used"]
                 self._usage = usage_of(update["used"], update["size"], update.get("cost", {}).get("amount"))
             case "current_mode_update":
                 self._mode = update["currentModeId"]
@@ -557,6 +565,12 @@ class Chat:
 
     def _status(self) -> str:
         return " · ".join(filter(None, [self._model or "no model", self._mode, self._usage]))
+
+    def _turn_status(self, label: str, columns: int) -> str:
+        seconds, is_stopping = time.monotonic() - self._begun_at, self._interrupts > 0
+        return status_line(
+            label, columns, seconds=seconds, tokens=self._tokens, mode=self._mode, is_stopping=is_stopping
+        )
 
     async def _write(self, text: str) -> None:
         if not text:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from crow.terminal.keyboard import HISTORY_BYTES, Choices, ChoicesCompleter, fin
 from crow.terminal.question import QUESTION_LINES, keys_of, question_of
 from crow.terminal.render import Look
 from tests.support.fake_endpoint import HANG, Gate, Reply, calls, chunk, sse, text, usage
-from tests.support.terminal import Shell
+from tests.support.terminal import Shell, Terminal
 
 ENTER, CTRL_C, CTRL_D, ALT_ENTER, ESCAPE = "\r", "\x03", "\x04", "\x1b\r", "\x1b"
 READY = "\x1b[?2004h"
@@ -88,6 +90,40 @@ def test_sigterm_during_a_turn_leaves_and_says_how_to_come_back(shell: Shell) ->
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.wait() == 130
     assert "crow chat --session crow-" in terminal.shown
+
+
+def test_crow_alone_opens_the_chat_and_keeps_what_is_typed_while_it_starts(shell: Shell) -> None:
+    with shell.in_terminal() as terminal:
+        terminal.type(f"the first{ENTER}the sec")
+        terminal.wait_for("crow · fake-model")
+        terminal.wait_for("Hello there.")
+        terminal.wait_for(READY)
+        terminal.type(f"ond{ENTER}")
+        terminal.wait_for("Hello there.")
+        terminal.wait_for(READY)
+        terminal.type(CTRL_D)
+        assert terminal.wait() == 0
+    assert [request.body["messages"][-1]["content"] for request in shell.endpoint.asked] == ["the first", "the second"]
+
+
+COMPARES_MODES = """
+import subprocess, sys, termios
+before = termios.tcgetattr(0)
+code = subprocess.run([sys.executable, "-P", "-m", "crow", "chat", *sys.argv[1:]]).returncode
+print("exit", code, "unchanged", before == termios.tcgetattr(0), flush=True)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--mode", "none"], ["--no-such-option"]])
+def test_a_chat_that_cannot_start_leaves_the_terminal_as_it_was(shell: Shell, arguments: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", COMPARES_MODES, *arguments]
+    with subprocess.Popen(
+        command, cwd=shell.place, env=shell.env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        Terminal(ours, process).wait_for("exit 2 unchanged True")
+    os.close(ours)
 
 
 def held(*pieces: str) -> tuple[Reply, Gate]:
