@@ -16,9 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from crow.agent.commands.branches import current_prompts
 from crow.agent.permissions.rules import MODES
 from crow.domain.errors import ArgumentError
-from crow.domain.text import on_one_line, plural, safe
+from crow.domain.text import first_line, on_one_line, plural, safe
 from crow.frontend.frames import RequestError
 from crow.runtime import importing
 from crow.settings import OFFLINE, Loaded
@@ -48,15 +49,17 @@ from crow.terminal.keyboard import (
     mentioned_files,
     open_history,
 )
+from crow.terminal.picker import Choice, pick
 from crow.terminal.prompt import IMAGE_TYPES, image_block, text_block
 from crow.terminal.question import keys_of, question_of
 from crow.terminal.render import (
     look_of,
     plan_of,
     usage_of,
+    wrapped,
 )
-from crow.terminal.screen import Screen, interrupts, shell_quoted
-from crow.terminal.status import status_line
+from crow.terminal.screen import Screen, interrupts, shell_quoted, write
+from crow.terminal.status import notification, status_line
 from crow.terminal.typed import ENTERS, TypedText
 
 CAPABILITIES: Mapping[str, Any] = {
@@ -65,6 +68,7 @@ CAPABILITIES: Mapping[str, Any] = {
     "_meta": {"crow": {"remarks": True}},
 }
 
+_PICKED_SESSIONS = 200
 _REPLAYED_TURNS = 2
 _REPLAYED_UPDATES = 4_000
 _HISTORY_UPDATES = frozenset(
@@ -265,6 +269,11 @@ class Chat:
                 case "/session":
                     await self._go_to(argument.strip())
                     continue
+                case "/model" | "/rewind" if not argument:
+                    value = await self._pick(self._models() if name == "/model" else await self._prompts(), name)
+                    if value is None:
+                        continue
+                    text = f"{name} {value}"
                 case "/help" if not argument:
                     await self._display.markdown("help", PLAIN_HELP if self._look.has_words else HELP)
             alias = (await self._row()).alias if name == "/new" else None
@@ -305,10 +314,19 @@ class Chat:
                 await self._display.say(_STOPS[stop])
         finally:
             self._is_prompting, self._screen.below, self._screen.status = False, (), None
+        if stop != "cancelled":
+            await self._notify("crow has finished")
         if stop != "end_turn":
             await self._keep_queue()
         if not self._look.has_styles:
             await self._display.say(self._status())
+
+    async def _notify(self, words: str) -> None:
+        """Call the user, who may look elsewhere, if the turn has taken long."""
+        after_s = self._loaded.settings.chat.notify_after_s
+        if after_s and time.monotonic() - self._begun_at >= after_s:
+            terminal = os.environ.get("TERM", "dumb")
+            await write(sys.stdout, notification(words, terminal, has_styles=self._look.has_styles))
 
     async def _prompt_params(self, text: str) -> Params | None:
         """Return the parameters of a prompt. If a file that it mentions cannot be used, say so and return None."""
@@ -376,11 +394,14 @@ class Chat:
             await self._display.say(f"Not sent, because the turn did not end by itself: {self._typed.take_all()}")
 
     async def _go_to(self, name: str) -> None:
-        """Run `/session`: show this session, or open the session that `name` means."""
+        """Run `/session`: open the session that `name` means. Without a name, show this session, and let the user pick
+        another one."""
         assert self._connection is not None, "the chat has begun"
         before = self._session.id
         if not name:
             await self._display.say(f"This session is {before}. {_how_to_return(await self._row())}")
+            name = await self._pick(await self._other_sessions(), "/session") or ""
+        if not name:
             return
         options = argparse.Namespace(session=name, newest=False, model=None, mode=None)
         try:
@@ -395,6 +416,39 @@ class Chat:
     async def _row(self) -> SessionRow:
         assert self._connection is not None, "the chat has begun"
         return await self._connection.store.session(self._session.id)
+
+    async def _pick(self, choices: Sequence[Choice], command: str) -> str | None:
+        """Let the user pick the argument of a command. Return None if the user picks nothing."""
+        if not choices:
+            await self._display.say(f"There is nothing to pick for {command} yet.")
+            return None
+        columns, is_newest_last = shutil.get_terminal_size().columns - 1, command == "/rewind"
+
+        async def show(words: str) -> None:
+            await self._display.begin_block("list", wrapped(self._look, "", words))
+
+        try:
+            return await pick(
+                choices, columns=columns, is_newest_last=is_newest_last, show=show, ask=self._keyboard.line
+            )
+        except (EOFError, Interrupted):
+            return None
+
+    def _models(self) -> list[Choice]:
+        names = self._choices.arguments.get("model", {})
+        return [Choice(name, f"{name} (now)" if name == self._model else name) for name in names]
+
+    async def _prompts(self) -> list[Choice]:
+        """Return the prompts of the session's path, oldest first. Their numbers are those of `/rewind`."""
+        assert self._connection is not None, "the chat has begun"
+        prompts = current_prompts(await self._connection.store.outline(self._session.id))
+        return [Choice(str(number), first_line(prompt.text)) for number, prompt in enumerate(prompts, 1)]
+
+    async def _other_sessions(self) -> list[Choice]:
+        assert self._connection is not None, "the chat has begun"
+        page = await self._connection.store.sessions(limit=_PICKED_SESSIONS)
+        rows = [row for row in page.rows if row.id != self._session.id]
+        return [Choice(row.id, _line_of(row)) for row in rows]
 
     async def _refresh_sessions(self) -> None:
         assert self._connection is not None, "the chat has begun"
@@ -434,6 +488,7 @@ class Chat:
         """See `TerminalClient`."""
         async with self._writing:
             with self._screen.paused():
+                await self._notify("crow asks for permission")
                 text, options = question_of(self._look, params)
                 call = self._display.calls.setdefault(params["toolCall"]["toolCallId"], {})
                 call["is_shown"] = True
@@ -456,6 +511,8 @@ class Chat:
         """See `TerminalClient`."""
         async with self._writing, self._keyboard.set_aside():
             with self._screen.paused():
+                if self._is_prompting:
+                    await self._notify("crow asks a question")
                 await self._display.begin_block("question", self._look.paint("bold", params["message"]) + "\n")
                 if params["mode"] == "url":
                     return await self._offer_page(params["url"])
@@ -592,6 +649,12 @@ class Chat:
                 self._replayed.append(deque(maxlen=_REPLAYED_UPDATES))
         if self._replayed:
             self._replayed[-1].append(update)
+
+
+def _line_of(row: SessionRow) -> str:
+    """Return a session as a line of a list: when it was used, its title, its alias and its workspace."""
+    when = time.strftime("%b %d %H:%M", time.localtime(row.updated_ms / 1000))
+    return f"{when}  " + " · ".join(filter(None, [row.title or row.id, row.alias, row.cwd]))
 
 
 def _how_to_return(row: SessionRow) -> str:

@@ -193,7 +193,7 @@ def open_history(path: Path) -> tuple[History, bool]:
 
 
 class LineEditor:
-    """The keyboard with a line editor. `toolbar` returns the line to show below the prompt. The first prompt begins with
+    """The keyboard with a line editor. `toolbar` returns the line to show below the prompt. The first prompt gets
     the keys `typed`."""
 
     def __init__(self, choices: Choices, history: History, toolbar: Callable[[], str], typed: str = "") -> None:

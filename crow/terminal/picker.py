@@ -28,14 +28,14 @@ async def pick(
     *,
     columns: int,
     is_newest_last: bool,
-    say: Callable[[str], Awaitable[None]],
+    show: Callable[[str], Awaitable[None]],
     ask: Callable[[str], Awaitable[str]],
 ) -> str | None:
     """Let the user pick a choice by its number, or by words in it, and return its value. Return None if the user picks
     nothing.
 
-    Words that are in several choices shorten the list to these choices, whose numbers stay the same. If `is_newest_last`
-    is true, a long list shows its end, otherwise its start.
+    Words that are in several choices shorten the list to these choices, whose numbers stay. If `is_newest_last` is
+    true, a long list shows its end, otherwise its start.
     """
     listed = list(enumerate(choices, 1))
     while True:
@@ -43,17 +43,18 @@ async def pick(
         lines = [_cut(f"{number:>3}) {on_one_line(choice.words)}", columns) for number, choice in shown]
         if len(shown) < len(listed):
             lines.append(f"     … {len(listed) - len(shown)} more; type a word to find them")
-        await say("\n".join(lines))
+        await show("\n".join(lines))
         typed = (await ask("Number or words, Enter to leave it: ")).strip()
         if not typed:
             return None
-        if typed.isdecimal() and 1 <= int(typed) <= len(choices):
-            return choices[int(typed) - 1].value
+        numbers = [str(number) for number in range(1, len(choices) + 1)]
+        if typed in numbers:
+            return choices[numbers.index(typed)].value
         found = _find(choices, typed)
         if len(found) == 1:
             return found[0][1].value
         if not found:
-            await say(f"Nothing in the list has the words {on_one_line(typed)}.")
+            await show(f"Nothing in the list has the words {on_one_line(typed)}.")
         listed = found or list(enumerate(choices, 1))
 
 

@@ -43,7 +43,7 @@ class Screen:
         self.label = ""
         """Shown beside the spinner. It must not be wider than the terminal."""
         self.status: Callable[[str, int], str] | None = None
-        """Returns the whole text beside the spinner for the label and a number of columns. If it is set, and no text was
+        """Returns the whole text beside the spinner for the label and a number of columns. If it is set and no text was
         written for a moment, the spinner is shown also in the middle of a line of the answer, on the next line."""
         self.below: Sequence[str] = ()
         """Lines to show under the spinner, also in the middle of a line of the answer. They must not be wider than the

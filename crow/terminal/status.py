@@ -1,8 +1,10 @@
-"""The line that the chat shows at the bottom while a turn runs."""
+"""The line that the chat shows at the bottom while a turn runs, and the call to the user when the turn has ended."""
 
 from __future__ import annotations
 
 from rich.cells import cell_len, set_cell_size
+
+from crow.domain.text import safe
 
 _HINTS = ("Ctrl-C stops · type to queue or steer", "Ctrl-C stops", "")
 _LABEL_COLUMNS = 24
@@ -23,6 +25,14 @@ def status_line(label: str, columns: int, *, seconds: float, tokens: int, mode: 
     tail = next(each for each in tails if not each or wanted + 3 + cell_len(each) <= columns)
     room = columns - cell_len(tail) - 3 if tail else columns
     return _joined([_cut(label, max(1, room)), tail])
+
+
+def notification(words: str, terminal: str, *, has_styles: bool) -> str:
+    """Return what makes a terminal of this kind (TERM) call the user: the bell, and with styles also a notification
+    with these words. A terminal without notifications ignores it."""
+    if not has_styles or terminal == "linux":
+        return "\a"
+    return f"\x1b]9;{safe(words)}\x07\a"
 
 
 def _joined(parts: list[str]) -> str:

@@ -313,6 +313,45 @@ def test_the_first_chat_without_a_model_offers_one_and_names_what_can_be_importe
             assert terminal.wait() == 0
 
 
+@pytest.mark.parametrize("look", [(), ("--plain",)])
+def test_a_session_a_model_and_a_prompt_are_picked_from_a_list(shell: Shell, look: tuple[str, ...]) -> None:
+    ready, question = ("You: " if look else READY), "Enter to leave it:"
+    with shell.in_terminal("chat", "--session", "one", *look) as terminal:
+        terminal.wait_for(ready)
+        for prompt in ("paint the door", "paint the window"):
+            terminal.type(f"{prompt}\r")
+            terminal.wait_for("Hello there.")
+            terminal.wait_for(ready)
+        terminal.type("/model\r")
+        terminal.wait_for("1) fake-model (now)")
+        terminal.wait_for(question)
+        terminal.type("\r")
+        terminal.wait_for(ready)
+        terminal.type("/rewind\r")
+        terminal.wait_for("1) paint the door")
+        terminal.wait_for("2) paint the window")
+        terminal.wait_for(question)
+        terminal.type("paint\r")
+        terminal.wait_for("2) paint the window")
+        terminal.wait_for(question)
+        terminal.type("window\r")
+        terminal.wait_for("The model sees nothing")
+        terminal.wait_for(ready)
+        terminal.type("/session two\r")
+        terminal.wait_for(ready)
+        terminal.type("/session\r")
+        assert "two" in terminal.wait_for("1) ")
+        assert " · one · " in terminal.wait_for(question)
+        terminal.type("none of it\r")
+        terminal.wait_for("Nothing in the list has the words none of it.")
+        terminal.wait_for(question)
+        terminal.type("1\r")
+        terminal.wait_for("> paint the door" if not look else "You: paint the door")
+        terminal.wait_for(ready)
+        terminal.type(CTRL_D)
+        assert terminal.wait() == 0
+
+
 def test_new_goes_on_in_the_session_that_has_the_name_now(shell: Shell) -> None:
     with shell.in_terminal("chat", "--session", "work") as terminal:
         terminal.wait_for(READY)
