@@ -10,6 +10,10 @@ import select
 from collections.abc import Sequence
 from contextlib import suppress
 
+TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`; importing `typing` would take 10 ms
+if TYPE_CHECKING:
+    from typing import Any
+
 _MAX_BYTES = 4096
 """A terminal holds no more than this until somebody reads it."""
 
@@ -22,7 +26,7 @@ class EarlyKeys:
     """
 
     def __init__(self) -> None:
-        self._before: list[object] | None = None
+        self._before: list[Any] | None = None
         self._typed = b""
 
     def keep(self) -> None:

@@ -183,6 +183,32 @@ def test_a_second_enter_sends_the_text_into_the_running_turn(shell: Shell) -> No
     assert "use tabs" in shell.asked(1)
 
 
+def test_a_status_is_shown_in_a_pause_and_a_long_turn_calls_the_user(shell: Shell) -> None:
+    (shell.home / "config.toml").write_text("[chat]\nnotify_after_s = 0.000001\n")
+    slow, gate = held("half of it ", "and the rest.")
+    write = calls(("write_file", {"path": "a.txt", "content": "hello\n"}))
+    shell.endpoint.script(slow, write, text("Done."), write)
+    with shell.in_terminal("chat") as terminal:
+        terminal.wait_for(READY)
+        terminal.type(f"begin{ENTER}")
+        terminal.wait_for("half of it")
+        terminal.wait_for(" tokens · ask · Ctrl-C stops · type to queue or steer\x1b8")
+        gate.open()
+        terminal.wait_for("\x1b]9;crow has finished\x07\a")
+        terminal.wait_for(READY)
+        terminal.type(f"write{ENTER}")
+        terminal.wait_for("\x1b]9;crow asks for permission\x07\a")
+        terminal.wait_for("stop the turn")
+        terminal.type("y")
+        terminal.wait_for("Done.")
+    with shell.in_terminal("chat", "--plain") as terminal:
+        terminal.wait_for("You: ")
+        terminal.type("again\n")
+        terminal.wait_for("\a")
+        terminal.wait_for("stop the turn")
+    assert "\x1b" not in terminal.shown
+
+
 def test_a_cancelled_turn_puts_queued_text_into_the_next_prompt(shell: Shell) -> None:
     slow, _ = held("half of it \n", "never")
     shell.endpoint.script(slow, text("More."))
