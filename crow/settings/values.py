@@ -518,8 +518,7 @@ class ChatSettings(Section):
     notify_after_s: Annotated[
         float, Field(ge=0, allow_inf_nan=False), Expected("a number of seconds, such as 20; 0 for never")
     ] = 20.0
-    """If a turn has taken this many seconds when it ends or asks a question, the terminal rings or shows a
-    notification. 0 means never."""
+    """A turn that takes this many seconds calls the user at the terminal when it ends or asks. 0 means never."""
 
 
 class DatabaseSettings(Section):
