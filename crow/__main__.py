@@ -29,7 +29,11 @@ def main() -> int:
             if (exit_code := run(sys.argv[1:])) is not None:
                 return exit_code
 
+    from crow.terminal.early import EARLY_KEYS, opens_line_editor
+
     try:
+        if opens_line_editor(sys.argv[1:]):
+            EARLY_KEYS.keep()
         from crow.cli import main as run_command
         from crow.stdio import run_with_output
 
@@ -41,6 +45,8 @@ def main() -> int:
             raise
         sys.stderr.write(f"crow: {NO_MEMORY}\n")
         return 1
+    finally:
+        EARLY_KEYS.restore()
 
 
 def settle_places(script: str) -> None:

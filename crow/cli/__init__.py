@@ -47,6 +47,8 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit code. If `arguments` is None, use the arguments of the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments and all(file is not None and file.isatty() for file in (sys.stdin, sys.stdout)):
+        arguments = ["chat"]
     with importing():
         parser = command_parser(arguments)
     options = parser.parse_args(arguments)

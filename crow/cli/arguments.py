@@ -30,7 +30,7 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="crow",
         description="A coding agent for editors that speak the Agent Client Protocol.",
-        epilog="Without a command, crow prints this help in a terminal, and runs crow acp if an editor starts it.",
+        epilog="Without a command, crow opens the chat in a terminal, and runs crow acp if an editor starts it.",
     )
     parser.add_argument("--version", action="version", version=f"crow {__version__}")
     parser.add_argument("--setup", action="store_true", help=argparse.SUPPRESS)

@@ -457,6 +457,15 @@ class EditorSettings(Section):
     """The time limit for the user to answer a question (a permission, a form or a link), in seconds."""
 
 
+class ChatSettings(Section):
+    """The settings of `crow chat`."""
+
+    notify_after_s: Annotated[
+        float, Field(ge=0, allow_inf_nan=False), Expected("a number of seconds, such as 20; 0 for never")
+    ] = 20.0
+    """A turn that takes this many seconds calls the user at the terminal when it ends or asks. 0 means never."""
+
+
 class DatabaseSettings(Section):
     """Where sessions are stored."""
 
@@ -604,6 +613,7 @@ class Settings(Section):
     receipts: ReceiptSettings = Field(default_factory=ReceiptSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
     editor: EditorSettings = Field(default_factory=EditorSettings)
+    chat: ChatSettings = Field(default_factory=ChatSettings)
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
     share: ShareSettings = Field(default_factory=ShareSettings)

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,9 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from crow.agent.commands.branches import current_prompts
 from crow.agent.permissions.rules import MODES
 from crow.domain.errors import ArgumentError
-from crow.domain.text import on_one_line, plural, safe
+from crow.domain.text import first_line, on_one_line, plural, safe
 from crow.frontend.frames import RequestError
 from crow.runtime import importing
 from crow.settings import OFFLINE, Loaded
@@ -35,6 +37,7 @@ from crow.terminal.connection import (
     session_ids,
 )
 from crow.terminal.display import Display
+from crow.terminal.early import EARLY_KEYS
 from crow.terminal.form import FormField, fields_of
 from crow.terminal.help import HELP, OWN_COMMANDS, PLAIN_HELP
 from crow.terminal.keyboard import (
@@ -46,14 +49,17 @@ from crow.terminal.keyboard import (
     mentioned_files,
     open_history,
 )
+from crow.terminal.picker import Choice, pick
 from crow.terminal.prompt import IMAGE_TYPES, image_block, text_block
 from crow.terminal.question import keys_of, question_of
 from crow.terminal.render import (
     look_of,
     plan_of,
     usage_of,
+    wrapped,
 )
-from crow.terminal.screen import Screen, interrupts, shell_quoted
+from crow.terminal.screen import Screen, interrupts, shell_quoted, write
+from crow.terminal.status import notification, status_line
 from crow.terminal.typed import ENTERS, TypedText
 
 CAPABILITIES: Mapping[str, Any] = {
@@ -62,6 +68,7 @@ CAPABILITIES: Mapping[str, Any] = {
     "_meta": {"crow": {"remarks": True}},
 }
 
+_PICKED_SESSIONS = 200
 _REPLAYED_TURNS = 2
 _REPLAYED_UPDATES = 4_000
 _HISTORY_UPDATES = frozenset(
@@ -113,6 +120,7 @@ def run_chat(load: Callable[[], Loaded], options: argparse.Namespace, log_in: Ca
         try:
             return asyncio.run(Chat(options, loaded, load).run(cwd))
         except _NoModel as error:
+            EARLY_KEYS.restore()  # the terminal itself edits the answers that follow
             if not _choose_model(str(error), options, partial(log_in, loaded)):
                 return 2
 
@@ -156,6 +164,7 @@ class Chat:
         self._connection: TerminalConnection | None = None
         self._session = OpenedSession("", "", {}, is_new=True)
         self._interrupts = 0
+        self._begun_at = 0.0
         self._is_prompting = False
         self._typed = TypedText()
         self._writing = asyncio.Lock()
@@ -163,6 +172,7 @@ class Chat:
         self._tasks: set[asyncio.Task[None]] = set()
         self._plan: Any = None
         self._mode = self._model = self._usage = ""
+        self._tokens = 0
 
     async def run(self, cwd: str | None) -> int:
         """Chat until the user leaves. :raises NoModel: no model is available."""
@@ -201,7 +211,7 @@ class Chat:
     def _open_keyboard(self) -> None:
         history, self._is_first = open_history(self._loaded.paths.data_dir / "chat_history")
         if self._look.has_styles:
-            self._keyboard = LineEditor(self._choices, history, self._status)
+            self._keyboard = LineEditor(self._choices, history, self._status, EARLY_KEYS.take())
 
     async def _open(self, options: argparse.Namespace, cwd: str | None) -> None:
         """Open the session that the options name, and show the end of its history."""
@@ -259,6 +269,11 @@ class Chat:
                 case "/session":
                     await self._go_to(argument.strip())
                     continue
+                case "/model" | "/rewind" if not argument:
+                    value = await self._pick(self._models() if name == "/model" else await self._prompts(), name)
+                    if value is None:
+                        continue
+                    text = f"{name} {value}"
                 case "/help" if not argument:
                     await self._display.markdown("help", PLAIN_HELP if self._look.has_words else HELP)
             alias = (await self._row()).alias if name == "/new" else None
@@ -284,6 +299,7 @@ class Chat:
         if params is None:
             return
         self._is_prompting, self._interrupts, self._screen.label = True, 0, ""
+        self._begun_at, self._screen.status = time.monotonic(), self._turn_status
         stop = ""
         try:
             with self._screen.spinning(), self._keyboard.collect(self._typed, self._typed_changed):
@@ -297,11 +313,20 @@ class Chat:
             if stop in _STOPS:
                 await self._display.say(_STOPS[stop])
         finally:
-            self._is_prompting, self._screen.below = False, ()
+            self._is_prompting, self._screen.below, self._screen.status = False, (), None
+        if stop != "cancelled":
+            await self._notify("crow has finished")
         if stop != "end_turn":
             await self._keep_queue()
         if not self._look.has_styles:
             await self._display.say(self._status())
+
+    async def _notify(self, words: str) -> None:
+        """Call the user, who may look elsewhere, if the turn has taken long."""
+        after_s = self._loaded.settings.chat.notify_after_s
+        if after_s and time.monotonic() - self._begun_at >= after_s:
+            terminal = os.environ.get("TERM", "dumb")
+            await write(sys.stdout, notification(words, terminal, has_styles=self._look.has_styles))
 
     async def _prompt_params(self, text: str) -> Params | None:
         """Return the parameters of a prompt. If a file that it mentions cannot be used, say so and return None."""
@@ -369,11 +394,14 @@ class Chat:
             await self._display.say(f"Not sent, because the turn did not end by itself: {self._typed.take_all()}")
 
     async def _go_to(self, name: str) -> None:
-        """Run `/session`: show this session, or open the session that `name` means."""
+        """Run `/session`: open the session that `name` means. Without a name, show this session, and let the user pick
+        another one."""
         assert self._connection is not None, "the chat has begun"
         before = self._session.id
         if not name:
             await self._display.say(f"This session is {before}. {_how_to_return(await self._row())}")
+            name = await self._pick(await self._other_sessions(), "/session") or ""
+        if not name:
             return
         options = argparse.Namespace(session=name, newest=False, model=None, mode=None)
         try:
@@ -388,6 +416,39 @@ class Chat:
     async def _row(self) -> SessionRow:
         assert self._connection is not None, "the chat has begun"
         return await self._connection.store.session(self._session.id)
+
+    async def _pick(self, choices: Sequence[Choice], command: str) -> str | None:
+        """Let the user pick the argument of a command. Return None if the user picks nothing."""
+        if not choices:
+            await self._display.say(f"There is nothing to pick for {command} yet.")
+            return None
+        columns, is_newest_last = shutil.get_terminal_size().columns - 1, command == "/rewind"
+
+        async def show(words: str) -> None:
+            await self._display.begin_block("list", wrapped(self._look, "", words))
+
+        try:
+            return await pick(
+                choices, columns=columns, is_newest_last=is_newest_last, show=show, ask=self._keyboard.line
+            )
+        except (EOFError, Interrupted):
+            return None
+
+    def _models(self) -> list[Choice]:
+        names = self._choices.arguments.get("model", {})
+        return [Choice(name, f"{name} (now)" if name == self._model else name) for name in names]
+
+    async def _prompts(self) -> list[Choice]:
+        """Return the prompts of the session's path, oldest first. Their numbers are those of `/rewind`."""
+        assert self._connection is not None, "the chat has begun"
+        prompts = current_prompts(await self._connection.store.outline(self._session.id))
+        return [Choice(str(number), first_line(prompt.text)) for number, prompt in enumerate(prompts, 1)]
+
+    async def _other_sessions(self) -> list[Choice]:
+        assert self._connection is not None, "the chat has begun"
+        page = await self._connection.store.sessions(limit=_PICKED_SESSIONS)
+        rows = [row for row in page.rows if row.id != self._session.id]
+        return [Choice(row.id, _line_of(row)) for row in rows]
 
     async def _refresh_sessions(self) -> None:
         assert self._connection is not None, "the chat has begun"
@@ -427,6 +488,7 @@ class Chat:
         """See `TerminalClient`."""
         async with self._writing:
             with self._screen.paused():
+                await self._notify("crow asks for permission")
                 text, options = question_of(self._look, params)
                 call = self._display.calls.setdefault(params["toolCall"]["toolCallId"], {})
                 call["is_shown"] = True
@@ -449,6 +511,8 @@ class Chat:
         """See `TerminalClient`."""
         async with self._writing, self._keyboard.set_aside():
             with self._screen.paused():
+                if self._is_prompting:
+                    await self._notify("crow asks a question")
                 await self._display.begin_block("question", self._look.paint("bold", params["message"]) + "\n")
                 if params["mode"] == "url":
                     return await self._offer_page(params["url"])
@@ -537,6 +601,7 @@ class Chat:
             case "compaction_update" if update["status"] == "failed":
                 await self._display.say(f"Compaction failed: {update.get('error', '')}", is_warning=True)
             case "usage_update":
+                self._tokens = update["used"]
                 self._usage = usage_of(update["used"], update["size"], update.get("cost", {}).get("amount"))
             case "current_mode_update":
                 self._mode = update["currentModeId"]
@@ -558,6 +623,12 @@ class Chat:
     def _status(self) -> str:
         return " · ".join(filter(None, [self._model or "no model", self._mode, self._usage]))
 
+    def _turn_status(self, label: str, columns: int) -> str:
+        seconds, is_stopping = time.monotonic() - self._begun_at, self._interrupts > 0
+        return status_line(
+            label, columns, seconds=seconds, tokens=self._tokens, mode=self._mode, is_stopping=is_stopping
+        )
+
     async def _write(self, text: str) -> None:
         if not text:
             return
@@ -578,6 +649,12 @@ class Chat:
                 self._replayed.append(deque(maxlen=_REPLAYED_UPDATES))
         if self._replayed:
             self._replayed[-1].append(update)
+
+
+def _line_of(row: SessionRow) -> str:
+    """Return a session as a line of a list: when it was used, its title, its alias and its workspace."""
+    when = time.strftime("%b %d %H:%M", time.localtime(row.updated_ms / 1000))
+    return f"{when}  " + " · ".join(filter(None, [row.title or row.id, row.alias, row.cwd]))
 
 
 def _how_to_return(row: SessionRow) -> str:

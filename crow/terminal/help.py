@@ -2,7 +2,7 @@
 
 OWN_COMMANDS = {
     "exit": "Leave; the session is kept",
-    "session": "Show this session, or go to another one: its id, its alias, its title, or a new alias",
+    "session": "Go to another session: its id, its alias, its title, or a new alias; without a name, pick one",
 }
 
 HELP = """\
@@ -16,7 +16,7 @@ HELP = """\
 
 **Commands of the terminal**
 
-- `/session [SESSION]` shows this session, or goes to another one
+- `/session`, `/model` and `/rewind` let you pick from a list; `/session SESSION` goes there at once
 - `/exit` leaves; the session is kept
 """
 
@@ -30,6 +30,6 @@ PLAIN_HELP = """\
 
 **Commands of the terminal**
 
-- `/session [SESSION]` shows this session, or goes to another one
+- `/session`, `/model` and `/rewind` let you pick from a list; `/session SESSION` goes there at once
 - `/exit` leaves; the session is kept
 """

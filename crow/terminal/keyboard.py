@@ -19,7 +19,9 @@ from prompt_toolkit.application import get_app_or_none, in_terminal
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.input.typeahead import store_typeahead
+from prompt_toolkit.input.vt100_parser import Vt100Parser
+from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
 from prompt_toolkit.styles import Style
 
 from crow.domain.text import on_one_line, safe
@@ -191,9 +193,10 @@ def open_history(path: Path) -> tuple[History, bool]:
 
 
 class LineEditor:
-    """The keyboard with a line editor. `toolbar` returns the line to show below the prompt."""
+    """The keyboard with a line editor. `toolbar` returns the line to show below the prompt. The first prompt gets
+    the keys `typed`."""
 
-    def __init__(self, choices: Choices, history: History, toolbar: Callable[[], str]) -> None:
+    def __init__(self, choices: Choices, history: History, toolbar: Callable[[], str], typed: str = "") -> None:
         style = Style.from_dict({"bottom-toolbar": "noreverse italic", "completion-menu.completion.current": "reverse"})
         self._session: PromptSession[str] = PromptSession(
             history=history,
@@ -211,6 +214,9 @@ class LineEditor:
         )
         self._is_aside = False
         self._collector = _KeyCollector()
+        keys: list[KeyPress] = []
+        Vt100Parser(keys.append).feed(typed)
+        store_typeahead(self._session.app.input, keys)
 
     async def prompt(self, message: str, *, default: str = "") -> str:
         """See `Keyboard`."""

@@ -28,6 +28,9 @@ options for this one call."""
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _SPINNER_S = 0.1
+_PAUSE_STEPS = 4
+"""After so many steps of the spinner without new text, the status is shown in the middle of a line."""
+
 _DOWN, _UP, _SAVE, _RESTORE = "\x1bD", "\x1bM", "\x1b7", "\x1b8"
 """Move the cursor one line down or up in the same column, and scroll at the edge; save and restore its position."""
 
@@ -39,6 +42,9 @@ class Screen:
     def __init__(self, *, is_animated: bool = True) -> None:
         self.label = ""
         """Shown beside the spinner. It must not be wider than the terminal."""
+        self.status: Callable[[str, int], str] | None = None
+        """Returns the whole text beside the spinner for the label and a number of columns. If it is set and no text was
+        written for a moment, the spinner is shown also in the middle of a line of the answer, on the next line."""
         self.below: Sequence[str] = ()
         """Lines to show under the spinner, also in the middle of a line of the answer. They must not be wider than the
         terminal."""
@@ -48,7 +54,7 @@ class Screen:
         self._is_spinning = False
         self._has_below = False
         self._is_paused = False
-        self._step = 0
+        self._step = self._pause_steps = 0
         self._at_line_start = True
         self._newlines = 2
         """The newlines at the end of the messages so far, counted up to 2."""
@@ -68,6 +74,7 @@ class Screen:
             self.clear()
             await write(sys.stdout, text)
             self._at_line_start = text.endswith("\n")
+            self._pause_steps = 0
             if self.below:
                 self.refresh()
 
@@ -132,8 +139,14 @@ class Screen:
         while True:
             await asyncio.sleep(_SPINNER_S)
             self._step += 1
-            if self._at_line_start or self.below:
+            self._pause_steps += 1
+            if self._at_line_start or self.below or (self.status is not None and self._pause_steps >= _PAUSE_STEPS):
                 self.refresh()
+
+    @property
+    def _stays(self) -> bool:
+        """Whether the spinner can be shown in the middle of a line, too."""
+        return self.status is not None or bool(self.below)
 
     def refresh(self) -> None:
         """Draw the spinner and the lines below it. The cursor stays at the end of the answer."""
@@ -141,10 +154,12 @@ class Screen:
             return
         self.clear()
         columns = shutil.get_terminal_size().columns
-        label = on_one_line(self.label)[: columns // 2 - 2]  # a character takes up to two columns
-        lines = [f"{_SPINNER[self._step % len(_SPINNER)]} {label}", *self.below]
-        self._is_spinning, self._has_below = True, bool(self.below)
-        if not self.below:
+        label = on_one_line(self.label)
+        # A character takes up to two columns.
+        words = label[: columns // 2 - 2] if self.status is None else self.status(label, columns - 3)
+        lines = [f"{_SPINNER[self._step % len(_SPINNER)]} {words}", *self.below]
+        self._is_spinning, self._has_below = True, self._stays
+        if not self._stays:
             self._show(f"\r\x1b[K{lines[0]}")
             return
         # First make room below, so that the terminal does not scroll between saving and restoring the cursor.

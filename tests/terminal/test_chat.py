@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from crow.terminal.keyboard import HISTORY_BYTES, Choices, ChoicesCompleter, fin
 from crow.terminal.question import QUESTION_LINES, keys_of, question_of
 from crow.terminal.render import Look
 from tests.support.fake_endpoint import HANG, Gate, Reply, calls, chunk, sse, text, usage
-from tests.support.terminal import Shell
+from tests.support.terminal import Shell, Terminal
 
 ENTER, CTRL_C, CTRL_D, ALT_ENTER, ESCAPE = "\r", "\x03", "\x04", "\x1b\r", "\x1b"
 READY = "\x1b[?2004h"
@@ -90,6 +92,40 @@ def test_sigterm_during_a_turn_leaves_and_says_how_to_come_back(shell: Shell) ->
     assert "crow chat --session crow-" in terminal.shown
 
 
+def test_crow_alone_opens_the_chat_and_keeps_what_is_typed_while_it_starts(shell: Shell) -> None:
+    with shell.in_terminal() as terminal:
+        terminal.type(f"the first{ENTER}the sec")
+        terminal.wait_for("crow · fake-model")
+        terminal.wait_for("Hello there.")
+        terminal.wait_for(READY)
+        terminal.type(f"ond{ENTER}")
+        terminal.wait_for("Hello there.")
+        terminal.wait_for(READY)
+        terminal.type(CTRL_D)
+        assert terminal.wait() == 0
+    assert [request.body["messages"][-1]["content"] for request in shell.endpoint.asked] == ["the first", "the second"]
+
+
+COMPARES_MODES = """
+import subprocess, sys, termios
+before = termios.tcgetattr(0)
+code = subprocess.run([sys.executable, "-P", "-m", "crow", "chat", *sys.argv[1:]]).returncode
+print("exit", code, "unchanged", before == termios.tcgetattr(0), flush=True)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--mode", "none"], ["--no-such-option"]])
+def test_a_chat_that_cannot_start_leaves_the_terminal_as_it_was(shell: Shell, arguments: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", COMPARES_MODES, *arguments]
+    with subprocess.Popen(
+        command, cwd=shell.place, env=shell.env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        Terminal(ours, process).wait_for("exit 2 unchanged True")
+    os.close(ours)
+
+
 def held(*pieces: str) -> tuple[Reply, Gate]:
     """An answer whose last piece waits until the gate is open."""
     gate, *first = Gate(), *(sse(chunk({"role": "assistant", "content": piece}), done=False) for piece in pieces[:-1])
@@ -145,6 +181,32 @@ def test_a_second_enter_sends_the_text_into_the_running_turn(shell: Shell) -> No
         terminal.wait_for(READY)
     assert len(shell.endpoint.asked) == 2
     assert "use tabs" in shell.asked(1)
+
+
+def test_a_status_is_shown_in_a_pause_and_a_long_turn_calls_the_user(shell: Shell) -> None:
+    (shell.home / "config.toml").write_text("[chat]\nnotify_after_s = 0.000001\n")
+    slow, gate = held("half of it ", "and the rest.")
+    write = calls(("write_file", {"path": "a.txt", "content": "hello\n"}))
+    shell.endpoint.script(slow, write, text("Done."), write)
+    with shell.in_terminal("chat") as terminal:
+        terminal.wait_for(READY)
+        terminal.type(f"begin{ENTER}")
+        terminal.wait_for("half of it")
+        terminal.wait_for(" tokens · ask · Ctrl-C stops · type to queue or steer\x1b8")
+        gate.open()
+        terminal.wait_for("\x1b]9;crow has finished\x07\a")
+        terminal.wait_for(READY)
+        terminal.type(f"write{ENTER}")
+        terminal.wait_for("\x1b]9;crow asks for permission\x07\a")
+        terminal.wait_for("stop the turn")
+        terminal.type("y")
+        terminal.wait_for("Done.")
+    with shell.in_terminal("chat", "--plain") as terminal:
+        terminal.wait_for("You: ")
+        terminal.type("again\n")
+        terminal.wait_for("\a")
+        terminal.wait_for("stop the turn")
+    assert "\x1b" not in terminal.shown
 
 
 def test_a_cancelled_turn_puts_queued_text_into_the_next_prompt(shell: Shell) -> None:
@@ -275,6 +337,45 @@ def test_the_first_chat_without_a_model_offers_one_and_names_what_can_be_importe
             terminal.wait_for(READY)
             terminal.type(CTRL_D)
             assert terminal.wait() == 0
+
+
+@pytest.mark.parametrize("look", [(), ("--plain",)])
+def test_a_session_a_model_and_a_prompt_are_picked_from_a_list(shell: Shell, look: tuple[str, ...]) -> None:
+    ready, question = ("You: " if look else READY), "Enter to leave it:"
+    with shell.in_terminal("chat", "--session", "one", *look) as terminal:
+        terminal.wait_for(ready)
+        for prompt in ("paint the door", "paint the window"):
+            terminal.type(f"{prompt}\r")
+            terminal.wait_for("Hello there.")
+            terminal.wait_for(ready)
+        terminal.type("/model\r")
+        terminal.wait_for("1) fake-model (now)")
+        terminal.wait_for(question)
+        terminal.type("\r")
+        terminal.wait_for(ready)
+        terminal.type("/rewind\r")
+        terminal.wait_for("1) paint the door")
+        terminal.wait_for("2) paint the window")
+        terminal.wait_for(question)
+        terminal.type("paint\r")
+        terminal.wait_for("2) paint the window")
+        terminal.wait_for(question)
+        terminal.type("window\r")
+        terminal.wait_for("The model sees nothing")
+        terminal.wait_for(ready)
+        terminal.type("/session two\r")
+        terminal.wait_for(ready)
+        terminal.type("/session\r")
+        assert "two" in terminal.wait_for("1) ")
+        assert " · one · " in terminal.wait_for(question)
+        terminal.type("none of it\r")
+        terminal.wait_for("Nothing in the list has the words none of it.")
+        terminal.wait_for(question)
+        terminal.type("1\r")
+        terminal.wait_for("> paint the door" if not look else "You: paint the door")
+        terminal.wait_for(ready)
+        terminal.type(CTRL_D)
+        assert terminal.wait() == 0
 
 
 def test_new_goes_on_in_the_session_that_has_the_name_now(shell: Shell) -> None:

@@ -244,7 +244,7 @@ async def find_place(context: CommandContext, name: str) -> Place:
         return Place(entry=entry.id, words=f"at entry {name}")
     outline = await context.store.outline(row.id)
     if name.isdecimal() and name.isascii():
-        prompts = _current_prompts(outline)
+        prompts = current_prompts(outline)
         if not 1 <= int(name) <= len(prompts):
             raise ArgumentError(f"There is no prompt {name}; this branch has {len(prompts)}. `/history` lists them.")
         point = prompts[int(name) - 1]
@@ -274,7 +274,7 @@ def _points_of(outline: Outline, tip: BranchTip) -> list[BranchPoint]:
     return points[::-1]
 
 
-def _current_prompts(outline: Outline) -> list[BranchPoint]:
+def current_prompts(outline: Outline) -> list[BranchPoint]:
     return [point for point in _points_of(outline, outline.tips[0]) if point.kind == "prompt"]
 
 
@@ -293,7 +293,7 @@ async def _newest_prompt(context: CommandContext) -> Entry | None:
     """Return the newest prompt on the path, even if a compaction has hidden it from the model."""
     if (entry := context.branch.newest_user()) is not None:
         return entry
-    prompts = _current_prompts(await context.store.outline(context.branch.row.id))
+    prompts = current_prompts(await context.store.outline(context.branch.row.id))
     return await context.store.entry(prompts[-1].entry) if prompts else None
 
 

@@ -1,0 +1,74 @@
+"""Lets the user pick a session, a model or a prompt from a numbered list."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+
+from crow.domain.text import on_one_line
+
+SHOWN = 15
+"""The maximum number of choices that are listed at once. So the list and the question fit into a small terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A line of the list."""
+
+    value: str
+    """What the choice stands for, such as the id of a session."""
+    words: str
+    """What the user sees."""
+
+
+async def pick(
+    choices: Sequence[Choice],
+    *,
+    columns: int,
+    is_newest_last: bool,
+    show: Callable[[str], Awaitable[None]],
+    ask: Callable[[str], Awaitable[str]],
+) -> str | None:
+    """Let the user pick a choice by its number, or by words in it, and return its value. Return None if the user picks
+    nothing.
+
+    Words that are in several choices shorten the list to these choices, whose numbers stay. If `is_newest_last` is
+    true, a long list shows its end, otherwise its start.
+    """
+    listed = list(enumerate(choices, 1))
+    while True:
+        shown = listed[-SHOWN:] if is_newest_last else listed[:SHOWN]
+        lines = [_cut(f"{number:>3}) {on_one_line(choice.words)}", columns) for number, choice in shown]
+        if len(shown) < len(listed):
+            lines.append(f"     … {len(listed) - len(shown)} more; type a word to find them")
+        await show("\n".join(lines))
+        typed = (await ask("Number or words, Enter to leave it: ")).strip()
+        if not typed:
+            return None
+        numbers = [str(number) for number in range(1, len(choices) + 1)]
+        if typed in numbers:
+            return choices[numbers.index(typed)].value
+        found = _find(choices, typed)
+        if len(found) == 1:
+            return found[0][1].value
+        if not found:
+            await show(f"Nothing in the list has the words {on_one_line(typed)}.")
+        listed = found or list(enumerate(choices, 1))
+
+
+def _find(choices: Sequence[Choice], typed: str) -> list[tuple[int, Choice]]:
+    """Return the choices that have all these words, with their numbers. A whole value is found alone."""
+    words = typed.casefold().split()
+    found = []
+    for number, choice in enumerate(choices, 1):
+        if typed == choice.value:
+            return [(number, choice)]
+        if all(word in f"{choice.value} {choice.words}".casefold() for word in words):
+            found.append((number, choice))
+    return found
+
+
+def _cut(line: str, columns: int) -> str:
+    return line if cell_len(line) <= columns else set_cell_size(line, columns - 1).rstrip() + "…"

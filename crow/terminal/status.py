@@ -1,0 +1,52 @@
+"""The line that the chat shows at the bottom while a turn runs, and the call to the user when the turn has ended."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len, set_cell_size
+
+from crow.domain.text import safe
+
+_HINTS = ("Ctrl-C stops · type to queue or steer", "Ctrl-C stops", "")
+_LABEL_COLUMNS = 24
+"""The columns that a label gets before anything else is left out for it."""
+
+
+def status_line(label: str, columns: int, *, seconds: float, tokens: int, mode: str, is_stopping: bool) -> str:
+    """Return what the turn does, for how long it has run, the tokens in the model's context, the mode, and which keys
+    work now. The text fits into so many columns: first the hints are left out or shortened, then the rest.
+
+    `tokens` is 0 if it is not known. If `is_stopping` is true, the label says which keys work.
+    """
+    label = label or "Working"
+    facts = [_duration(seconds), f"{_count(tokens)} tokens" if tokens else "", mode]
+    wanted = min(cell_len(label), _LABEL_COLUMNS)
+    tails = [_joined([*facts, hint]) for hint in ("",) * is_stopping or _HINTS]
+    tails += [_joined(facts[:2]), facts[0], ""]
+    tail = next(each for each in tails if not each or wanted + 3 + cell_len(each) <= columns)
+    room = columns - cell_len(tail) - 3 if tail else columns
+    return _joined([_cut(label, max(1, room)), tail])
+
+
+def notification(words: str, terminal: str, *, has_styles: bool) -> str:
+    """Return what makes a terminal of this kind (TERM) call the user: the bell, and with styles also a notification
+    with these words. A terminal without notifications ignores it."""
+    if not has_styles or terminal == "linux":
+        return "\a"
+    return f"\x1b]9;{safe(words)}\x07\a"
+
+
+def _joined(parts: list[str]) -> str:
+    return " · ".join(filter(None, parts))
+
+
+def _cut(text: str, columns: int) -> str:
+    return text if cell_len(text) <= columns else set_cell_size(text, columns - 1).rstrip() + "…"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def _count(tokens: int) -> str:
+    return f"{tokens / 1000:.1f}k" if tokens >= 1000 else str(tokens)
