@@ -166,23 +166,23 @@ class Scratch:
         return value
 
     def version(self) -> str:
-        """What its version command prints, or an empty string."""
-        command = [self._filled(word) for word in self.peer.version]
-        if not command or not (program := shutil.which(command[0], path=self.environment["PATH"])):
-            return ""
-        with suppress(subprocess.SubprocessError, OSError):
-            done = subprocess.run(
-                [program, *command[1:]],
-                env=self.environment,
-                cwd=self.place,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-            found = re.search(r"\d+\.\d+[\w.+-]*", done.stdout + done.stderr)
-            return found[0] if found else ""
-        return ""
+        """What it told in its session and what its version command prints, if that is something else: an adapter and
+        the agent that it starts."""
+        command, printed = [self._filled(word) for word in self.peer.version], None
+        if command and (program := shutil.which(command[0], path=self.environment["PATH"])):
+            command = [program, *command[1:]]
+            with suppress(subprocess.SubprocessError, OSError):
+                done = subprocess.run(
+                    command,
+                    env=self.environment,
+                    cwd=self.place,
+                    capture_output=True,
+                    text=True,
+                    timeout=60,
+                    check=False,
+                )
+                printed = re.search(r"\d+\.\d+[\w.+-]*", done.stdout + done.stderr)
+        return " / ".join(dict.fromkeys(filter(None, (self.told, printed and printed[0]))))
 
     @contextmanager
     def started(self) -> Iterator[Agent]:
@@ -218,13 +218,13 @@ class Scratch:
         for _ in range(5):
             agent.settle(0.05)
             turn = agent.prompt(session, prompt(tokens=3, rate=100))
-            firsts.append(turn.chunks()[0][0] - self.served(turn).first)
+            firsts.append(first_chunk(turn) - self.served(turn).first)
         figures["first"] = statistics.median(firsts) * 1e3
         for _ in range(2):
             agent.settle(0.05)
             turn = agent.prompt(session, prompt(tokens=DELTAS, block=1))
             agent.settle(0.05)  # some agents answer before their last update
-            if turn.text.split() != [token(at).strip() for at in range(DELTAS)]:
+            if not turn.text.rstrip().endswith("".join(map(token, range(DELTAS))).rstrip()):  # notices may come before
                 raise RuntimeError(f"The text is not what was sent: {turn.text[-100:]!r}")
             streams.append(max(turn.answered, turn.chunks()[-1][0]) - self.served(turn).first)
         figures["stream"] = statistics.median(streams) * 1e3
@@ -242,6 +242,14 @@ class Scratch:
             served = self.fake.wait()
             if served.tools and served.asked >= turn.sent:
                 return served
+
+
+def first_chunk(turn: Turn) -> float:
+    """When the first chunk with text of the model came; some agents send notices of their own before it."""
+    for at, words in turn.chunks():
+        if token(0).strip() in words:
+            return at
+    raise RuntimeError("No chunk came.")
 
 
 def tree(pid: int) -> list[int]:
@@ -293,10 +301,10 @@ def text(found: Mapping[str, Measured], day: datetime.date, loads: Sequence[floa
             cells = [cell(name, key, measured.rounds, crow) for key in COLUMNS]
             lines.append(f"| {name} {measured.version}".rstrip() + " | " + " | ".join(cells) + " |")
     cores = os.cpu_count() or 1
-    busy = "The machine was busy, so only the ratios count." if max(loads) > cores / 2 else "Nothing else was running."
+    busy = " The machine was busy, so only the ratios count." if max(loads) > cores / 2 else ""
     about = (
         f"{day.isoformat()}, {len(crow)} rounds, {platform.system()} {platform.machine()}, {cores} cores, Python"
-        f" {platform.python_version()}; load average {min(loads):.1f} to {max(loads):.1f}. {busy}"
+        f" {platform.python_version()}; load average {min(loads):.1f} to {max(loads):.1f}.{busy}"
     )
     missing = [name for name, measured in found.items() if not any(measured.rounds)]
     parts = [
@@ -332,7 +340,7 @@ def measured(found: Sequence[Peer], rounds: int) -> tuple[dict[str, Measured], l
         with endpoint(directory / "bodies") as fake:
             scratches = [Scratch(peer, fake, directory) for peer in found]
             alive = {scratch.peer.name for scratch in scratches if "request" in scratch.round()}
-            figures = {scratch.peer.name: Measured(scratch.version() or scratch.told) for scratch in scratches}
+            figures = {scratch.peer.name: Measured(scratch.version()) for scratch in scratches}
             for at in range(rounds):
                 for scratch in scratches:
                     figures[scratch.peer.name].rounds.append(scratch.round() if scratch.peer.name in alive else {})
