@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama interop-page soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay bench eval site pictures build archives registry clean
+.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama interop-page soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay bench compare eval site pictures build archives registry clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -186,6 +186,9 @@ pictures: $(READY) $(SITE)/.ready ## record crow for the README and the website,
 
 bench: $(READY) ## measure everything; the figures go below build/bench/
 	$(BIN)/python -m benchmarks
+
+compare: $(READY) ## measure crow and the other agents on PATH or in CROW_COMPARE, into BENCHMARKS.md
+	$(BIN)/python -m benchmarks.compare
 
 eval: $(READY) ## measure summaries of the model at CROW_EVAL_BASE_URL
 	$(BIN)/python -m benchmarks.summaries

@@ -23,7 +23,7 @@ HAS_POSTGRES = "CROW_TEST_DATABASE_URL" in os.environ or find_spec("pixeltable_p
 NAMES = sorted(
     module.name
     for module in pkgutil.iter_modules(benchmarks.__path__)
-    if module.name not in ("__main__", "floors", "rows", "summaries", "write")
+    if module.name not in ("__main__", "compare", "floors", "rows", "summaries", "write")
     and (module.name != "postgres" or HAS_POSTGRES)
 )
 

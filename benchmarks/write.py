@@ -67,12 +67,12 @@ def markdown(rows: list[Row]) -> list[str]:
     return lines
 
 
-def written(text: str, new: str) -> str:
+def written(text: str, new: str, first: str = BEGIN, last: str = END) -> str:
     """The document with these figures. :raises ValueError: it has no marks."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = text.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"BENCHMARKS.md has no lines {BEGIN.strip()} and {END.strip()} to write between.")
+        raise ValueError(f"BENCHMARKS.md has no lines {first.strip()} and {last.strip()} to write between.")
     return before + begin + new + end + after
 
 

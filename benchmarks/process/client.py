@@ -57,6 +57,17 @@ class Turn:
         return max((later - earlier for earlier, later in itertools.pairwise(times)), default=0.0)
 
 
+def answer(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to a request of the agent: a question for permission is allowed, if possible for good; nothing else is
+    known."""
+    if message["method"] != "session/request_permission":
+        return {"error": {"code": -32601, "message": "Method not found"}}
+    options = {option["kind"]: option["optionId"] for option in message["params"]["options"]}
+    chosen = options.get("allow_always", options.get("allow_once"))
+    outcome = {"outcome": "cancelled"} if chosen is None else {"outcome": "selected", "optionId": chosen}
+    return {"result": {"outcome": outcome}}
+
+
 class Agent:
     """A running agent. `spawned` is when it was started."""
 
@@ -210,9 +221,14 @@ class Agent:
             if UPDATE in line:
                 self._update(now, line)
                 continue
-            message = json.loads(line)
+            try:
+                message = json.loads(line)
+            except ValueError:  # some agents print notices to stdout
+                continue
             if "method" not in message:
                 self._answers[message["id"]] = now, message
+            elif "id" in message:
+                self._send({"id": message["id"]} | answer(message))
 
     def _update(self, now: float, line: bytes) -> None:
         found = line.find(b'"sessionId":')

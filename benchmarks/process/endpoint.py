@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import ROOT
@@ -23,6 +24,7 @@ class Served:
     id: int
     asked: float
     bytes: int
+    tools: int
     result_chars: int
     first: float
     last: float
@@ -61,9 +63,9 @@ class Endpoint:
 
 
 @contextmanager
-def endpoint() -> Iterator[Endpoint]:
-    """An endpoint in its own process."""
-    command = [sys.executable, "-m", "benchmarks.process.endpoint_program"]
+def endpoint(keep: Path | None = None) -> Iterator[Endpoint]:
+    """An endpoint in its own process. It writes the body of each request to `keep` as `ID.json`."""
+    command = [sys.executable, "-m", "benchmarks.process.endpoint_program", *([str(keep)] if keep else [])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
         try:
             yield Endpoint(process)

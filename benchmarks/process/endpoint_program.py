@@ -3,7 +3,8 @@
 A prompt describes the answer as JSON after the word `bench` (see `Script`); requests share no state. Each request
 prints a line of JSON when it arrives and one when its answer ends. Times are those of `time.monotonic`, the same
 clock in every process. It uses only the standard library, in its own process, so it shares no interpreter with the
-client.
+client. Given a directory, it writes the body of each request there as `ID.json`. Requests below `/responses` are
+answered in the Responses API, which codex needs, all others as chat completions.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import json
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 __all__ = ["Script", "token"]
@@ -63,6 +66,67 @@ END = event(None, finish="stop") + event(None, usage=True) + b"data: [DONE]\n\n"
 CALLED = event(None, finish="tool_calls") + event(None, usage=True) + b"data: [DONE]\n\n"
 
 
+def named_event(kind: str, **body: Any) -> bytes:
+    """One event of the Responses API."""
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **body})}\n\n".encode()
+
+
+class Chat:
+    """An answer as chat completions."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def head(self, _is_text: bool) -> bytes:
+        return event({"role": "assistant", "content": ""})
+
+    def deltas(self, numbers: Sequence[int]) -> bytes:
+        return b"".join(KNOWN[number] for number in numbers)
+
+    def call(self, name: str, arguments: str) -> bytes:
+        call = {"name": name, "arguments": arguments}
+        function = {"index": 0, "id": f"call_{self.number}", "type": "function", "function": call}
+        return event({"tool_calls": [function]}) + CALLED
+
+    def end(self, _tokens: int) -> bytes:
+        return END
+
+
+class Responses:
+    """The same in the Responses API."""
+
+    def __init__(self, number: int) -> None:
+        self.response: dict[str, Any] = {"id": f"resp_{number}", "object": "response", "model": "fake-model"}
+        self.message: dict[str, Any] = {"type": "message", "id": f"msg_{number}", "role": "assistant"}
+        self.number = number
+
+    def head(self, is_text: bool) -> bytes:
+        head = named_event("response.created", response=self.response | {"status": "in_progress", "output": []})
+        if is_text:
+            item = self.message | {"status": "in_progress", "content": []}
+            head += named_event("response.output_item.added", output_index=0, item=item)
+        return head
+
+    def deltas(self, numbers: Sequence[int]) -> bytes:
+        where = {"item_id": self.message["id"], "output_index": 0, "content_index": 0}
+        return b"".join(named_event("response.output_text.delta", **where, delta=token(number)) for number in numbers)
+
+    def call(self, name: str, arguments: str) -> bytes:
+        call = {"type": "function_call", "id": f"fc_{self.number}", "call_id": f"call_{self.number}", "name": name}
+        return self._last(call | {"arguments": arguments, "status": "completed"})
+
+    def end(self, tokens: int) -> bytes:
+        text = {"type": "output_text", "text": "".join(map(token, range(tokens))), "annotations": []}
+        return self._last(self.message | {"status": "completed", "content": [text]})
+
+    def _last(self, item: dict[str, Any]) -> bytes:
+        usage = {"input_tokens": 1000, "output_tokens": 10, "total_tokens": 1010}
+        done = self.response | {"status": "completed", "output": [item], "usage": usage}
+        return named_event("response.output_item.done", output_index=0, item=item) + named_event(
+            "response.completed", response=done
+        )
+
+
 def words(content: Any) -> str:
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content)
@@ -72,11 +136,12 @@ def words(content: Any) -> str:
 def scripted(body: dict[str, Any]) -> tuple[Script, int, int]:
     """The newest prompt's script, the number of results since, and the length of the newest result."""
     results, newest = 0, 0
-    for message in reversed(body["messages"]):
-        if message["role"] == "tool":
-            newest = newest or len(words(message["content"]))
+    for message in reversed(body["messages"] if "messages" in body else body["input"]):
+        kind = message.get("role", message.get("type"))
+        if kind in ("tool", "function_call_output"):
+            newest = newest or len(words(message.get("content", message.get("output"))))
             results += 1
-        found = re.search(r"bench (\{.*\})", words(message.get("content"))) if message["role"] == "user" else None
+        found = re.search(r"bench (\{.*\})", words(message.get("content"))) if kind == "user" else None
         if found:
             return Script(**json.loads(found[1])), results, newest
     return Script(), results, newest
@@ -85,11 +150,12 @@ def scripted(body: dict[str, Any]) -> tuple[Script, int, int]:
 @dataclass
 class Noted:
     """One request: when its first byte arrived, when the first and last delta left, and the largest gap between two
-    deltas."""
+    deltas. `tools` is the number of tools that it offers."""
 
     id: int
     asked: float
     bytes: int = 0
+    tools: int = 0
     result_chars: int = 0
     first: float = 0.0
     last: float = 0.0
@@ -150,29 +216,31 @@ class Connection(asyncio.Protocol):
             )
             return
         Connection.count += 1
-        self._noted = Noted(id=Connection.count, asked=self._asked, bytes=size)
-        tell(self._noted)
-        self._task = asyncio.get_running_loop().create_task(self._answer(json.loads(rest[:size]), self._noted))
+        self._noted = noted = Noted(id=Connection.count, asked=self._asked, bytes=size)
+        tell(noted)
+        answer = Responses(noted.id) if b"/responses " in head.partition(b"\r\n")[0] else Chat(noted.id)
+        if len(sys.argv) > 1:
+            Path(sys.argv[1], f"{noted.id}.json").write_bytes(rest[:size])
+        self._task = asyncio.get_running_loop().create_task(self._answer(json.loads(rest[:size]), noted, answer))
 
-    async def _answer(self, body: dict[str, Any], noted: Noted) -> None:
+    async def _answer(self, body: dict[str, Any], noted: Noted, answer: Chat | Responses) -> None:
         script, results, noted.result_chars = scripted(body)
-        self._transport.write(HEAD + framed(event({"role": "assistant", "content": ""})))
+        noted.tools = len(body.get("tools") or ())
+        self._transport.write(HEAD + framed(answer.head(results >= script.calls)))
         if script.hang:
             await asyncio.Event().wait()
         if results < script.calls:
-            call = {"name": script.tool, "arguments": script.arguments.replace("{i}", str(results + 1))}
-            function = {"index": 0, "id": f"call_{noted.id}", "type": "function", "function": call}
-            end = event({"tool_calls": [function]}) + CALLED
+            end = answer.call(script.tool, script.arguments.replace("{i}", str(results + 1)))
             noted.first = time.monotonic()
         else:
             await asyncio.sleep(FIRST_AFTER_S)
-            await self._stream(script, noted)
-            end = END
+            await self._stream(script, noted, answer)
+            end = answer.end(script.tokens)
         noted.last, noted.state = time.monotonic(), "done"
         self._transport.write(framed(end) + b"0\r\n\r\n")
         tell(noted)
 
-    async def _stream(self, script: Script, noted: Noted) -> None:
+    async def _stream(self, script: Script, noted: Noted, answer: Chat | Responses) -> None:
         noted.first = before = time.monotonic()
         step = 1 if script.rate else script.block
         for at in range(0, script.tokens, step):
@@ -182,7 +250,7 @@ class Connection(asyncio.Protocol):
                 await self._writable.wait()
             now = time.monotonic()
             noted.gap, before = max(noted.gap, now - before), now
-            self._transport.write(framed(b"".join(KNOWN[at : min(at + step, script.tokens)])))
+            self._transport.write(framed(answer.deltas(range(at, min(at + step, script.tokens)))))
 
 
 async def main() -> None:
