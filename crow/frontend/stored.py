@@ -32,9 +32,8 @@ class StoredSessions:
             await self._sessions.store.require(session_id, "own")
             async with self._host.lock(session_id):
                 self._host.refuse_if_running(session_id)
-                row = await store.session(session_id)
-                self._announce(row, "deleted")
-                await self._close_everywhere(session_id)
+                await self._close_everywhere(session_id)  # first of all: a request behind this one finds no session
+                self._announce(await store.session(session_id), "deleted")
                 await store.delete_session(session_id)
         self._host.idle.tidy_soon()
         return {}
@@ -48,11 +47,10 @@ class StoredSessions:
         await self._sessions.store.require(session_id, "own")
         async with self._host.lock(session_id):
             self._host.refuse_if_running(session_id)
+            await self._close_everywhere(session_id)  # first of all: a request behind this one finds no open session
             row = await store.session(session_id)
             if not row.archived:
                 self._announce(row, "archived")
-            await self._close_everywhere(session_id)
-            if not row.archived:
                 await store.update_session(session_id, SessionChanges(archived=True))
         return {}
 

@@ -400,7 +400,7 @@ async def test_a_load_is_the_same_before_and_after_compactions(
         for turn in range(3):
             replays.append(await replayed(agent, session, place))
             if turn < 2:
-                await agent.prompt(session, f"/compact {turn}")
+                await agent.prompt(session, f"/compact number {turn}")
     compactions = [[u for u in one if u["sessionUpdate"] == "compaction_update"] for one in replays]
     assert [len(one) for one in compactions] == [0, 1, 1]
     assert replays[1][: len(replays[0])] == replays[0]

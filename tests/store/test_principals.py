@@ -43,6 +43,7 @@ READS = frozenset(
             "queued",
             "count_messages",
             "usage_by_model",
+            "compacted",
         ),
         *("moves", "outline", "left_behind", "file_changes", "search", "scan", "subagents", "fork_session", "sessions"),
         *("shares", "access_of", "sees_entries", "watch"),

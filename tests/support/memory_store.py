@@ -14,6 +14,7 @@ from crow.domain.errors import LeafMoved, NoSuchSession
 from crow.domain.messages import JsonObject, Part
 from crow.store import BranchStore, SessionChanges, SessionRow, Tail, TurnStart
 from crow.store.codec import merged_metadata
+from crow.store.rows import sized
 
 __all__ = ["MemoryStore"]
 
@@ -159,7 +160,7 @@ class MemoryStore(BranchStore):
                 model=new.model,
                 usage=new.usage,
                 cost=new.cost,
-                estimate=new.estimate,
+                estimate=sized(new).estimate,
             )
             self.entries[entry.id] = entry
             stored.append(entry)

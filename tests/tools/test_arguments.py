@@ -6,7 +6,7 @@ from crow.domain.errors import ArgumentError
 from crow.tools import builtin
 from crow.tools.builtin.tool import check, parse
 
-SCHEMAS = {spec.name: spec.input_schema for spec in builtin.SPECS}
+SCHEMAS = {name: tool.spec.input_schema for name, tool in builtin.TOOLS.items()}
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,9 @@ def in_layer(layer: Layer, root: Path, line: str, then: Callable[[], Any] = lamb
     uid, gid = os.getuid(), os.getgid()
 
     def child() -> Any:
+        # Libraries may start threads after a fork and join them; the kernel needs a moment to remove such a thread.
+        while len(os.listdir("/proc/self/task")) > 1:
+            os.sched_yield()
         if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0:
             raise OSError(ctypes.get_errno(), "unshare")
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
