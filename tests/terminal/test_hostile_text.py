@@ -142,7 +142,7 @@ def test_a_chat_escapes_what_endpoints_and_servers_say(hostile: Shell) -> None:
     hostile.endpoint.answer_with(failing(400, EVIL))
     typed = "".join(char for char in EVIL if char.isprintable())
     asked = (
-        *(f"/title {typed}", "/title", "/context", "/mcp", "/mcp restart", "/history", "/tree", "/model"),
+        *(f"/title {typed}", "/title", "/context", "/mcp", "/mcp restart", "/history", "/tree", "/model", "/rewind"),
         *("/permissions", "/show call_5_0", "/search Once", "/diff", "again"),
     )
     with hostile.in_terminal("chat", "--plain", "--session", "work", **CALM) as terminal:
@@ -156,6 +156,9 @@ def test_a_chat_escapes_what_endpoints_and_servers_say(hostile: Shell) -> None:
         for line in asked:
             terminal.wait_for("You: ")
             terminal.type(f"{line}\n")
+            if line in ("/model", "/rewind"):
+                terminal.wait_for("Enter to leave it: ")
+                terminal.type("\n")
         terminal.wait_for("does not accept")
         terminal.wait_for("You: ")
         terminal.type("\x04")
