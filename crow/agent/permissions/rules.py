@@ -515,7 +515,7 @@ def typed_rule(text: str, *, allow: bool, cwd: str) -> PermissionRule:
         )
     if tool == NETWORK and argument is not None and argument != REGISTRIES and not is_host_pattern(argument):
         raise ArgumentError(
-            f"`{text}` names no host: write a name, such as `network(pypi.org)`, `network(*.example.com)` or "
+            f"`{text}` names no host: write a name, such as `network(api.example.com)`, `network(*.example.com)` or "
             "`network(localhost:8000)`, or `network(registries)` for the usual registries of packages."
         )
     if allow and tool == "skill":

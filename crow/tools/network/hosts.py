@@ -49,11 +49,11 @@ def parse_host(text: str, default_port: int | None = None) -> Host:
     found = _PLACE.fullmatch(text) if len(text) <= MAX_CHARS else None
     port = default_port if found is None or found[2] is None else int(found[2])
     if found is None or port is None or not 0 < port <= 65_535 or found[1].endswith(".."):
-        raise ArgumentError(f"{text[:MAX_CHARS]!r} is not a host; expected a name such as pypi.org:443")
+        raise ArgumentError(f"{text[:MAX_CHARS]!r} is not a host; expected a name such as api.example.com:443")
     try:
         name = urlsplit(normalize_url(f"http://{found[1]}:{port}/")).hostname or ""
     except (ArgumentError, ValueError):
-        raise ArgumentError(f"{text!r} is not a host; expected a name such as pypi.org:443") from None
+        raise ArgumentError(f"{text!r} is not a host; expected a name such as api.example.com:443") from None
     return Host(name, port)
 
 
