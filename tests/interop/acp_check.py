@@ -23,7 +23,6 @@ AGENTS = {
         [sys.executable, str(ROOT / "tests" / "interop" / "agent.py")],
         {
             OFFERED_NO_SERVERS,
-            "jsonrpc.batch",
             "jsonrpc.invalid-request",
             "jsonrpc.parse-error",
             "jsonrpc.survives-batch",
