@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -155,7 +156,7 @@ def _follow(scene: Scene, terminal: int) -> list[Frame]:
                 break
             heard = time.monotonic()
             stream.feed(data)
-            lines = _markup(screen)
+            lines = tuple(_without_places(line) for line in _markup(screen))
             if not frames or frames[-1].lines != lines:
                 frames.append(Frame(time.monotonic() - began, lines))
         elif typed:
@@ -167,6 +168,11 @@ def _follow(scene: Scene, terminal: int) -> list[Frame]:
     else:
         raise TimeoutError(f"{scene.name}: the screen does not show {keys[0][0] if keys else 'an end'!r}")
     return frames
+
+
+def _without_places(line: str) -> str:
+    """Return a line without what only this machine has: where crow is installed, and where the scratch directory is."""
+    return re.sub(rf"{re.escape(tempfile.gettempdir())}/crow-picture-\w+", "~", line.replace(f"{ROOT}/.venv/bin/", ""))
 
 
 def _markup(screen: pyte.Screen) -> tuple[str, ...]:
