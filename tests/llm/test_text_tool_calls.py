@@ -54,7 +54,7 @@ def fenced(label: str, code: str) -> str:
 
 
 ANSWERS = {
-    "prose and Markdown": of_project("README.md"),
+    "prose and Markdown": of_project("docs/sessions.md"),
     "more prose": of_project("CHANGELOG.md"),
     "tables": of_project("BENCHMARKS.md"),
     "Python": of_project("crow/agent/turns/turn.py"),
@@ -88,7 +88,7 @@ def test_ordinary_answers_are_hardly_delayed(name: str, cut: object) -> None:
     assert callable(cut)
     text = ANSWERS[name]
     late = delays(cut(text))
-    assert len(late) <= max(40, len(text) * 0.01)
+    assert len(late) <= max(40, len(text) * 0.002)
     assert max(late, default=0) <= 40
 
 
