@@ -21,6 +21,7 @@ from crow.domain.messages import (
     Usage,
     WireName,
 )
+from crow.domain.text import safe
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
 """Why a turn ended, in the words of ACP. A `TurnEnd` can also have one of two other reasons: `interrupted` and
@@ -390,6 +391,15 @@ class Note:
     entry: int | None = None
     """For `label`, the id of the entry that gets the label. If None, it is the note itself. If 0, the label with this
     name is removed."""
+
+
+LABEL_CHARS = 60
+"""The maximum length of a label."""
+
+
+def is_label(name: str) -> bool:
+    """Return whether `name` can be a label: visible, not too long, and no number of a prompt or an entry."""
+    return 0 < len(name) <= LABEL_CHARS and safe(name) == name and not name.startswith("#") and not name.isdecimal()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import anyio.to_thread
 
 from crow.domain.conversation import for_model
-from crow.domain.entries import Checkpoint, Entry, Mask, NewEntry, Note, Restore
+from crow.domain.entries import LABEL_CHARS, Checkpoint, Entry, Mask, NewEntry, Note, Restore, is_label
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Part
 from crow.domain.text import describe
@@ -28,7 +28,6 @@ from crow.store.transcript import Transcript
 
 _PLAIN = Dialect(reasoning="none", opaque=False)
 _COMPACTIONS = (Checkpoint, Mask, Restore)
-_LABEL_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +41,8 @@ class TreeNode:
     kind: Literal["prompt", "label", "compaction"]
     text: str
     """The label, or the start of the prompt."""
+    labels: tuple[str, ...]
+    """The labels of the entry, oldest first."""
     is_current: bool
     """Whether the session's current branch contains it."""
     is_leaf: bool
@@ -151,6 +152,7 @@ class Session:
                 parent=point.previous,
                 kind="compaction" if point.kind == "checkpoint" else point.kind,
                 text=point.text,
+                labels=point.labels,
                 is_current=point.entry in current,
                 is_leaf=point.entry == leaf,
             )
@@ -213,23 +215,27 @@ class Session:
             async with turn_of(self._store, self.id, parts) as turn:
                 await turn.store(messages_of_turn if parts is None else rest)
 
-    async def label(self, text: str) -> int:
-        """Name the place where the session stands now, as `/label` does. Return the id of the label's entry.
+    async def label(self, text: str, *, entry: int | None = None) -> int:
+        """Name an entry of the session's conversation, on any branch, as `/label` does. Without `entry`, name the place
+        where the session stands now. Return the id of the entry that has the label.
 
-        :raises ~crow.domain.errors.ArgumentError: the text cannot be a label.
+        :raises ~crow.domain.errors.ArgumentError: the text cannot be a label, or the conversation has no such entry.
         :raises ~crow.domain.errors.SessionBusy: a living process runs a turn in the session; the error names it.
         """
         name = " ".join(text.split())
-        if not 0 < len(name) <= _LABEL_CHARS or name.startswith("#") or name.isdecimal() or not name.isprintable():
+        if not is_label(name):
             raise ArgumentError(
-                f"label is {describe(text)}; expected 1 to {_LABEL_CHARS} visible characters that do not begin with #"
+                f"label is {describe(text)}; expected 1 to {LABEL_CHARS} visible characters that do not begin with #"
                 " and are not a number."
             )
         tail = await self._store.open_session(self.id)
+        named = None if entry is None else await self._store.entry(entry)
+        if entry is not None and (named is None or named.conversation != tail.row.conversation):
+            raise ArgumentError(f"entry is {entry}; expected the id of an entry in the conversation of {self.id}.")
         turn = tail.entries[-1].turn if tail.entries else 0
-        note = NewEntry(body=Note(about="label", value=name))
-        (entry,) = await self._store.append(self.id, leaf=tail.row.leaf, turn=turn, entries=[note])
-        return entry.id
+        note = NewEntry(body=Note(about="label", value=name, entry=entry))
+        (stored,) = await self._store.append(self.id, leaf=tail.row.leaf, turn=turn, entries=[note])
+        return stored.id if entry is None else entry
 
     async def set_title(self, title: str) -> Session:
         """Set the title, which is cleaned and shortened if need be. Crow does not change it any more.

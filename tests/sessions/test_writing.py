@@ -295,7 +295,15 @@ async def test_titles_tags_metadata_labels_and_archives(sessions: Sessions) -> N
     label = await session.label("the start")
     (node,) = [node for node in await session.tree() if node.is_leaf]
     assert (node.entry, node.kind, node.text, node.is_current) == (label, "label", "the start", True)
+    (first, *_) = await session.tree()
+    assert await session.label("greeting", entry=first.entry) == first.entry
+    assert [node.labels for node in await session.tree() if node.entry == first.entry] == [("greeting",)]
+    other = await sessions.create()
+    await other.append(HELLO, DONE)
+    (elsewhere, *_) = await other.tree()
     for refused, words in (
+        (session.label("x", entry=elsewhere.entry), "expected the id of an entry in the conversation"),
+        (session.label("x", entry=10**9), "entry is 1000000000; expected"),
         (session.set_title("\x1b\n"), r"title is \"\\u001b\\n\"; expected at least one visible character"),
         (session.tag("two words"), "cannot be a tag"),
         (session.label("#12"), 'label is "#12"; expected'),

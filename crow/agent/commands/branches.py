@@ -22,7 +22,7 @@ from crow.agent.history.restore import Restore, changes_to_undo, holds_change_se
 from crow.agent.history.rewind import RestoreResult, find_restorable_files, restore_files
 from crow.agent.history.usage import summary_stream
 from crow.domain.conversation import for_model
-from crow.domain.entries import Entry, NewEntry, Note, Remark, Reminder, StopReason, User
+from crow.domain.entries import LABEL_CHARS, Entry, NewEntry, Note, Remark, Reminder, StopReason, User, is_label
 from crow.domain.errors import ArgumentError
 from crow.domain.events import SessionListChanged, TitleChanged
 from crow.domain.messages import Text
@@ -31,7 +31,6 @@ from crow.store import BranchPoint, BranchTip, Move, NewSession, Outline, Sessio
 
 _MOVES = ("undo", "rewind", "retry", "new", "clear")
 _UNSEEN = "The model no longer sees it, although it is still shown above."
-_LABEL_CHARS = 60
 _MAX_LISTED = 50
 
 _SUMMARY_DEADLINE_S = 120.0
@@ -208,9 +207,9 @@ async def label(context: CommandContext, argument: str) -> str:
     if words[0].startswith("#"):
         place = await find_place(context, words.pop(0))
     name = " ".join(words)
-    if not 0 < len(name) <= _LABEL_CHARS or safe(name) != name or name.startswith("#") or name.isdecimal():
+    if not is_label(name):
         raise ArgumentError(
-            f"{quote(safe(name))} cannot be a label. A label has 1 to {_LABEL_CHARS} characters that can be seen, is "
+            f"{quote(safe(name))} cannot be a label. A label has 1 to {LABEL_CHARS} characters that can be seen, is "
             "not a number, and does not begin with #."
         )
     note = Note(about="label", value=name, entry=place.entry if place is not None else None)
