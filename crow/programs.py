@@ -1,4 +1,4 @@
-"""Finds the programs that crow starts: its own helpers, and those that the user names.
+"""Finds the programs that crow starts, and runs the commands that the user's settings name.
 
 A confined command may write programs into the workspace, and PATH often names a directory there, such as `.venv/bin`.
 So crow's own helpers are never looked up on PATH. They come from fixed directories that no confined command can change.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -289,3 +290,33 @@ def named_program(name: str, is_inside: Callable[[Path], bool] = lambda _path: F
         if is_program and (is_everything or not is_inside(Path(os.path.realpath(path)))):
             return path
     return None
+
+
+class CommandFailed(Exception):
+    """A command of the user failed. The message is a clause, such as `did not end within 5 s`."""
+
+
+def output_of(command: Sequence[str], *, timeout_s: float) -> str:
+    """Run a command from the user's own file, whose program is a path, and return what it prints. This function blocks
+    until the command ends.
+
+    :raises CommandFailed: the command cannot be started, takes too long, or ends with another exit code than 0. Then
+        the message ends with the last line of its stderr.
+    """
+    try:
+        done = subprocess.run(  # noqa: S603 - the command comes from the user's own file
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+            env=os.environ,  # the default is the initial environment, in which crow has overwritten secrets
+        )
+    except subprocess.TimeoutExpired:
+        raise CommandFailed(f"did not end within {timeout_s:g} s") from None
+    except OSError as error:
+        raise CommandFailed(f"cannot be started: {error.strerror or error}") from error
+    if done.returncode != 0:
+        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it printed no reason"]
+        raise CommandFailed(f"ended with code {done.returncode}: {last[0]}")
+    return done.stdout.decode("utf-8", "replace")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from crow.domain.errors import ArgumentError
 from crow.domain.text import on_one_line, shorten
-from crow.programs import named_program
+from crow.programs import CommandFailed, named_program, output_of
 
 _TIMEOUT_S = 300.0
 _URL = re.compile(r"https?://[!-~]{1,2000}")
@@ -28,23 +27,10 @@ def publish(command: Sequence[str], page: Path, folder: Path) -> str:
     if program is None:
         raise ArgumentError(f"share.command: there is no program {on_one_line(command[0])}. {rest}")
     try:
-        done = subprocess.run(  # noqa: S603 - the command comes from the user's own file
-            [program, *command[1:], str(page.absolute())],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-            env=os.environ,  # the default is the initial environment, in which crow has overwritten secrets
-        )
-    except subprocess.TimeoutExpired:
-        raise ArgumentError(f"share.command did not end within {_TIMEOUT_S:g} s. {rest}") from None
-    except OSError as error:
-        raise ArgumentError(f"share.command cannot be started: {error.strerror or error}. {rest}") from error
-    if done.returncode != 0:
-        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it printed no reason"]
-        words = shorten(on_one_line(last[0]), 300)
-        raise ArgumentError(f"share.command ended with code {done.returncode}: {words}. {rest}")
-    urls = [word for word in done.stdout.decode("utf-8", "replace").split() if _URL.fullmatch(word)]
+        printed = output_of([program, *command[1:], str(page.absolute())], timeout_s=_TIMEOUT_S)
+    except CommandFailed as error:
+        raise ArgumentError(f"share.command {shorten(on_one_line(str(error)), 350)}. {rest}") from error
+    urls = [word for word in printed.split() if _URL.fullmatch(word)]
     if not urls:
         raise ArgumentError(f"share.command printed no http or https URL. {rest}")
     return urls[-1]

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from crow.domain.errors import StoreError
-from crow.serve.listen import is_own_origin
+from crow.serve.listen import client_address, is_own_origin
 from crow.serve.tokens import Authenticator, BadToken, TooManyFailures
 
 COOKIE = "crow_token"
@@ -77,7 +77,7 @@ class _Pairing:
         """Answer 204 if this browser may connect, else 401."""
         try:
             if await self._needs_tokens():
-                await self._authenticator.authenticate(request.cookies.get(COOKIE), _address(request))
+                await self._authenticator.authenticate(request.cookies.get(COOKIE), client_address(request))
         except BadToken:
             return _answer(401, "This browser is not paired.")
         except TooManyFailures as error:
@@ -94,7 +94,10 @@ class _Pairing:
             body = await _json_body(request)
             agent = request.headers.get("user-agent", "")
             text = await self._authenticator.pair(
-                body.get("token"), _address(request), label=_label(agent), expires_ms=_now_ms() + BROWSER_DAYS * _DAY_MS
+                body.get("token"),
+                client_address(request),
+                label=_label(agent),
+                expires_ms=_now_ms() + BROWSER_DAYS * _DAY_MS,
             )
         except (BadToken, ValueError):
             return _answer(401, "This link was used before, or has expired. Run `crow serve pair` again.")
@@ -160,10 +163,6 @@ def _label(agent: str) -> str:
 
 def _answer(status: int, words: str) -> Response:
     return JSONResponse({"message": words}, status_code=status, headers=_HEADERS)
-
-
-def _address(request: Request) -> str:
-    return request.client.host if request.client is not None and request.client.host else "local"
 
 
 def _now_ms() -> int:

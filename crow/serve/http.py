@@ -1,4 +1,4 @@
-"""The HTTP endpoints: `/acp` for clients, and `/healthz`, `/readyz` and `/metrics` for operators."""
+"""The HTTP endpoints: `/acp` for clients, shared pages, and `/healthz`, `/readyz` and `/metrics` for operators."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from crow.frontend.errors import request_error
 from crow.frontend.frames import INTERNAL_ERROR
 from crow.frontend.requests import OPENING
 from crow.serve.browser import cookie_token
-from crow.serve.listen import is_known_host, is_known_origin, is_own_origin
+from crow.serve.listen import client_address, is_known_host, is_known_origin, is_own_origin
 from crow.serve.metrics import CONTENT_TYPE, MetricFamily, Metrics, gauge, process_metrics
 from crow.serve.tokens import Authenticator, BadToken, Grant, TooManyFailures
 from crow.serve.websocket import (
@@ -318,7 +318,7 @@ class AcpService:
                     f'"{_shown(hosts)}" is not a name of this server. The operator can add the name to serve.hosts.'
                 )
                 refused = Refused(403, problem, "host")
-                self._note_refused(refused, _address(HTTPConnection(scope)))
+                self._note_refused(refused, client_address(HTTPConnection(scope)))
                 if scope["type"] == "websocket":
                     await WebSocket(scope, receive, send).send_denial_response(refused.response())
                 else:
@@ -327,7 +327,7 @@ class AcpService:
         await app(scope, receive, send)
 
     async def _acp(self, websocket: WebSocket) -> None:
-        address = _address(websocket)
+        address = client_address(websocket)
         try:
             grant = await self._admit(websocket, address)
         except Refused as refused:
@@ -438,7 +438,7 @@ class AcpService:
         return FileResponse(file, media_type="text/html; charset=utf-8", headers=headers)
 
     async def _metrics(self, request: Request) -> Response:
-        address = _address(request)
+        address = client_address(request)
         try:
             self._check_operator(await self._access.admit(_bearer_token(request.headers), address))
         except Refused as refused:
@@ -536,8 +536,3 @@ def _bearer_token(headers: Headers) -> str | None:
     """Return the token in the Authorization header, or None."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None
-
-
-def _address(connection: HTTPConnection) -> str:
-    """Return the IP address of the client, or "local" for a Unix socket."""
-    return connection.client.host if connection.client is not None and connection.client.host else "local"

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from starlette.requests import HTTPConnection
+
 from crow.domain.errors import ConfigError
 
 _BACKLOG = 2048
@@ -116,6 +118,11 @@ def is_own_origin(headers: Mapping[str, str]) -> bool:
     header, which has been checked before."""
     scheme, _, host = headers.get("origin", "").lower().partition("://")
     return scheme in {"http", "https"} and bool(host) and host == headers.get("host", "").lower()
+
+
+def client_address(connection: HTTPConnection) -> str:
+    """Return the IP address of the client, or "local" for a Unix socket."""
+    return connection.client.host if connection.client is not None and connection.client.host else "local"
 
 
 def _is_version(version: int, host: str) -> bool:

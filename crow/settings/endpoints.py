@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
@@ -16,7 +15,7 @@ from pydantic import ValidationError
 
 from crow.domain.errors import ArgumentError, ConfigError
 from crow.domain.messages import WireName
-from crow.programs import named_program
+from crow.programs import CommandFailed, named_program, output_of
 from crow.settings.values import OFFLINE, ModelOptions, ModelSettings, NamedModel, ProviderSettings, Settings
 
 _KEY_COMMAND_TIMEOUT_S = 30.0
@@ -467,22 +466,9 @@ def run_key_command(command: Sequence[str]) -> str:
     if program is None:
         raise ConfigError(f"{name} cannot be started: {os.strerror(errno.ENOENT)}.")
     try:
-        done = subprocess.run(  # noqa: S603 - the command comes from the user's own file
-            [program, *command[1:]],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_KEY_COMMAND_TIMEOUT_S,
-            check=False,
-            env=os.environ,  # the default is the initial environment, in which crow has overwritten secrets
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"{name} did not end within {_KEY_COMMAND_TIMEOUT_S:g} s.") from None
-    except OSError as error:
-        raise ConfigError(f"{name} cannot be started: {error.strerror or error}.") from error
-    if done.returncode != 0:
-        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it printed no reason"]
-        raise ConfigError(f"{name} ended with code {done.returncode}: {last[0]}")
-    words = done.stdout.decode("utf-8", "replace").split()
+        words = output_of([program, *command[1:]], timeout_s=_KEY_COMMAND_TIMEOUT_S).split()
+    except CommandFailed as error:
+        raise ConfigError(f"{name} {error}.") from error
     if not words:
         raise ConfigError(f"{name} printed no key.")
     return words[0]

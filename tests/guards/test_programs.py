@@ -12,10 +12,9 @@ ROOT = Path(__file__).parents[2]
 
 STARTING_MODULES = {
     "crow/bridge/__init__.py": "crow's own server, with the Python that runs crow",
-    "crow/cli/publish.py": "the share.command of the user's settings",
     "crow/demo.py": "crow itself",
+    "crow/programs.py": "the api_key_command and the share.command of the user's settings",
     "crow/serve/resident.py": "crow's own server",
-    "crow/settings/endpoints.py": "the api_key_command of the user's settings",
     "crow/terminal/browser.py": "the user's browser",
     "crow/tools/builtin/scan.py": "the ripgrep whose path crow passes to it",
     "crow/tools/process.py": "the commands, servers and hooks that other modules pass to it",

@@ -100,6 +100,8 @@ async def test_the_page_is_served_with_headers_that_let_it_load_nothing_else(ser
         assert "unsafe" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["referrer-policy"] == "no-referrer"
+    icon = Path(__file__).parents[2] / "registry" / "icon.svg"
+    assert (await server.get("/icon.svg")).text == icon.read_text("utf-8")
     page = (await server.get("/")).text
     assert re.findall(r"<script(?! src=\"page\.js\")|\son\w+=|style=", page) == []
     assert (await server.get("/page/page.js")).status_code == 404
