@@ -16,7 +16,7 @@ from tests.store.scenes import add, begin, new_session
 
 __all__ = ["sqlite_store"]
 
-CWD = "/work/nest"
+CWD = "/repo/nest"
 
 
 class Session:
