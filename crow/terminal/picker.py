@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from rich.cells import cell_len, set_cell_size
-
 from crow.domain.text import on_one_line
+from crow.terminal.render import cut
 
 SHOWN = 15
 """The maximum number of choices that are listed at once. So the list and the question fit into a small terminal."""
@@ -40,7 +39,7 @@ async def pick(
     listed = list(enumerate(choices, 1))
     while True:
         shown = listed[-SHOWN:] if is_newest_last else listed[:SHOWN]
-        lines = [_cut(f"{number:>3}) {on_one_line(choice.words)}", columns) for number, choice in shown]
+        lines = [cut(f"{number:>3}) {on_one_line(choice.words)}", columns) for number, choice in shown]
         if len(shown) < len(listed):
             lines.append(f"     … {len(listed) - len(shown)} more; type a word to find them")
         await show("\n".join(lines))
@@ -68,7 +67,3 @@ def _find(choices: Sequence[Choice], typed: str) -> list[tuple[int, Choice]]:
         if all(word in f"{choice.value} {choice.words}".casefold() for word in words):
             found.append((number, choice))
     return found
-
-
-def _cut(line: str, columns: int) -> str:
-    return line if cell_len(line) <= columns else set_cell_size(line, columns - 1).rstrip() + "…"

@@ -1,10 +1,11 @@
-"""The line that the chat shows at the bottom while a turn runs, and the call to the user when the turn has ended."""
+"""The line that the chat shows at the bottom while a turn runs, and the notification when it has ended."""
 
 from __future__ import annotations
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 
 from crow.domain.text import safe
+from crow.terminal.render import cut
 
 _HINTS = ("Ctrl-C stops · type to queue or steer", "Ctrl-C stops", "")
 _LABEL_COLUMNS = 24
@@ -24,7 +25,7 @@ def status_line(label: str, columns: int, *, seconds: float, tokens: int, mode: 
     tails += [_joined(facts[:2]), facts[0], ""]
     tail = next(each for each in tails if not each or wanted + 3 + cell_len(each) <= columns)
     room = columns - cell_len(tail) - 3 if tail else columns
-    return _joined([_cut(label, max(1, room)), tail])
+    return _joined([cut(label, max(1, room)), tail])
 
 
 def notification(words: str, terminal: str, *, has_styles: bool) -> str:
@@ -37,10 +38,6 @@ def notification(words: str, terminal: str, *, has_styles: bool) -> str:
 
 def _joined(parts: list[str]) -> str:
     return " · ".join(filter(None, parts))
-
-
-def _cut(text: str, columns: int) -> str:
-    return text if cell_len(text) <= columns else set_cell_size(text, columns - 1).rstrip() + "…"
 
 
 def _duration(seconds: float) -> str:
