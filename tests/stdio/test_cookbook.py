@@ -29,7 +29,11 @@ def commands_of(page: str) -> list[tuple[str, str]]:
 
 def run(commands: list[str], folder: Path) -> list[str]:
     """Run the commands one after the other in one bash in `folder`. Return what each printed on stdout."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("CROW_", "OPENAI_", "GIT_"))}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("CROW_", "OPENAI_", "GIT_", "MAKE", "MFLAGS"))
+    }
     env |= {
         "CROW_HOME": str(folder / "home"),
         "PATH": f"{Path(sys.executable).parent}:{env['PATH']}",
