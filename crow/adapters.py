@@ -212,7 +212,7 @@ def _tool_settings(loaded: _LoadedSource, asker: LoginAsker | None = None) -> To
         fetches_private=loaded().settings.permissions.fetch_private,
         checks=loaded().settings.checks,
         keys=lambda: hidden_keys(loaded()),
-        login_folder=login_folder(loaded().paths),
+        login_folder=_login_folder(loaded().paths),
         on_secrets=mask_in_log,
         asker=asker,
     )
@@ -337,7 +337,7 @@ def own_folders(paths: Paths, cwd: str) -> tuple[Path, ...]:
 
 def _own_folders(loaded: Loaded, cwd: str) -> tuple[Path, ...]:
     """Return the directories of `own_folders`, and that of the setting `store.mirror`."""
-    mirror = mirror_folder(loaded)
+    mirror = _mirror_folder(loaded)
     found = own_folders(loaded.paths, cwd)
     holds_workspace = mirror is None or Path(os.path.realpath(cwd)).is_relative_to(os.path.realpath(mirror))
     return found if mirror is None or holds_workspace else (*found, mirror)
@@ -358,12 +358,12 @@ def read_login(loaded: Loaded, server: HttpServer) -> Login | None:
 
     :raises CrowError: the stored login cannot be read, or the server's URL is not valid.
     """
-    return LoginFolder(login_folder(loaded.paths), mask_in_log).read(_account_of(server))
+    return LoginFolder(_login_folder(loaded.paths), mask_in_log).read(_account_of(server))
 
 
 def remove_login(loaded: Loaded, server: HttpServer) -> None:
     """Remove the stored login to a server. This function blocks. :raises OSError: the file cannot be removed."""
-    LoginFolder(login_folder(loaded.paths)).remove(_account_of(server))
+    LoginFolder(_login_folder(loaded.paths)).remove(_account_of(server))
 
 
 def _account_of(server: HttpServer) -> Account:
@@ -379,7 +379,7 @@ async def revoke_login(login: Login) -> bool:
     return await revoke(login)
 
 
-def login_folder(paths: Paths) -> Path:
+def _login_folder(paths: Paths) -> Path:
     """Return the directory that holds the logins to MCP servers."""
     return paths.data_dir / "mcp-logins"
 
@@ -495,7 +495,7 @@ async def open_store(loaded: Loaded, *, on_stored: Callable[[str], object] | Non
 def open_mirror(loaded: Loaded, redact: Callable[[], Redactor]) -> Mirror | None:
     """Return the mirror that the settings ask for, which must be started and closed, or None. `redact` returns a
     function that masks secrets."""
-    path = mirror_folder(loaded)
+    path = _mirror_folder(loaded)
     if path is None:
         return None
     from crow.mirror import Mirror, MirrorSource
@@ -510,7 +510,7 @@ def open_mirror(loaded: Loaded, redact: Callable[[], Redactor]) -> Mirror | None
     return Mirror(path, MirrorSource(open=open_to_read, database=place, redact=redact))
 
 
-def mirror_folder(loaded: Loaded) -> Path | None:
+def _mirror_folder(loaded: Loaded) -> Path | None:
     """Return the directory of the setting `store.mirror`, or None if it is unset."""
     name = loaded.settings.store.mirror
     return None if name is None else loaded.paths.config_file.parent / os.path.expanduser(name)

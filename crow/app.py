@@ -340,7 +340,7 @@ class Wiring:
             self._session_settings = SessionSettings(
                 steps_per_turn=self._settings.limits.steps_per_turn,
                 server_wait_s=self._settings.limits.mcp_wait_s,
-                steps_set_by=self._loaded.sources.get(STEPS, "").partition("flag ")[2] or STEPS,
+                steps_set_by=self._loaded.sources.get(_STEPS, "").partition("flag ")[2] or _STEPS,
                 cost_per_turn=self._settings.limits.cost_per_turn,
                 cost_per_session=self._settings.limits.cost_per_session,
                 title_model=self._settings.titles.model or "",
@@ -436,7 +436,7 @@ class Wiring:
         return ""
 
 
-STEPS = "limits.steps_per_turn"
+_STEPS = "limits.steps_per_turn"
 
 
 class BackgroundImport:

@@ -20,7 +20,7 @@ from rich.text import Text
 from crow.domain.errors import CrowError
 from crow.runtime import own_command
 
-Json: TypeAlias = dict[str, Any]
+_Json: TypeAlias = dict[str, Any]
 
 _ANSWER_TIMEOUT_S = 60.0
 _KILL_AT = 60
@@ -45,11 +45,11 @@ def run_demo() -> None:
         _Demo(Path(scratch).resolve()).run()
 
 
-class CrowProcess:
+class _CrowProcess:
     """A running `crow acp` process. For each update, `show` is called with the update. For each permission question,
     `show` is called with the tool call and the options."""
 
-    def __init__(self, scratch: Path, show: Callable[[Json], None]) -> None:
+    def __init__(self, scratch: Path, show: Callable[[_Json], None]) -> None:
         self._show = show
         self._errors = scratch / "stderr.txt"
         self._request_id = 0
@@ -65,14 +65,14 @@ class CrowProcess:
                 encoding="utf-8",
             )
 
-    def __enter__(self) -> CrowProcess:
+    def __enter__(self) -> _CrowProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
 
-    def request(self, method: str, params: Json, *, until: Callable[[], bool] = lambda: False) -> Json:
+    def request(self, method: str, params: _Json, *, until: Callable[[], bool] = lambda: False) -> _Json:
         """Send a request and return its result. `until` is called after each message from crow. If it returns True,
         return {} without waiting for the result.
 
@@ -103,7 +103,7 @@ class CrowProcess:
             watchdog.cancel()
         raise DemoFailed(f"crow ended during {method}: {self._errors.read_text('utf-8', 'replace')[-2000:]}")
 
-    def _send(self, message: Json) -> None:
+    def _send(self, message: _Json) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
         self._process.stdin.flush()
@@ -128,7 +128,7 @@ class _Demo:
         self._print("crow, with its built-in offline model: it follows fixed rules and is not a language model.")
         self._workspace.mkdir()
         (self._workspace / "README.md").write_text(_README, "utf-8")
-        with CrowProcess(self._scratch, self._show) as crow:
+        with _CrowProcess(self._scratch, self._show) as crow:
             self._scene(
                 "A prompt", "An editor starts `crow acp` and sends it a prompt. Reading files needs no permission."
             )
@@ -144,7 +144,7 @@ class _Demo:
             self._prompt(crow, "count to 200", until=lambda: f"{_KILL_AT}\n" in self._text)
         self._print("  ✗ killed", "bold red")
         self._text = ""
-        with CrowProcess(self._scratch, self._show) as crow:
+        with _CrowProcess(self._scratch, self._show) as crow:
             self._scene("A new process loads the session", "It replays the whole history; the next prompt works.")
             self._open(crow, "session/load", {"sessionId": self._session})
             numbers = self._text[self._text.rfind("1\n2\n") :].split()
@@ -158,11 +158,11 @@ class _Demo:
         self._print("\nTo use crow in Zed, put this into its settings.json (docs/editors.md has the other editors):\n")
         self._print(f"{json.dumps(server, indent=2)}\n\nThen run `crow login` to choose an endpoint and a model.")
 
-    def _open(self, crow: CrowProcess, method: str, params: Json) -> Json:
+    def _open(self, crow: _CrowProcess, method: str, params: _Json) -> _Json:
         crow.request("initialize", {"protocolVersion": 1, "clientCapabilities": {}})
         return crow.request(method, {"cwd": str(self._workspace), "mcpServers": [], **params})
 
-    def _prompt(self, crow: CrowProcess, text: str, *, until: Callable[[], bool] = lambda: False) -> None:
+    def _prompt(self, crow: _CrowProcess, text: str, *, until: Callable[[], bool] = lambda: False) -> None:
         self._print(f"you › {text}", "bold cyan")
         self._text = ""
         params = {"sessionId": self._session, "prompt": [{"type": "text", "text": text}]}
@@ -175,7 +175,7 @@ class _Demo:
         self._console.rule(Text(f"{self._scenes}. {title}", style="bold"), align="left", style="dim")
         self._print(f"{explanation}\n", "dim")
 
-    def _show(self, update: Json) -> None:
+    def _show(self, update: _Json) -> None:
         match update:
             case {"sessionUpdate": "user_message_chunk", "content": {"text": str(text)}}:
                 self._print(f"you › {text}", "cyan")
@@ -188,7 +188,7 @@ class _Demo:
             case {"toolCallId": str(call)}:
                 self._show_call(call, update)
 
-    def _show_call(self, call: str, update: Json) -> None:
+    def _show_call(self, call: str, update: _Json) -> None:
         if call not in self._titles:
             self._titles[call] = update.get("title") or "a tool call"
             self._print(f"  ● {self._titles[call]}", "blue")

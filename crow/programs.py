@@ -42,7 +42,7 @@ _LOADER_VARIABLES = frozenset(("GCONV_PATH", "LOCPATH", "NLSPATH", "GLIBC_TUNABL
 name a directory of the workspace."""
 
 OVERFLOW_ID = Path("/proc/sys/kernel/overflowuid")
-MAX_LINKS = 40
+_MAX_LINKS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Programs:
             return False
         if place in SYSTEM_PLACES and owners <= system:
             return user != 0 or not self._is_distrusted(steps)
-        if self.ledger is None or self._is_distrusted(steps) or has_other_names(path):
+        if self.ledger is None or self._is_distrusted(steps) or _has_other_names(path):
             return False
         others = [step.path for step in steps if step.owner not in system or user == 0]
         kept = (_resolved_places(trees) for named, trees in _USER_PLACES if os.path.expanduser(named) == place)
@@ -90,7 +90,7 @@ class Programs:
             return
         places = [os.path.realpath(root) for root in roots]
         trees = (tree for _, named in _USER_PLACES for tree in _resolved_places(named))
-        touched = {tree for tree in trees if any(overlap(place, tree) for place in places)}
+        touched = {tree for tree in trees if any(_overlap(place, tree) for place in places)}
         if hasattr(os, "geteuid") and os.geteuid() == 0:
             touched |= {place for place in places if any(map(Path(place).is_relative_to, ROOT_TREES))}
         if new := sorted(touched - self._distrusted()):
@@ -153,7 +153,7 @@ def steps_to(path: str) -> Iterator[Step]:
                 at = place
                 continue
             target, links = os.readlink(place), links + 1
-            if links > MAX_LINKS:
+            if links > _MAX_LINKS:
                 return
             at = os.sep if os.path.isabs(target) else at
             waiting += target.split(os.sep)[::-1]
@@ -207,7 +207,7 @@ def _resolved_places(places: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(path for place in named for path in (place, os.path.realpath(place))))
 
 
-def overlap(place: str, tree: str) -> bool:
+def _overlap(place: str, tree: str) -> bool:
     """Whether one of two directories contains the other. A directory may be mounted in several places, so their ids are
     compared, too."""
     if _is_in_or_above(place, [tree]):
@@ -227,7 +227,7 @@ def _id_of(path: str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def has_other_names(path: str) -> bool:
+def _has_other_names(path: str) -> bool:
     """Whether a file has further names, such as one in a workspace. Installers link files of their cache."""
     return os.stat(path).st_nlink != 1
 

@@ -12,7 +12,7 @@ TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`; importing `typing` would t
 if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
-    Message: TypeAlias = dict[str, Any]
+    _Message: TypeAlias = dict[str, Any]
 
 
 class _AsUsual:
@@ -37,18 +37,18 @@ except (ImportError, AttributeError):  # some Pythons have no such scanner, or o
 
     _scan = JSONDecoder().scan_once  # type: ignore[attr-defined]
 
-    def _dump(message: Message, _level: int) -> tuple[str, ...]:  # type: ignore[misc]
+    def _dump(message: _Message, _level: int) -> tuple[str, ...]:  # type: ignore[misc]
         return (JSONEncoder(separators=(",", ":")).encode(message),)
 
 
 _SPACES = " \t\n\r"
 
-INTERNAL_ERROR, NOT_FOUND = -32603, -32002
+_INTERNAL_ERROR, _NOT_FOUND = -32603, -32002
 
-OPENING = frozenset({"session/new", "session/load", "session/resume", "session/fork"})
+_OPENING = frozenset({"session/new", "session/load", "session/resume", "session/fork"})
 _REOPENING = frozenset({"session/resume", "session/load"})
-CLOSING = frozenset({"session/close", "session/delete", "session/archive"})
-_REPEATABLE = CLOSING | {
+_CLOSING = frozenset({"session/close", "session/delete", "session/archive"})
+_REPEATABLE = _CLOSING | {
     *("initialize", "authenticate", "logout", "auth/login", "auth/logout", "auth/status", "session/list"),
     *("session/new", "session/load", "session/resume", "session/status", "session/set_title", "session/unarchive"),
     *("session/set_mode", "session/set_config_option", "providers/list", "providers/set", "providers/disable"),
@@ -56,19 +56,19 @@ _REPEATABLE = CLOSING | {
 """Requests that the bridge may send twice without harm. A second `session/new` only creates an empty session, which
 appears in no list of sessions."""
 
-SHOWN = frozenset({"agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "plan"})
+_SHOWN = frozenset({"agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "plan"})
 """Updates that an editor shows. If such an update arrives twice, the editor shows it twice."""
 
-NAMED = frozenset({"session/prompt", "_session/steering"})
+_NAMED = frozenset({"session/prompt", "_session/steering"})
 """Requests with a prompt. If the server knows names, the bridge names the prompt, and may send the request twice."""
 
 _MAX_KEPT_ANSWERS = 32
 
-KEPT = ("cwd", "mcpServers", "additionalDirectories", "systemPrompt", "_meta")
+_KEPT = ("cwd", "mcpServers", "additionalDirectories", "systemPrompt", "_meta")
 """The parameters that the bridge keeps when the editor opens a session. The bridge resumes the session with the same
 parameters."""
 
-LOGIN = frozenset({"authenticate", "logout", "auth/login", "auth/logout"})
+_LOGIN = frozenset({"authenticate", "logout", "auth/login", "auth/logout"})
 """Requests whose effect ends with the connection. On a new connection, the bridge repeats the last of these requests
 that succeeded."""
 
@@ -83,7 +83,7 @@ class _Pending:
 
     __slots__ = ("cancels", "is_received", "is_repeated", "line", "message", "number", "prompt_id")
 
-    def __init__(self, line: bytes, message: Message, number: int) -> None:
+    def __init__(self, line: bytes, message: _Message, number: int) -> None:
         self.line = line
         self.message = message
         self.number = number
@@ -117,7 +117,7 @@ class _EditorQuestion:
     __slots__ = ("answer", "editor_id", "generation", "is_withdrawn", "key", "number", "params", "server_id")
 
     def __init__(
-        self, key: tuple[str, str, str] | None, params: Message, editor_id: Any, server_id: Any, generation: int
+        self, key: tuple[str, str, str] | None, params: _Message, editor_id: Any, server_id: Any, generation: int
     ) -> None:
         self.key = key
         """The method, the session and the tool call of the request. A new connection may repeat the request with the
@@ -129,7 +129,7 @@ class _EditorQuestion:
         """The id of this request in messages to the server."""
         self.generation = generation
         """The number of the connection on which `server_id` is valid."""
-        self.answer: Message | None = None
+        self.answer: _Message | None = None
         """The editor's answer, if it has arrived."""
         self.number = 0
         """The number of the answer among the messages to the server, or 0 if it was not sent yet."""
@@ -162,15 +162,15 @@ class Journal:
         self._held: list[bytes] = []
         self._pending: dict[Any, _Pending] = {}
         self._notices: list[tuple[int, bytes]] = []
-        self._initialize: Message | None = None
+        self._initialize: _Message | None = None
         self._is_v2 = False
-        self._login: Message | None = None
-        self._providers: dict[str, Message] = {}
-        self._sessions: dict[str, Message] = {}
+        self._login: _Message | None = None
+        self._providers: dict[str, _Message] = {}
+        self._sessions: dict[str, _Message] = {}
         self._unseen: set[str] = set()
         self._cursors: dict[str, str] = {}
         self._asks: dict[Any, _EditorQuestion] = {}
-        self._own: dict[str, Message] = {}
+        self._own: dict[str, _Message] = {}
         self._own_count = 0
 
     @property
@@ -291,10 +291,10 @@ class Journal:
 
     # Messages from the editor.
 
-    def _note_request(self, line: bytes, message: Message, method: str, request_id: Any) -> bytes:
+    def _note_request(self, line: bytes, message: _Message, method: str, request_id: Any) -> bytes:
         if not _is_id(request_id) or request_id in self._pending:
             return line  # the server refuses such an id
-        if self._knows_names and method in NAMED:
+        if self._knows_names and method in _NAMED:
             line, message = self._named(line, message)
         self._pending[request_id] = _Pending(line, message, self._number)
         if method == "initialize":
@@ -304,7 +304,7 @@ class Journal:
             self._unseen.add(session)
         return line
 
-    def _named(self, line: bytes, message: Message) -> tuple[bytes, Message]:
+    def _named(self, line: bytes, message: _Message) -> tuple[bytes, _Message]:
         """Give a prompt a name, unless it has one."""
         params, meta, crow = message.get("params"), _object(message.get("params")).get("_meta"), _crow_meta(message)
         has_odd_meta = not isinstance(meta, dict | None) or not isinstance(_object(meta).get("crow"), dict | None)
@@ -314,7 +314,7 @@ class Journal:
         message = message | {"params": params | {"_meta": _object(meta) | {"crow": crow}}}
         return _encode(message), message
 
-    def _note_notification(self, line: bytes, message: Message, method: str) -> None:
+    def _note_notification(self, line: bytes, message: _Message, method: str) -> None:
         params = _object(message.get("params"))
         if method == "session/cancel":
             meant = [
@@ -330,7 +330,7 @@ class Journal:
         if not meant and method != "$/cancel_request":
             self._notices.append((self._number, line))
 
-    def _note_answer(self, line: bytes, message: Message, ask: _EditorQuestion) -> bytes | None:
+    def _note_answer(self, line: bytes, message: _Message, ask: _EditorQuestion) -> bytes | None:
         if ask.is_withdrawn:
             del self._asks[ask.editor_id]
             return None
@@ -342,7 +342,7 @@ class Journal:
 
     # Messages from the server.
 
-    def _asked(self, text: bytes, message: Message, method: str, params: Message) -> bytes:
+    def _asked(self, text: bytes, message: _Message, method: str, params: _Message) -> bytes:
         server_id = message["id"]
         if not _is_id(server_id):
             return text
@@ -365,7 +365,7 @@ class Journal:
         self._asks[editor_id] = _EditorQuestion(key, params, editor_id, server_id, self._generation)
         return text if editor_id == server_id else _encode(message | {"id": editor_id})
 
-    def _withdrawn(self, text: bytes, message: Message, params: Message) -> bytes:
+    def _withdrawn(self, text: bytes, message: _Message, params: _Message) -> bytes:
         for ask in self._asks.values():
             if ask.server_id == params.get("requestId") and ask.generation == self._generation:
                 if ask.editor_id != ask.server_id:
@@ -373,12 +373,12 @@ class Journal:
                 break
         return text
 
-    def _updated(self, text: bytes, params: Message) -> bytes:
+    def _updated(self, text: bytes, params: _Message) -> bytes:
         session, update = params.get("sessionId"), _object(params.get("update"))
         if not isinstance(session, str):
             return text
         self._note_cursor(session, params)
-        if update.get("sessionUpdate") in SHOWN:
+        if update.get("sessionUpdate") in _SHOWN:
             self._unseen.discard(session)
         elif update.get("sessionUpdate") == "tool_call_update" and update.get("status") not in (None, "pending"):
             self._drop_answers(session, update.get("toolCallId"))
@@ -405,16 +405,16 @@ class Journal:
             if call is None or ask.key[2] == str(call):
                 del self._asks[ask.editor_id]
 
-    def _note_cursor(self, session: str, holder: Message) -> None:
+    def _note_cursor(self, session: str, holder: _Message) -> None:
         cursor = _object(holder.get("_meta")).get("acp/cursor")
         if isinstance(cursor, str):
             self._cursors[session] = cursor
 
-    def _answered(self, text: bytes, pending: _Pending, message: Message) -> bytes:
+    def _answered(self, text: bytes, pending: _Pending, message: _Message) -> bytes:
         method, params = pending.message["method"], _object(pending.message.get("params"))
         if "result" not in message:
-            is_gone = _object(message.get("error")).get("code") == NOT_FOUND
-            if pending.is_repeated and is_gone and method in CLOSING:
+            is_gone = _object(message.get("error")).get("code") == _NOT_FOUND
+            if pending.is_repeated and is_gone and method in _CLOSING:
                 self._forget(pending.session)  # the first request succeeded, and only its response was lost
                 return _encode({"jsonrpc": "2.0", "id": message["id"], "result": {}})
             if method == "initialize" and not self.is_live:
@@ -435,21 +435,21 @@ class Journal:
             self._is_v2 = result.get("protocolVersion") == 2
             if not self.is_live:
                 self._go_live()
-        elif method in LOGIN:
+        elif method in _LOGIN:
             self._login = pending.message
         elif method in ("providers/set", "providers/disable"):
             self._providers[str(params.get("providerId", params.get("id")))] = pending.message
-        elif method in CLOSING:
+        elif method in _CLOSING:
             self._forget(session)
-        elif method in OPENING and isinstance(session, str):
-            self._sessions[session] = {key: params[key] for key in KEPT if key in params}
+        elif method in _OPENING and isinstance(session, str):
+            self._sessions[session] = {key: params[key] for key in _KEPT if key in params}
             if method == "session/new":
                 self._unseen.add(session)
         if isinstance(session, str):
             self._note_cursor(session, result)
         return text
 
-    def _note_server(self, initialized: Message) -> None:
+    def _note_server(self, initialized: _Message) -> None:
         self._knows_names = "promptId" in _object(_object(initialized.get("_meta")).get("crow"))
 
     def _forget(self, session: object) -> None:
@@ -460,14 +460,14 @@ class Journal:
 
     # Restoring a new connection.
 
-    def _request(self, request: Message) -> None:
+    def _request(self, request: _Message) -> None:
         """Send a request that comes from the bridge itself."""
         self._own_count += 1
         request_id = f"crow-bridge-{self._own_count}"
         self._own[request_id] = request
         self.to_server.append(_encode(request | {"id": request_id}))
 
-    def _answered_us(self, request: Message, message: Message) -> None:
+    def _answered_us(self, request: _Message, message: _Message) -> None:
         method, error = request["method"], _object(message.get("error"))
         if method == "initialize":
             if error:
@@ -488,7 +488,7 @@ class Journal:
             self._resume(session, cursor, is_unseen=cursor is None and session in self._unseen)
 
     def _resume(self, session: str, cursor: str | None, *, is_unseen: bool = False) -> None:
-        params: Message = {"mcpServers": []}
+        params: _Message = {"mcpServers": []}
         params |= self._sessions[session] | {"sessionId": session}
         method = "session/load" if is_unseen and not self._is_v2 else "session/resume"
         if is_unseen and self._is_v2:
@@ -499,15 +499,15 @@ class Journal:
             params["_meta"] = meta | {"crow": _object(meta.get("crow")) | {"promptIds": sent}}
         self._request({"jsonrpc": "2.0", "method": method, "params": _at_cursor(params, cursor)})
 
-    def _resumed(self, params: Message, error: Message, message: Message) -> None:
+    def _resumed(self, params: _Message, error: _Message, message: _Message) -> None:
         session = params["sessionId"]
-        if error and "acp/cursor" in _object(params.get("_meta")) and error.get("code") != NOT_FOUND:
+        if error and "acp/cursor" in _object(params.get("_meta")) and error.get("code") != _NOT_FOUND:
             self._cursors.pop(session, None)
             content = {"type": "text", "text": _GAP}
-            update: Message = {"sessionUpdate": "agent_message_chunk", "content": content}
+            update: _Message = {"sessionUpdate": "agent_message_chunk", "content": content}
             if self._is_v2:
                 update["messageId"] = f"crow-bridge-{self._own_count}"
-            notice: Message = {"jsonrpc": "2.0", "method": "session/update"}
+            notice: _Message = {"jsonrpc": "2.0", "method": "session/update"}
             self.to_editor.append(_encode(notice | {"params": {"sessionId": session, "update": update}}))
             self._resume(session, None)
         elif error:
@@ -566,11 +566,11 @@ def _lost_answer(method: str, *, is_restarted: bool) -> str:
 
 
 def _error(request_id: Any, problem: str) -> bytes:
-    error = {"code": INTERNAL_ERROR, "message": problem, "data": {"details": problem}}
+    error = {"code": _INTERNAL_ERROR, "message": problem, "data": {"details": problem}}
     return _encode({"jsonrpc": "2.0", "id": request_id, "error": error})
 
 
-def _at_cursor(params: Message, cursor: str | None) -> Message:
+def _at_cursor(params: _Message, cursor: str | None) -> _Message:
     if cursor is None:
         return params
     return params | {"_meta": _object(params.get("_meta")) | {"acp/cursor": cursor}}
@@ -580,7 +580,7 @@ def _is_prompt(pending: _Pending) -> bool:
     return bool(pending.message["method"] == "session/prompt")
 
 
-def _is_part_of(pending: _Pending, update: Message) -> bool:
+def _is_part_of(pending: _Pending, update: _Message) -> bool:
     """Return whether an update shows a part of this prompt."""
     parts = _object(pending.message.get("params")).get("prompt")
     content = update.get("content")
@@ -601,11 +601,11 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int | str) and not isinstance(value, bool)
 
 
-def _object(value: Any) -> Message:
+def _object(value: Any) -> _Message:
     return value if isinstance(value, dict) else {}
 
 
-def _parse(line: bytes) -> Message:
+def _parse(line: bytes) -> _Message:
     """Return the message in `line`, or an empty dict if `line` is not a message. The receiver of an invalid line
     refuses the line."""
     try:
@@ -616,9 +616,9 @@ def _parse(line: bytes) -> Message:
     return _object(message) if end == len(text) else {}
 
 
-def _crow_meta(message: Message) -> Message:
+def _crow_meta(message: _Message) -> _Message:
     return _object(_object(_object(message.get("params")).get("_meta")).get("crow"))
 
 
-def _encode(message: Message) -> bytes:
+def _encode(message: _Message) -> bytes:
     return "".join(_dump(message, 0)).encode()

@@ -44,7 +44,7 @@ _MAX_HELD_BYTES = 64 * 1024 * 1024
 
 _MAX_COOKIES = 20
 
-TEMPORARY = frozenset({NORMAL, GOING_AWAY, NO_STATUS, 1011, 1012, 1013, 1014})
+_TEMPORARY = frozenset({NORMAL, GOING_AWAY, NO_STATUS, 1011, 1012, 1013, 1014})
 """The close codes after which the bridge connects again. Any other code means that a new connection would end in the
 same way."""
 
@@ -340,7 +340,7 @@ class Bridge:
             is_late = code == POLICY and self._journal is None and self._connections == 1
             self._wire.send(CLOSE, close_payload(NORMAL if code == NO_STATUS else code))
             self._flush()
-            if code in TEMPORARY or not self._has_begun or is_late:
+            if code in _TEMPORARY or not self._has_begun or is_late:
                 self._lost(f"the server closed the connection{words}")
             else:
                 problem = f"{self._address.text} closed the connection{words}, so crow does not connect again."

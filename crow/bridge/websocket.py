@@ -18,9 +18,9 @@ _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_HEAD_BYTES = 32 * 1024
 """The size limit of the status line and headers of an HTTP response."""
 
-TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
+TEXT, _BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 
-NORMAL, GOING_AWAY, PROTOCOL_ERROR, NOT_UTF8, POLICY, TOO_BIG = 1000, 1001, 1002, 1007, 1008, 1009
+NORMAL, GOING_AWAY, PROTOCOL_ERROR, _NOT_UTF8, POLICY, _TOO_BIG = 1000, 1001, 1002, 1007, 1008, 1009
 
 NO_STATUS = 1005
 """The code that stands for a close frame without a code. This code is never sent."""
@@ -164,10 +164,10 @@ def frame(opcode: int, payload: bytes) -> bytes:
     else:
         head = bytes((0x80 | opcode, 0xFF)) + size.to_bytes(8, "big")
     key = os.urandom(4)
-    return head + key + mask(payload, key)
+    return head + key + _mask(payload, key)
 
 
-def mask(data: bytes, key: bytes) -> bytes:
+def _mask(data: bytes, key: bytes) -> bytes:
     """Return `data` XORed with the four bytes of `key`, which are repeated as often as needed. A second call with the
     same key restores the data."""
     size = len(data)
@@ -237,7 +237,7 @@ class Decoder:
             try:
                 message.decode()
             except UnicodeDecodeError:
-                raise WebSocketError(NOT_UTF8, "The server sent text that is not UTF-8.") from None
+                raise WebSocketError(_NOT_UTF8, "The server sent text that is not UTF-8.") from None
         return message
 
     def _frame(self, at: int) -> tuple[bool, int, int, int] | None:
@@ -256,7 +256,7 @@ class Decoder:
                 return None
             size, start = int.from_bytes(data[start : start + width], "big"), start + width
         if self._size + size > self._limit:
-            raise WebSocketError(TOO_BIG, f"The server sent a message of more than {self._limit >> 20} MiB.")
+            raise WebSocketError(_TOO_BIG, f"The server sent a message of more than {self._limit >> 20} MiB.")
         return (is_last, opcode, start, start + size) if len(data) >= start + size else None
 
     def _check_head(self, first: int, second: int) -> None:
@@ -266,7 +266,7 @@ class Decoder:
         if (
             first & 0x70
             or second & 0x80
-            or opcode not in (0, TEXT, BINARY, CLOSE, PING, PONG)
+            or opcode not in (0, TEXT, _BINARY, CLOSE, PING, PONG)
             or (is_control and (not first & 0x80 or second > _MAX_CONTROL_BYTES))
             or (not is_control and (opcode == 0) is not continues)
         ):

@@ -21,7 +21,7 @@ from crow.domain.errors import ArgumentError, CrowError, UserError
 from crow.domain.text import safe
 from crow.runtime import importing
 
-Command: TypeAlias = Callable[[argparse.Namespace], int | None]
+_Command: TypeAlias = Callable[[argparse.Namespace], int | None]
 """A function that runs a command and returns the exit code. A return value of None means 0."""
 
 _COMMANDS = {
@@ -70,10 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _command(name: str) -> Command:
+def _command(name: str) -> _Command:
     module, _, function = _COMMANDS[name].partition(":")
     with importing():
-        return cast(Command, getattr(import_module(module), function))
+        return cast(_Command, getattr(import_module(module), function))
 
 
 def _fail(error: Exception, code: int) -> int:

@@ -25,8 +25,8 @@ from crow.settings.write import remove_server, save_server
 from crow.terminal.browser import open_page
 from crow.tools.servers import HttpServer, LoginQuestion, McpServer, OAuthOptions, ServerReport, StdioServer
 
-NAME_CHARS = 64
-INPUT_BYTES = 65_536
+_NAME_CHARS = 64
+_INPUT_BYTES = 65_536
 
 
 def run_command(options: argparse.Namespace) -> int | None:
@@ -34,21 +34,21 @@ def run_command(options: argparse.Namespace) -> int | None:
     loaded = load_and_log(options)
     match options.mcp:
         case "add":
-            add_server(loaded, options)
+            _add_server(loaded, options)
         case "remove":
             remove(loaded, options)
         case "login":
-            return asyncio.run(log_in(loaded, options))
+            return asyncio.run(_log_in(loaded, options))
         case "logout":
             asyncio.run(_log_out(loaded, options))
         case "test":
             return asyncio.run(_try_servers(loaded, options))
         case _:
-            list_servers(loaded, options)
+            _list_servers(loaded, options)
     return None
 
 
-def list_servers(loaded: Loaded, options: argparse.Namespace) -> None:
+def _list_servers(loaded: Loaded, options: argparse.Namespace) -> None:
     """`crow mcp list`: print each server in the user's config.toml with its state: disabled, logged in, or the problem
     with the server."""
     if loaded.problem is not None:
@@ -77,18 +77,18 @@ def _describe_server(loaded: Loaded, name: str) -> dict[str, Any]:
     return {"name": name, "server": where, "state": state}
 
 
-def add_server(loaded: Loaded, options: argparse.Namespace) -> None:
+def _add_server(loaded: Loaded, options: argparse.Namespace) -> None:
     """`crow mcp add`: write a server into the user's config.toml."""
     name, target, args = options.name, options.target, options.args
-    if not 1 <= len(name) <= NAME_CHARS:
-        raise ArgumentError(f"The name of a server has 1 to {NAME_CHARS} characters, and {name!r} has {len(name)}.")
+    if not 1 <= len(name) <= _NAME_CHARS:
+        raise ArgumentError(f"The name of a server has 1 to {_NAME_CHARS} characters, and {name!r} has {len(name)}.")
     values: dict[str, Any] = {}
     if "://" in target:
         if args or options.env or options.sandbox:
             raise ArgumentError(f"{target} is a URL, which takes no arguments, no --env and no --sandbox.")
         values["url"] = target
         if options.header:
-            values["headers"] = dict(pairs(options.header, ":", "--header", "'Authorization: Bearer ${TOKEN}'"))
+            values["headers"] = dict(_pairs(options.header, ":", "--header", "'Authorization: Bearer ${TOKEN}'"))
         if options.transport:
             values["transport"] = options.transport
     else:
@@ -98,7 +98,7 @@ def add_server(loaded: Loaded, options: argparse.Namespace) -> None:
         if args:
             values["args"] = args
         if options.env:
-            values["env"] = dict(pairs(options.env, "=", "--env", "TOKEN=${TOKEN}"))
+            values["env"] = dict(_pairs(options.env, "=", "--env", "TOKEN=${TOKEN}"))
         if options.sandbox:
             values["sandbox"] = options.sandbox
     _check_values(name, values)
@@ -106,7 +106,7 @@ def add_server(loaded: Loaded, options: argparse.Namespace) -> None:
     say(f"Added {name} to {loaded.paths.config_file}. To try it: crow mcp test {name}")
 
 
-def pairs(given: Sequence[str], sign: str, option: str, example: str) -> Iterator[tuple[str, str]]:
+def _pairs(given: Sequence[str], sign: str, option: str, example: str) -> Iterator[tuple[str, str]]:
     for text in given:
         name, found, value = text.partition(sign)
         if not found or not name.strip():
@@ -139,10 +139,10 @@ def remove(loaded: Loaded, options: argparse.Namespace) -> None:
             say(f"Its login is still stored; to revoke and remove it: crow mcp logout {login.account.url}")
 
 
-async def log_in(loaded: Loaded, options: argparse.Namespace) -> int:
+async def _log_in(loaded: Loaded, options: argparse.Namespace) -> int:
     """`crow mcp login`: let the user log in to a server in a browser. Return 0. :raises ToolServerError: the server
     cannot be used afterwards."""
-    server = http_server(loaded, options.server)
+    server = _http_server(loaded, options.server)
     if any(name.casefold() == "authorization" for name, _ in server.headers):
         raise ArgumentError(
             f"{server.name} has an Authorization header in the settings; to log in instead, remove this header."
@@ -168,7 +168,7 @@ async def log_in(loaded: Loaded, options: argparse.Namespace) -> int:
 async def _log_out(loaded: Loaded, options: argparse.Namespace) -> None:
     """`crow mcp logout`: delete the tokens of a login. If the authorization server can revoke tokens, they are revoked
     too."""
-    server = http_server(loaded, options.server)
+    server = _http_server(loaded, options.server)
     try:
         login = await anyio.to_thread.run_sync(adapters.read_login, loaded, server)
     except ToolServerError as error:
@@ -204,24 +204,24 @@ async def _try_servers(loaded: Loaded, options: argparse.Namespace) -> int:
         if options.json:
             print_json([{"ok": not is_bad, **asdict(report)}])
         else:
-            for line in lines_of(report):
+            for line in _lines_of(report):
                 say(line)
     return 1 if failed else 0
 
 
-def lines_of(report: ServerReport) -> Iterator[str]:
+def _lines_of(report: ServerReport) -> Iterator[str]:
     """Yield the lines of a report for a person to read."""
     if report.problem:
-        yield f"{report.name}: failed after {time_text(report.seconds)}: {report.problem}"
+        yield f"{report.name}: failed after {_time_text(report.seconds)}: {report.problem}"
         return
     what = ", ".join(filter(None, (report.implementation, f"protocol {report.protocol}")))
-    yield f"{report.name}: ready after {time_text(report.seconds)} ({what})"
+    yield f"{report.name}: ready after {_time_text(report.seconds)} ({what})"
     for each in report.listings:
         if each.problem:
             yield f"  {each.kind}: not listed: {each.problem}"
         else:
             names = f": {', '.join(each.names)}" if each.names else ""
-            yield f"  {plural(len(each.names), each.kind[:-1])} in {time_text(each.seconds)}{names}"
+            yield f"  {plural(len(each.names), each.kind[:-1])} in {_time_text(each.seconds)}{names}"
     tools = next(len(each.names) for each in report.listings if each.kind == "tools")
     if tools != len(report.offered):
         yield f"  the settings offer {len(report.offered)} of these tools to the model"
@@ -229,7 +229,7 @@ def lines_of(report: ServerReport) -> Iterator[str]:
         yield f"  left out: {fault}"
 
 
-def time_text(seconds: float) -> str:
+def _time_text(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
@@ -258,7 +258,7 @@ def _server_named(loaded: Loaded, name: str) -> McpServer:
     return adapters.mcp_server(name, settings, loaded.paths.config_file.parent)
 
 
-def http_server(loaded: Loaded, given: str) -> HttpServer:
+def _http_server(loaded: Loaded, given: str) -> HttpServer:
     """Return the server with this URL, or with this name in the user's config.toml. A server that the editor sends to
     crow has to be given by its URL, because config.toml does not contain it."""
     if "://" in given and given not in _servers_of(loaded):
@@ -306,10 +306,10 @@ class _TerminalAsker:
                 await anyio.wait_readable(sys.stdin)
             except (NotImplementedError, OSError, ValueError):
                 return  # crow cannot wait for this input: it is a file, or the system is Windows
-            data = os.read(sys.stdin.fileno(), INPUT_BYTES)
+            data = os.read(sys.stdin.fileno(), _INPUT_BYTES)
             if not data:
                 return
-            *lines, rest = (rest + data)[-INPUT_BYTES:].split(b"\n")
+            *lines, rest = (rest + data)[-_INPUT_BYTES:].split(b"\n")
             for line in lines:
                 if line.strip() and not question.take(line.decode("utf-8", "replace")):
                     print("That is not the address of the last login page. Paste the whole address.", flush=True)

@@ -17,14 +17,14 @@ from crow.cli.arguments import whole_parser
 from crow.domain.errors import ArgumentError
 from crow.version import __version__
 
-SHELLS = ("bash", "zsh", "fish")
+_SHELLS = ("bash", "zsh", "fish")
 _MAX_SESSIONS = 200
 """The maximum number of sessions that are searched to complete the name of a session, newest first."""
 
-Kind: TypeAlias = Literal["words", "files", "directories", "sessions", "none"]
+_Kind: TypeAlias = Literal["words", "files", "directories", "sessions", "none"]
 """The kind of values that the shell offers for an argument."""
 
-_KINDS: Mapping[str, Kind] = {
+_KINDS: Mapping[str, _Kind] = {
     "FILE": "files",
     "PATH": "files",
     "DIR": "directories",
@@ -42,7 +42,7 @@ _WORDS: Mapping[str, Sequence[str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Argument:
+class _Argument:
     """An argument of a command: an option, or a positional argument."""
 
     flags: tuple[str, ...]
@@ -54,7 +54,7 @@ class Argument:
     nargs: str | int | None = None
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> _Kind:
         return "words" if self.words else _KINDS.get(self.metavar, "none")
 
     @property
@@ -83,8 +83,8 @@ class _CommandReference:
     summary: str
     description: str
     epilog: str
-    options: tuple[Argument, ...]
-    positionals: tuple[Argument, ...]
+    options: tuple[_Argument, ...]
+    positionals: tuple[_Argument, ...]
     commands: tuple[_CommandReference, ...]
 
     def all(self) -> Iterator[_CommandReference]:
@@ -102,8 +102,8 @@ def reference_of(parser: argparse.ArgumentParser) -> _CommandReference:
 def _command(
     parser: argparse.ArgumentParser, *, path: tuple[str, ...], aliases: tuple[str, ...], summary: str
 ) -> _CommandReference:
-    options: list[Argument] = []
-    positionals: list[Argument] = []
+    options: list[_Argument] = []
+    positionals: list[_Argument] = []
     commands: list[_CommandReference] = []
     for action in parser._actions:  # noqa: SLF001 - argparse has no public way to read a parser
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
@@ -126,10 +126,10 @@ def _command(
     )
 
 
-def _argument(action: argparse.Action) -> Argument:
+def _argument(action: argparse.Action) -> _Argument:
     metavar = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
     words = tuple(map(str, action.choices)) if action.choices is not None else tuple(_WORDS.get(metavar, ()))
-    return Argument(
+    return _Argument(
         flags=tuple(action.option_strings),
         metavar="" if action.nargs == 0 else metavar,
         help=(action.help or "").replace("%%", "%"),
@@ -194,7 +194,7 @@ _crow_offer() {{
 """
 
 
-def _offer(place: str, kind: Kind, words: Sequence[tuple[str, str]]) -> str:
+def _offer(place: str, kind: _Kind, words: Sequence[tuple[str, str]]) -> str:
     if kind == "none" or (kind == "words" and not words):
         return ""
     lines = "\n".join(f"{word}\t{text}" for word, text in words)
@@ -304,7 +304,7 @@ def _fish_place(command: _CommandReference) -> str:
     return _fish("; and ".join(tests))
 
 
-def _fish_value(argument: Argument) -> str:
+def _fish_value(argument: _Argument) -> str:
     needs_value = "" if not argument.flags or argument.nargs == "?" else "-r "
     match argument.kind:
         case "files":

@@ -90,7 +90,7 @@ class SessionsContext(NamedTuple):
                 say(line)
 
 
-Command: TypeAlias = Callable[[SessionsContext], Awaitable[None]]
+_Command: TypeAlias = Callable[[SessionsContext], Awaitable[None]]
 
 
 def run_command(options: argparse.Namespace) -> None:

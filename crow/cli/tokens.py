@@ -22,7 +22,7 @@ from crow.settings.values import ServeSettings
 from crow.store import AccessStore, Token
 from crow.store.transcript import time_text
 
-PAIRING_MINUTES = 10
+_PAIRING_MINUTES = 10
 """A link of `crow serve pair` can be used for this long."""
 
 _TokenCommand = Callable[[AccessStore, argparse.Namespace], Awaitable[None]]
@@ -48,7 +48,7 @@ def add_token_commands(parser: argparse.ArgumentParser) -> None:
         added.add_argument("--json", action="store_true", help="print JSON lines")
         return added
 
-    adding = add("add", add_token, "make a token for a principal, and print it once")
+    adding = add("add", _add_token, "make a token for a principal, and print it once")
     adding.add_argument("principal", metavar="PRINCIPAL", help="who the token is for, such as ann")
     adding.add_argument("--label", metavar="TEXT", default="", help="what the token is for, such as laptop")
     adding.add_argument(
@@ -73,7 +73,7 @@ async def run_token_command(loaded: Loaded, options: argparse.Namespace) -> int:
     return 0
 
 
-async def add_token(store: AccessStore, options: argparse.Namespace) -> None:
+async def _add_token(store: AccessStore, options: argparse.Namespace) -> None:
     """`crow serve token add`."""
     expires_ms = None if options.expires is None else _parse_expiry(options.expires, now=datetime.now().astimezone())
     text, token = new_token(options.principal, label=options.label, expires_ms=expires_ms)
@@ -89,7 +89,7 @@ async def add_token(store: AccessStore, options: argparse.Namespace) -> None:
 
 async def _pair(store: AccessStore, options: argparse.Namespace) -> None:
     """`crow serve pair`."""
-    address = browser_address(options.serve_settings, options.url)
+    address = _browser_address(options.serve_settings, options.url)
     now_ms = time.time_ns() // 1_000_000
     tokens = await store.tokens()
     principals = sorted({token.principal for token in tokens if _state(token, now_ms) == "valid"})
@@ -102,7 +102,7 @@ async def _pair(store: AccessStore, options: argparse.Namespace) -> None:
         raise ArgumentError(
             f"Name the principal: crow serve pair NAME. Those with a token are {', '.join(principals)}."
         )
-    expires_ms = now_ms + PAIRING_MINUTES * 60_000
+    expires_ms = now_ms + _PAIRING_MINUTES * 60_000
     text, token = new_token(
         options.principal or principals[0], label="a browser to pair", expires_ms=expires_ms, is_pairing=True
     )
@@ -114,12 +114,12 @@ async def _pair(store: AccessStore, options: argparse.Namespace) -> None:
 
         segno.make(link).terminal(out=sys.stderr, compact=True)
         sys.stderr.write(
-            f"Open the link within {PAIRING_MINUTES} minutes. It works once. The browser then gets a token of its own "
+            f"Open the link within {_PAIRING_MINUTES} minutes. It works once. The browser then gets a token of its own "
             f"for {token.principal}; crow serve token list shows it.\n"
         )
 
 
-def browser_address(settings: ServeSettings, url: str | None) -> str:
+def _browser_address(settings: ServeSettings, url: str | None) -> str:
     """Return the URL of the page for browsers, which ends in a slash.
 
     :raises ArgumentError: `url` is no URL, or the server listens where no browser can connect.

@@ -157,11 +157,11 @@ class Projection:
         self._tools_estimate = 0
         self._call_ids: set[str] = set()
         self._step: _OpenStep | None = None
-        self._settled_rows: Rows | None = None
+        self._settled_rows: _Rows | None = None
         system = SystemMessage(text="")
-        self._rows = Rows([system], [0], [estimate_message(system)])
+        self._rows = _Rows([system], [0], [estimate_message(system)])
         if self.checkpoint is not None and isinstance(self.checkpoint.body, Checkpoint):
-            self._drop_covered(first_kept(self.checkpoint))
+            self._drop_covered(_first_kept(self.checkpoint))
             at, body = self.checkpoint.id, self.checkpoint.body
             kept = tuple(each for each in body.skills if not self._is_unloaded(each.name, at))
             self._rows.push(rendering.checkpoint_message(replace(body, skills=kept)), at)
@@ -179,7 +179,7 @@ class Projection:
         """Return whether all entries in use are in memory, so that none is missing at the beginning or in between."""
         kept, parent = self._entries, None
         if self.checkpoint is not None:
-            first = first_kept(self.checkpoint)
+            first = _first_kept(self.checkpoint)
             kept = [entry for entry in self._entries if entry.id >= first]
             parent = kept[0].parent if kept and first in (kept[0].id, self.checkpoint.id + 1) else -1
         for entry in kept:
@@ -279,7 +279,7 @@ class Projection:
             unique.append(call if call.id == call_id else replace(call, id=call_id))
         return tuple(unique)
 
-    def _settled(self) -> Rows:
+    def _settled(self) -> _Rows:
         """Return the messages, including the open step with the results that have arrived."""
         if self._step is None:
             return self._rows
@@ -309,7 +309,7 @@ def skill_in(name: str) -> str:
     return name.removeprefix(LOADING).removesuffix(FROM_WORKSPACE)
 
 
-def first_kept(checkpoint: Entry) -> int:
+def _first_kept(checkpoint: Entry) -> int:
     """Return the lowest id of the entries that a checkpoint does not cover."""
     assert isinstance(checkpoint.body, Checkpoint)
     first = checkpoint.body.first_kept
@@ -322,7 +322,7 @@ crow's own text. `user`: only text from crow in the same turn, because the last 
 
 
 @dataclass(slots=True)
-class Rows:
+class _Rows:
     """Messages in an order that every endpoint accepts. Only the system message and the end of the list change."""
 
     messages: list[Message]
@@ -333,8 +333,8 @@ class Rows:
     openness: _Openness = "closed"
     turn: int = 0
 
-    def copy(self) -> Rows:
-        return Rows(self.messages[:], self.origins[:], self.estimates[:], self.openness, self.turn)
+    def copy(self) -> _Rows:
+        return _Rows(self.messages[:], self.origins[:], self.estimates[:], self.openness, self.turn)
 
     def mark_before_break(self) -> None:
         """Mark the answers so far as made before a break."""
@@ -393,7 +393,7 @@ class _OpenStep:
     def holds(self, call: CallRef) -> bool:
         return call.assistant == self.entry and 0 <= call.index < len(self.calls)
 
-    def render_into(self, rows: Rows) -> None:
+    def render_into(self, rows: _Rows) -> None:
         """Add a result for every call, in call order, then the reminders that arrived while the step was open."""
         for index, call in enumerate(self.calls):
             if index in self.results:

@@ -19,7 +19,7 @@ def merged_text(base: bytes, theirs: bytes, own: bytes) -> bytes | None:
     before, left, right = (text.decode("latin-1").splitlines(keepends=True) for text in (base, theirs, own))
     merged: list[str] = []
     at = at_left = at_right = 0
-    in_left, in_right = places(before, left), places(before, right)
+    in_left, in_right = _places(before, left), _places(before, right)
     for line in [*(n for n in range(len(before)) if in_left[n] >= 0 and in_right[n] >= 0), len(before)]:
         end_left = in_left[line] if line < len(before) else len(left)
         end_right = in_right[line] if line < len(before) else len(right)
@@ -36,7 +36,7 @@ def merged_text(base: bytes, theirs: bytes, own: bytes) -> bytes | None:
     return "".join(merged).encode("latin-1")
 
 
-def places(before: Sequence[str], after: Sequence[str]) -> list[int]:
+def _places(before: Sequence[str], after: Sequence[str]) -> list[int]:
     """Return for each line the number of the same line in another version, and -1 for changed lines."""
     found = [-1] * len(before)
     for start, new_start, size in equal_lines(before, after):

@@ -161,7 +161,7 @@ SKIPPED = frozenset(
 )
 """Folders in which dependencies and build results are stored. They are not searched for protected files."""
 
-REMOVABLE = frozenset(name for row in ROWS if not row.is_fixed for name in row.names)
+_REMOVABLE = frozenset(name for row in ROWS if not row.is_fixed for name in row.names)
 """The names that the user's settings can remove."""
 
 
@@ -175,7 +175,7 @@ def added_name(name: str) -> str:
 
 def removed_name(name: str) -> str:
     """Return a name that the settings remove. :raises ValueError: it cannot be removed."""
-    if name.casefold() not in REMOVABLE:
+    if name.casefold() not in _REMOVABLE:
         raise ValueError
     return name
 
@@ -190,13 +190,13 @@ class ProtectedNames:
         gone = {name.casefold() for name in removed}
         kept = [(name, row.is_last) for row in ROWS for name in row.names if row.is_fixed or name not in gone]
         kept += [(name.strip("/"), False) for name in added]
-        self._anywhere = frozenset(name for name, is_last in kept if is_plain(name) and not is_last)
+        self._anywhere = frozenset(name for name, is_last in kept if _is_plain(name) and not is_last)
         self._last = frozenset(name for name, is_last in kept if is_last)
         self._anywhere |= {fold_name(name) for name in self._anywhere}
-        split = [tuple(name.split("/")) for name, _ in kept if not is_plain(name)]
+        split = [tuple(name.split("/")) for name, _ in kept if not _is_plain(name)]
         self._paths = tuple(tuple(map(_part_pattern, path)) for path in split)
-        self._ends = self._anywhere | self._last | {fold_name(path[-1]) for path in split if is_plain(path[-1])}
-        globs = [_part_pattern(path[-1]).pattern for path in split if not is_plain(path[-1])]
+        self._ends = self._anywhere | self._last | {fold_name(path[-1]) for path in split if _is_plain(path[-1])}
+        globs = [_part_pattern(path[-1]).pattern for path in split if not _is_plain(path[-1])]
         self._globs = re.compile("|".join(f"(?:{glob})" for glob in globs) or r"(?!)")
 
     def covers(self, parts: Sequence[str]) -> bool:
@@ -229,7 +229,7 @@ class ProtectedNames:
         )
 
 
-def is_plain(name: str) -> bool:
+def _is_plain(name: str) -> bool:
     """Return whether this is the name of a file or folder, and neither a path nor a glob."""
     return not any(sign in name for sign in "/*?[")
 

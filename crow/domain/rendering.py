@@ -175,7 +175,7 @@ def cut_arguments(arguments: str, chars: int, entry: int) -> str:
     except (ValueError, RecursionError):
         members = None
     if isinstance(members, dict):
-        texts = {name: value if isinstance(value, str) else dumped(value) for name, value in members.items()}
+        texts = {name: value if isinstance(value, str) else _dumped(value) for name, value in members.items()}
         share = _fair_share([len(text) for text in texts.values()], chars)
         while share > 0:
             shown = {
@@ -183,13 +183,13 @@ def cut_arguments(arguments: str, chars: int, entry: int) -> str:
                 for name, value in members.items()
             }
             # JSON may write one character as up to six
-            if len(text := dumped(shown)) <= chars + CUT_NOTES_CHARS:
+            if len(text := _dumped(shown)) <= chars + CUT_NOTES_CHARS:
                 return text
             share = share * 2 // 3
-    return dumped({"arguments": head_and_tail(arguments, chars // 2, entry)})
+    return _dumped({"arguments": head_and_tail(arguments, chars // 2, entry)})
 
 
-def dumped(value: object) -> str:
+def _dumped(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -309,7 +309,7 @@ def _bounded_list(lines: Sequence[str], room: int | None, share: int) -> tuple[s
     return "\n".join(shown), room - used
 
 
-MARKDOWN = re.compile(r"[*`~<\\]|\]\s?[(\[]|&#?\w++;")
+_MARKDOWN = re.compile(r"[*`~<\\]|\]\s?[(\[]|&#?\w++;")
 _OPENS_EMPHASIS = re.compile(r"(?:^|[^\w])_")
 _CLOSES_EMPHASIS = re.compile(r"_(?:[^\w]|$)")
 
@@ -323,7 +323,7 @@ def in_title(text: str) -> str:
     """
     opens = _OPENS_EMPHASIS.search(text)
     is_emphasis = opens is not None and _CLOSES_EMPHASIS.search(text, opens.end()) is not None
-    return code(text) if is_emphasis or MARKDOWN.search(text) else text
+    return code(text) if is_emphasis or _MARKDOWN.search(text) else text
 
 
 def code(text: str) -> str:

@@ -24,11 +24,11 @@ from crow.domain.messages import JsonObject
 from crow.domain.rendering import code
 from crow.domain.text import plural, title_line
 
-MOST = 10
+_MOST = 10
 """The number of breaks, outputs and tools that are listed."""
 RESULT_BYTES = 100_000
 """The model never sees more of a tool output than this, so no more of it needs to be read."""
-BREAKS = (Checkpoint, Mask, Restore, Prompt)
+_BREAKS = (Checkpoint, Mask, Restore, Prompt)
 """Entries after which a request does not begin with the whole previous request."""
 
 _CHARS_PER_TOKEN = 4
@@ -38,7 +38,7 @@ _TITLE_CHARS = 80
 
 def is_break(body: Body) -> bool:
     """Return whether the first request after this entry does not begin with the whole previous request."""
-    return isinstance(body, BREAKS) or (isinstance(body, Note) and body.about in ("dialect", "thought_level"))
+    return isinstance(body, _BREAKS) or (isinstance(body, Note) and body.about in ("dialect", "thought_level"))
 
 
 def reason_of_break(body: Body) -> str:
@@ -224,11 +224,11 @@ class Spending:
 
     def top_tools(self) -> list[ToolUse]:
         """Return the tools that cost the most, largest first."""
-        return sorted(self.tools.values(), key=lambda use: (-use.sent_tokens, -use.ms, use.name))[:MOST]
+        return sorted(self.tools.values(), key=lambda use: (-use.sent_tokens, -use.ms, use.name))[:_MOST]
 
-    def top_breaks(self) -> list[CacheBreak]:
+    def _top_breaks(self) -> list[CacheBreak]:
         """Return the breaks that cost the most, largest first."""
-        return sorted(self.breaks, key=lambda each: (-(each.tokens or 0), each.entry))[:MOST]
+        return sorted(self.breaks, key=lambda each: (-(each.tokens or 0), each.entry))[:_MOST]
 
     def text(self) -> str:
         """Return everything as Markdown."""
@@ -237,13 +237,13 @@ class Spending:
         lines += ["", "Time: " + ", ".join(f"{duration(ms)} for {name}" for name, ms in times) + "."]
         if self.breaks:
             lines += ["", f"{plural(len(self.breaks), 'cache break')}; these cost the most:", ""]
-            lines += [f"- entry {each.entry}: {break_words(each)}" for each in self.top_breaks()]
+            lines += [f"- entry {each.entry}: {_break_words(each)}" for each in self._top_breaks()]
         if self._outputs:
             lines += ["", "The outputs that cost the most input tokens (estimated):", ""]
-            lines += [f"- {code(each.title)}: {output_words(each)}" for each in self.outputs]
+            lines += [f"- {code(each.title)}: {_output_words(each)}" for each in self.outputs]
         if self.tools:
             lines += ["", "The tools that cost the most:", ""]
-            lines += [f"- {code(use.name)}: {tool_words(use)}" for use in self.top_tools()]
+            lines += [f"- {code(use.name)}: {_tool_words(use)}" for use in self.top_tools()]
         return "\n".join(lines)
 
     def _counts(self, entry: Entry) -> bool:
@@ -338,23 +338,23 @@ class Spending:
                     sent_tokens=total,
                 )
                 heapq.heappush(self._outputs, (total, -entry.id, found))
-                if len(self._outputs) > MOST:
+                if len(self._outputs) > _MOST:
                     heapq.heappop(self._outputs)
 
 
-def break_words(each: CacheBreak) -> str:
+def _break_words(each: CacheBreak) -> str:
     """Return the cause and the cost of a break."""
     tokens = "an unknown number of" if each.tokens is None else f"{each.tokens:,}"
     cost = f"; the request cost {each.cost:.4f} US dollars" if each.cost else ""
     return f"{each.cause}: {tokens} tokens sent again without the cache{cost}"
 
 
-def output_words(each: SentOutput) -> str:
+def _output_words(each: SentOutput) -> str:
     """Return what an output cost."""
     return f"{each.sent_tokens:,} tokens ({each.tokens:,} in {plural(each.sent, 'request')}; entry {each.entry})"
 
 
-def tool_words(use: ToolUse) -> str:
+def _tool_words(use: ToolUse) -> str:
     """Return what the calls of a tool cost."""
     return f"{plural(use.calls, 'call')}, {duration(use.ms)}, {use.sent_tokens:,} input tokens for its outputs"
 

@@ -12,19 +12,19 @@ the background has ended. The rest of the id is the id of the call that started 
 TASK_WORDS = "The task "
 """The start of the text of a message whose id starts with `WAKE`, if a subagent did the work."""
 
-ORDER = "order_"
+_ORDER = "order_"
 """The start of the id of a prompt that a session gave to a subagent. The rest of the id is the id of the call of
 `task`."""
 
 
 def order_id(call_id: str) -> str:
     """Return the message id of the prompt that this call of `task` gives to a subagent."""
-    return f"{ORDER}{call_id}"
+    return f"{_ORDER}{call_id}"
 
 
 def call_of_order(message_id: str) -> str | None:
     """Return the id of the call that gave this prompt to a subagent, or None if the prompt came from a client."""
-    return message_id.removeprefix(ORDER) if message_id.startswith(ORDER) else None
+    return message_id.removeprefix(_ORDER) if message_id.startswith(_ORDER) else None
 
 
 def answer_id(call_id: str) -> str:

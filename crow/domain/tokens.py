@@ -26,7 +26,7 @@ MESSAGE_TOKENS = 4
 _CALL_TOKENS = 8
 
 _RUN_CHARS = 60
-RUN = re.compile(r"[A-Za-z0-9+/=_\-]{60,}+")
+_RUN = re.compile(r"[A-Za-z0-9+/=_\-]{60,}+")
 """Matches a run of characters that may be encoded data. A line of base64 has 64 or 76 characters."""
 # Most texts have no such run, and this table finds that out twenty times faster than the pattern.
 _IN_RUNS = bytes(88 if re.fullmatch(rb"[A-Za-z0-9+/=_\-]", bytes((byte,))) else 32 for byte in range(256))
@@ -51,7 +51,7 @@ def estimate_text(text: str) -> int:
     data = text.encode("utf-8", "surrogatepass")
     encoded = 0
     if b"X" * _RUN_CHARS in data.translate(_IN_RUNS):
-        encoded = sum(len(run) for run in RUN.findall(text) if _is_encoded(run))
+        encoded = sum(len(run) for run in _RUN.findall(text) if _is_encoded(run))
     if text.isascii():
         return (len(text) + encoded + 3) // 4
     ascii_chars = len(text.encode("ascii", "ignore"))

@@ -30,9 +30,9 @@ from crow.store import Store
 PATH = "/share/"
 """Addresses of links begin with this path."""
 
-DEFAULT_AGE, MAX_AGE_MS = "7d", 366 * 86_400_000
+DEFAULT_AGE, _MAX_AGE_MS = "7d", 366 * 86_400_000
 _UNITS_MS = {"h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
-MAX_LINKS = 1_000
+_MAX_LINKS = 1_000
 _ID_CHARS, _SECRET_CHARS = 10, 52
 _ADDRESS = re.compile(rf"([a-z2-7]{{{_ID_CHARS}}})([a-z2-7]{{{_SECRET_CHARS}}})")
 _RECORD = re.compile(rf"[a-z2-7]{{{_ID_CHARS}}}\.json")
@@ -82,8 +82,8 @@ class PageLinks:
 
         row, now_ms = await store.session(session_id), time.time_ns() // 1_000_000
         lifetime_ms = parse_lifetime(age)
-        if len(await self.list()) >= MAX_LINKS:
-            raise ArgumentError(f"There are {plural(MAX_LINKS, 'link')} already. Revoke some that nobody needs.")
+        if len(await self.list()) >= _MAX_LINKS:
+            raise ArgumentError(f"There are {plural(_MAX_LINKS, 'link')} already. Revoke some that nobody needs.")
         name, secret = _base32(7)[:_ID_CHARS], _base32(32)[:_SECRET_CHARS]
         redact = self._redactor(is_strict)
         link = PageLink(
@@ -189,7 +189,7 @@ def parse_lifetime(text: str) -> int:
     """Return a lifetime such as `12h`, `7d` or `8w` in milliseconds. :raises ArgumentError: it is not valid."""
     match = re.fullmatch(r"([0-9]{1,4})([hdw])", text)
     lifetime_ms = int(match[1]) * _UNITS_MS[match[2]] if match is not None else 0
-    if not 0 < lifetime_ms <= MAX_AGE_MS:
+    if not 0 < lifetime_ms <= _MAX_AGE_MS:
         raise ArgumentError(f'"{title_line(text, 40)}" is not a lifetime; expected 1h to 366d, such as 12h, 7d or 8w.')
     return lifetime_ms
 

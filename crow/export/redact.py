@@ -12,7 +12,7 @@ from crow.domain.secret_values import TOKENS
 Redactor: TypeAlias = Callable[[str], str]
 """Masks the parts of a text that must not be exported, and returns the text."""
 
-HIDDEN = "[hidden]"
+_HIDDEN = "[hidden]"
 
 _BEARER = re.compile(r"(?i)(\b(?:bearer|basic)\s{1,4})[A-Za-z0-9._~+/=-]{12,5000}")
 _ASSIGNED = re.compile(
@@ -31,24 +31,24 @@ _HOMES = re.compile(
 def committed(secrets: Iterable[str]) -> Redactor:
     """Return a function that masks `secrets` and every text that is a token by its form, for files that people may
     commit."""
-    mask = SecretMask(secrets, mask=HIDDEN, is_guessing=False)
-    return lambda text: TOKENS.sub(HIDDEN, mask(text))
+    mask = SecretMask(secrets, mask=_HIDDEN, is_guessing=False)
+    return lambda text: TOKENS.sub(_HIDDEN, mask(text))
 
 
 def redactor(secrets: Iterable[str], *, home: str = "", is_strict: bool = False) -> Redactor:
     """Return a function that masks `secrets`. With `is_strict`, the function also masks texts that look like a token, a
     password or an e-mail address, and writes home directories as `~`."""
-    mask = SecretMask(secrets, mask=HIDDEN, is_guessing=False)
+    mask = SecretMask(secrets, mask=_HIDDEN, is_guessing=False)
     if not is_strict:
         return mask
     home = home.rstrip("/\\")
     ours = re.compile(rf"{re.escape(home)}(?![\w.-])") if home else None
 
     def redact(text: str) -> str:
-        text = TOKENS.sub(HIDDEN, mask(text))
-        text = _BEARER.sub(rf"\1{HIDDEN}", text)
-        text = _ASSIGNED.sub(rf"\1{HIDDEN}", text)
-        text = _MAIL.sub(HIDDEN, _IN_URL.sub(HIDDEN, text))
+        text = TOKENS.sub(_HIDDEN, mask(text))
+        text = _BEARER.sub(rf"\1{_HIDDEN}", text)
+        text = _ASSIGNED.sub(rf"\1{_HIDDEN}", text)
+        text = _MAIL.sub(_HIDDEN, _IN_URL.sub(_HIDDEN, text))
         if ours is not None:
             text = ours.sub("~", text)
         return _HOMES.sub("~", text)

@@ -17,7 +17,7 @@ from crow.llm.content import json_bytes
 from crow.llm.dialect import Dialect
 
 
-class Encoded(Protocol):
+class _Encoded(Protocol):
     """A message in the form in which it is sent."""
 
     @property
@@ -25,7 +25,7 @@ class Encoded(Protocol):
         """The message."""
 
 
-_EncodedT = TypeVar("_EncodedT", bound=Encoded)
+_EncodedT = TypeVar("_EncodedT", bound=_Encoded)
 
 
 class Encoder(ABC, Generic[_EncodedT]):

@@ -15,10 +15,10 @@ from typing import Any, TypeGuard, TypeVar
 
 from crow.domain.text import plural
 
-WINDOW, REFUSED, OUTPUT_LIMIT, USAGE = "window", "refused", "max_output_tokens", "usage"
+WINDOW, _REFUSED, OUTPUT_LIMIT, USAGE = "window", "refused", "max_output_tokens", "usage"
 """Keys of the stored facts about one endpoint and model. `OUTPUT_LIMIT` is also the name of a part in `Refusal`."""
 
-LEARNED_KEYS = (WINDOW, REFUSED, OUTPUT_LIMIT, USAGE)
+LEARNED_KEYS = (WINDOW, _REFUSED, OUTPUT_LIMIT, USAGE)
 _QUOTE_CHARS = 300
 MAX_TOKENS = 1_000_000_000
 """No context window or output limit is larger than this."""
@@ -165,7 +165,7 @@ def learned_refusals(facts: Mapping[str, object]) -> dict[str, Refusal]:
     """Return the refusals, oldest first. The keys are the names of the refused parts. Older versions of crow stored
     only these names and the output limit, even after a single refusal. Crow tests facts from those versions with the
     next request."""
-    listed = facts.get(REFUSED)
+    listed = facts.get(_REFUSED)
     found: dict[str, Refusal] = {}
     for item in listed[:_MAX_REFUSALS] if isinstance(listed, (list, tuple)) else ():
         refusal = _of_older_version(item) if isinstance(item, str) else _read(Refusal, item)
@@ -190,7 +190,7 @@ def learned_usage(facts: Mapping[str, object]) -> UsageShape | None:
 
 def stored_refusals(refusals: Mapping[str, Refusal]) -> dict[str, object]:
     """Convert `refusals` to the format in which facts are stored."""
-    return {REFUSED: [asdict(each) for each in refusals.values()][-_MAX_REFUSALS:], OUTPUT_LIMIT: None}
+    return {_REFUSED: [asdict(each) for each in refusals.values()][-_MAX_REFUSALS:], OUTPUT_LIMIT: None}
 
 
 def describe_facts(facts: Mapping[str, object], session: str | None = None) -> tuple[LearnedFact, ...]:

@@ -21,8 +21,8 @@ from crow.domain.errors import StoreError
 from crow.serve.listen import client_address, is_own_origin
 from crow.serve.tokens import Authenticator, BadToken, TooManyFailures
 
-COOKIE = "crow_token"
-BROWSER_DAYS = 90
+_COOKIE = "crow_token"
+_BROWSER_DAYS = 90
 """A paired browser must be paired again after this many days."""
 
 _DAY_MS = 86_400_000
@@ -63,7 +63,7 @@ def page_routes(authenticator: Authenticator, needs_tokens: Callable[[], Awaitab
 def cookie_token(connection: HTTPConnection) -> str | None:
     """Return the token in the cookie of a paired browser, or None. A request of another web page gets None, although
     the browser may send the cookie with it."""
-    return connection.cookies.get(COOKIE) if is_own_origin(connection.headers) else None
+    return connection.cookies.get(_COOKIE) if is_own_origin(connection.headers) else None
 
 
 class _Pairing:
@@ -77,7 +77,7 @@ class _Pairing:
         """Answer 204 if this browser may connect, else 401."""
         try:
             if await self._needs_tokens():
-                await self._authenticator.authenticate(request.cookies.get(COOKIE), client_address(request))
+                await self._authenticator.authenticate(request.cookies.get(_COOKIE), client_address(request))
         except BadToken:
             return _answer(401, "This browser is not paired.")
         except TooManyFailures as error:
@@ -97,7 +97,7 @@ class _Pairing:
                 body.get("token"),
                 client_address(request),
                 label=_label(agent),
-                expires_ms=_now_ms() + BROWSER_DAYS * _DAY_MS,
+                expires_ms=_now_ms() + _BROWSER_DAYS * _DAY_MS,
             )
         except (BadToken, ValueError):
             return _answer(401, "This link was used before, or has expired. Run `crow serve pair` again.")
@@ -106,7 +106,7 @@ class _Pairing:
         except StoreError:
             return _answer(503, "The server cannot write to its database now. Try again in a moment.")
         response = Response(status_code=204, headers=_HEADERS)
-        _set_cookie(response, request, text, max_age_s=BROWSER_DAYS * 86_400)
+        _set_cookie(response, request, text, max_age_s=_BROWSER_DAYS * 86_400)
         return response
 
     async def unpair(self, request: Request) -> Response:
@@ -114,7 +114,7 @@ class _Pairing:
         if not is_own_origin(request.headers):
             return _answer(403, "Only the page itself may unpair.")
         try:
-            await self._authenticator.forget(request.cookies.get(COOKIE))
+            await self._authenticator.forget(request.cookies.get(_COOKIE))
         except StoreError:
             return _answer(503, "The server cannot write to its database now. Try again in a moment.")
         response = Response(status_code=204, headers=_HEADERS)
@@ -145,7 +145,7 @@ async def _json_body(request: Request) -> Mapping[str, Any]:
 
 def _set_cookie(response: Response, request: Request, value: str, *, max_age_s: int) -> None:
     response.set_cookie(
-        COOKIE,
+        _COOKIE,
         value,
         max_age=max_age_s,
         path="/",

@@ -47,16 +47,16 @@ from crow.tools.limits import FairLimiter
 from crow.version import __version__
 
 _CONNECTION_ID = "acp-connection-id"
-CURSORS = "crow-cursors"
+_CURSORS = "crow-cursors"
 """The header with which a client asks for cursors. A client that forwards the `initialize` of an editor sends this
 header, because not every editor asks for cursors itself."""
 
 _REMEMBERED_S = 300.0
 """After a connection ends, the client can connect again with the same connection id for this many seconds."""
 
-MAX_REMEMBERED = 10_000
+_MAX_REMEMBERED = 10_000
 _RETRY_AFTER_S = 5
-SHOWN_CHARS = 200
+_SHOWN_CHARS = 200
 
 _MIN_HANDSHAKES = 64
 """The smallest limit for the number of connections that have not sent a complete HTTP request. If a quarter of
@@ -70,7 +70,7 @@ _TAKES_TURNS = OPENING | {"session/list", "session/delete"}
 """Methods that keep the server and its store busy. Their requests wait for a slot, so a client that sends thousands of
 them delays no other client. None of these methods waits for a person."""
 
-MAX_REQUESTS, MAX_REQUESTS_EACH = 64, 8
+_MAX_REQUESTS, MAX_REQUESTS_EACH = 64, 8
 """At most this many requests for `_TAKES_TURNS` run at once, in all and for each principal."""
 
 _PAGE_HEADERS = {
@@ -283,10 +283,10 @@ class AcpService:
         self._check_ready = check_ready
         self._remembered: dict[str, tuple[str | None, float]] = {}
         self.metrics = metrics or Metrics()
-        self.traffic = Traffic()
+        self._traffic = Traffic()
         self.handshakes = PendingHandshakes(places=max(_MIN_HANDSHAKES, max_connections // 4), limits=limits)
         self.clients: dict[str, _ConnectedClient] = {}
-        self.slots = FairLimiter(MAX_REQUESTS, each=MAX_REQUESTS_EACH)
+        self.slots = FairLimiter(_MAX_REQUESTS, each=MAX_REQUESTS_EACH)
         self.prompts = 0
         """The number of prompt requests that have no response yet."""
         self.is_draining = False
@@ -338,7 +338,7 @@ class AcpService:
         id_ = self._connection_id(websocket.headers.get(_CONNECTION_ID), principal)
         # There is no await between the check of the limits and this line, so no other client can take the place.
         headers = [(_CONNECTION_ID.encode(), id_.encode()), (b"crow-version", __version__.encode())]
-        transport = WebSocketTransport(websocket, self._limits, self.traffic)
+        transport = WebSocketTransport(websocket, self._limits, self._traffic)
         client = _ConnectedClient(id_, address, principal, transport, time.monotonic())
         self.clients[id_] = client
         details: dict[str, object] = {"connection": id_, "address": address, "principal": principal}
@@ -349,7 +349,7 @@ class AcpService:
             with self._access.connected(
                 grant, lambda why: transport.drop(ConnectionEnd(CloseCode.POLICY_VIOLATION, why, "revoked"))
             ):
-                wants_cursors = websocket.headers.get(CURSORS) is not None
+                wants_cursors = websocket.headers.get(_CURSORS) is not None
                 holder = principal or id_
                 connection = ServedConnection(transport, self, holder=holder, wants_cursors=wants_cursors)
                 await self._serve(connection, id_, grant)
@@ -411,7 +411,7 @@ class AcpService:
         self._remembered[id_] = (principal, now + _REMEMBERED_S)
         while self._remembered:
             oldest = next(iter(self._remembered))
-            if self._remembered[oldest][1] > now and len(self._remembered) <= MAX_REMEMBERED:
+            if self._remembered[oldest][1] > now and len(self._remembered) <= _MAX_REMEMBERED:
                 break
             del self._remembered[oldest]
 
@@ -467,12 +467,12 @@ class AcpService:
         expired.add(self.handshakes.expired)
         yield expired
         messages = MetricFamily("crow_messages_total", "counter", "Messages, by direction.")
-        messages.add(self.traffic.messages_in, direction="in")
-        messages.add(self.traffic.messages_out, direction="out")
+        messages.add(self._traffic.messages_in, direction="in")
+        messages.add(self._traffic.messages_out, direction="out")
         yield messages
         sizes = MetricFamily("crow_message_bytes_total", "counter", "Bytes of messages, by direction.")
-        sizes.add(self.traffic.bytes_in, direction="in")
-        sizes.add(self.traffic.bytes_out, direction="out")
+        sizes.add(self._traffic.bytes_in, direction="in")
+        sizes.add(self._traffic.bytes_out, direction="out")
         yield sizes
         yield gauge("crow_prompts", "Prompts without a response yet.", self.prompts)
         yield from self._gauges()
@@ -529,7 +529,7 @@ async def _healthz(_request: Request) -> Response:
 
 def _shown(values: Sequence[str]) -> str:
     """Return the values of a header that is refused, as the response and terminals can show them."""
-    return on_one_line(", ".join(values)[:SHOWN_CHARS])
+    return on_one_line(", ".join(values)[:_SHOWN_CHARS])
 
 
 def _bearer_token(headers: Headers) -> str | None:

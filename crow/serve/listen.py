@@ -21,7 +21,7 @@ from crow.domain.errors import ConfigError
 
 _BACKLOG = 2048
 
-PROBE_S = 1.0
+_PROBE_S = 1.0
 """When a Unix socket already exists, crow checks whether a server still listens on it. This is the time limit of the
 check in seconds."""
 
@@ -246,7 +246,7 @@ def _remove_stale(path: Path) -> None:
     if not is_socket:
         raise ConfigError(f"crow serve cannot listen on {path}, because the file at this path is not a socket.")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(PROBE_S)
+        probe.settimeout(_PROBE_S)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:

@@ -25,9 +25,9 @@ START_S = 60.0
 """A server has this many seconds to start, and as many to end after its drain time. Its imports alone take one second,
 or ten seconds on a busy machine."""
 
-POLL_S = 0.02
+_POLL_S = 0.02
 _ANSWER_S = 5.0
-MAX_REASON_BYTES = 4096
+_MAX_REASON_BYTES = 4096
 
 
 class _ResidentError(CrowError):
@@ -126,7 +126,7 @@ def start(env: Mapping[str, str]) -> None:
             _wait(lambda: _serves(path) or server.poll() is not None)
             if server.poll() is not None or not _serves(path):
                 errors.seek(0)
-                reason = errors.read(MAX_REASON_BYTES).decode(errors="replace").strip()
+                reason = errors.read(_MAX_REASON_BYTES).decode(errors="replace").strip()
                 raise _ResidentError(reason.removeprefix("crow: ") or f"The server did not start within {START_S:g} s.")
             server.returncode = 0  # so that Popen does not warn about a process that still runs
 
@@ -200,7 +200,7 @@ def _wait(is_done: Callable[[], bool], timeout_s: float = START_S) -> bool:
     while not is_done():
         if time.monotonic() > deadline:
             return False
-        time.sleep(POLL_S)
+        time.sleep(_POLL_S)
     return True
 
 

@@ -47,7 +47,7 @@ CLOSE_S = 5.0
 """After the drain, crow cancels the turns that still run. These turns have this many seconds to end. Then clients have
 the same time again to read their remaining messages."""
 
-POLL_S = 0.02
+_POLL_S = 0.02
 _IDLE_CHECK_S = 10.0
 
 _READY_REUSED_S = 1.0
@@ -189,7 +189,7 @@ def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return group
 
 
-class Server:
+class _Server:
     """The server in this process. It accepts clients, and all clients share one session host."""
 
     def __init__(
@@ -243,7 +243,7 @@ class Server:
             logger.exception("The first prompt could not be prepared")
 
     @property
-    def busy_sessions(self) -> int:
+    def _busy_sessions(self) -> int:
         """The number of sessions that run a turn or have a subagent running in the background."""
         return sum(hosted.session.busy for hosted in self._host.open.values())
 
@@ -253,7 +253,7 @@ class Server:
         used_at = time.monotonic()
         while (idle_s := time.monotonic() - used_at) < timeout_s:
             await anyio.sleep(min(timeout_s - idle_s, _IDLE_CHECK_S))
-            if self.service.clients or self.busy_sessions:
+            if self.service.clients or self._busy_sessions:
                 used_at = time.monotonic()
         logger.info("Nobody has used the server", extra={"seconds": round(idle_s)})
         signals.put_nowait(signal.SIGTERM)
@@ -266,25 +266,25 @@ class Server:
         """
         service = self.service
         service.is_draining = True
-        logger.info("The server drains", extra={"clients": len(service.clients), "sessions": self.busy_sessions})
+        logger.info("The server drains", extra={"clients": len(service.clients), "sessions": self._busy_sessions})
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_then_cancel, signals.get, tasks.cancel_scope)
             await self._work_ends(timeout_s)
             tasks.cancel_scope.cancel()
-        if self.busy_sessions:
-            logger.warning("Running turns are cancelled", extra={"sessions": self.busy_sessions})
+        if self._busy_sessions:
+            logger.warning("Running turns are cancelled", extra={"sessions": self._busy_sessions})
             for hosted in self._host.open.values():
                 hosted.session.cancel()
             await self._work_ends(CLOSE_S)
         service.close_all(SHUTDOWN)
         with anyio.move_on_after(CLOSE_S):
             while service.clients:  # noqa: ASYNC110 - they end in any order
-                await anyio.sleep(POLL_S)
+                await anyio.sleep(_POLL_S)
 
     async def _work_ends(self, timeout_s: float) -> None:
         with anyio.move_on_after(timeout_s):
-            while self.busy_sessions or self.service.prompts:  # noqa: ASYNC110 - turns end in many places
-                await anyio.sleep(POLL_S)
+            while self._busy_sessions or self.service.prompts:  # noqa: ASYNC110 - turns end in many places
+                await anyio.sleep(_POLL_S)
 
     async def _serve(self, connection: ServedConnection, connection_id: str, grant: Grant | None) -> None:
         requester = self._requester(grant, connection_id)
@@ -330,7 +330,7 @@ class Server:
     def _gauges(self) -> Iterable[MetricFamily]:
         sessions = [hosted.session for hosted in self._host.open.values()]
         yield gauge("crow_sessions_open", "Sessions that are open.", len(sessions))
-        yield gauge("crow_sessions_busy", "Sessions that run a turn or a subagent.", self.busy_sessions)
+        yield gauge("crow_sessions_busy", "Sessions that run a turn or a subagent.", self._busy_sessions)
         waiting = sum(len(session.waiting) for session in sessions)
         yield gauge("crow_prompts_waiting", "Prompts that wait for an earlier one of their session.", waiting)
 
@@ -345,7 +345,7 @@ async def _open_server(
     is_private: bool,
     is_resident: bool,
     offers_v2: bool,
-) -> AsyncIterator[Server]:
+) -> AsyncIterator[_Server]:
     """Open the session host with an open store, and close both at the end.
 
     `is_private` means that only programs on this machine can connect. If `is_private` is false, every client needs a
@@ -376,7 +376,7 @@ async def _open_server(
         sandbox = await wiring.sandbox_status()
         if await access.needs_tokens():
             check_server(settings, dependencies.mode, sandbox)
-        yield Server(
+        yield _Server(
             host,
             authenticator,
             access,
@@ -400,7 +400,7 @@ class _UvicornServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Do nothing. Crow handles the signals itself, because `Server.drain` must run before uvicorn stops."""
+        """Do nothing. Crow handles the signals itself, because `_Server.drain` must run before uvicorn stops."""
         yield
 
     async def startup(self, sockets: list[Any] | None = None) -> None:

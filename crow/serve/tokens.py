@@ -29,12 +29,12 @@ from crow.store.principals import check_principal
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "crow_"
+_PREFIX = "crow_"
 _ID_CHARS = 10
 _SECRET_BYTES = 32
 _SECRET_CHARS = 52
 _CHECK_CHARS = 7
-_SHAPE = re.compile(rf"{PREFIX}([a-z2-7]{{{_ID_CHARS}}})([a-z2-7]{{{_SECRET_CHARS}}})([a-z2-7]{{{_CHECK_CHARS}}})")
+_SHAPE = re.compile(rf"{_PREFIX}([a-z2-7]{{{_ID_CHARS}}})([a-z2-7]{{{_SECRET_CHARS}}})([a-z2-7]{{{_CHECK_CHARS}}})")
 _PAIRING = "pair"
 """The ids of tokens that only pair a browser begin so, and no others."""
 
@@ -52,7 +52,7 @@ MAX_ADDRESSES = 4096
 """Wrong tokens are counted for at most this many addresses. If there are more, crow forgets the address whose last
 wrong token is the oldest."""
 
-WATCH_S = 1.0
+_WATCH_S = 1.0
 """The number of seconds between two checks of the tokens of all open connections."""
 
 USED_MS = 60_000
@@ -117,7 +117,7 @@ def new_token(
         created_ms=now_ms,
         expires_ms=expires_ms,
     )
-    body = f"{PREFIX}{token_id}{secret}"
+    body = f"{_PREFIX}{token_id}{secret}"
     return body + _check(body), token
 
 
@@ -205,7 +205,7 @@ class Authenticator:
     async def run(self) -> None:
         """End the connections whose tokens are revoked or expire. Runs until it is cancelled."""
         while True:
-            await anyio.sleep(WATCH_S)
+            await anyio.sleep(_WATCH_S)
             await self.check()
 
     async def check(self) -> None:

@@ -12,7 +12,7 @@ import anyio
 from crow.domain.errors import StoreUnreachable
 from crow.store import Store
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +51,13 @@ async def _open(open_store: _OpenStore, meanwhile: Callable[[], AbstractAsyncCon
         return await open_store()
     except StoreUnreachable as error:
         problem = error
-    pause_s = FIRST_PAUSE_S
+    pause_s = _FIRST_PAUSE_S
     async with meanwhile():
         while True:
             details = {"problem": str(problem), "seconds": pause_s}
             logger.warning("The server waits for its database", extra=details)
             await anyio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             try:
                 return await open_store()
             except StoreUnreachable as error:

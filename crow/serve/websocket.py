@@ -30,7 +30,7 @@ MAX_PONG_BYTES = _MIB
 """While more bytes than this wait for a client, the server does not answer the client's pings. Otherwise a client that
 sends pings and reads nothing could fill the server's memory."""
 
-MAX_REASON_BYTES = 123
+_MAX_REASON_BYTES = 123
 """The size of the longest text that fits into a close frame."""
 
 _BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -104,7 +104,7 @@ class WebSocketTransport:
 
     def __init__(self, websocket: WebSocket, limits: ConnectionLimits, traffic: Traffic) -> None:
         self._websocket = websocket
-        self._socket: SocketProtocol = websocket.scope[SOCKET]
+        self._socket: SocketProtocol = websocket.scope[_SOCKET]
         self._limits = limits
         self._traffic = traffic
         self._loop = asyncio.get_running_loop()
@@ -294,7 +294,7 @@ class WebSocketTransport:
         self._stall_check = self._loop.call_later(self._limits.stall_s / 4, self._check_progress)
 
 
-SOCKET = "crow.socket"
+_SOCKET = "crow.socket"
 """The key of the connection's `SocketProtocol` in the ASGI scope."""
 
 
@@ -306,7 +306,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._limits = limits
         self._heard_at = self.loop.time()
         self._crow: WebSocketTransport | None = None
-        self.has_bad_text = False
+        self._has_bad_text = False
         """Whether the client has sent text that is not UTF-8."""
 
     def attach(self, transport: WebSocketTransport) -> None:
@@ -336,7 +336,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     def say_goodbye(self, end: ConnectionEnd) -> None:
         """Send a close frame. Abort the connection if the client does not answer the frame within `goodbye_s`."""
         if not (self.close_sent or self.disconnected or self.transport.is_closing()):
-            self.conn.send_close(end.code, end.text.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
+            self.conn.send_close(end.code, end.text.encode()[:_MAX_REASON_BYTES].decode(errors="ignore"))
             self._flush()
             self.close_sent = True
             if self.read_paused:
@@ -353,7 +353,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             self._refuse_request()
         if self._crow is not None and self.conn.state is not State.OPEN:
-            if self.conn.parser_exc is not None or self.has_bad_text:
+            if self.conn.parser_exc is not None or self._has_bad_text:
                 self._crow.note_mistake()
             self._crow.lose()
 
@@ -378,7 +378,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     async def run_asgi(self) -> None:
         """Run the application. Then end the connection if it is still open."""
         scope: Any = self.scope
-        scope[SOCKET] = self
+        scope[_SOCKET] = self
         try:
             await super().run_asgi()
         finally:
@@ -423,7 +423,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
                 for part in self.frames:
                     part.decode()
             except UnicodeDecodeError:
-                self.has_bad_text = True
+                self._has_bad_text = True
                 self.conn.send_close(CloseCode.INVALID_DATA)
                 self.handle_parser_exception()
                 return

@@ -26,7 +26,7 @@ from crow.domain.messages import (
 from crow.domain.text import describe
 from crow.llm.usage import read_usage
 
-MAX_CHARS = 32_000_000
+_MAX_CHARS = 32_000_000
 """The limit for the texts of one message, in characters."""
 
 _DATA_URL = re.compile(r"data:([a-z]+/[\w.+-]{1,60});base64,", re.ASCII)
@@ -102,7 +102,7 @@ def read_message(message: object, place: str = "message") -> ReadMessage:
 
     :raises ~crow.domain.errors.ArgumentError: the message is not valid. The error names the member and its value.
     """
-    members = plain(message)
+    members = _plain(message)
     if not isinstance(members, Mapping):
         raise _refusal(place, message, 'a message such as {"role": "user", "content": "hello"}')
     if is_too_deep(dict(members)):
@@ -135,7 +135,7 @@ def read_message(message: object, place: str = "message") -> ReadMessage:
             raise _refusal(f"{place}.role", role, "system, developer, user, assistant or tool")
 
 
-def plain(value: object) -> object:
+def _plain(value: object) -> object:
     """Return a model of the package `openai` as the JSON value that it stands for, and any other value unchanged."""
     dump = getattr(value, "model_dump", None)
     return dump(exclude_none=True) if callable(dump) else value
@@ -147,10 +147,10 @@ def read_spent(usage: object, model: object, cost: object, place: str = "message
         raise _refusal(f"{place}.model", model, "a name of at most 200 visible characters")
     if cost is not None and (isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < 1e9):
         raise _refusal(f"{place}.cost", cost, "US dollars, such as 0.0125")
-    counts = usage if isinstance(usage, Usage) else read_usage(plain(usage))
+    counts = usage if isinstance(usage, Usage) else read_usage(_plain(usage))
     if usage is not None and counts is None:
         expected = 'token counts such as {"prompt_tokens": 812, "completion_tokens": 40}'
-        raise _refusal(f"{place}.usage", plain(usage), expected)
+        raise _refusal(f"{place}.usage", _plain(usage), expected)
     return Spent(model=model or "", usage=counts, cost=None if cost is None else float(cost))
 
 
@@ -183,7 +183,7 @@ def _calls(value: object, place: str) -> tuple[ToolCall, ...]:
         raise _refusal(place, value, "a list of tool calls")
     calls: dict[str, ToolCall] = {}
     for index, item in enumerate(value):
-        at, call = f"{place}[{index}]", plain(item)
+        at, call = f"{place}[{index}]", _plain(item)
         if not isinstance(call, Mapping):
             raise _refusal(at, call, "a tool call")
         if call.get("type", "function") != "function":
@@ -233,7 +233,7 @@ def _parts(content: object, place: str) -> tuple[Part, ...]:
         return (Text(text=content),)
     if not isinstance(content, list | tuple):
         raise _refusal(place, content, "text or a list of parts")
-    return tuple(_part(plain(part), f"{place}[{index}]") for index, part in enumerate(content))
+    return tuple(_part(_plain(part), f"{place}[{index}]") for index, part in enumerate(content))
 
 
 def _part(part: object, place: str) -> Part:
@@ -286,8 +286,8 @@ def _string(members: Mapping[str, Any], name: str, place: str, *, is_required: b
 
 
 def _check_size(text: str, place: str) -> None:
-    if len(text) > MAX_CHARS:
-        raise ArgumentError(f"{place} has {len(text):,} characters; at most {MAX_CHARS:,} fit.")
+    if len(text) > _MAX_CHARS:
+        raise ArgumentError(f"{place} has {len(text):,} characters; at most {_MAX_CHARS:,} fit.")
 
 
 def _refusal(place: str, value: object, expected: str) -> ArgumentError:

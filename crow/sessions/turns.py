@@ -61,11 +61,11 @@ class Turn:
             given, own = read_spent(usage, model, cost), last.spent
             spent = replace(given, usage=given.usage or own.usage, model=given.model or own.model)
             read[-1] = replace(last, spent=replace(spent, cost=own.cost if spent.cost is None else spent.cost))
-        check_pairs(read, self._open)
+        _check_pairs(read, self._open)
         return await self.store(read)
 
     async def store(self, messages: Sequence[ReadMessage]) -> tuple[int, ...]:
-        """Store messages that `read_message` and `check_pairs` have checked."""
+        """Store messages that `read_message` and `_check_pairs` have checked."""
         ids: list[int] = []
         waiting: list[NewEntry] = []
         for message in messages:
@@ -209,11 +209,11 @@ def turns_in(messages: Sequence[object]) -> list[list[ReadMessage]]:
             turns.append([])
         turns[-1].append(read)
     for turn in turns:
-        check_pairs(turn, {})
+        _check_pairs(turn, {})
     return turns
 
 
-def check_pairs(messages: Sequence[ReadMessage], waiting: Mapping[str, object]) -> None:
+def _check_pairs(messages: Sequence[ReadMessage], waiting: Mapping[str, object]) -> None:
     """Check that each result answers a call of the answer before it. `waiting` are the calls that have no result yet.
 
     :raises ~crow.domain.errors.ArgumentError: a result has no call, or an answer comes before all results.

@@ -74,7 +74,7 @@ def closing_entries(
     """
     entries: list[tuple[NewEntry, int]] = []
     if dead is not None:
-        answer = interrupted_answer(dead.pieces)
+        answer = _interrupted_answer(dead.pieces)
         if answer is not None:
             by, usage = _estimated_usage(answer, dead.previous or (model, None))
             entries.append((NewEntry(body=answer, model=by, usage=usage), turn))
@@ -87,7 +87,7 @@ def closing_entries(
     return entries
 
 
-def interrupted_answer(pieces: Sequence[DraftPiece]) -> Assistant | None:
+def _interrupted_answer(pieces: Sequence[DraftPiece]) -> Assistant | None:
     """Return the saved part of an unfinished answer, or None if nothing was saved. Only the newest answer counts."""
     newest = [piece for piece in pieces if piece.message_id == pieces[-1].message_id]
     text, thought = "".join(piece.text for piece in newest), "".join(piece.thought for piece in newest)

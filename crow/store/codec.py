@@ -30,13 +30,13 @@ SHARED_BYTES = 8 * 1024
 """A tool output or one side of a diff is stored as a blob if it has more bytes than this. Equal blobs are stored only
 once."""
 
-MAX_METADATA_BYTES = 16 * 1024
+_MAX_METADATA_BYTES = 16 * 1024
 """The maximum size of a session's metadata as JSON."""
 
-MAX_METADATA_DEPTH = 8
+_MAX_METADATA_DEPTH = 8
 """The maximum number of nested objects and lists in a session's metadata."""
 
-MAX_TAG_CHARS = 50
+_MAX_TAG_CHARS = 50
 
 Load: TypeAlias = Callable[[str], bytes | None]
 """A function that takes a hash and returns the content of the blob with this hash, or None if there is no such blob."""
@@ -168,16 +168,16 @@ def merged_metadata(metadata: Mapping[str, Any], patch: Mapping[str, Any]) -> di
 
     :raises ArgumentError: `patch` is too deep, or the result is too large.
     """
-    if _depth(patch) > MAX_METADATA_DEPTH:
+    if _depth(patch) > _MAX_METADATA_DEPTH:
         raise ArgumentError(
-            f"The metadata is nested more than {MAX_METADATA_DEPTH} levels deep; flatten it, or store it as a string."
+            f"The metadata is nested more than {_MAX_METADATA_DEPTH} levels deep; flatten it, or store it as a string."
         )
     merged = _merged(metadata, patch)
     size = len(to_json(merged).encode())
-    if size > MAX_METADATA_BYTES:
+    if size > _MAX_METADATA_BYTES:
         raise ArgumentError(
-            f"The session's metadata would take {size:,} bytes; at most {MAX_METADATA_BYTES:,} fit. Set members to null"
-            " to remove them, or store a link to larger data."
+            f"The session's metadata would take {size:,} bytes; at most {_MAX_METADATA_BYTES:,} fit. Set members to"
+            " null to remove them, or store a link to larger data."
         )
     return merged
 
@@ -223,9 +223,9 @@ def new_tag(text: str) -> str:
     :raises ArgumentError: the tag is empty or too long, or has a space, a comma or an invisible character.
     """
     tag = tag_name(text)
-    if not 0 < len(tag) <= MAX_TAG_CHARS or any(sign in tag for sign in " ,") or not tag.isprintable():
+    if not 0 < len(tag) <= _MAX_TAG_CHARS or any(sign in tag for sign in " ,") or not tag.isprintable():
         raise ArgumentError(
-            f'"{text}" cannot be a tag; expected one word of at most {MAX_TAG_CHARS} characters, without commas.'
+            f'"{text}" cannot be a tag; expected one word of at most {_MAX_TAG_CHARS} characters, without commas.'
         )
     return tag
 
@@ -233,12 +233,12 @@ def new_tag(text: str) -> str:
 def _depth(value: object) -> int:
     """Return the number of levels of objects and lists in a JSON value. Counting stops at one level above the limit."""
     level: list[object] = [value]
-    for depth in range(MAX_METADATA_DEPTH + 1):
+    for depth in range(_MAX_METADATA_DEPTH + 1):
         level = [one for one in level if isinstance(one, Mapping | list | tuple)]
         if not level:
             return depth
         level = [inner for one in level for inner in (one.values() if isinstance(one, Mapping) else one)]  # type: ignore[attr-defined]
-    return MAX_METADATA_DEPTH + 1
+    return _MAX_METADATA_DEPTH + 1
 
 
 def dump(value: object) -> tuple[str, bool]:
@@ -323,7 +323,7 @@ def record(cls: type, *, integer: Field | None = None, **special: Field | str) -
     fields of type int.
     """
     chosen = {
-        name: given if isinstance(given := special.get(name), Field) else _field(hint, given, integer or INTEGER)
+        name: given if isinstance(given := special.get(name), Field) else _field(hint, given, integer or _INTEGER)
         for name, hint in get_type_hints(cls).items()
     }
     encoders = tuple((name, field.encode) for name, field in chosen.items())
@@ -518,7 +518,7 @@ def _finite(value: object) -> object:
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
 
-INTEGER = expect("a whole number", lambda value: type(value) is int, int)
+_INTEGER = expect("a whole number", lambda value: type(value) is int, int)
 _PLAIN: Mapping[Any, Field] = {
     str: expect("text", lambda value: type(value) is str, str),
     bool: expect("true or false", lambda value: type(value) is bool, bool),

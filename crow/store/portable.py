@@ -211,7 +211,7 @@ def line_of(record: Record, *, body: str | None = None) -> bytes:
     return f'{dump(values)[0][:-1]},"body":{body}}}\n'.encode()
 
 
-def parse_line(line: bytes) -> Record:
+def _parse_line(line: bytes) -> Record:
     """Return the record in a line.
 
     :raises Unreadable: the line is not a record of this format.
@@ -244,7 +244,7 @@ def blob_record(name: str, data: bytes) -> BlobRecord:
         return BlobRecord(sha256=name, text=None, base64=base64.b64encode(data).decode())
 
 
-def blob_data(record: BlobRecord) -> bytes:
+def _blob_data(record: BlobRecord) -> bytes:
     """Return the content of a blob.
 
     :raises Unreadable: the content does not match the hash.
@@ -376,7 +376,7 @@ class ExportFile:
                 number += 1
                 offset = self._file.tell()
                 line = self._next_line(_MAX_LINE_BYTES, "too long for a line of an export")
-                record = parse_line(line)
+                record = _parse_line(line)
                 if isinstance(record, End | ConversationRecord):
                     if blocks:
                         blocks[-1].check_end()
@@ -423,7 +423,7 @@ class ExportFile:
             if line.startswith(_USUAL_STARTS):
                 _last(blocks).count(line)
                 continue
-            record = parse_line(line)
+            record = _parse_line(line)
             if isinstance(record, End | ConversationRecord) and blocks:
                 blocks[-1].check_end()
             if isinstance(record, End):
@@ -452,7 +452,7 @@ class ExportFile:
             offset = self._file.tell()
             line = self._file.readline()
             try:
-                record = parse_line(line)
+                record = _parse_line(line)
                 if isinstance(record, BlobRecord):
                     self._blobs[record.sha256] = offset
                 body = checked.add(line, number, record, self._load)
@@ -485,8 +485,8 @@ class ExportFile:
         if offset is None:
             return None
         self._blob_file.seek(offset)
-        record = parse_line(self._blob_file.readline())
-        return blob_data(record) if isinstance(record, BlobRecord) else None
+        record = _parse_line(self._blob_file.readline())
+        return _blob_data(record) if isinstance(record, BlobRecord) else None
 
 
 def _open_regular(path: Path) -> BinaryIO:
@@ -567,7 +567,7 @@ class Block:
                 self._sessions[record.id] = (number, record)
                 self._sessions_of_file.add(record.id)
             case BlobRecord():
-                blob_data(record)
+                _blob_data(record)
             case EntryRecord():
                 self._check_entry(record)
                 self.entries = record.id
@@ -626,7 +626,7 @@ def _last(blocks: Sequence[Block]) -> Block:
 
 def _check_header(line: bytes) -> None:
     try:
-        record = parse_line(line)
+        record = _parse_line(line)
     except Unreadable:
         record = None
     if not isinstance(record, Header):

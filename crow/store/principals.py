@@ -36,8 +36,8 @@ from crow.store.watching import News, Watcher
 
 # ruff: noqa: ARG002  # some parameters of the interface are for those who see everything
 
-T = TypeVar("T")
-M = TypeVar("M", bound=Callable[..., Any])
+_T = TypeVar("_T")
+_M = TypeVar("_M", bound=Callable[..., Any])
 
 _NO_SESSION = "/hidden"
 """An id that no session has. Crow never makes an id with a slash, and imports refuse such an id."""
@@ -67,7 +67,7 @@ def check_principal(name: str) -> str:
     return name
 
 
-def _needs(need: Access, method: M) -> M:
+def _needs(need: Access, method: _M) -> _M:
     """Return a method that requires the access `need` to a session and then calls `method` of the inner store."""
 
     @wraps(method)
@@ -75,27 +75,27 @@ def _needs(need: Access, method: M) -> M:
         call = getattr(store.inner, method.__name__)
         return await store.guarded(session_id, need, lambda one: call(one, *args, **options))
 
-    return cast(M, checked)
+    return cast(_M, checked)
 
 
-def _same(method: M) -> M:
+def _same(method: _M) -> _M:
     """Return a method that calls `method` of the inner store, because it concerns no session."""
 
     @wraps(method)
     async def passed(store: PrincipalStore, *args: Any, **options: Any) -> Any:
         return await getattr(store.inner, method.__name__)(*args, **options)
 
-    return cast(M, passed)
+    return cast(_M, passed)
 
 
-def _refused(method: M) -> M:
+def _refused(method: _M) -> _M:
     """Return a method that no principal may call."""
 
     @wraps(method)
     async def refused(*_: object, **__: object) -> None:
         raise ArgumentError('Tokens are managed on the server: run "crow serve token" there.')
 
-    return cast(M, refused)
+    return cast(_M, refused)
 
 
 class PrincipalStore(Store, Watcher):
@@ -466,10 +466,10 @@ class PrincipalStore(Store, Watcher):
         self,
         session_id: str,
         need: Access,
-        call: Callable[[str], Awaitable[T]],
+        call: Callable[[str], Awaitable[_T]],
         *,
         missing: Callable[[], Awaitable[object]] | None = None,
-    ) -> T:
+    ) -> _T:
         """Call `call` with the session's id, and return its result. If the session is hidden and `missing` is given,
         call `missing` instead, which raises `NoSuchSession`. If the session is hidden and `missing` is None, call
         `call` with an id that no session has."""
@@ -478,7 +478,7 @@ class PrincipalStore(Store, Watcher):
             _check(session_id, access, need)
         try:
             if access is None and missing is not None:
-                return cast(T, await missing())
+                return cast(_T, await missing())
             return await call(session_id if access is not None else _NO_SESSION)
         except NoSuchSession as error:
             if error.session_id == session_id:

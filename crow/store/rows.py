@@ -248,7 +248,7 @@ def _usage_of(row: EntryRow) -> Usage | None:
 def entry_values(new: NewEntry, encoded: Encoded, usage: Usage | None) -> dict[str, Any]:
     """Return the values of the columns of `entries` that do not depend on where the entry is inserted. `model` is left
     out. `encoded` is the encoded body, and `usage` is the result of `storable_usage`."""
-    call = call_of(new.body)
+    call = _call_of(new.body)
     estimated = usage.is_input_estimated + 2 * usage.is_output_estimated if usage is not None else 0
     return {
         "kind": encoded.kind,
@@ -258,7 +258,7 @@ def entry_values(new: NewEntry, encoded: Encoded, usage: Usage | None) -> dict[s
         "call_index": call.index if call else None,
         **{name: getattr(usage, name, None) for name in _TOKEN_COUNTS},
         "estimated": estimated or None,
-        "cost": storable_cost(new.cost),
+        "cost": _storable_cost(new.cost),
         "estimate": new.estimate,
     }
 
@@ -277,7 +277,7 @@ def sized(new: NewEntry) -> NewEntry:
     return replace(new, estimate=estimate_message(message))
 
 
-def call_of(body: Body) -> CallRef | None:
+def _call_of(body: Body) -> CallRef | None:
     """Return the tool call that a body belongs to."""
     return body.call if isinstance(body, Started | File | ToolResult) else None
 
@@ -294,7 +294,7 @@ def storable_usage(usage: Usage | None) -> Usage | None:
     return Usage(**counts, is_input_estimated=usage.is_input_estimated, is_output_estimated=usage.is_output_estimated)
 
 
-def storable_cost(cost: float | None) -> float | None:
+def _storable_cost(cost: float | None) -> float | None:
     """Return the cost as a float that both engines store unchanged. NaN becomes None, and negative zero becomes
     zero."""
     return None if cost is None or cost != cost else float(cost) + 0.0
@@ -321,7 +321,7 @@ class SessionCounts:
         numbers["entries"] += 1
         # The result of a task repeats usage that the subagent's entries have already added.
         if not isinstance(new.body, ToolResult):
-            self.cost += storable_cost(new.cost) or 0.0
+            self.cost += _storable_cost(new.cost) or 0.0
             if usage is not None:
                 numbers["tokens_in"] += usage.input_tokens or 0
                 numbers["tokens_out"] += usage.output_tokens or 0

@@ -190,7 +190,7 @@ class _Translation:
             "gen_ai.request.max_tokens": sent.limit if sent else None,
             "gen_ai.request.reasoning.level": sent.thought_level if sent else None,
             **_server(base_url),
-            **usage_attributes(entry.usage),
+            **_usage_attributes(entry.usage),
             "crow.cost": entry.cost,
         }
         if isinstance(body, Assistant):
@@ -281,7 +281,7 @@ def _whole(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def usage_attributes(usage: Usage | None) -> dict[str, Value | None]:
+def _usage_attributes(usage: Usage | None) -> dict[str, Value | None]:
     """Return the token counts of a request. Unknown counts are None."""
     if usage is None:
         return {}

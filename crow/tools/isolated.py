@@ -37,12 +37,12 @@ from crow.tools.layers.view import View
 from crow.tools.network import CommandNetwork
 from crow.tools.workspace import file_stat, read_file, replace_file
 
-ONLY_CONFINED = (
+_ONLY_CONFINED = (
     "this task works on a copy of the workspace, where commands have no full access and do not run in the background"
 )
 
 
-class ChildLayers(Layers):
+class _ChildLayers(Layers):
     """Gives all commands of a subagent the same layer, one command at a time. What they change stays in it."""
 
     def __init__(self, child: ChildLayer, workspace: Workspace) -> None:
@@ -95,13 +95,13 @@ class ChildLayers(Layers):
             await self.drop(layer)
 
 
-class IsolatedWorkspace:
+class _IsolatedWorkspace:
     """A :class:`crow.tools.Workspace` whose files are those of a layer. `workspace` is the workspace below it."""
 
     def __init__(self, workspace: Workspace, child: ChildLayer) -> None:
         self._workspace = workspace
         self._view = View(child.layer)
-        self.layers: ChildLayers = ChildLayers(child, workspace)
+        self.layers: _ChildLayers = _ChildLayers(child, workspace)
         """See :meth:`crow.tools.Workspace.layers`."""
         self.is_bounded = True
         """See :meth:`crow.tools.Workspace.is_bounded`. What is outside the workspace is outside the layer, too."""
@@ -228,13 +228,13 @@ class IsolatedWorkspace:
         layer: Layer | None = None,  # noqa: ARG002
     ) -> BackgroundCommand:
         """See :class:`crow.tools.Workspace`. Nothing runs in the background in a subagent's layer."""
-        raise PermissionError(errno.EPERM, ONLY_CONFINED, command[:80])
+        raise PermissionError(errno.EPERM, _ONLY_CONFINED, command[:80])
 
     async def close(self) -> None:
         """See :class:`crow.tools.Workspace`."""
 
 
-class UnloggedChanges:
+class _UnloggedChanges:
     """The :class:`crow.tools.Log` of such a subagent: its edits change nothing that could be undone."""
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
@@ -258,7 +258,7 @@ class UnloggedChanges:
 
 def isolated_context(context: ToolContext, ports: Ports, child: ChildLayer) -> tuple[ToolContext, Ports]:
     """Return what the built-in tools of a subagent need to work in its layer."""
-    workspace = IsolatedWorkspace(context.workspace, child)
+    workspace = _IsolatedWorkspace(context.workspace, child)
     own = ToolContext(
         workspace=workspace,
         jobs=Jobs(workspace, context.keys),
@@ -268,12 +268,12 @@ def isolated_context(context: ToolContext, ports: Ports, child: ChildLayer) -> t
         keys=context.keys,
         is_isolated=True,
     )
-    return own, Ports(log=UnloggedChanges(), plan=ports.plan)
+    return own, Ports(log=_UnloggedChanges(), plan=ports.plan)
 
 
 def isolated_plan(plan: PlannedCall) -> PlannedCall:
     """Return the plan of a call in a subagent's layer."""
     fault = plan.fault
     if fault is None and plan.requested_access == "full":
-        fault = f"shell: {ONLY_CONFINED}"
+        fault = f"shell: {_ONLY_CONFINED}"
     return replace(plan, is_isolated=True, parts=tuple(map(isolated_plan, plan.parts)), fault=fault)

@@ -75,7 +75,7 @@ class HiddenKeys:
     """Globs. Commands do not get variables that hold other secrets, except those whose names match one of these
     globs."""
 
-    def withholds(self, name: str, value: str) -> bool:
+    def _withholds(self, name: str, value: str) -> bool:
         """Return whether a variable must not reach a command."""
         if self.hides(name, value):
             return True
@@ -98,7 +98,7 @@ class HiddenKeys:
 
     def withheld(self) -> frozenset[str]:
         """Return the names of this process's own variables that commands do not get."""
-        return frozenset(name for name, value in os.environ.items() if self.withholds(name, value))
+        return frozenset(name for name, value in os.environ.items() if self._withholds(name, value))
 
 
 @lru_cache(maxsize=8)
@@ -200,12 +200,12 @@ class Process(asyncio.SubprocessProtocol):
         self.pid = 0
         self.exited = anyio.Event()
         self.output_ended = anyio.Event()
-        self.errors_ended = anyio.Event()
+        self._errors_ended = anyio.Event()
         self._on_output = on_output
         self._on_errors = on_errors
         self._mark = f"{os.getpid()}-{secrets.token_hex(6)}"
         if on_errors is None:
-            self.errors_ended.set()
+            self._errors_ended.set()
 
     def marked(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return the environment for the child, with a mark. All processes that the child starts inherit the mark.
@@ -250,7 +250,7 @@ class Process(asyncio.SubprocessProtocol):
         hold the pipes open."""
         with anyio.move_on_after(_DRAIN_S):
             await self.output_ended.wait()
-            await self.errors_ended.wait()
+            await self._errors_ended.wait()
 
     @property
     def left_others(self) -> bool:
@@ -354,7 +354,7 @@ class Process(asyncio.SubprocessProtocol):
         if fd == 1:
             self.output_ended.set()
         elif fd == 2:
-            self.errors_ended.set()
+            self._errors_ended.set()
 
     def process_exited(self) -> None:
         """Note that the child has ended and was reaped. Called by asyncio."""

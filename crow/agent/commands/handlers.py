@@ -25,7 +25,7 @@ async def answer(context: CommandContext, typed: ParsedCommand) -> str:
         return str(error)
 
 
-async def show_help(_: CommandContext, argument: str) -> str:
+async def _show_help(_: CommandContext, argument: str) -> str:
     all_commands = "\n".join(
         f"- `/{spec.name}{f' [{spec.hint}]' if spec.hint else ''}`: {spec.description}" for spec in COMMANDS
     )
@@ -37,13 +37,13 @@ async def show_help(_: CommandContext, argument: str) -> str:
     return f"`/{spec.name}{f' {spec.hint}' if spec.hint else ''}`: {spec.description}"
 
 
-NAMED_LIKE_THEIR_COMMANDS: tuple[Handler, ...] = (
+_NAMED_LIKE_THEIR_COMMANDS: tuple[Handler, ...] = (
     *branches.HANDLERS,
     *sessions.HANDLERS,
     *inspect.HANDLERS,
     *memory.HANDLERS,
 )
-HANDLERS: Mapping[str, Handler] = {handler.__name__: handler for handler in NAMED_LIKE_THEIR_COMMANDS} | {
+HANDLERS: Mapping[str, Handler] = {handler.__name__: handler for handler in _NAMED_LIKE_THEIR_COMMANDS} | {
     "context": inspect.show_context,
-    "help": show_help,
+    "help": _show_help,
 }

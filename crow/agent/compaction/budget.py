@@ -39,7 +39,7 @@ _BELIEVED = (0.25, 4.0)
 """Crow believes the provider's token count if the count divided by the calibrated estimate lies between these two
 numbers."""
 
-BREAKS = (Checkpoint, Mask, Restore, Prompt)
+_BREAKS = (Checkpoint, Mask, Restore, Prompt)
 _ANSWERS_COMPARED = 16
 _ANSWERS_SEARCHED = 64
 """Crow looks for the provider's token counts in at most this many answers. If these answers have no counts, older
@@ -315,7 +315,7 @@ def limits_for(
     """Return the limits for a window of `window` tokens (4,000 to 2 million). The system message and the tools take
     `fixed` tokens. `max_output` is None if it is unknown."""
     output = None if max_output is None else min(max_output, window // 4)
-    wanted = tokens_of(0.85 if settings.threshold is None else settings.threshold, window)
+    wanted = _tokens_of(0.85 if settings.threshold is None else settings.threshold, window)
     if isinstance(settings.threshold, int):  # a number of tokens may be less than any conversation needs
         wanted = max(wanted, fixed + 2 * MIN_ROOM)
     threshold = min(wanted, window - max(min(20_000, window // 5), output or 0))
@@ -343,10 +343,10 @@ def used_part(window: int, declared: int, settings: CompactionPolicy) -> int:
     """Return how many tokens of a window the user wants to use. A share is a share of the `declared` window."""
     if settings.window is None:
         return window
-    return min(window, max(_MIN_PART, tokens_of(settings.window, declared)))
+    return min(window, max(_MIN_PART, _tokens_of(settings.window, declared)))
 
 
-def tokens_of(limit: float, whole: int) -> int:
+def _tokens_of(limit: float, whole: int) -> int:
     """Return a limit in tokens. A float is a share of `whole`, an integer is a number of tokens."""
     return limit if isinstance(limit, int) else int(whole * limit)
 
@@ -432,7 +432,7 @@ def _report_of(entry: Entry, endpoint: str) -> RequestSize | None:
 def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[RequestSize, ...]:
     """Return the reports since the last break, newest first. A break is where a request does not just extend the
     previous request."""
-    extending = takewhile(lambda entry: not isinstance(entry.body, BREAKS), reversed(entries))
+    extending = takewhile(lambda entry: not isinstance(entry.body, _BREAKS), reversed(entries))
     answers = islice((entry for entry in extending if isinstance(entry.body, Assistant)), _ANSWERS_COMPARED)
     return tuple(report for answer in answers if (report := _report_of(answer, endpoint)) is not None)
 

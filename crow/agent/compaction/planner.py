@@ -122,7 +122,7 @@ class _Cuts:
         """Estimated tokens from each message to the end."""
         for index in reversed(range(self.count)):
             self.suffix[index] = self.suffix[index + 1] + self.context.estimates[index]
-        self.boundaries = self.find_boundaries()
+        self._boundaries = self._find_boundaries()
         self.keep = self.estimated(self.keep_tokens())
 
     def keep_tokens(self) -> int:
@@ -135,7 +135,7 @@ class _Cuts:
         missing = wanted + limits.keep + limits.summary + limits.pins // 2 - (limits.target - limits.fixed)
         return max(limits.keep // 2, limits.keep - max(0, missing))
 
-    def find_boundaries(self) -> list[int]:
+    def _find_boundaries(self) -> list[int]:
         """Return the indexes at which the kept messages may start. The message at each index is the first one of an
         entry, and neither a tool result nor the rest of a paused answer. Before each index, there is at least one
         message that a checkpoint can cover."""
@@ -159,7 +159,7 @@ class _Cuts:
         """Return the mask that hides just enough to reach the target, or None if no mask reaches the target. Unanswered
         messages and the files in use stay visible."""
         scale, target = self.measured.scale, self.limits.target
-        gains = self.gains(min(self.tail(self.keep), self.unanswered()))
+        gains = self._gains(min(self.tail(self.keep), self.unanswered()))
         in_use = reads_in_use(self.checkpoint_body, self.projection.entries, self.estimated(self.limits.files))
         hidden: set[int] = set()
         estimate = self.context.estimate
@@ -184,7 +184,7 @@ class _Cuts:
         after = round(with_bodies(self.projection.entries, mask).estimate * scale)
         return replace(mask, tokens_after=after) if after < self.measured.used and after <= target else None
 
-    def gains(self, start: int) -> dict[int, int]:
+    def _gains(self, start: int) -> dict[int, int]:
         """For each tool output before index `start`, return how many estimated tokens would become free if it were
         hidden. The keys are entry ids."""
         results = {entry.id: entry.body for entry in self.projection.entries if isinstance(entry.body, ToolResult)}
@@ -203,7 +203,7 @@ class _Cuts:
         messages comes first."""
         if self.first >= self.count:
             return ()
-        candidates, pins, max_tokens = self.candidates(), self.limits.pins, None
+        candidates, pins, max_tokens = self._candidates(), self.limits.pins, None
         # a tiny window was not configured by anybody and may be wrong, so any shorter request is worth a try
         if self.limits.is_tiny:
             candidates = [(start, _MIN_SUMMARY) for start in (self.unanswered(), self.count)]
@@ -222,7 +222,7 @@ class _Cuts:
                 drafts.append(draft)
         return tuple(drafts)
 
-    def candidates(self) -> list[tuple[int, int]]:
+    def _candidates(self) -> list[tuple[int, int]]:
         """Return possible cuts. Each cut is a pair: the index at which the kept messages start, and the largest number
         of tokens that the summary may have.
 
@@ -232,7 +232,7 @@ class _Cuts:
         keep, summary = self.keep, self.limits.summary
         if self.limits.is_keep_chosen:
             return [(self.tail(keep), summary)]
-        starts = dict.fromkeys((self.preferred_tail(keep), self.tail(keep // 2), self.tail(keep // 8), self.count))
+        starts = dict.fromkeys((self._preferred_tail(keep), self.tail(keep // 2), self.tail(keep // 8), self.count))
         candidates = [(start, summary) for start in starts]
         unanswered = self.unanswered()
         if self.first < unanswered < candidates[0][0]:
@@ -269,13 +269,13 @@ class _Cuts:
     def tail(self, tokens: int) -> int:
         """Return the start index of the longest tail that has at most `tokens` estimated tokens, or `count` if no tail
         is that small."""
-        return next((index for index in self.boundaries if self.suffix[index] <= tokens), self.count)
+        return next((index for index in self._boundaries if self.suffix[index] <= tokens), self.count)
 
-    def preferred_tail(self, tokens: int) -> int:
+    def _preferred_tail(self, tokens: int) -> int:
         """Do the same as `tail`, but if a shorter tail starts at a user message and has at least half of `tokens`,
         return the start of that tail."""
         start = self.tail(tokens)
-        for index in self.boundaries:
+        for index in self._boundaries:
             if index >= start and self.suffix[index] * 2 >= tokens and self.is_prompt(index):
                 return index
         return start
@@ -283,7 +283,7 @@ class _Cuts:
     def unanswered(self) -> int:
         """Return the index of the first message that the model has not answered yet: the start of the newest prompt or
         step."""
-        for index in reversed(self.boundaries):
+        for index in reversed(self._boundaries):
             if self.is_prompt(index) or self.kinds.get(self.context.origins[index]) is Assistant:
                 return index
         return self.first

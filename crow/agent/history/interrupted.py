@@ -33,7 +33,7 @@ async def take_back_patches(branch: Branch, store: Store, workspace: Workspace) 
     too.
     """
     told: list[str] = []
-    for call in cut_off_calls(branch.entries, branch.turn):
+    for call in _cut_off_calls(branch.entries, branch.turn):
         first = next(entry for entry in branch.entries if entry.id == call.assistant)
         changes = await store.file_changes(branch.leaf, first.parent)
         files = [entry.body for entry in changes if isinstance(entry.body, File) and entry.body.call == call]
@@ -68,7 +68,7 @@ async def take_back_at_open(store: Store, tail: Tail, open_workspace: Callable[[
     if not tail.entries:
         return tail
     subagents = [row for row in await store.subagents(tail.row.id) if row.state == "running"]
-    if not subagents and not cut_off_calls(tail.entries, _NO_TURN):
+    if not subagents and not _cut_off_calls(tail.entries, _NO_TURN):
         return tail
     workspace, session = open_workspace(), Branch(store, _Nobody(), tail)
     try:
@@ -88,7 +88,7 @@ async def take_back_at_open(store: Store, tail: Tail, open_workspace: Callable[[
 async def _take_back_idle(branch: Branch, store: Store, workspace: Workspace) -> tuple[str, ...]:
     """Like `take_back_patches`, for a branch without a turn, which gets one that does only this."""
     told: tuple[str, ...] = ()
-    if cut_off_calls(branch.entries, _NO_TURN):
+    if _cut_off_calls(branch.entries, _NO_TURN):
         with suppress(SessionBusy), anyio.CancelScope(shield=True):
             await branch.claim(None)
             try:
@@ -98,7 +98,7 @@ async def _take_back_idle(branch: Branch, store: Store, workspace: Workspace) ->
     return told
 
 
-def cut_off_calls(entries: Sequence[Entry], turn: int) -> Sequence[CallRef]:
+def _cut_off_calls(entries: Sequence[Entry], turn: int) -> Sequence[CallRef]:
     """Return the calls that changed several files and have no result. Only killed turns directly before `turn` count.
     Calls that an entry of a later turn names
     are left out, because they were dealt with."""

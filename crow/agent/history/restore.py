@@ -24,12 +24,12 @@ from crow.domain.events import CallAnnounced, CallEnded
 from crow.tools import PlannedCall, Workspace
 from crow.tools.layers import ChangeSet, Conflict
 
-MAX_NAMES = 3
-INVERTS = "inverts"
+_MAX_NAMES = 3
+_INVERTS = "inverts"
 """Says which change set another one undoes."""
-CALL = "call"
+_CALL = "call"
 """Says to which call a change set belongs."""
-GONE = "What a command changed cannot be undone: what was there before is not kept on this machine."
+_GONE = "What a command changed cannot be undone: what was there before is not kept on this machine."
 
 
 def holds_change_sets(changes: Sequence[Entry]) -> bool:
@@ -45,7 +45,7 @@ async def names_of(workspace: Workspace, changes: Sequence[Entry]) -> tuple[str,
             case File(change_set="", path=path):
                 names[path] = None
             case File(change_set=identifier):
-                found = await find(workspace, identifier)
+                found = await _find(workspace, identifier)
                 names |= dict.fromkeys(each.name for each in found.operations if not each.is_meta) if found else {}
             case _:
                 pass
@@ -77,16 +77,16 @@ async def changes_to_undo(workspace: Workspace, left: Sequence[Entry], gained: S
 
 async def _takes_back(workspace: Workspace, restored: File, sets: Collection[str]) -> bool:
     """Return whether a restore took back one of these change sets: it undid it, or undid what did it again."""
-    is_undo, change_set = False, await find(workspace, restored.change_set)
-    while change_set is not None and (inverted := change_set.about.get(INVERTS)) is not None:
+    is_undo, change_set = False, await _find(workspace, restored.change_set)
+    while change_set is not None and (inverted := change_set.about.get(_INVERTS)) is not None:
         is_undo = not is_undo
         if is_undo and inverted in sets:
             return True
-        change_set = await find(workspace, inverted)
+        change_set = await _find(workspace, inverted)
     return change_set is None and bool(sets)
 
 
-async def find(workspace: Workspace, identifier: str) -> ChangeSet | None:
+async def _find(workspace: Workspace, identifier: str) -> ChangeSet | None:
     return None if workspace.layers is None else await workspace.layers.find(identifier)
 
 
@@ -109,8 +109,8 @@ class Restore:
             stored.
         """
         paths = await names_of(self._workspace, changes)
-        names = [name_in(self._workspace, self._workspace.resolve(path)) for path in paths[:MAX_NAMES]]
-        rest = len(paths) - MAX_NAMES
+        names = [name_in(self._workspace, self._workspace.resolve(path)) for path in paths[:_MAX_NAMES]]
+        rest = len(paths) - _MAX_NAMES
         title = f"Restore {', '.join(names) or 'files'}{f' and {rest} more' if rest > 0 else ''}"
         announcement = Announcement(
             title=title, kind="edit", locations=tuple(Location(path=path) for path in paths[:50])
@@ -177,14 +177,14 @@ class Restore:
     async def _undo(self, changed: File) -> None:
         """Undo one change set."""
         layers = self._workspace.layers
-        change_set = await find(self._workspace, changed.change_set) if changed.recorded_here else None
+        change_set = await _find(self._workspace, changed.change_set) if changed.recorded_here else None
         if layers is None or change_set is None:
-            self._lines.append(GONE)
+            self._lines.append(_GONE)
             self._left.append(changed.path)
             return
         if not change_set.operations:  # crow was killed before it moved anything
             return
-        made = await layers.invert(change_set, {INVERTS: change_set.id, CALL: self._call.call_id})
+        made = await layers.invert(change_set, {_INVERTS: change_set.id, _CALL: self._call.call_id})
         entry = File(
             call=self._call, path=changed.path, before=None, after_hash="", recorded_here=True, change_set=made.id
         )

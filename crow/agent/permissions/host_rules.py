@@ -21,7 +21,7 @@ def decide_about_host(
     Rules about hosts come first. A rule that lets the command run with full access also lets it reach hosts. Nobody is
     asked about a literal address: only a rule of the user can name it.
     """
-    asked = plan_of_host(call, host, siblings_at(call, host, mode, rules))
+    asked = _plan_of_host(call, host, siblings_at(call, host, mode, rules))
     decision = decide(NETWORK, asked, mode, rules)
     if not isinstance(decision, Ask):
         return decision, asked
@@ -39,11 +39,11 @@ def siblings_at(call: PlannedCall, host: Host, mode: str, rules: Sequence[Permis
     """Return the other usual hosts of the same registry that no rule denies. One answer covers them for a command."""
     others = (Host(name, PORTS[-1]) for name in siblings_of(str(host)))
     return tuple(
-        other for other in others if not isinstance(decide(NETWORK, plan_of_host(call, other), mode, rules), Refuse)
+        other for other in others if not isinstance(decide(NETWORK, _plan_of_host(call, other), mode, rules), Refuse)
     )
 
 
-def plan_of_host(call: PlannedCall, host: Host, others: Sequence[Host] = ()) -> PlannedCall:
+def _plan_of_host(call: PlannedCall, host: Host, others: Sequence[Host] = ()) -> PlannedCall:
     """Return a planned call that stands for the connection of a command to a host, and to others of its registry."""
     also = f" (and {', '.join(map(str, others))}, of the same registry)" if others else ""
     return PlannedCall(

@@ -76,16 +76,16 @@ _UNANSWERED = (
 )
 
 
-CHANGES_REJECTED = (
+_CHANGES_REJECTED = (
     "The command ran, but the user did not allow its changes, so they were dropped. Do not try it again unasked; ask "
     "the user what they want instead."
 )
 
 
-HOST_REJECTED = "the user did not allow it; do not try it again unasked"
+_HOST_REJECTED = "the user did not allow it; do not try it again unasked"
 
 
-Review: TypeAlias = Callable[[Changes, PlannedCall | None], Awaitable[str]]
+_Review: TypeAlias = Callable[[Changes, PlannedCall | None], Awaitable[str]]
 """Takes what a command has changed, and the command's plan if an earlier call started it. Returns the reason for the
 model if the changes are not kept."""
 
@@ -125,7 +125,7 @@ class Permissions:
         self.rules = tuple(rules)
         self._limit = limit
         self._whole = whole or self
-        self.reviews: dict[str, Review] = {} if whole is None else whole.reviews
+        self.reviews: dict[str, _Review] = {} if whole is None else whole.reviews
         """For each running call, decides whether what its command has changed in a layer is kept."""
         self.hosts: dict[str, Callable[[Host], Awaitable[HostVerdict]]] = {} if whole is None else whole.hosts
         """For each running call, decides whether its command may reach a host."""
@@ -203,7 +203,7 @@ class Permissions:
             decision = found
         match decision:
             case Refuse(words=words):
-                return HostVerdict(refusal=HOST_REJECTED if words == _REJECTED else words)
+                return HostVerdict(refusal=_HOST_REJECTED if words == _REJECTED else words)
             case _:
                 is_read_only = is_read_only_host(host, rules)
                 is_named = is_named_host(host, rules)
@@ -307,5 +307,5 @@ class Permissions:
         if allows:
             return Allow(why=f"{answer.replace('_', ' ')} by the user")
         if plan.changed and plan.access == "execute" and answer.startswith("reject"):
-            return Refuse(words=CHANGES_REJECTED)
+            return Refuse(words=_CHANGES_REJECTED)
         return Refuse(words={"cannot_ask": CANNOT_ASK, "unanswered": _UNANSWERED}.get(answer, _REJECTED))

@@ -199,7 +199,7 @@ def decide(
         decisions = [decide(name, part, mode, rules, is_bounded=is_bounded) for part in call.parts]
         return _together(call.parts, decisions)
     if call.changed:
-        return decide_about_changes(name, call, mode, rules)
+        return _decide_about_changes(name, call, mode, rules)
     doubtful = None
     for rule in rules:
         for tool in (name, *call.coverage.like):
@@ -239,7 +239,7 @@ def decide(
     return Ask()
 
 
-def decide_about_changes(name: str, call: PlannedCall, mode: str, rules: Sequence[PermissionRule]) -> Decision:
+def _decide_about_changes(name: str, call: PlannedCall, mode: str, rules: Sequence[PermissionRule]) -> Decision:
     """Decide whether what a command or a subagent has changed in its layer is kept. The command itself was allowed to
     run. If the answer is no, the changes of a subagent stay in its layer."""
     is_command = call.access == "execute"
@@ -257,14 +257,14 @@ def decide_about_changes(name: str, call: PlannedCall, mode: str, rules: Sequenc
     if mode in ("accept-edits", "auto"):
         return Allow(why=f"mode {mode}")
     users = [rule for rule in rules if rule.is_users]
-    if _are_covering(name, call, users) or covers_changes(call, users):
+    if _are_covering(name, call, users) or _covers_changes(call, users):
         return Allow(why="allowed by the user's rules")
-    if _are_covering(name, call, rules) or covers_changes(call, rules):
+    if _are_covering(name, call, rules) or _covers_changes(call, rules):
         return Allow(why="always allowed by the user in this session")
     return Ask()
 
 
-def covers_changes(call: PlannedCall, rules: Sequence[PermissionRule]) -> bool:
+def _covers_changes(call: PlannedCall, rules: Sequence[PermissionRule]) -> bool:
     """Whether allow rules for changes cover all files that a command has changed."""
     allowing = [rule for rule in rules if rule.allow and fnmatchcase(_KEPT_CHANGES, rule.tool)]
     return all(

@@ -20,7 +20,7 @@ _CONFIG_KEY = "agent"
 _ISOLATED_KEY = "isolated"
 """The key in a subagent's configuration that says that it works in a layer of its own."""
 
-ISOLATED_ROLE = (
+_ISOLATED_ROLE = (
     "You work on a copy of the workspace of your own, at the same paths. What you change stays in it until the other "
     "agent takes it over."
 )
@@ -104,7 +104,7 @@ class Speciality:
     def config(self, config: JsonObject) -> JsonObject:
         """Return `config` with the kind added to it. The kind's instructions come at the end of the system message."""
         if self.isolated:
-            append = f"{config.get('system_prompt_append') or ''} {ISOLATED_ROLE}".strip()
+            append = f"{config.get('system_prompt_append') or ''} {_ISOLATED_ROLE}".strip()
             config = {**config, "system_prompt_append": append, _ISOLATED_KEY: True}
         if not self.name:
             return config
@@ -155,7 +155,7 @@ def changes_of_own(config: JsonObject) -> JsonObject:
     before, role, after = append.rpartition(SUBAGENT_ROLE) if isinstance(append, str) else ("", "", "")
     if not role:
         return {}
-    after = after.lstrip().removeprefix(ISOLATED_ROLE)  # the rest are the instructions of the subagent's kind
+    after = after.lstrip().removeprefix(_ISOLATED_ROLE)  # the rest are the instructions of the subagent's kind
     rest = f"{before.rstrip()}\n\n{after.lstrip()}".strip()
     isolated = {_ISOLATED_KEY: None} if _ISOLATED_KEY in config else {}
     return {"system_prompt_append": rest or None, **isolated}

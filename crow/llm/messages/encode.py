@@ -33,7 +33,7 @@ _BYTES_PER_TOKEN = 4
 _THINKING_FORMS = frozenset({"adaptive_thinking", "thinking_budget", "thinking_off", "effort", "thinking_display"})
 """Parts of a request that say how much the model should think, and that an endpoint may refuse one by one."""
 
-Role: TypeAlias = Literal["user", "assistant"]
+_Role: TypeAlias = Literal["user", "assistant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _Encoded:
     """A message as its blocks in the form in which they are sent."""
 
     message: domain.Message
-    role: Role
+    role: _Role
     blocks: bytes
     starts_with_thought: bool = False
     """Whether the first block is a thought."""
@@ -137,7 +137,7 @@ class _Sequence:
 
     def __init__(self) -> None:
         self._sent: list[bytes] = []
-        self._roles: list[Role] = []
+        self._roles: list[_Role] = []
         self._is_after_result = False
         self._paused: _Encoded | None = None
 
@@ -156,7 +156,7 @@ class _Sequence:
         self._is_after_result = is_result
         self._paused = each if each.ended is not None else None
 
-    def _append(self, role: Role, blocks: bytes) -> None:
+    def _append(self, role: _Role, blocks: bytes) -> None:
         self._roles.append(role)
         self._sent.append(_message(role, blocks))
 
@@ -174,7 +174,7 @@ class _Sequence:
         return sent, [*([at] if at >= 0 else []), len(sent) - 1]
 
 
-def _message(role: Role, blocks: bytes) -> bytes:
+def _message(role: _Role, blocks: bytes) -> bytes:
     return b'{"role":"' + role.encode() + b'","content":[' + blocks + b"]}"
 
 

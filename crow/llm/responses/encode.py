@@ -193,10 +193,10 @@ def _own_items(
 ) -> tuple[Item | PlainText | domain.ToolCall, ...] | None:
     if "opaque" in dialect.left_out:
         return None
-    return items_of(message, endpoint=endpoint, wire="responses", text_of=text_of)
+    return items_of(message, endpoint=endpoint, wire="responses", text_of=_text_of)
 
 
-def text_of(data: Mapping[str, object]) -> str | None:
+def _text_of(data: Mapping[str, object]) -> str | None:
     """Return the text of a message item, or None for other items."""
     if data.get("type") != "message":
         return None

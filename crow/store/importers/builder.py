@@ -30,7 +30,7 @@ from crow.store.portable import (
     line_of,
 )
 
-CUT_CHARS = 48_000
+_CUT_CHARS = 48_000
 """The model sees at most this many characters of an imported prompt, of a result, or of the arguments of all calls in
 one answer together. Crow's own results have the same limit."""
 
@@ -145,7 +145,7 @@ class ConversationBuilder:
         self._newest_turn += 1
         self._before[self._newest_turn] = before
         words = "\n".join(part.text for part in parts if isinstance(part, Text))
-        cut = CUT_CHARS if len(words) > CUT_CHARS else None
+        cut = _CUT_CHARS if len(words) > _CUT_CHARS else None
         self._has_prompt = True
         self.messages += 1
         number = self._emit(
@@ -249,7 +249,7 @@ class ConversationBuilder:
             calls=calls,
             finish="tool_calls" if calls and step.finish == "stop" else step.finish,
             announcements=tuple(announcement for _, _, announcement in step.calls),
-            cut=CUT_CHARS if sum(len(call.arguments) for call in calls) > CUT_CHARS else None,
+            cut=_CUT_CHARS if sum(len(call.arguments) for call in calls) > _CUT_CHARS else None,
         )
         number = self._emit(body, model=step.model, usage=usage, cost=cost)
         for index, (call_id, call, announcement) in enumerate(step.calls):
@@ -418,7 +418,7 @@ class ConversationBuilder:
                 is_error=found.is_error,
                 duration_ms=found.duration_ms,
                 announcement=announcement,
-                cut=CUT_CHARS if len(found.text) > CUT_CHARS else None,
+                cut=_CUT_CHARS if len(found.text) > _CUT_CHARS else None,
                 images=found.images,
             )
         )

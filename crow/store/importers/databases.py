@@ -140,7 +140,7 @@ def _count_in_file(path: Path, sql: str, values: Sequence[str]) -> int:
         return 0
 
 
-def session_ids(sql: sqlite3.Connection) -> list[str]:
+def _session_ids(sql: sqlite3.Connection) -> list[str]:
     """Return the ids of crow's sessions."""
     return [row[0] for row in sql.execute("SELECT id FROM sessions WHERE deleted_ms IS NULL")]
 

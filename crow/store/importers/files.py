@@ -19,7 +19,7 @@ from crow.store.codec import mend
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """Longer lines are skipped."""
 
-MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
+_MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 """Longer JSON files are skipped."""
 
 _PEEK_LINES = 40
@@ -147,9 +147,9 @@ def read_document(path: Path) -> Any:
     :raises Damaged: it is not a regular file, not JSON or too large.
     """
     with open_regular(path) as file:
-        data = file.read(MAX_DOCUMENT_BYTES + 1)
-    if len(data) > MAX_DOCUMENT_BYTES:
-        raise Damaged(f"it is larger than {MAX_DOCUMENT_BYTES // 1024 // 1024} MB")
+        data = file.read(_MAX_DOCUMENT_BYTES + 1)
+    if len(data) > _MAX_DOCUMENT_BYTES:
+        raise Damaged(f"it is larger than {_MAX_DOCUMENT_BYTES // 1024 // 1024} MB")
     return parse(data)
 
 

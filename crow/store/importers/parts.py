@@ -47,11 +47,11 @@ def tool_call(call_id: str, name: str, arguments: Any) -> ToolCall:
     if not _PLAIN_ID.fullmatch(call_id):
         call_id = f"call_{hashlib.sha256(call_id.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}" if call_id else ""
     name = _TOOL_NAME.sub("_", name)[:_ID_CHARS] or "unknown"
-    value = arguments_of(arguments)
+    value = _arguments_of(arguments)
     return ToolCall(id=call_id, name=name, arguments=mend(json.dumps(value, ensure_ascii=False)))
 
 
-def arguments_of(arguments: Any) -> Mapping[str, Any]:
+def _arguments_of(arguments: Any) -> Mapping[str, Any]:
     """Return the arguments of a call as an object. Text that is not a JSON object becomes the member `input` of a new
     object."""
     if isinstance(arguments, str):
@@ -127,7 +127,7 @@ _SUBJECTS = ("command", "cmd", "pattern", "query", "url", "description", "prompt
 def announce(name: str, arguments: Any, cwd: str) -> Announcement:
     """Return the announcement that shows an imported call to the user. The announcement's title has the path or command
     of the call. If the call's arguments contain a change of a file, the announcement has a diff."""
-    values = arguments_of(arguments)
+    values = _arguments_of(arguments)
     kind = _KIND_OF.get(name.lower(), "other")
     path = next((found for key in _PATHS if isinstance(found := values.get(key), str) and found), "")
     subject = path

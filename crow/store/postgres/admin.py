@@ -48,7 +48,7 @@ from crow.store.transfer import Lines, SessionTaken, by_conversation
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _EXPORT_BATCH = 1_024
 _TAKEN_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -363,11 +363,11 @@ class PostgresAdmin(UsesDatabase, Admin):
         return await family(sql, ids)
 
     @snapshot
-    async def _read(self, sql: Sql, work: Callable[[Sql], Awaitable[T]]) -> T:
+    async def _read(self, sql: Sql, work: Callable[[Sql], Awaitable[_T]]) -> _T:
         return await work(sql)
 
     @transaction
-    async def _write(self, sql: Sql, work: Callable[[Sql], Awaitable[T]]) -> T:
+    async def _write(self, sql: Sql, work: Callable[[Sql], Awaitable[_T]]) -> _T:
         return await work(sql)
 
     async def _begin(self, importer: Importer) -> bool:

@@ -49,7 +49,7 @@ _ADD = "SELECT crow.add_entries($1, $2, $3, $4, $5, $6, $7, $8)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
+class _Chain:
     """A chain of entries to insert, each under the one before it. The entries are encoded as the functions in the
     schema expect them."""
 
@@ -100,7 +100,7 @@ class Chain:
         ]
 
 
-def chain(entries: Sequence[tuple[NewEntry, int]]) -> Chain:
+def _chain(entries: Sequence[tuple[NewEntry, int]]) -> _Chain:
     """Encode entries, each with its turn."""
     encoded = [encode(new.body) for new, _ in entries]
     usages = [storable_usage(new.usage) for new, _ in entries]
@@ -108,7 +108,7 @@ def chain(entries: Sequence[tuple[NewEntry, int]]) -> Chain:
     for (new, _), usage in zip(entries, usages, strict=True):
         counts.add(new, usage)
     blobs = [(name, data, number) for number, one in enumerate(encoded, start=1) for name, data in one.blobs.items()]
-    return Chain(
+    return _Chain(
         entries=[new for new, _ in entries],
         bodies=[one.body for one in encoded],
         usages=usages,
@@ -131,7 +131,7 @@ class TurnMethods(PathMethods):
         self.on_stored: Callable[[str], object] = lambda _: None
         """Called with the id of a session after this store has stored entries of it or has deleted it."""
         self._epochs: dict[str, int] = {}
-        self._unstored_ends: dict[str, tuple[int | None, Chain]] = {}
+        self._unstored_ends: dict[str, tuple[int | None, _Chain]] = {}
 
     async def open_session(self, session_id: str) -> Tail:
         tail = await self._tail_without_repair(session_id)
@@ -160,10 +160,10 @@ class TurnMethods(PathMethods):
         if state.needs_repair:
             await _close_turn(sql, state)
 
-    async def _state(self, sql: Sql, session_id: str, *, lock: bool = False) -> SessionState:
+    async def _state(self, sql: Sql, session_id: str, *, lock: bool = False) -> _SessionState:
         """Return the state of a session. If this store owns a turn but does not know the turn's epoch, the server's
         reply to the store's claim was lost. In this case nobody runs the turn, so the owner counts as dead."""
-        state = await SessionState.read(sql, session_id, self.owner, lock=lock)
+        state = await _SessionState.read(sql, session_id, self.owner, lock=lock)
         if state.is_owned and state.epoch != self._epochs.get(session_id):
             state.is_owner_alive = False
         return state
@@ -276,7 +276,7 @@ class TurnMethods(PathMethods):
         release: bool = False,
         changes: SessionChanges | None = None,
     ) -> tuple[Entry, ...]:
-        new = chain([(sized(entry), turn) for entry in entries])
+        new = _chain([(sized(entry), turn) for entry in entries])
         if plain(session_id) != session_id:
             raise NoSuchSession(session_id)
         arguments = self._append_arguments(session_id, leaf, new, release=release)
@@ -296,7 +296,7 @@ class TurnMethods(PathMethods):
         sql: Sql,
         session_id: str,
         leaf: int | None,
-        new: Chain,
+        new: _Chain,
         arguments: Sequence[object],
         changes: SessionChanges | None,
     ) -> tuple[Entry, ...]:
@@ -306,7 +306,7 @@ class TurnMethods(PathMethods):
             await change_session(sql, session_id, changes)
         return stored
 
-    def _append_arguments(self, session_id: str, leaf: int | None, new: Chain, *, release: bool) -> tuple[object, ...]:
+    def _append_arguments(self, session_id: str, leaf: int | None, new: _Chain, *, release: bool) -> tuple[object, ...]:
         bodies = [entry.body for entry in new.entries]
         prompts = [plain(message_id) for message_id in taken_from_inbox(bodies)]
         is_draft_over = release or ends_draft(bodies)
@@ -316,7 +316,7 @@ class TurnMethods(PathMethods):
         )
 
     def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
-        self._unstored_ends[session_id] = leaf, chain([(entry, turn) for entry in end])
+        self._unstored_ends[session_id] = leaf, _chain([(entry, turn) for entry in end])
 
     async def _store_end(self, sql: Sql, session_id: str) -> None:
         """Store the last entries of a disowned turn. If they cannot be stored, change the turn's owner to one that
@@ -366,7 +366,7 @@ class TurnMethods(PathMethods):
 
     @transaction
     async def move_leaf(self, sql: Sql, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
-        state = await SessionState.read(sql, session_id, self.owner, lock=True)
+        state = await _SessionState.read(sql, session_id, self.owner, lock=True)
         if state.is_running and state.owner != self.owner:
             why = "busy" if state.is_owner_alive else "interrupted"
             refuse(why, session_id, leaf=leaf, current=state.leaf, owner=state.owner)
@@ -392,7 +392,7 @@ class TurnMethods(PathMethods):
 
 
 @dataclass(slots=True, kw_only=True)
-class SessionState:
+class _SessionState:
     """A session's row inside a transaction."""
 
     session_id: str
@@ -417,7 +417,7 @@ class SessionState:
     """The texts in the inbox that are not prompts, except the texts of other living stores."""
 
     @classmethod
-    async def read(cls, sql: Sql, session_id: str, owner: str, *, lock: bool = False) -> SessionState:
+    async def read(cls, sql: Sql, session_id: str, owner: str, *, lock: bool = False) -> _SessionState:
         """Read the row. `owner` identifies this store. With `lock`, no other transaction can change the row before this
         transaction ends.
 
@@ -460,7 +460,7 @@ class SessionState:
     async def add(self, sql: Sql, entries: Sequence[tuple[NewEntry, int]]) -> list[Entry]:
         """Insert the entries under the leaf, one under the other. The last one becomes the leaf. Return the inserted
         entries."""
-        new = chain(entries)
+        new = _chain(entries)
         ids = await sql.fetchval(
             _ADD,
             *(self.conversation, self.session_id, self.leaf, self.now_ms, new.rows, new.hashes, new.datas, new.numbers),
@@ -477,7 +477,7 @@ class SessionState:
         return stored
 
 
-async def _close_turn(sql: Sql, state: SessionState) -> list[Entry]:
+async def _close_turn(sql: Sql, state: _SessionState) -> list[Entry]:
     """Close the turn and the queued prompts of dead owners, and make the session idle. Return the entries that were
     appended."""
     if not state.is_running and not state.orphans:
@@ -501,7 +501,7 @@ async def _note_entries(sql: Sql, stored: Sequence[Entry]) -> None:
     await note_entries(sql, [(entry.session, entry.body, entry.turn, entry.id) for entry in stored])
 
 
-async def _dead_turn(sql: Sql, state: SessionState) -> DeadTurn:
+async def _dead_turn(sql: Sql, state: _SessionState) -> DeadTurn:
     pieces = await sql.fetch(
         "SELECT message_id, piece FROM crow.drafts WHERE session = $1 AND after_leaf IS NOT DISTINCT FROM $2"
         " ORDER BY seq",
@@ -523,7 +523,7 @@ async def _dead_turn(sql: Sql, state: SessionState) -> DeadTurn:
     )
 
 
-def _stored(session_id: str, leaf: int | None, new: Chain, row: Mapping[str, Any]) -> tuple[Entry, ...]:
+def _stored(session_id: str, leaf: int | None, new: _Chain, row: Mapping[str, Any]) -> tuple[Entry, ...]:
     """Return the appended entries.
 
     :raises NoSuchSession: the session does not exist, or is deleted.

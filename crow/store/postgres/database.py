@@ -22,9 +22,9 @@ from crow.store.codec import mend
 from crow.store.postgres.migrations import check_readable, migrate
 from crow.store.postgres.presence import CLOSING_TIMEOUT_S, CONNECT_TIMEOUT_S, FAILURES, KEEPALIVES, LOST, Presence
 
-P = ParamSpec("P")
-T = TypeVar("T")
-S = TypeVar("S", bound="UsesDatabase")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_S = TypeVar("_S", bound="UsesDatabase")
 
 Sql: TypeAlias = Any
 """An asyncpg connection inside a transaction."""
@@ -387,16 +387,16 @@ def _operation(
 
 
 def transaction(
-    method: Callable[Concatenate[S, Sql, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    method: Callable[Concatenate[_S, Sql, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[_S, _P], Coroutine[Any, Any, _T]]:
     """Decorate a method so that it runs in a write transaction. The method's second parameter is the connection.
     Callers leave this parameter out. If the third parameter is `session_id`, watchers of that session are notified."""
     return _operation(False)(method)
 
 
 def snapshot(
-    method: Callable[Concatenate[S, Sql, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    method: Callable[Concatenate[_S, Sql, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[_S, _P], Coroutine[Any, Any, _T]]:
     """Decorate a method so that it runs in a read transaction. The method's second parameter is the connection. Callers
     leave this parameter out."""
     return _operation(True)(method)

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
-EncodedEntries: TypeAlias = Sequence[tuple[NewEntry, Encoded]]
+_EncodedEntries: TypeAlias = Sequence[tuple[NewEntry, Encoded]]
 
 _TOKEN_COUNTERS = ("tokens_in", "tokens_out", "tokens_cached")
 
@@ -211,7 +211,7 @@ class TurnMethods(PathMethods):
         return entries_stored
 
     def _append(
-        self, sql: Connection, session_id: str, *, leaf: int | None, turn: int, entries: EncodedEntries, release: bool
+        self, sql: Connection, session_id: str, *, leaf: int | None, turn: int, entries: _EncodedEntries, release: bool
     ) -> tuple[Entry, ...]:
         state = SessionState(sql, session_id, now_ms=now_ms())
         _check_writable(state, self.owner, leaf)
@@ -311,7 +311,7 @@ class SessionState:
         self.state: str = row[3]
         self.owner: str = row[4]
         """The store that runs the turn, or empty if no turn runs."""
-        self.lease_ms: int = row[5]
+        self._lease_ms: int = row[5]
         """The owner's last sign of life, in Unix milliseconds."""
         self.model: str = row[6]
         self._parent_id: str | None = row[7]
@@ -322,7 +322,7 @@ class SessionState:
     @property
     def is_owner_alive(self) -> bool:
         """Whether the store that owns the turn can still continue the turn."""
-        return is_alive(self.owner, lease_age_ms=self.now_ms - self.lease_ms)
+        return is_alive(self.owner, lease_age_ms=self.now_ms - self._lease_ms)
 
     def add(self, new: NewEntry, *, turn: int, encoded: Encoded | None = None, entry_id: int | None = None) -> Entry:
         """Insert an entry under the leaf and make it the leaf. Return the entry.
@@ -371,7 +371,7 @@ class SessionState:
         return self._inbox
 
     def _is_sender_alive(self, sender: str, created_ms: int) -> bool:
-        return is_alive(sender, lease_age_ms=self.now_ms - max(created_ms, self.lease_ms))
+        return is_alive(sender, lease_age_ms=self.now_ms - max(created_ms, self._lease_ms))
 
     def drop_draft(self) -> None:
         """Delete the draft, because the whole answer was stored or the turn has ended."""

@@ -78,10 +78,10 @@ _INDEXES: Mapping[str, int] = {
 }
 """Maps indexes to their numbers of columns, with the key of the row."""
 
-Column: TypeAlias = tuple[str, bool]
+_Column: TypeAlias = tuple[str, bool]
 """The type of a column, and whether it must have a value."""
 
-Votes: TypeAlias = dict[str, Counter[Value]]
+_Votes: TypeAlias = dict[str, Counter[Value]]
 
 
 class Witnesses:
@@ -89,7 +89,7 @@ class Witnesses:
 
     def __init__(self, pages: Pages) -> None:
         self._rows = {name: tuple(self._read(pages, name, columns)) for name, columns in _INDEXES.items()}
-        self.sessions: dict[int, Votes] = defaultdict(lambda: defaultdict(Counter))
+        self.sessions: dict[int, _Votes] = defaultdict(lambda: defaultdict(Counter))
         """Maps numbers of sessions to the values of their columns, with the number of indexes that have this value."""
         self.deleted: set[int] = set()
         """The numbers of sessions that an index lists as deleted."""
@@ -189,7 +189,7 @@ def mend_entries(sql: sqlite3.Connection, indexed: Mapping[int, Mapping[str, Val
     each change. The bytes of their bodies stay as they are."""
     changes = list[str]()
     for row in [row for row, _ in unreadable_entries(sql)]:
-        values = restored_columns(row, indexed.get(row.id, {}))
+        values = _restored_columns(row, indexed.get(row.id, {}))
         changes += [
             f"entry {row.id}: its {name} was {_shown(getattr(row, name))} and is now {_shown(value)}"
             for name, value in values.items()
@@ -202,7 +202,7 @@ def mend_entries(sql: sqlite3.Connection, indexed: Mapping[int, Mapping[str, Val
     return changes
 
 
-def restored_columns(row: StoredRow, indexed: Mapping[str, Value]) -> dict[str, Value]:
+def _restored_columns(row: StoredRow, indexed: Mapping[str, Value]) -> dict[str, Value]:
     """Return the columns of a damaged entry that differ from what the indexes have for it, with the values of the
     indexes. If some of them make the checksum right, return only those."""
     differing = {name: value for name, value in indexed.items() if getattr(row, name) != value}
@@ -318,7 +318,7 @@ _OF_ENTRIES: Mapping[str, str] = {
 """Maps columns of a session to queries for what its entries say about them."""
 
 
-def _computed(sql: sqlite3.Connection, column: Column, name: str, row: Mapping[str, Any]) -> Any:
+def _computed(sql: sqlite3.Connection, column: _Column, name: str, row: Mapping[str, Any]) -> Any:
     """Return the value for a column of a session that no index repeats and whose own value is damaged."""
     if name in _OF_ENTRIES:
         found = sql.execute(_OF_ENTRIES[name], {"id": row["id"], "conversation": row["conversation"]}).fetchone()
@@ -327,7 +327,7 @@ def _computed(sql: sqlite3.Connection, column: Column, name: str, row: Mapping[s
     return _default(column, name, row[name])
 
 
-def _default(column: Column, name: str, value: object) -> Any:
+def _default(column: _Column, name: str, value: object) -> Any:
     """Return what to store in place of a damaged value: the text without its invalid bytes, or an empty value."""
     kind, is_needed = column
     if isinstance(value, Undecodable) and name not in _JSON_TYPES:
@@ -357,7 +357,7 @@ def _change(
     return changes
 
 
-def _wrong(columns: Mapping[str, Column], row: Mapping[str, Any]) -> list[str]:
+def _wrong(columns: Mapping[str, _Column], row: Mapping[str, Any]) -> list[str]:
     """Return the columns of a row whose values can only come from damage."""
     return [name for name, value in row.items() if not _is_possible(name, value, *columns[name])]
 
@@ -391,7 +391,7 @@ def _is_possible(name: str, value: object, kind: str, is_needed: bool) -> bool:
     return True
 
 
-def _columns(sql: sqlite3.Connection, table: str) -> Mapping[str, Column]:
+def _columns(sql: sqlite3.Connection, table: str) -> Mapping[str, _Column]:
     """Return the type of each column of a table, and whether it must have a value."""
     return {
         name: (kind, bool(not_null or is_key))

@@ -85,10 +85,10 @@ def open_blob(sql: Connection, rowid: int) -> Iterator[BlobReader]:
     """Open the content of the blob in this row of `blobs`, without reading all of it."""
     with sql.blobopen("blobs", "data", rowid, readonly=True) as blob:
         (size,) = sql.execute("SELECT size FROM blobs WHERE rowid = ?", (rowid,)).fetchone()
-        yield CompressedBlob(blob, size) if isinstance(size, int) and len(blob) < size else blob
+        yield _CompressedBlob(blob, size) if isinstance(size, int) and len(blob) < size else blob
 
 
-class CompressedBlob:
+class _CompressedBlob:
     """Reads a compressed blob. The end can be read without the middle. `read` raises `Unreadable` if the blob is
     damaged."""
 

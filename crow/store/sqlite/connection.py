@@ -28,7 +28,7 @@ from crow.domain.errors import StoreUnavailable
 from crow.store.codec import mend
 from crow.store.sqlite.failures import FAILURES, explain, locked, unusable
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +121,8 @@ def insert(connection: sqlite3.Connection, table: str, values: Mapping[str, obje
 
 
 def read_leniently(
-    connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T], *, undo: str = "SELECT 1"
-) -> T:
+    connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], _T], *, undo: str = "SELECT 1"
+) -> _T:
     """Call `work`. If it reads a text that is not valid UTF-8, execute `undo` and call it again. From then on, invalid
     bytes in the texts that this connection reads are replaced. So one damaged text hides no other row, and reading an
     undamaged file costs nothing more."""
@@ -191,7 +191,7 @@ class SqliteConnection:
             raise opened
         return cls(path, connection, opened)
 
-    async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
+    async def run(self, function: Callable[[sqlite3.Connection], _T]) -> _T:
         """Call `function` in the connection's thread, with the connection as its argument, and return the result. If
         `function` raises an error, so does this call.
 
@@ -201,7 +201,7 @@ class SqliteConnection:
         """
         if self._is_closed:
             raise StoreUnavailable(f"{self.path} is closed.")
-        results: list[T] = []
+        results: list[_T] = []
         self._functions.append(lambda connection: results.append(function(connection)))
         await self._connection.commit()
         return results[0]
@@ -360,11 +360,11 @@ class FileLock:
 
 
 @dataclass(slots=True)
-class WriteJob(Generic[T]):
+class WriteJob(Generic[_T]):
     """A function to run in a write transaction."""
 
-    function: Callable[[sqlite3.Connection], T]
-    result: T | None = None
+    function: Callable[[sqlite3.Connection], _T]
+    result: _T | None = None
     """Set after the function returned."""
     error: Exception | None = None
     """Set after the function failed."""

@@ -47,11 +47,11 @@ from crow.store.sqlite.failures import FAILURES, REPAIR, explain, unusable
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, is_schema_damaged, migrate
 from crow.store.sqlite.rescue import rescue
 
-P = ParamSpec("P")
-S = TypeVar("S", bound="UsesDatabase")
-T = TypeVar("T")
-Method = Callable[Concatenate[S, sqlite3.Connection, P], T]
-AsyncMethod = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
+_P = ParamSpec("_P")
+_S = TypeVar("_S", bound="UsesDatabase")
+_T = TypeVar("_T")
+Method = Callable[Concatenate[_S, sqlite3.Connection, _P], _T]
+AsyncMethod = Callable[Concatenate[_S, _P], Coroutine[Any, Any, _T]]
 
 JournalMode = Literal["wal", "delete"]
 
@@ -78,7 +78,7 @@ class UsesDatabase:
         self.database = database
 
 
-def transaction(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], AsyncMethod[S, P, T]]:
+def transaction(*, raise_if_moved: bool = False) -> Callable[[Method[_S, _P, _T]], AsyncMethod[_S, _P, _T]]:
     """Return a decorator that makes a method async and runs it in a write transaction (`Database.write`).
 
     The method gets the transaction's connection as its first argument. Callers leave that argument out.
@@ -86,7 +86,7 @@ def transaction(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], 
     return _runs_in(Database.write, raise_if_moved)
 
 
-def snapshot(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], AsyncMethod[S, P, T]]:
+def snapshot(*, raise_if_moved: bool = False) -> Callable[[Method[_S, _P, _T]], AsyncMethod[_S, _P, _T]]:
     """Return a decorator like that of `transaction`, for a method that only reads. The method runs on one snapshot of
     the database (`Database.read`)."""
     return _runs_in(Database.read, raise_if_moved)
@@ -94,11 +94,11 @@ def snapshot(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], Asy
 
 def _runs_in(
     run: Callable[..., Coroutine[Any, Any, Any]], raise_if_moved: bool
-) -> Callable[[Method[S, P, T]], AsyncMethod[S, P, T]]:
-    def decorate(method: Method[S, P, T]) -> AsyncMethod[S, P, T]:
+) -> Callable[[Method[_S, _P, _T]], AsyncMethod[_S, _P, _T]]:
+    def decorate(method: Method[_S, _P, _T]) -> AsyncMethod[_S, _P, _T]:
         @wraps(method)
-        async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            result: T = await run(
+        async def call(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+            result: _T = await run(
                 self.database, lambda sql: method(self, sql, *args, **kwargs), raise_if_moved=raise_if_moved
             )
             return result
@@ -203,7 +203,7 @@ class Database:
         writing."""
         return bool(self._read_only)
 
-    async def write(self, work: Callable[[sqlite3.Connection], T], *, raise_if_moved: bool = False) -> T:
+    async def write(self, work: Callable[[sqlite3.Connection], _T], *, raise_if_moved: bool = False) -> _T:
         """Call `work` in a transaction. When `write` returns, the changes are on disk. Concurrent calls may share a
         commit.
 
@@ -234,7 +234,7 @@ class Database:
             await self._wakeup.wait()
         return result  # not inside the `with`: type checkers assume that a cancel scope may swallow errors
 
-    async def read(self, work: Callable[[sqlite3.Connection], T], *, raise_if_moved: bool = False) -> T:
+    async def read(self, work: Callable[[sqlite3.Connection], _T], *, raise_if_moved: bool = False) -> _T:
         """Call `work` on one snapshot of the database.
 
         :raises StoreUnavailable: the file cannot be read. With `raise_if_moved`, this error also comes from a call that
@@ -254,7 +254,7 @@ class Database:
                 if raise_if_moved and self._notice:
                     raise StoreUnavailable(self._notice) from None
 
-    async def call(self, function: Callable[[], T]) -> T:
+    async def call(self, function: Callable[[], _T]) -> _T:
         """Call a blocking function in the writer's thread, outside the event loop."""
         return await self._run(self._writer, lambda _: function())
 
@@ -383,7 +383,7 @@ class Database:
         if self._is_closed:
             raise StoreUnavailable(f"{self.path} is closed.")
 
-    async def _run(self, connection: SqliteConnection, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _run(self, connection: SqliteConnection, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Call `work` on the connection. If SQLite fails, raise an error with a message for the user."""
         self._check_open()
         try:
@@ -463,7 +463,7 @@ class Database:
         self.journal_mode = journal_mode
         self._wal_index = file_id(f"{self.path}-shm") if journal_mode == "wal" else None
 
-    def _commit(self, connection: sqlite3.Connection, job: WriteJob[T]) -> T:
+    def _commit(self, connection: sqlite3.Connection, job: WriteJob[_T]) -> _T:
         """Run all waiting jobs in one transaction, and return the result of `job`. If another call has already run
         `job`, only return the result.
 
@@ -512,7 +512,7 @@ class Database:
             else:
                 return
 
-    def _read(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _read(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], _T]) -> _T:
         self._check_in_place()
         with _one_snapshot(connection):
             if self.journal_mode != "wal":  # without a WAL a writer blocks readers

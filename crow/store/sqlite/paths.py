@@ -303,7 +303,7 @@ def entries_of(
     With `result_bytes`, the text of a tool result has at most about that many bytes. Longer texts become excerpts.
     """
     wanted = list(ids[:_PATH_BATCH])
-    load = loader(sql)
+    load = _loader(sql)
     found: list[Entry] = []
     size = 0
 
@@ -417,7 +417,7 @@ def unreadable_entries(
     sql: Connection, where: str = "true", values: Sequence[object] = ()
 ) -> Iterator[tuple[StoredRow, Unreadable]]:
     """Yield the row of each entry that cannot be read, with the reason."""
-    load = loader(sql)
+    load = _loader(sql)
     for found in sql.execute(f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE {where} ORDER BY e.id", values):
         row = StoredRow(*found)
         try:
@@ -446,7 +446,7 @@ def checksum(body: bytes, values: Sequence[object]) -> int:
     return zlib.crc32(body, zlib.crc32(ascii(columns).encode()))
 
 
-def loader(sql: Connection) -> Load:
+def _loader(sql: Connection) -> Load:
     """Return a function that reads a blob by its hash. The function raises `Unreadable` if the blob is damaged."""
 
     def load(name: str) -> bytes | None:
@@ -502,7 +502,7 @@ bytes of its texts."""
 
 def _path_readers(sql: Connection, row: SessionRow) -> Iterator[_Reader]:
     """Yield a reader for each entry of the session's path, newest first."""
-    load = loader(sql)
+    load = _loader(sql)
     for rows, missing in _path_batches(sql, row.leaf, row.conversation):
         ids = json.dumps([entry_id for entry_id, _, _ in rows])
         found = sql.execute(
@@ -596,7 +596,7 @@ def _labels(sql: Connection, notes: Iterable[int]) -> dict[int, tuple[str, int |
 
 
 def _select_entries(sql: Connection, where: str, values: Any, *, order: str = "ASC") -> Iterator[Entry]:
-    load = loader(sql)
+    load = _loader(sql)
     query = f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE {where} ORDER BY e.id {order}"
     for found in sql.execute(query, values).fetchall():
         row = StoredRow(*found)

@@ -47,7 +47,7 @@ class WatchMethods(UsesDatabase):
 
     @snapshot()
     def _version(self, sql: Connection) -> tuple[int, int]:
-        return version_of(sql)
+        return _version_of(sql)
 
     @snapshot()
     def _look(self, sql: Connection, session_id: str, after: int, piece: int) -> tuple[SessionRead, tuple[int, int]]:
@@ -73,9 +73,9 @@ class WatchMethods(UsesDatabase):
             is_orphaned=is_running and not is_alive(owner, lease_age_ms=now_ms() - lease_ms),
             cancelled_turn=None,
         )
-        return look, version_of(sql)
+        return look, _version_of(sql)
 
 
-def version_of(sql: Connection) -> tuple[int, int]:
+def _version_of(sql: Connection) -> tuple[int, int]:
     """Return numbers that change when this or another connection changes the file."""
     return pragma(sql, "data_version"), sql.total_changes

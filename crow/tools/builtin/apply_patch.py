@@ -52,9 +52,9 @@ from crow.tools.builtin.tool import (
 )
 from crow.tools.workspace import FILE, open_resolved
 
-MAX_NAMED = 3
+_MAX_NAMED = 3
 _MAX_FAULTS = 3
-EDITS, WRITES, REMOVES = ("edit_file",), ("write_file",), ("edit_file", "write_file")
+_EDITS, _WRITES, _REMOVES = ("edit_file",), ("write_file",), ("edit_file", "write_file")
 """The tools that do the same with one file."""
 
 
@@ -93,7 +93,7 @@ async def _plan_patch(context: ToolContext, args: Arguments) -> PlannedCall:
     return PlannedCall(
         announcement=Announcement(
             title=_title(plans),
-            kind="delete" if all(plan.like == REMOVES for plan in plans) else "edit",
+            kind="delete" if all(plan.like == _REMOVES for plan in plans) else "edit",
             locations=tuple(location for each in announcements for location in each.locations),
             diffs=tuple(diff for each in announcements for diff in each.diffs),
         ),
@@ -129,7 +129,7 @@ async def _run_patch(invocation: ToolInvocation, args: Arguments) -> Outcome:
     ends = [await conclude_write(context, write, text) for write, text in zip(writes, texts, strict=True)]
     announcement = Announcement(
         title=_title(plans),
-        kind="delete" if all(plan.like == REMOVES for plan in plans) else "edit",
+        kind="delete" if all(plan.like == _REMOVES for plan in plans) else "edit",
         locations=tuple(
             location
             for write in writes
@@ -196,10 +196,10 @@ async def _file_plans(
             plans += await _plans_of(context, change, target, destination)
         except (ArgumentError, OSError) as error:
             fault = describe_error(error)
-            like = {"add": WRITES, "update": REMOVES if destination else EDITS, "delete": REMOVES}[change.action]
+            like = {"add": _WRITES, "update": _REMOVES if destination else _EDITS, "delete": _REMOVES}[change.action]
             plans.append(_FilePlan(target=target, like=like, fault=fault))
             if destination is not None:
-                plans.append(_FilePlan(target=destination, like=WRITES, fault=fault))
+                plans.append(_FilePlan(target=destination, like=_WRITES, fault=fault))
     seen = set()
     for plan in plans:
         if plan.target.path in seen:
@@ -218,19 +218,19 @@ async def _plans_of(
     """
     match change.action:
         case "add":
-            return [_FilePlan(target=target, like=WRITES, change=await _addition(context, target, change.content))]
+            return [_FilePlan(target=target, like=_WRITES, change=await _addition(context, target, change.content))]
         case "delete":
             removal = await _removal(context, target, change.hunks)
-            return [_FilePlan(target=target, like=REMOVES, change=removal)]
+            return [_FilePlan(target=target, like=_REMOVES, change=removal)]
     edited = await _edit(context, target, change.hunks)
     if destination is None:
-        return [_FilePlan(target=target, like=EDITS, change=edited)]
+        return [_FilePlan(target=target, like=_EDITS, change=edited)]
     await _check_missing(context, destination)
     moved = replace(edited, before=None, like=edited.before, done=f"Moved {target.name} to {destination.name}.")
     removed = Change(before=edited.before, after=None, done=edited.done)
     return [
-        _FilePlan(target=target, like=REMOVES, change=removed),
-        _FilePlan(target=destination, like=WRITES, change=moved, source=target),
+        _FilePlan(target=target, like=_REMOVES, change=removed),
+        _FilePlan(target=destination, like=_WRITES, change=moved, source=target),
     ]
 
 
@@ -314,12 +314,12 @@ def _refusal(faults: Sequence[str]) -> str:
 
 
 def _title(plans: Sequence[_FilePlan]) -> str:
-    verbs = {EDITS: "Edit", WRITES: "Create", REMOVES: "Delete"}
+    verbs = {_EDITS: "Edit", _WRITES: "Create", _REMOVES: "Delete"}
     if len(plans) == 2 and plans[1].source is not None:
         return f"Move {in_title(plans[0].target.name)} to {in_title(plans[1].target.name)}"
     verb = verbs[plans[0].like] if len({plan.like for plan in plans}) == 1 else "Patch"
-    names = ", ".join(in_title(plan.target.name) for plan in plans[:MAX_NAMED])
-    return f"{verb} {names}" + (f" and {len(plans) - MAX_NAMED} more" if len(plans) > MAX_NAMED else "")
+    names = ", ".join(in_title(plan.target.name) for plan in plans[:_MAX_NAMED])
+    return f"{verb} {names}" + (f" and {len(plans) - _MAX_NAMED} more" if len(plans) > _MAX_NAMED else "")
 
 
 _GRAMMAR = """\

@@ -67,23 +67,23 @@ async def settle(
     if changes.problem or reviewer is None:
         return Settled(words=f"[None of the changes was kept: {changes.problem or 'there is no session'}.]")
     if changes.conflicts:
-        return Settled(words=conflict_words(changes.conflicts))
+        return Settled(words=_conflict_words(changes.conflicts))
     if changes.operations:
         refusal = await reviewer.review(invocation.call_id, changes, None if own is None else own.plan)
         if refusal:
             return Settled(words=f"[{refusal} Not changed: {names}.]" if names else "")
     diffs = await anyio.to_thread.run_sync(diffs_of, changes)
     try:
-        words = await keep(invocation, layers, layer, changes)
+        words = await _keep(invocation, layers, layer, changes)
     except Conflict as error:
-        return Settled(words=conflict_words(error.paths))
+        return Settled(words=_conflict_words(error.paths))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         return Settled(words=f"[None of the changes was kept: {reason}. Not changed: {names}.]")
     return Settled(words=words, diffs=diffs)
 
 
-async def keep(invocation: ToolInvocation, layers: Layers, layer: Layer, changes: Changes) -> str:
+async def _keep(invocation: ToolInvocation, layers: Layers, layer: Layer, changes: Changes) -> str:
     """Move the changes into the workspace. What undoes them is recorded first. Return what the model should know."""
     sentences = []
     if changes.operations:
@@ -115,13 +115,13 @@ async def undoable(invocation: ToolInvocation, *, is_needed: bool) -> AsyncItera
         return
     try:
         yield words
-        words += await stored_changes(invocation, snapshot)
+        words += await _stored_changes(invocation, snapshot)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(snapshot.remove)
 
 
-async def stored_changes(invocation: ToolInvocation, snapshot: Snapshot) -> list[str]:
+async def _stored_changes(invocation: ToolInvocation, snapshot: Snapshot) -> list[str]:
     """Store what has changed since a snapshot. Return what the model should know."""
     try:
         with anyio.CancelScope(shield=True):
@@ -135,7 +135,7 @@ async def stored_changes(invocation: ToolInvocation, snapshot: Snapshot) -> list
     return [f"[No undo can restore these: {some(snapshot.lost)}.]"] if snapshot.lost else []
 
 
-def conflict_words(paths: Sequence[str]) -> str:
+def _conflict_words(paths: Sequence[str]) -> str:
     return (
         f"[None of the command's changes was kept, because somebody else has changed the same files meanwhile: "
         f"{some(paths)}. Look at them, and run the command again.]"

@@ -17,11 +17,11 @@ from crow.tools.builtin.output import as_shown
 from crow.tools.builtin.scan import glob_expression
 from crow.tools.limits import COMMANDS
 
-CHECK_S = 60
-MAX_CHARS = 6_000
+_CHECK_S = 60
+_MAX_CHARS = 6_000
 """The model sees at most this many characters of the output of a check."""
-MAX_NAME_CHARS = 80
-FILES = "{files}"
+_MAX_NAME_CHARS = 80
+_FILES = "{files}"
 """Stands in a command for the changed files."""
 
 
@@ -77,20 +77,20 @@ class Checks:
         excluded: ExcludedPaths,
         ran: list[Mapping[str, object]],
     ) -> str:
-        line = command.replace(FILES, " ".join(map(_quoted, files)))
-        name = command if len(command) <= MAX_NAME_CHARS else f"{command[:MAX_NAME_CHARS]}…"
+        line = command.replace(_FILES, " ".join(map(_quoted, files)))
+        name = command if len(command) <= _MAX_NAME_CHARS else f"{command[:_MAX_NAME_CHARS]}…"
         try:
             async with COMMANDS.slot(workspace):
                 code, output = await workspace.run(
-                    line, access="read", timeout_s=CHECK_S, on_output=_ignore, excluded=excluded
+                    line, access="read", timeout_s=_CHECK_S, on_output=_ignore, excluded=excluded
                 )
         except OSError as error:
             return f"[check `{name}` did not run: {error.strerror or error}]"
-        ran.append({"command": command, "exit_code": code, "files": list(files) if FILES in command else None})
+        ran.append({"command": command, "exit_code": code, "files": list(files) if _FILES in command else None})
         if code == 0:
             self._failures.pop(command, None)
             return f"[check `{name}` passed]"
-        end = f"was ended after {CHECK_S} s" if code is None else f"failed with exit code {code}"
+        end = f"was ended after {_CHECK_S} s" if code is None else f"failed with exit code {code}"
         shown = _bounded(as_shown(output).strip("\n"))
         digest = hashlib.sha256(shown.encode(errors="replace")).hexdigest()
         if self._failures.get(command) == digest:
@@ -117,9 +117,9 @@ def _covers(pattern: str, matcher: re.Pattern[str], name: str) -> bool:
 
 def _bounded(output: str) -> str:
     """Return the output, or whole lines of its beginning and its end if it is long."""
-    if len(output) <= MAX_CHARS:
+    if len(output) <= _MAX_CHARS:
         return output
-    half = MAX_CHARS // 2
+    half = _MAX_CHARS // 2
     head = output[:half].rpartition("\n")[0] or output[:half]
     tail = output[-half:].partition("\n")[2] or output[-half:]
     return f"{head}\n[... {len(output) - len(head) - len(tail):,} characters left out ...]\n{tail}"

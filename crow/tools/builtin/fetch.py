@@ -51,7 +51,7 @@ async def _run_fetch(invocation: ToolInvocation, args: Arguments) -> Outcome:
         image = Image(data=base64.b64encode(document.data).decode("ascii"), mime_type=media)
         return Outcome(text="(an image)", images=(image,), raw_output=raw)
     _check_is_text(document)
-    text = await convert(document, invocation.context.keys())
+    text = await _convert(document, invocation.context.keys())
     if document.is_cut:
         text += f"\n[only the first {MAX_BYTES:,} bytes]"
     if document.status >= 400:
@@ -68,7 +68,7 @@ def _check_is_text(document: Document) -> None:
         raise ArgumentError(f"{document.url} is {media or 'binary'} ({size}); only text and images can be read")
 
 
-async def convert(document: Document, keys: HiddenKeys) -> str:
+async def _convert(document: Document, keys: HiddenKeys) -> str:
     """Return the text of a document. :raises ~crow.domain.errors.ArgumentError: converting it takes too long."""
     media, charset = document.media, document.charset
     if len(document.data) <= _SMALL_BYTES:

@@ -51,34 +51,34 @@ THREAD_BYTES = 262_144
 
 _WINDOW_LINES = 2_000
 _WINDOW_CHARS = 50_000
-LINE_CHARS = 2_000
-_ROW_BYTES = 4 * LINE_CHARS
+_LINE_CHARS = 2_000
+_ROW_BYTES = 4 * _LINE_CHARS
 _SNIFFED_CHARS = 8_192
-SNIFFED_BYTES = 16
+_SNIFFED_BYTES = 16
 _UNREAD_LINES = 60
 """A longer file that the model has not read is not replaced as a whole."""
 
 IMAGE_BYTES = 3_000_000
 """Some providers refuse images with more bytes."""
 
-IMAGE = re.compile(
+_IMAGE = re.compile(
     rb"(?P<png>\x89PNG\r\n\x1a\n)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8[79]a)|(?P<webp>RIFF.{4}WEBP)", re.DOTALL
 )
 
 _PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
-KINDS = {"file": "file", "directory": "directory", "other": "device, pipe or socket"}
+_KINDS = {"file": "file", "directory": "directory", "other": "device, pipe or socket"}
 _PLACE = re.compile(r"@?(?P<path>[^@].*?)(?::(?P<first>\d{1,9})(?:[-:](?P<last>\d{1,9}))?)?")
 """A path as other programs print places in files, or as people mention files in a prompt."""
 
-SKIPPED = frozenset({"node_modules", "venv", "__pycache__", "target", "build", "dist"})
-MAX_DIRECTORIES = 2_000
+_SKIPPED = frozenset({"node_modules", "venv", "__pycache__", "target", "build", "dist"})
+_MAX_DIRECTORIES = 2_000
 _MAX_SAME_NAMES = 3
-MAX_NAMES = 10_000
+_MAX_NAMES = 10_000
 _MAX_COMPARED_NAMES = 500
 _COMPARED_CHARS = 60
 
 
-async def readable(context: ToolContext, args: Arguments) -> Arguments:
+async def _readable(context: ToolContext, args: Arguments) -> Arguments:
     """Return the arguments of a call that names a file as `@path`, `path:20` or `path:20-40`, in their plain form. A
     file that really has such a name comes first."""
     found = _PLACE.fullmatch(args["path"])
@@ -94,7 +94,7 @@ async def readable(context: ToolContext, args: Arguments) -> Arguments:
 
 
 async def _plan_read(context: ToolContext, args: Arguments) -> PlannedCall:
-    args = await readable(context, args)
+    args = await _readable(context, args)
     target = context.target(args["path"])
     line, limit = args.get("line"), args.get("limit")
     lines = f" from line {line}" if line is not None else ""
@@ -104,9 +104,9 @@ async def _plan_read(context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def _run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
-    args = await readable(invocation.context, args)
+    args = await _readable(invocation.context, args)
     workspace, target = invocation.context.workspace, invocation.target(args["path"])
-    stat = await stat_kind(workspace, target, ("file",), A_FILE, head=SNIFFED_BYTES)
+    stat = await stat_kind(workspace, target, ("file",), A_FILE, head=_SNIFFED_BYTES)
     media = image_type(stat.head)
     if media is not None:
         return await _read_image(workspace, target, stat, media)
@@ -193,7 +193,7 @@ def _format_window(window: LineWindow, name: str, size: str) -> str:
 
 
 @dataclass(slots=True)
-class Row:
+class _Row:
     """The beginning of a line, and the number of bytes that were dropped after it."""
 
     start: bytes = b""
@@ -202,10 +202,10 @@ class Row:
     def text(self) -> str:
         """The line without its line end. A long line is cut, with a note that says so."""
         text = self.start.decode("utf-8", "replace").removesuffix("\r")
-        if len(text) <= LINE_CHARS and not self.dropped:
+        if len(text) <= _LINE_CHARS and not self.dropped:
             return text
-        dropped = self.dropped + len(text[LINE_CHARS:].encode())
-        return f"{text[:LINE_CHARS]}[... {dropped:,} more bytes in this line]"
+        dropped = self.dropped + len(text[_LINE_CHARS:].encode())
+        return f"{text[:_LINE_CHARS]}[... {dropped:,} more bytes in this line]"
 
 
 class LineWindow:
@@ -218,7 +218,7 @@ class LineWindow:
     def __init__(self, *, first: int, limit: int | None = None) -> None:
         self.first = first
         self.is_limit_asked = limit is not None
-        self.rows: list[Row] = []
+        self.rows: list[_Row] = []
         self.has_more = False
         self._limit = _WINDOW_LINES if limit is None else limit
         self._room = 4 * _WINDOW_CHARS
@@ -247,7 +247,7 @@ class LineWindow:
                 if len(self.rows) == self._limit or self._room <= 0:
                     self.has_more = True
                     return False
-                self.rows.append(Row())
+                self.rows.append(_Row())
             newline = piece.find(b"\n", at)
             self._is_line_open = newline < 0
             end = len(piece) if self._is_line_open else newline
@@ -314,7 +314,7 @@ async def _read_replaced(context: ToolContext, target: PathTarget, content: str)
         case "file":
             return None, f"{name} has {stat.size:,} bytes, too many to keep for undo; use shell"
         case _:
-            return None, f"{name} is a {KINDS[stat.kind]}; expected the path of a file"
+            return None, f"{name} is a {_KINDS[stat.kind]}; expected the path of a file"
     before = await read_text_file(context.workspace, target.path)
     if before is None:  # a binary file becomes text
         before = TextFile(text=await context.workspace.read_text(target.path))
@@ -489,7 +489,7 @@ async def stat_kind(
     if stat.kind == "missing":
         raise await _missing_error(workspace, target)
     if stat.kind not in kinds:
-        raise ArgumentError(f"{target.name} is a {KINDS[stat.kind]}; expected {expected}")
+        raise ArgumentError(f"{target.name} is a {_KINDS[stat.kind]}; expected {expected}")
     return stat
 
 
@@ -518,10 +518,10 @@ def _same_names(workspace: Workspace, wanted: Path) -> list[str]:
     more directories with `wanted` come first. Only the first directories of a large tree are searched."""
     root, found = workspace.resolve("."), []
     for number, (directory, folders, names) in enumerate(os.walk(root)):
-        folders[:] = sorted(folder for folder in folders if not folder.startswith(".") and folder not in SKIPPED)
+        folders[:] = sorted(folder for folder in folders if not folder.startswith(".") and folder not in _SKIPPED)
         if wanted.name in names:
             found.append(Path(directory) / wanted.name)
-        if number == MAX_DIRECTORIES:
+        if number == _MAX_DIRECTORIES:
             break
     found.sort(key=lambda path: -len({*path.parts} & {*wanted.parts}))
     allowed = (path for path in found[:_MAX_COMPARED_NAMES] if workspace.read_protection(path) == "none")
@@ -530,7 +530,7 @@ def _same_names(workspace: Workspace, wanted: Path) -> list[str]:
 
 def _list_names(directory: Path) -> list[str]:
     with os.scandir(directory) as entries:
-        return [entry.name for entry, _ in zip(entries, range(MAX_NAMES), strict=False)]
+        return [entry.name for entry, _ in zip(entries, range(_MAX_NAMES), strict=False)]
 
 
 def similar_names(wanted: str, names: Sequence[str]) -> list[str]:
@@ -549,7 +549,7 @@ def image_type(head: bytes) -> str | None:
     A declared media type is ignored, because it may be wrong. Providers refuse every later request that contains an
     image with a wrong type.
     """
-    found = IMAGE.match(head)
+    found = _IMAGE.match(head)
     return None if found is None else f"image/{found.lastgroup}"
 
 

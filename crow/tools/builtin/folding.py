@@ -21,7 +21,7 @@ LOOK_ALIKES = str.maketrans(
     }
 )
 _WORD = re.compile(r"\w")
-MAX_NAMED = 3
+_MAX_NAMED = 3
 
 
 def fold(line: str) -> str:
@@ -159,5 +159,5 @@ def look_alikes_in(text: str, plain: str) -> str:
     At most three are named."""
     special = {each for each in text if is_look_alike(each)}
     found = sorted(special - set(plain))
-    names = [f"U+{ord(each):04X} {unicodedata.name(each, '')}".rstrip() for each in found[:MAX_NAMED]]
-    return ", ".join(names) + (" ..." if len(found) > MAX_NAMED else "")
+    names = [f"U+{ord(each):04X} {unicodedata.name(each, '')}".rstrip() for each in found[:_MAX_NAMED]]
+    return ", ".join(names) + (" ..." if len(found) > _MAX_NAMED else "")

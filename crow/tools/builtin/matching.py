@@ -25,7 +25,7 @@ _MAX_COMPARED = 4_000_000
 """Old and new texts are compared line by line only up to this product of their numbers of lines."""
 
 MAX_LINES_COMPARED = 1_000_000
-MAX_PLACES = 15
+_MAX_PLACES = 15
 """At most this many places are named if several match."""
 
 _CUT = re.compile(r"(?=.*\w).{4,}")
@@ -156,7 +156,7 @@ def _ambiguous_exactly(text: str, wanted: str, name: str) -> str:
     """Return the error message for an exact match in several places."""
     firsts: list[int] = []
     line = at = 0
-    while len(firsts) < MAX_PLACES and (found := text.find(wanted, at)) >= 0:
+    while len(firsts) < _MAX_PLACES and (found := text.find(wanted, at)) >= 0:
         line += text.count("\n", at, found)
         firsts.append(line)
         line, at = line + (text[found] == "\n"), found + 1
@@ -315,7 +315,7 @@ def _replace_folded(lines: Lines, old: str, new: str, *, name: str, first: int =
                 found.append((place, indents))
             if len(found) > 1:
                 places = [
-                    each.first for each, _ in zip(lines.find(wanted, first=first), range(MAX_PLACES), strict=False)
+                    each.first for each, _ in zip(lines.find(wanted, first=first), range(_MAX_PLACES), strict=False)
                 ]
                 raise ArgumentError(ambiguous(lines.contents, places, len(old_lines), name, is_exact=False))
         if found:

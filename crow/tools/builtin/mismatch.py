@@ -15,7 +15,7 @@ from crow.tools.builtin.folding import Lines, fold
 _MAX_EXCERPT_LINES = 30
 _MAX_EXCERPT_CHARS = 3_000
 _MAX_LINE_CHARS = 300
-MAX_PLACES = 4
+_MAX_PLACES = 4
 _MAX_TINY_LINES = 8
 """A file with at most this many lines is shown as a whole."""
 _MAX_CAUSES = 3
@@ -81,16 +81,16 @@ def ambiguous(
     """Return the error message for `what`, a text of `count` lines that occurs `times` times, among others at the lines
     `firsts` (counted from 0). If `times` is 0, how often is not known."""
     parts: list[tuple[int, int]] = []
-    for first in firsts[:MAX_PLACES]:
+    for first in firsts[:_MAX_PLACES]:
         start, end = max(0, first - 2), first + count + 1
         if parts and start <= parts[-1][1]:
             start, _ = parts.pop()
         parts.append((start, end))
     shown = [excerpt(lines, start, end, most=14) for start, end in parts]
-    others = [str(first + 1) for first in firsts[MAX_PLACES:]]
+    others = [str(first + 1) for first in firsts[_MAX_PLACES:]]
     if others:
         shown.append(f"(also at line {', '.join(others)}{'' if times == len(firsts) else ', ...'})")
-    often = f"{times} times" if times else f"{len(firsts)} times" if len(firsts) <= MAX_PLACES else "many times"
+    often = f"{times} times" if times else f"{len(firsts)} times" if len(firsts) <= _MAX_PLACES else "many times"
     message = (
         f"{what} occurs {often} in {name}; {advice}"
         if is_exact
@@ -115,13 +115,13 @@ def not_found(lines: Lines, old: str, new: str, name: str, *, what: str = OLD, m
     applied = applied_at(lines, new, old)
     if applied is not None:
         return already_made(lines, applied, name, what=what, made=made)
-    region = closest(lines, wanted, new)
+    region = _closest(lines, wanted, new)
     if region is None and 1 < len(lines.contents) <= _MAX_TINY_LINES:
         return f"{start}. The file has:\n{excerpt(lines.contents, 0, len(lines.contents))}"
     if region is None:
         return f"{start}, nor anything like it; read the file again, or look for the text with grep"
     first, last = region
-    causes = explain(wanted, lines.contents[first : last + 1], first, what)
+    causes = _explain(wanted, lines.contents[first : last + 1], first, what)
     why = f": {'; '.join(causes)}" if causes else ""
     around = excerpt(lines.contents, max(0, first - 1), last + 2)
     return f"{start}{why}. The file has:\n{around}"
@@ -187,7 +187,7 @@ def _bare(text: str) -> str:
     return _FORMAT.sub("", text)
 
 
-def closest(lines: Lines, wanted: Sequence[str], new: str) -> tuple[int, int] | None:
+def _closest(lines: Lines, wanted: Sequence[str], new: str) -> tuple[int, int] | None:
     """Return the first and last line of the part of the file that is most like the `wanted` lines, or None if nothing
     is alike. Of several alike, the one that shares more lines with `new` is meant."""
     folded = [fold(line) for line in wanted][:400]
@@ -290,7 +290,7 @@ def _ratio(one: str, other: str) -> float:
     return SequenceMatcher(None, one, other, autojunk=False).ratio() if one and other else 0.0
 
 
-def explain(wanted: Sequence[str], actual: Sequence[str], first: int, what: str = OLD) -> list[str]:
+def _explain(wanted: Sequence[str], actual: Sequence[str], first: int, what: str = OLD) -> list[str]:
     """Say in a few short sentences how the wanted lines differ from the actual ones. `first` is the index of the first
     actual line."""
     mine, theirs = [fold(line) for line in wanted], [fold(line) for line in actual]

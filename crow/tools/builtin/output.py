@@ -18,11 +18,11 @@ MAX_CHARS = 8_000
 _MIN_REPEATS = 4
 _MIN_PASSED = 8
 """At least this many lines in a row that only report passed tests are left out, but for the first."""
-MAX_FILES = 20
+_MAX_FILES = 20
 """The output of older commands is forgotten."""
 _MAX_PIPES = 3
 """At most this many earlier pipes with a failure are reported."""
-PREFIX = "crow-output-"
+_PREFIX = "crow-output-"
 _SIGPIPE_CODE = 128 + 13
 """What bash reports for a command that wrote to a pipe which nobody read any more, as in `... | head`."""
 
@@ -171,12 +171,12 @@ class OutputFiles:
             if self._directory is None:
                 temporary = Path(os.path.realpath(tempfile.gettempdir()))
                 _remove_left_over(temporary)
-                self._directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=temporary))
+                self._directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=temporary))
             self._count += 1
             path = self._directory / f"{self._count}.txt"
             path.touch(0o600)
             path.write_text(output, "utf-8", errors="replace")
-            (self._directory / f"{self._count - MAX_FILES}.txt").unlink(missing_ok=True)
+            (self._directory / f"{self._count - _MAX_FILES}.txt").unlink(missing_ok=True)
         except OSError:
             return None
         return path
@@ -184,8 +184,8 @@ class OutputFiles:
 
 def _remove_left_over(temporary: Path) -> None:
     """Delete the files of processes that were killed."""
-    for path in temporary.glob(f"{PREFIX}*-*"):
-        pid = path.name.removeprefix(PREFIX).partition("-")[0]
+    for path in temporary.glob(f"{_PREFIX}*-*"):
+        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
         try:
             if not pid.isdecimal() or path.is_symlink() or path.stat().st_uid != os.getuid():
                 continue

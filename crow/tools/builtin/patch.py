@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 from crow.domain.errors import ArgumentError
 from crow.domain.text import shorten
 
-MAX_LINES = 50_000
-MAX_FILES = 200
+_MAX_LINES = 50_000
+_MAX_FILES = 200
 Mark: TypeAlias = Literal[" ", "-", "+", ""]
 """What is done with a line. An empty mark means that the line has none: it is kept, and its first character is its
 own."""
@@ -77,8 +77,8 @@ def parse_patch(text: str) -> tuple[FileChange, ...]:
     :raises ~crow.domain.errors.ArgumentError: the patch cannot be read without a guess. The message says where.
     """
     lines = _unwrapped([line.removesuffix("\r") for line in text.split("\n")])
-    if len(lines) > MAX_LINES:
-        raise ArgumentError(f"the patch has {len(lines):,} lines; expected at most {MAX_LINES:,}")
+    if len(lines) > _MAX_LINES:
+        raise ArgumentError(f"the patch has {len(lines):,} lines; expected at most {_MAX_LINES:,}")
     is_git = not any(_FILE.fullmatch(line) for line in lines)
     changes = _Reader(lines).git_changes() if is_git else _Reader(lines).changes()
     if not changes:
@@ -86,8 +86,8 @@ def parse_patch(text: str) -> tuple[FileChange, ...]:
             f"the patch names no file; expected lines such as `{_BEGIN}`, `*** Update File: PATH`, `@@`, the changed "
             f"lines with a space, `-` or `+` in front, and `{_END}`"
         )
-    if len(changes) > MAX_FILES:
-        raise ArgumentError(f"the patch changes {len(changes)} files; expected at most {MAX_FILES}")
+    if len(changes) > _MAX_FILES:
+        raise ArgumentError(f"the patch changes {len(changes)} files; expected at most {_MAX_FILES}")
     return _joined(changes)
 
 

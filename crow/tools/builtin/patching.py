@@ -18,7 +18,7 @@ from crow.tools.builtin.matching import MAX_LINES_COMPARED, SLIPS, Indents, Uncl
 from crow.tools.builtin.mismatch import already_made, ambiguous, applied_at, excerpt, not_found, unclear
 from crow.tools.builtin.patch import Hunk, HunkLine
 
-MAX_PLACES = 15
+_MAX_PLACES = 15
 _MAX_HEADER_LINES = 200
 """At most this many lines that match a header are considered."""
 _DEFINITION = re.compile(
@@ -127,7 +127,7 @@ def _locate(lines: Lines, hunk: Hunk, name: str) -> _Match:
         raise ArgumentError(not_found(lines, old, new, name, what=what, made="what it makes"))
     chosen = _chosen(lines, hunk, matches)
     if len(chosen) != 1:
-        firsts = [match.first for match in (chosen or matches)[:MAX_PLACES]]
+        firsts = [match.first for match in (chosen or matches)[:_MAX_PLACES]]
         advice = "add lines around it, or `@@` with the line of the function or class above it"
         is_exact = matches[0].is_exact
         count = matches[0].last - matches[0].first + 1

@@ -26,27 +26,27 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from unicodedata import normalize
 
-SKIPPED = frozenset(
+_SKIPPED = frozenset(
     (
         *(".git", ".hg", ".svn", ".jj", ".venv", "venv", "node_modules"),
         *("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".nox"),
     )
 )
 _NOT_NAMES = ("", ".", "..")
-MAX_WALKED = 200_000
+_MAX_WALKED = 200_000
 _MAX_SUMMARY = 150
 """A large tree is described in at most this many lines."""
 _MAX_KINDS = 4
 _MAX_SHOWN_DEPTH = 30
 _SUFFIX_CHARS = 10
 FILE_BYTES = 20_000_000
-SNIFFED_BYTES = 8_192
-LINE_CHARS = 400
+_SNIFFED_BYTES = 8_192
+_LINE_CHARS = 400
 _PATH_CHARS = 4_000
 _MAX_OPEN = 64
 """At most this many directories are kept open."""
 _OPENS_FOLDERS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
-FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_PATH", os.O_RDONLY)
+_FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_PATH", os.O_RDONLY)
 _READER_CHECK_S = 0.5
 _ANCHORED = re.compile(r"\\[AZ]|\(\?(?![:i])")
 """Matches patterns that may treat the start or end of a text specially. These patterns must be tried on each line
@@ -87,11 +87,11 @@ def main() -> None:
     `fault`, which says why.
     """
     request = json.loads(sys.argv[1])
-    limit_lifetime(request["seconds"])
+    _limit_lifetime(request["seconds"])
     if "pattern" in request and (fault := find_pattern_fault(request["pattern"])):
         answer: dict[str, object] = {"fault": fault}
     else:
-        names = [request["file"]] if request.get("file") else sorted(find_files())
+        names = [request["file"]] if request.get("file") else sorted(_find_files())
         if request["glob"]:
             keep = re.compile(glob_expression(request["glob"])).fullmatch
             names = [name for name in names if keep(name if "/" in request["glob"] else name.rpartition("/")[2])]
@@ -143,7 +143,7 @@ class Folders:
     """
 
     def __init__(self) -> None:
-        self._open = [("", os.open(".", FOLDER))] if _OPENS_FOLDERS else []
+        self._open = [("", os.open(".", _FOLDER))] if _OPENS_FOLDERS else []
 
     def open(self, name: str) -> int:
         """Open a file to read it. :raises OSError: the file cannot be opened, or a part of its path is a link."""
@@ -168,10 +168,10 @@ class Folders:
         :raises OSError: the directory cannot be read, or a part of its path is a link.
         """
         if not _OPENS_FOLDERS:
-            return described(folder or ".")
+            return _described(folder or ".")
         handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._folder(folder))
         try:
-            return described(handle)
+            return _described(handle)
         finally:
             os.close(handle)
 
@@ -185,7 +185,7 @@ class Folders:
         for part in filter(None, folder[len(path) :].split("/")):
             if part in _NOT_NAMES:
                 raise OSError(errno.EINVAL, "not a name", folder)
-            handle = os.open(part, FOLDER, dir_fd=handle)
+            handle = os.open(part, _FOLDER, dir_fd=handle)
             path = f"{path}/{part}" if path else part
             if len(self._open) >= _MAX_OPEN:
                 os.close(self._open.pop()[1])
@@ -202,7 +202,7 @@ def find_pattern_fault(pattern: str) -> str:
     return ""
 
 
-def limit_lifetime(seconds: int) -> None:
+def _limit_lifetime(seconds: int) -> None:
     """End this process after `seconds` of processor time, or soon after the reader of its output is gone.
 
     Both limits use signals, because no other thread can run while a regular expression is being matched.
@@ -226,7 +226,7 @@ def limit_lifetime(seconds: int) -> None:
     signal.setitimer(signal.ITIMER_REAL, _READER_CHECK_S, _READER_CHECK_S)
 
 
-def find_files() -> set[str]:
+def _find_files() -> set[str]:
     """Return the existing files among those that standard input names. If standard input is empty, return all files
     below the current directory."""
     given = [os.fsdecode(name) for name in sys.stdin.buffer.read().split(b"\0") if name]
@@ -260,13 +260,13 @@ def walk(top: str) -> Iterator[str]:
             if not is_folder and not is_link:
                 yield prefix + name
                 count += 1
-                if count >= MAX_WALKED:
+                if count >= _MAX_WALKED:
                     return
-        below = [name for name, is_folder, _ in entries if is_folder and name not in SKIPPED]
+        below = [name for name, is_folder, _ in entries if is_folder and name not in _SKIPPED]
         waiting += [prefix + name for name in reversed(below)]
 
 
-def described(directory: str | int) -> list[tuple[str, bool, bool]]:
+def _described(directory: str | int) -> list[tuple[str, bool, bool]]:
     """See :meth:`Folders.entries`."""
     with os.scandir(directory) as found:
         return sorted((entry.name, entry.is_dir(follow_symlinks=False), _is_folder_link(entry)) for entry in found)
@@ -325,7 +325,7 @@ def summarize(names: list[str], limit: int) -> list[str]:
         parts = name.split("/", _MAX_SHOWN_DEPTH)
         for depth in range(len(parts)):
             folder = "/".join(parts[:depth])
-            below.setdefault(folder, Counter())[kind_of(name)] += 1
+            below.setdefault(folder, Counter())[_kind_of(name)] += 1
             folders.setdefault(folder, [])
             inner.setdefault(folder, set())
             if depth:
@@ -333,10 +333,10 @@ def summarize(names: list[str], limit: int) -> list[str]:
         folders["/".join(parts[:-1])].append(name)
     opened = {""}
     waiting = sorted(inner[""], key=lambda folder: below[folder].total())
-    left = _MAX_SUMMARY - len(waiting) - len(lines_of(folders[""], 1))
+    left = _MAX_SUMMARY - len(waiting) - len(_lines_of(folders[""], 1))
     while waiting:
         folder = waiting.pop()
-        own = lines_of(folders[folder], 1)
+        own = _lines_of(folders[folder], 1)
         more = len(inner[folder]) + len(own) - 1
         # Kinds are told without opening a directory, so a small one is opened only for other directories or for names.
         is_worth = inner[folder] or len(own) == len(folders[folder]) or len(folders[folder]) * 20 > len(names)
@@ -347,7 +347,7 @@ def summarize(names: list[str], limit: int) -> list[str]:
     closed = [folder for parent in opened for folder in inner[parent] if folder not in opened]
     lines = [f"{folder}/ ({_described_kinds(below[folder])})" for folder in closed]
     for shown in (100, 50, 20, 10, 5, 3, 1):
-        own = [line for folder in opened for line in lines_of(folders[folder], shown)]
+        own = [line for folder in opened for line in _lines_of(folders[folder], shown)]
         if len(own) + len(lines) <= _MAX_SUMMARY:
             break
     lines = sorted([*lines, *own])
@@ -355,11 +355,11 @@ def summarize(names: list[str], limit: int) -> list[str]:
     return [*lines[:_MAX_SUMMARY], f"({cut:,} more directories and files)"] if cut > 0 else lines
 
 
-def lines_of(files: list[str], shown: int) -> list[str]:
+def _lines_of(files: list[str], shown: int) -> list[str]:
     """Return the lines about the files of one directory. Of each kind, at most about `shown` files are named."""
     kinds: dict[str, list[str]] = {}
     for name in files:
-        kinds.setdefault(kind_of(name), []).append(name)
+        kinds.setdefault(_kind_of(name), []).append(name)
     lines = []
     for kind, group in kinds.items():
         if len(group) <= shown + 2:
@@ -371,7 +371,7 @@ def lines_of(files: list[str], shown: int) -> list[str]:
     return lines
 
 
-def kind_of(name: str) -> str:
+def _kind_of(name: str) -> str:
     """Return the suffix of a file's name, or "" if it has none."""
     suffix = os.path.splitext(name.rpartition("/")[2])[1]
     return suffix if len(suffix) <= _SUFFIX_CHARS else ""
@@ -397,7 +397,7 @@ def search(names: list[str], pattern: str, flags: int, limit: int, context: int 
     around: list[tuple[str, int, str]] = []
     large, folders, is_full = 0, Folders(), False
     for name in names:
-        text = text_of(name, folders)
+        text = _text_of(name, folders)
         if text is None:
             large += 1
         elif text and (in_whole is None or in_whole(text)):
@@ -411,10 +411,10 @@ def search(names: list[str], pattern: str, flags: int, limit: int, context: int 
                     is_full = True
                     break
                 found.add(number)
-                matches.append((name, number, excerpt(line.removesuffix("\r"), match.start())))
+                matches.append((name, number, _excerpt(line.removesuffix("\r"), match.start())))
             near = {each for number in found for each in range(number - context, number + context + 1)} - found
             near = {number for number in near if 0 < number <= len(lines)}
-            around += [(name, number, excerpt(lines[number - 1].removesuffix("\r"), 0)) for number in sorted(near)]
+            around += [(name, number, _excerpt(lines[number - 1].removesuffix("\r"), 0)) for number in sorted(near)]
         if is_full:
             break
     return {"matches": matches, "around": around, "more": is_full, "large": large}
@@ -431,8 +431,8 @@ def narrow(names: list[str], ripgrep: str, pattern: str, flags: int) -> list[str
     command = [ripgrep, *_RIPGREP_OPTIONS, "--regexp", f"{'(?i)' if flags else ''}(?:{pattern})|{_OUTSIDE_ASCII}", "--"]
     candidates = [name for name in names if _is_searchable(name)]
     wanted = set(names).difference(candidates)
-    for batch in batches(candidates):
-        status, output = run_program([*command, *(f"./{name}" for name in batch)])
+    for batch in _batches(candidates):
+        status, output = _run_program([*command, *(f"./{name}" for name in batch)])
         if status > 1 and not output:
             return names  # ripgrep does not understand the pattern or an option
         wanted.update(batch if status > 1 else (os.fsdecode(name)[2:] for name in output.split(b"\0") if name))
@@ -448,7 +448,7 @@ def _is_searchable(name: str) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size <= FILE_BYTES
 
 
-def batches(names: list[str]) -> Iterator[Sequence[str]]:
+def _batches(names: list[str]) -> Iterator[Sequence[str]]:
     """Split the names into groups, each of which fits on a command line."""
     start, size = 0, 0
     for at, name in enumerate(names):
@@ -459,7 +459,7 @@ def batches(names: list[str]) -> Iterator[Sequence[str]]:
     yield names[start:]
 
 
-def run_program(command: list[str]) -> tuple[int, bytes]:
+def _run_program(command: list[str]) -> tuple[int, bytes]:
     """Run a program, and return its exit code and output. If the program cannot be started, return 2 and an empty
     output."""
     import subprocess  # importing it takes 4 ms, and most searches do not need it
@@ -479,7 +479,7 @@ def run_program(command: list[str]) -> tuple[int, bytes]:
     return done.returncode % 256, done.stdout
 
 
-def text_of(name: str, folders: Folders) -> str | None:
+def _text_of(name: str, folders: Folders) -> str | None:
     """Return the text of a file, "" if the file is binary or not a regular file, or None if it is too large."""
     try:
         file = folders.open(name)
@@ -498,15 +498,15 @@ def text_of(name: str, folders: Folders) -> str | None:
         os.close(file)
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return data.decode("utf-16", "replace")
-    return "" if b"\0" in data[:SNIFFED_BYTES] else data.decode("utf-8", "replace")
+    return "" if b"\0" in data[:_SNIFFED_BYTES] else data.decode("utf-8", "replace")
 
 
-def excerpt(line: str, at: int) -> str:
+def _excerpt(line: str, at: int) -> str:
     """Return the line or, if it is long, only the part around the match."""
-    if len(line) <= LINE_CHARS:
+    if len(line) <= _LINE_CHARS:
         return line
-    start = max(0, at - LINE_CHARS // 4)
-    end = start + LINE_CHARS
+    start = max(0, at - _LINE_CHARS // 4)
+    end = start + _LINE_CHARS
     return ("…" if start else "") + line[start:end] + ("…" if end < len(line) else "")
 
 

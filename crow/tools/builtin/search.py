@@ -31,7 +31,7 @@ from crow.tools.builtin.tool import Arguments, Builtin, PathTarget, ToolContext,
 from crow.tools.limits import SEARCHES
 from crow.tools.protection import SECRET_PLACES
 
-MAX_LISTED = 200
+_MAX_LISTED = 200
 _MAX_MATCHING = 500
 """At most this many names are listed. Larger trees, or more files that match a pattern, are summarized."""
 _MAX_MATCHES = 200
@@ -45,7 +45,7 @@ _CHECKED_CHARS = 200
 thousand characters can take seconds."""
 
 # This command fails if a link has been put into the path since the call was allowed.
-ENTER = "cd {path} && {{ [ \"$(pwd -P; echo .)\" = {shown} ] || {{ echo 'the path has changed'; exit 1; }}; }}"
+_ENTER = "cd {path} && {{ [ \"$(pwd -P; echo .)\" = {shown} ] || {{ echo 'the path has changed'; exit 1; }}; }}"
 
 _GIT_FILES = (
     "{{ unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE LD_PRELOAD LD_LIBRARY_PATH LD_AUDIT GCONV_PATH; "
@@ -65,7 +65,7 @@ async def _run_list(invocation: ToolInvocation, args: Arguments) -> Outcome:
     await stat_kind(workspace, target, ("directory",), "a directory; use read_file for files")
     pattern = args.get("pattern")
     answer = await _scan_directory(
-        invocation, target, {"glob": pattern, "limit": _MAX_MATCHING if pattern else MAX_LISTED}
+        invocation, target, {"glob": pattern, "limit": _MAX_MATCHING if pattern else _MAX_LISTED}
     )
     closed = await _find_closed(invocation, target, {line.partition(" (")[0] for line in answer["names"]})
     names = [clean(line) for line in answer["names"] if line.partition(" (")[0] not in closed]
@@ -203,7 +203,7 @@ async def _scan_directory(invocation: ToolInvocation, target: PathTarget, reques
     git, ripgrep = await anyio.to_thread.run_sync(lambda: (workspace.find_program("git"), workspace.find_program("rg")))
     whole = {**request, "excluded": excluded, "seconds": math.ceil(TIMEOUT_S) + 1, "ripgrep": ripgrep}
     program = shlex.join([sys.executable, "-I", "-S", "-W", "ignore", scan.__file__, json.dumps(whole)])
-    enter = ENTER.format(path=shlex.quote(str(top)), shown=shlex.quote(f"{top}\n."))
+    enter = _ENTER.format(path=shlex.quote(str(top)), shown=shlex.quote(f"{top}\n."))
     if git is None or request.get("file") is not None:
         command = f"{enter} && {program} </dev/null"
     else:

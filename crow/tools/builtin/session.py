@@ -45,38 +45,38 @@ from crow.tools.builtin.tool import (
     tool_spec,
 )
 
-MAX_RECALLED = 20
-QUERY_CHARS = 300
+_MAX_RECALLED = 20
+_QUERY_CHARS = 300
 """The maximum length of a query. There is a limit because the search time is proportional to the length of the query
 times the length of the text."""
 
-TIME_CHARS = 40
-MAX_ITEMS = 100
-TITLE_CHARS = 80
-FIELDS = get_type_hints(PlanItem)
+_TIME_CHARS = 40
+_MAX_ITEMS = 100
+_TITLE_CHARS = 80
+_FIELDS = get_type_hints(PlanItem)
 
 
-async def plan_update_plan(_context: ToolContext, args: Arguments) -> PlannedCall:
-    return session_call(f"Plan: {describe_progress(items_from(args))}", "think")
+async def _plan_update_plan(_context: ToolContext, args: Arguments) -> PlannedCall:
+    return session_call(f"Plan: {_describe_progress(_items_from(args))}", "think")
 
 
-async def run_update_plan(invocation: ToolInvocation, args: Arguments) -> Outcome:
-    items = items_from(args)
+async def _run_update_plan(invocation: ToolInvocation, args: Arguments) -> Outcome:
+    items = _items_from(args)
     verb = "unchanged" if items == invocation.ports.plan.current() else "updated"
-    return Outcome(text=f"The plan is {verb}: {describe_progress(items)}.", plan=items)
+    return Outcome(text=f"The plan is {verb}: {_describe_progress(items)}.", plan=items)
 
 
-def items_from(args: Arguments) -> tuple[PlanItem, ...]:
+def _items_from(args: Arguments) -> tuple[PlanItem, ...]:
     return tuple(PlanItem(**item) for item in args["items"])
 
 
-def describe_progress(items: tuple[PlanItem, ...]) -> str:
+def _describe_progress(items: tuple[PlanItem, ...]) -> str:
     done = sum(item.status == "completed" for item in items)
     return f"{done} of {len(items)} done" if items else "empty"
 
 
-async def plan_recall(context: ToolContext, args: Arguments) -> PlannedCall:
-    query = recall_query(args)
+async def _plan_recall(context: ToolContext, args: Arguments) -> PlannedCall:
+    query = _recall_query(args)
     what = f"entry {query.entry}" if query.entry is not None else code(query.words) if query.words else "by time"
     if query.scope == "this":
         return session_call(f"Recall {what}", "think")
@@ -99,11 +99,11 @@ async def plan_recall(context: ToolContext, args: Arguments) -> PlannedCall:
     )
 
 
-async def run_recall(invocation: ToolInvocation, args: Arguments) -> Outcome:
-    return Outcome(text=await invocation.ports.log.recall(recall_query(args), limit=MAX_RECALLED))
+async def _run_recall(invocation: ToolInvocation, args: Arguments) -> Outcome:
+    return Outcome(text=await invocation.ports.log.recall(_recall_query(args), limit=_MAX_RECALLED))
 
 
-def recall_query(args: Arguments) -> RecallQuery:
+def _recall_query(args: Arguments) -> RecallQuery:
     """Return the query of a call. :raises ~crow.domain.errors.ArgumentError: the call does not say what to look for, or
     contradicts itself."""
     since, until = args.get("since") or None, args.get("until") or None
@@ -112,8 +112,8 @@ def recall_query(args: Arguments) -> RecallQuery:
         entry=args.get("entry"),
         session=args.get("session") or None,
         scope=args.get("scope", "this"),
-        since_ms=None if since is None else unix_ms("since", since),
-        before_ms=None if until is None else unix_ms("until", until, days_later=1),
+        since_ms=None if since is None else _unix_ms("since", since),
+        before_ms=None if until is None else _unix_ms("until", until, days_later=1),
     )
     if not query.words.strip() and query.entry is None and since is None and until is None:
         raise ArgumentError("query, entry, since and until are all missing; expected at least one of them")
@@ -124,7 +124,7 @@ def recall_query(args: Arguments) -> RecallQuery:
     return query
 
 
-def unix_ms(name: str, text: str, *, days_later: int = 0) -> int:
+def _unix_ms(name: str, text: str, *, days_later: int = 0) -> int:
     """Convert `text`, a day or a time in the local time zone, to Unix ms. If `text` is a day, add `days_later` days.
     `name` is the argument's name for the error message.
 
@@ -140,10 +140,10 @@ def unix_ms(name: str, text: str, *, days_later: int = 0) -> int:
         ) from None
 
 
-async def plan_task(context: ToolContext, args: Arguments) -> PlannedCall:
+async def _plan_task(context: ToolContext, args: Arguments) -> PlannedCall:
     if args.get("changes"):
         return plan_settling(args)
-    kind, task = find_agent(context, args), task_from(args)
+    kind, task = _find_agent(context, args), _task_from(args)
     title = in_title(task.title) + (f" (with {plural(len(task.files), 'file')})" if task.files else "")
     if kind is None:
         return session_call(f"Task: {title}", "think")
@@ -166,7 +166,7 @@ async def plan_task(context: ToolContext, args: Arguments) -> PlannedCall:
     )
 
 
-def find_agent(context: ToolContext, args: Arguments) -> AgentKind | None:
+def _find_agent(context: ToolContext, args: Arguments) -> AgentKind | None:
     """Return the kind of subagent that the arguments name, or None if they do not name a kind.
 
     :raises ~crow.domain.errors.ArgumentError: there is no such kind, or the arguments name both a kind and a task to
@@ -190,7 +190,7 @@ async def task_to_run(context: ToolContext, args: Arguments, planned: PlannedCal
 
     :raises ~crow.domain.errors.ArgumentError: there is no such kind, or its file has changed since the user allowed it.
     """
-    task, kind = task_from(args), find_agent(context, args)
+    task, kind = _task_from(args), _find_agent(context, args)
     if kind is None:
         return task
     text, digest = await anyio.to_thread.run_sync(read_agent, kind)
@@ -204,17 +204,17 @@ async def task_to_run(context: ToolContext, args: Arguments, planned: PlannedCal
     return replace(task, kind=kind, instructions=instructions)
 
 
-async def run_task(_invocation: ToolInvocation, _args: Arguments) -> Outcome:
+async def _run_task(_invocation: ToolInvocation, _args: Arguments) -> Outcome:
     """Report an error, because this function runs only in sessions without subagents. In other sessions, the toolbox
     itself runs the subagent, in the asyncio task that handles the call."""
     raise ArgumentError("this session has no subagents")
 
 
-def task_from(args: Arguments) -> Task:
+def _task_from(args: Arguments) -> Task:
     """The task that the arguments describe."""
     tools = args.get("tools")
     return Task(
-        title=" ".join(args["description"].split())[:TITLE_CHARS],
+        title=" ".join(args["description"].split())[:_TITLE_CHARS],
         prompt=args["prompt"],
         tools=None if tools is None else tuple(tools),
         resume=args.get("resume") or None,
@@ -239,35 +239,35 @@ def task_outcome(done: SubagentResult) -> Outcome:
     )
 
 
-STEP = {
+_STEP = {
     "type": "object",
     "properties": {
         "content": argument("string", "The step, in one line.", minLength=1),
-        "status": {"type": "string", "enum": list(get_args(FIELDS["status"]))},
-        "priority": {"type": "string", "enum": list(get_args(FIELDS["priority"]))},
+        "status": {"type": "string", "enum": list(get_args(_FIELDS["status"]))},
+        "priority": {"type": "string", "enum": list(get_args(_FIELDS["priority"]))},
     },
     "required": ["content", "status"],
 }
-UPDATE_PLAN_SPEC = tool_spec(
+_UPDATE_PLAN_SPEC = tool_spec(
     "update_plan",
     "Show the user a plan of several steps. Send all of them each time, at most one in progress.",
     required="items",
-    items={"type": "array", "maxItems": MAX_ITEMS, "items": STEP},
+    items={"type": "array", "maxItems": _MAX_ITEMS, "items": _STEP},
 )
-UPDATE_PLAN = Builtin(UPDATE_PLAN_SPEC, "think", "none", plan_update_plan, run_update_plan)
+UPDATE_PLAN = Builtin(_UPDATE_PLAN_SPEC, "think", "none", _plan_update_plan, _run_update_plan)
 
-RECALL_SPEC = tool_spec(
+_RECALL_SPEC = tool_spec(
     "recall",
     "Search the whole history of this conversation, also compacted and hidden parts, or read one entry. Scope "
     "workspace or all searches the user's other sessions too, after asking.",
-    query=argument("string", "Words that must all occur.", maxLength=QUERY_CHARS),
+    query=argument("string", "Words that must all occur.", maxLength=_QUERY_CHARS),
     entry=argument("integer", "Its number.", minimum=1),
     scope={"type": "string", "enum": list(get_args(RecallScope))},
-    session=argument("string", "Only the session with this id.", maxLength=QUERY_CHARS),
-    since=argument("string", "From this time, such as 2026-11-01.", maxLength=TIME_CHARS),
-    until=argument("string", "Up to this time or day.", maxLength=TIME_CHARS),
+    session=argument("string", "Only the session with this id.", maxLength=_QUERY_CHARS),
+    since=argument("string", "From this time, such as 2026-11-01.", maxLength=_TIME_CHARS),
+    until=argument("string", "Up to this time or day.", maxLength=_TIME_CHARS),
 )
-RECALL = Builtin(RECALL_SPEC, "think", "none", plan_recall, run_recall)
+RECALL = Builtin(_RECALL_SPEC, "think", "none", _plan_recall, _run_recall)
 
 _TASK_ARGUMENTS = {
     "description": argument("string", "The task in a few words.", minLength=1),
@@ -289,7 +289,7 @@ _TASK_ARGUMENTS = {
     "changes": argument("string", "With resume: for its copy.", enum=list(get_args(Decision))),
 }
 _AGENT_ARGUMENT = argument("string", "The kind of subagent, by name. Default: a plain one.", maxLength=64)
-PLAIN_TASK_SPEC = tool_spec(
+_PLAIN_TASK_SPEC = tool_spec(
     "task",
     "Give part of the work to a subagent. It knows only its prompt and answers with one text. Tasks of one answer "
     "run in parallel.",
@@ -297,21 +297,21 @@ PLAIN_TASK_SPEC = tool_spec(
     **_TASK_ARGUMENTS,
 )
 """The tool `task` if there are no kinds of subagents."""
-TASK_SPEC = tool_spec(
-    "task", PLAIN_TASK_SPEC.description, required="description prompt", **_TASK_ARGUMENTS, agent=_AGENT_ARGUMENT
+_TASK_SPEC = tool_spec(
+    "task", _PLAIN_TASK_SPEC.description, required="description prompt", **_TASK_ARGUMENTS, agent=_AGENT_ARGUMENT
 )
 
 
 def task_spec(kinds: Sequence[AgentKind], has_model: Callable[[str], bool]) -> ToolSpec:
     """Return the tool `task` for the model. Its description lists the kinds of subagents, if there are any."""
     if not kinds:
-        return PLAIN_TASK_SPEC
+        return _PLAIN_TASK_SPEC
     lines = [
         f"- {kind.name}{f' (model {kind.model})' if kind.model and has_model(kind.model) else ''}: {kind.description}"
         for kind in kinds
     ]
-    text = "\n".join([f"{TASK_SPEC.description} The argument agent chooses a kind of subagent:", *lines])
-    return replace(TASK_SPEC, description=text)
+    text = "\n".join([f"{_TASK_SPEC.description} The argument agent chooses a kind of subagent:", *lines])
+    return replace(_TASK_SPEC, description=text)
 
 
-TASK = Builtin(TASK_SPEC, "think", "none", plan_task, run_task)
+TASK = Builtin(_TASK_SPEC, "think", "none", _plan_task, _run_task)

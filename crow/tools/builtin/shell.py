@@ -24,12 +24,12 @@ from crow.tools.limits import COMMANDS
 from crow.tools.network.gate import Gate
 from crow.tools.network.proxy import Proxy
 
-DEFAULT_ACCESS: CommandAccess = "read"
-DEFAULT_TIMEOUT_S = 120
+_DEFAULT_ACCESS: CommandAccess = "read"
+_DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 3_600
-MAX_WAIT_S = 600
-FIRST_OUTPUT_S = 0.3
-SILENT_CHARS = 200
+_MAX_WAIT_S = 600
+_FIRST_OUTPUT_S = 0.3
+_SILENT_CHARS = 200
 """A command that prints less may have failed without saying why."""
 
 _HIDES = re.compile(r"\|\||;|\n|2>\s*/dev/null|&>")
@@ -45,29 +45,29 @@ _NEEDS_NETWORK = re.compile(
 """Matches commands that can do nothing without the network."""
 
 
-async def plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
-    access = await effective_access(context, args)
+async def _plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
+    access = await _effective_access(context, args)
     # the user is asked about what it has changed in its layer, not before
-    layered = access != "full" and await layers_for(context, args) is not None
+    layered = access != "full" and await _layers_for(context, args) is not None
     return PlannedCall(
         announcement=Announcement(title=in_title(title_line(args["command"])), kind="execute"),
         access="execute",
         command_access="read" if layered else access,
-        requested_access=args.get("access", DEFAULT_ACCESS),
+        requested_access=args.get("access", _DEFAULT_ACCESS),
         fault="command contains a NUL character; expected a command line" if "\0" in args["command"] else None,
         coverage=Coverage(argument=args["command"]),
     )
 
 
-async def effective_access(context: ToolContext, args: Arguments) -> CommandAccess:
+async def _effective_access(context: ToolContext, args: Arguments) -> CommandAccess:
     """Return the access that the command gets. If commands are not confined, the command gets full access, even if the
     model asked for less."""
-    requested: CommandAccess = args.get("access", DEFAULT_ACCESS)
+    requested: CommandAccess = args.get("access", _DEFAULT_ACCESS)
     await context.workspace.sandbox_status()  # `confines` is unknown before this call
     return requested if context.workspace.confines else "full"
 
 
-async def layers_for(context: ToolContext, args: Arguments) -> Layers | None:
+async def _layers_for(context: ToolContext, args: Arguments) -> Layers | None:
     """Return the layers if the command runs in one. A command in the background may do without: in a layer, it is not
     notified of what others change in the workspace meanwhile."""
     layers = context.workspace.layers
@@ -76,14 +76,14 @@ async def layers_for(context: ToolContext, args: Arguments) -> Layers | None:
     return layers if is_layered else None
 
 
-async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
-    command, timeout_s = str(args["command"]), int(args.get("timeout_s", DEFAULT_TIMEOUT_S))
+async def _run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
+    command, timeout_s = str(args["command"]), int(args.get("timeout_s", _DEFAULT_TIMEOUT_S))
     if "\0" in command:
         raise ArgumentError("command contains a NUL character; expected a command line")
-    access = await effective_access(invocation.context, args)
-    layers = await layers_for(invocation.context, args) if access != "full" else None
+    access = await _effective_access(invocation.context, args)
+    layers = await _layers_for(invocation.context, args) if access != "full" else None
     if args.get("background", False):
-        return await start_job(invocation, command, access, layers)
+        return await _start_job(invocation, command, access, layers)
     await invocation.context.jobs.refresh()  # the command may ask a server about files that were just changed
     statuses = PipeStatuses(command)
     layer, settled = None, Settled()
@@ -113,9 +113,9 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
             await layers.drop(layer)
     output, codes, earlier = statuses.split(output)
     hidden = statuses.note(codes, earlier)
-    end = describe_end(code, timeout_s) or hidden
+    end = _describe_end(code, timeout_s) or hidden
     shown = await invocation.context.outputs.shown(output.removesuffix("\n"))
-    hint = explain(invocation.context, command, access, output, has_failed=code != 0 or hidden != "")
+    hint = _explain(invocation.context, command, access, output, has_failed=code != 0 or hidden != "")
     unreached = "" if gate is None else gate.describe()
     announcement = Announcement(title=in_title(title_line(command)), kind="execute")
     return Outcome(
@@ -132,7 +132,7 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
     )
 
 
-async def start_job(invocation: ToolInvocation, command: str, access: CommandAccess, layers: Layers | None) -> Outcome:
+async def _start_job(invocation: ToolInvocation, command: str, access: CommandAccess, layers: Layers | None) -> Outcome:
     """Start a command in the background, in a layer if there is one. Return what it prints at once."""
     own = None
     if layers is not None and invocation.planned is not None:
@@ -141,15 +141,15 @@ async def start_job(invocation: ToolInvocation, command: str, access: CommandAcc
             plan = replace(invocation.planned, coverage=replace(invocation.planned.coverage, rule_tool="shell"))
             own, access = JobLayer(layers=layers, layer=layer, plan=plan), "write"
     job = await invocation.context.jobs.start(command, access, invocation.excluded, own)
-    await job.wait(FIRST_OUTPUT_S)
+    await job.wait(_FIRST_OUTPUT_S)
     if job.is_running and invocation.ports.background is not None:
         await invocation.ports.background.watch(invocation.call_id, job)
     status = f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill"
-    begun = await job_outcome(invocation, job, status, looks=not job.is_running)
+    begun = await _job_outcome(invocation, job, status, looks=not job.is_running)
     return replace(begun, raw_output={**begun.raw_output, "access": access if own is None else "layer"})
 
 
-def describe_end(code: int | None, timeout_s: int) -> str:
+def _describe_end(code: int | None, timeout_s: int) -> str:
     """Say how the command ended. Return an empty string if it succeeded."""
     if code is None:
         return (
@@ -164,7 +164,7 @@ def describe_end(code: int | None, timeout_s: int) -> str:
     return f"[exit code {code}]" if code else ""
 
 
-def explain(context: ToolContext, command: str, access: CommandAccess, output: str, *, has_failed: bool) -> str:
+def _explain(context: ToolContext, command: str, access: CommandAccess, output: str, *, has_failed: bool) -> str:
     """Return a line for the model if the sandbox may be the reason why a command failed, or why a part of it failed
     although the command succeeded, as in `curl URL || true`. Return an empty string otherwise."""
     hint = context.workspace.explain_failure(access, output, has_failed=has_failed)
@@ -172,36 +172,36 @@ def explain(context: ToolContext, command: str, access: CommandAccess, output: s
     if not hint and hides:
         errors = "\n".join(line for line in output.splitlines() if _ERROR.match(line))
         hint = context.workspace.explain_failure(access, errors) if errors else ""
-    if not hint and (has_failed or hides) and len(output) < SILENT_CHARS and _NEEDS_NETWORK.search(command):
+    if not hint and (has_failed or hides) and len(output) < _SILENT_CHARS and _NEEDS_NETWORK.search(command):
         hint = context.workspace.explain_failure(access, "Network is unreachable")
     return hint
 
 
-async def plan_output(context: ToolContext, args: Arguments) -> PlannedCall:
+async def _plan_output(context: ToolContext, args: Arguments) -> PlannedCall:
     job = context.jobs.find(args["job"])
     return session_call(f"Output of {job.id}: {in_title(title_line(job.line))}", "read")
 
 
-async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
+async def _run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
     job = invocation.context.jobs.find(args["job"])
     await job.wait(args.get("wait_s", 0))
-    return await job_outcome(invocation, job, f"{job.id}: {job.state}")
+    return await _job_outcome(invocation, job, f"{job.id}: {job.state}")
 
 
-async def plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
+async def _plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
     job = context.jobs.find(args["job"])
     return session_call(f"End {job.id}: {in_title(title_line(job.line))}", "other")
 
 
-async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
+async def _run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
     job = invocation.context.jobs.find(args["job"])
     if not job.is_running:
-        return await job_outcome(invocation, job, f"{job.id} had already {job.state}")
+        return await _job_outcome(invocation, job, f"{job.id} had already {job.state}")
     await job.command.end(END_S)
-    return await job_outcome(invocation, job, f"{job.id}: {job.state}")
+    return await _job_outcome(invocation, job, f"{job.id}: {job.state}")
 
 
-async def job_outcome(invocation: ToolInvocation, job: Job, status: str, *, looks: bool = True) -> Outcome:
+async def _job_outcome(invocation: ToolInvocation, job: Job, status: str, *, looks: bool = True) -> Outcome:
     """Return what a command in the background has printed. If `looks`, also look at its layer, and return what became
     of the changes there."""
     context = invocation.context
@@ -210,7 +210,7 @@ async def job_outcome(invocation: ToolInvocation, job: Job, status: str, *, look
     if not job.is_running:
         job.told.set()
     has_failed = bool(job.command.returncode)
-    hint = "" if job.is_running else explain(context, job.line, job.access, output, has_failed=has_failed)
+    hint = "" if job.is_running else _explain(context, job.line, job.access, output, has_failed=has_failed)
     shown = await context.outputs.shown(output.removesuffix("\n"))
     text = "\n".join(filter(None, [shown, f"[{status}]", settled.words, hint]))
     max_chars = MAX_CHARS if len(shown) > MAX_CHARS else None
@@ -220,7 +220,7 @@ async def job_outcome(invocation: ToolInvocation, job: Job, status: str, *, look
     )
 
 
-SHELL_SPEC = tool_spec(
+_SHELL_SPEC = tool_spec(
     "shell",
     "Run a command line with bash in the working directory, in a new shell without terminal or input. Processes that "
     "it leaves running are ended: set background for a server or a watcher.",
@@ -231,31 +231,31 @@ SHELL_SPEC = tool_spec(
         "Usually left out: the command may change the working directory and use HTTP(S), and the user is asked where "
         "needed. full: also ssh, services and all else; the user is asked. write: for background "
         "commands that watch files. Where crow says so: "
-        f"{DEFAULT_ACCESS} (default) or write.",
+        f"{_DEFAULT_ACCESS} (default) or write.",
         enum=["read", "write", "full"],
     ),
     timeout_s=argument(
-        "integer", f"Seconds until it is ended. Default {DEFAULT_TIMEOUT_S}.", minimum=1, maximum=MAX_TIMEOUT_S
+        "integer", f"Seconds until it is ended. Default {_DEFAULT_TIMEOUT_S}.", minimum=1, maximum=MAX_TIMEOUT_S
     ),
     background=argument(
         "boolean",
         "Return at once, without a timeout. You are told when it ends.",
     ),
 )
-SHELL = Builtin(SHELL_SPEC, "execute", "execute", plan_shell, run_shell)
+SHELL = Builtin(_SHELL_SPEC, "execute", "execute", _plan_shell, _run_shell)
 
-JOB = argument("string", "Such as job1.")
+_JOB = argument("string", "Such as job1.")
 
-SHELL_OUTPUT_SPEC = tool_spec(
+_SHELL_OUTPUT_SPEC = tool_spec(
     "shell_output",
     "Get what a background command has printed since the last call, and whether it still runs.",
     required="job",
-    job=JOB,
-    wait_s=argument("integer", "Seconds to wait for its end. Default 0.", minimum=0, maximum=MAX_WAIT_S),
+    job=_JOB,
+    wait_s=argument("integer", "Seconds to wait for its end. Default 0.", minimum=0, maximum=_MAX_WAIT_S),
 )
-SHELL_OUTPUT = Builtin(SHELL_OUTPUT_SPEC, "read", "none", plan_output, run_output)
+SHELL_OUTPUT = Builtin(_SHELL_OUTPUT_SPEC, "read", "none", _plan_output, _run_output)
 
-SHELL_KILL_SPEC = tool_spec(
-    "shell_kill", "End a background command and all processes it started.", required="job", job=JOB
+_SHELL_KILL_SPEC = tool_spec(
+    "shell_kill", "End a background command and all processes it started.", required="job", job=_JOB
 )
-SHELL_KILL = Builtin(SHELL_KILL_SPEC, "other", "none", plan_kill, run_kill)
+SHELL_KILL = Builtin(_SHELL_KILL_SPEC, "other", "none", _plan_kill, _run_kill)

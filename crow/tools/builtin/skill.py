@@ -29,10 +29,10 @@ from crow.tools.builtin.tool import (
 from crow.tools.skills import read_skill
 
 
-async def plan_skill(context: ToolContext, args: Arguments) -> PlannedCall:
+async def _plan_skill(context: ToolContext, args: Arguments) -> PlannedCall:
     if args.get("unload"):
         return session_call(f"Unload the skill {in_title(args['name'])}", "think")
-    skill = find_skill(context, args["name"])
+    skill = _find_skill(context, args["name"])
     title, locations = f"{LOADING}{skill.name}", (Location(path=skill.source),)
     if not skill.is_from_workspace:
         return PlannedCall(announcement=Announcement(title=title, kind="read", locations=locations), access="none")
@@ -49,11 +49,11 @@ async def plan_skill(context: ToolContext, args: Arguments) -> PlannedCall:
     )
 
 
-async def run_skill(invocation: ToolInvocation, args: Arguments) -> Outcome:
+async def _run_skill(invocation: ToolInvocation, args: Arguments) -> Outcome:
     if args.get("unload"):
         name = args["name"]
         return Outcome(text=f"The skill {name} is unloaded; you no longer see its text.", unloads=name)
-    skill = find_skill(invocation.context, args["name"])
+    skill = _find_skill(invocation.context, args["name"])
     text, digest = await anyio.to_thread.run_sync(read_skill, skill)
     allowed = None if invocation.planned is None else invocation.planned.coverage.argument
     if allowed is not None and allowed != permission_argument(skill, digest):
@@ -69,7 +69,7 @@ def permission_argument(file: SkillInfo | AgentKind, digest: str) -> str:
     return f"{file.source} (sha256 {digest})"
 
 
-def find_skill(context: ToolContext, name: str) -> SkillInfo:
+def _find_skill(context: ToolContext, name: str) -> SkillInfo:
     """Return the skill with this name. :raises ~crow.domain.errors.ArgumentError: there is no such skill."""
     for skill in context.skills:
         if skill.name == name:
@@ -78,11 +78,11 @@ def find_skill(context: ToolContext, name: str) -> SkillInfo:
     raise ArgumentError(f'there is no skill "{name}"; skills: {names}')
 
 
-SKILL_SPEC = tool_spec(
+_SKILL_SPEC = tool_spec(
     "skill",
     "Load a skill: instructions for one kind of work. <skills> lists the available ones.",
     required="name",
     name=argument("string"),
     unload=argument("boolean", "Forget its text."),
 )
-SKILL = Builtin(SKILL_SPEC, "read", "read", plan_skill, run_skill)
+SKILL = Builtin(_SKILL_SPEC, "read", "read", _plan_skill, _run_skill)

@@ -13,7 +13,7 @@ from pathlib import PurePath
 
 import anyio.to_thread
 
-MAX_CHARS = 300_000
+_MAX_CHARS = 300_000
 _MAX_YAML_CHARS = 40_000
 """Longer files are not checked."""
 
@@ -28,7 +28,7 @@ async def find_syntax_error(name: str, before: str | None, after: str) -> str | 
     `before` is None for a new file."""
     suffix = PurePath(name).suffix
     language = _LANGUAGES.get(suffix)
-    if language is None or len(after) > MAX_CHARS or not after.strip():
+    if language is None or len(after) > _MAX_CHARS or not after.strip():
         return None
     if before is None and (name.startswith(_WITH_COMMENTS) or "{{" in after or "{%" in after):
         return None  # comments, or a template

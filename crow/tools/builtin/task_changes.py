@@ -21,23 +21,23 @@ from crow.tools.layers.describe import diffs_of, named, some
 from crow.tools.layers.session import Layers
 
 Decision: TypeAlias = Literal["keep", "merge", "drop"]
-VERBS: Mapping[str, str] = {"keep": "Keep", "merge": "Merge", "drop": "Drop"}
-DIFF_CHARS = 12_000
+_VERBS: Mapping[str, str] = {"keep": "Keep", "merge": "Merge", "drop": "Drop"}
+_DIFF_CHARS = 12_000
 """The model sees at most this many characters of the diffs of a task. It can ask the subagent for more."""
 
-NO_LAYERS = (
+_NO_LAYERS = (
     "task: isolated work needs layers, which do not work here; see docs/sandbox.md. Leave isolated out, or do the work "
     "yourself"
 )
 
 
-async def open_layer(layers: Layers | None, task_id: str, *, is_new: bool) -> ChildLayer | None:
+async def _open_layer(layers: Layers | None, task_id: str, *, is_new: bool) -> ChildLayer | None:
     """Open the layer of a subagent. None if it has none and no new one is wanted.
 
     :raises ~crow.domain.errors.ArgumentError: there are no layers here, or it cannot be used.
     """
     if layers is None or not await layers.works():
-        raise ArgumentError(NO_LAYERS)
+        raise ArgumentError(_NO_LAYERS)
     try:
         return await layers.open_child(task_id, is_new=is_new)
     except LayerBusy:
@@ -50,10 +50,10 @@ async def open_layer(layers: Layers | None, task_id: str, *, is_new: bool) -> Ch
 
 
 async def new_layer(layers: Layers | None, task_id: str) -> ChildLayer:
-    """Open the layer of a subagent. It is created if there is none. See :func:`open_layer`."""
-    child = await open_layer(layers, task_id, is_new=True)
+    """Open the layer of a subagent. It is created if there is none. See :func:`_open_layer`."""
+    child = await _open_layer(layers, task_id, is_new=True)
     if child is None:
-        raise ArgumentError(NO_LAYERS)
+        raise ArgumentError(_NO_LAYERS)
     return child
 
 
@@ -63,7 +63,7 @@ async def describe_changes(workspace: Workspace, task_id: str) -> str:
     :raises ~crow.domain.errors.ArgumentError: the layer cannot be used.
     """
     layers = workspace.layers
-    child = await open_layer(layers, task_id, is_new=False)
+    child = await _open_layer(layers, task_id, is_new=False)
     if child is None or layers is None:
         return "[It has changed nothing.]"
     try:
@@ -87,13 +87,13 @@ async def describe_changes(workspace: Workspace, task_id: str) -> str:
             f"In conflict with the workspace, so neither keep nor merge takes them: {some(made.conflicts)}."
         )
     sentences.append(f"Now call task with resume={task_id} and changes=keep, merge or drop.")
-    return "\n".join([f"[{' '.join(sentences)}]", *shown_diffs(diffs)])
+    return "\n".join([f"[{' '.join(sentences)}]", *_shown_diffs(diffs)])
 
 
-def shown_diffs(diffs: tuple[Diff, ...]) -> list[str]:
+def _shown_diffs(diffs: tuple[Diff, ...]) -> list[str]:
     """Return the diffs as text, as far as they fit."""
     shown: list[str] = []
-    left = DIFF_CHARS
+    left = _DIFF_CHARS
     for number, diff in enumerate(diffs):
         text = f"--- {diff.path}\n{diff_text(diff.old_text or '', diff.new_text)}"
         if len(text) > left:
@@ -110,7 +110,7 @@ def plan_settling(args: Mapping[str, Any]) -> PlannedCall:
     if not task_id:
         raise ArgumentError("changes is given without resume; expected the id of the task whose changes are meant")
     return PlannedCall(
-        announcement=Announcement(title=f"{VERBS[args['changes']]} the changes of {in_title(task_id)}", kind="edit"),
+        announcement=Announcement(title=f"{_VERBS[args['changes']]} the changes of {in_title(task_id)}", kind="edit"),
         access="none",
         # what the rules say about changes in layers holds for these, too
         coverage=Coverage(rule_tool="shell_changes", argument=task_id),
@@ -126,7 +126,7 @@ async def settle_task(invocation: ToolInvocation, args: Mapping[str, Any]) -> Ou
     task_id, decision, layers = args["resume"], args["changes"], invocation.context.workspace.layers
     if invocation.ports.subagents is not None:
         await invocation.ports.subagents.check_ended(task_id)
-    child = await open_layer(layers, task_id, is_new=False)
+    child = await _open_layer(layers, task_id, is_new=False)
     if child is None or layers is None:
         raise ArgumentError(f"task: {task_id} has no copy with changes")
     try:
@@ -134,39 +134,39 @@ async def settle_task(invocation: ToolInvocation, args: Mapping[str, Any]) -> Ou
             await anyio.to_thread.run_sync(child.remove)
             return Outcome(text=f"The changes of {task_id} were dropped.")
         made = await layers.merge(child, merges_texts=decision == "merge")
-        return await take_over(invocation, layers, child, made, all_or_none=decision == "keep")
+        return await _take_over(invocation, layers, child, made, all_or_none=decision == "keep")
     finally:
         child.close()
 
 
-async def take_over(
+async def _take_over(
     invocation: ToolInvocation, layers: Layers, child: ChildLayer, made: Merge, *, all_or_none: bool
 ) -> Outcome:
     """Move the changes of a merge into the workspace, if the session allows it."""
     changes = made.changes
     if changes.problem:
-        return refused(f"{changes.problem}.")
+        return _refused(f"{changes.problem}.")
     if made.conflicts and (all_or_none or not changes.operations):
         more = " changes=merge takes the others, and joins changed lines where it can." if all_or_none else ""
-        return refused(f"The workspace and the task have both changed {some(made.conflicts)}.{more}")
+        return _refused(f"The workspace and the task have both changed {some(made.conflicts)}.{more}")
     if not changes.operations:
         await anyio.to_thread.run_sync(child.remove)
         return Outcome(text="The workspace already has all changes of the task.")
     if invocation.ports.reviewer is None:
-        return refused("There is no session.")
+        return _refused("There is no session.")
     refusal = await invocation.ports.reviewer.review(invocation.call_id, changes)
     if refusal:
-        return refused(refusal)
+        return _refused(refusal)
     diffs = await anyio.to_thread.run_sync(diffs_of, changes)
     names = named(changes) or plural(changes.files, "ignored file")
     try:
-        await move_in(invocation, layers, child, made)
+        await _move_in(invocation, layers, child, made)
     except Conflict as error:
-        return refused(f"Somebody has just changed {some(error.paths)}.")
+        return _refused(f"Somebody has just changed {some(error.paths)}.")
     except (OSError, ValueError) as error:
-        return refused(f"{getattr(error, 'strerror', None) or error}.")
+        return _refused(f"{getattr(error, 'strerror', None) or error}.")
     return Outcome(
-        text="\n".join([f"Kept: {names}.", *remarks(made)]),
+        text="\n".join([f"Kept: {names}.", *_remarks(made)]),
         announcement=Announcement(
             title=f"Keep the changes of {child.layer.id}",
             kind="edit",
@@ -177,12 +177,12 @@ async def take_over(
     )
 
 
-def refused(reason: str) -> Outcome:
+def _refused(reason: str) -> Outcome:
     """Return the result of a call that has kept nothing."""
     return Outcome(text=f"Nothing was kept, and the task's copy stays. {reason}", is_error=True)
 
 
-def remarks(made: Merge) -> list[str]:
+def _remarks(made: Merge) -> list[str]:
     """Return what else the model should know of changes that were kept."""
     found = []
     if made.merged:
@@ -197,7 +197,7 @@ def remarks(made: Merge) -> list[str]:
     return found
 
 
-async def move_in(invocation: ToolInvocation, layers: Layers, child: ChildLayer, made: Merge) -> None:
+async def _move_in(invocation: ToolInvocation, layers: Layers, child: ChildLayer, made: Merge) -> None:
     """Move changes into the workspace. What undoes them is recorded first. The layer is removed, unless conflicts are
     left in it. See :func:`crow.tools.layers.apply` for the errors."""
     paths = [each.name for each in made.changes.operations if not each.is_meta]

@@ -70,10 +70,10 @@ async def read_text_file(workspace: Workspace, path: Path) -> TextFile | None:
     text = await workspace.read_text(path)
     if "�" not in text and "\0" not in text:
         return TextFile(text=text)
-    return decode(await workspace.read_bytes(path))
+    return _decode(await workspace.read_bytes(path))
 
 
-def decode(data: bytes) -> TextFile | None:
+def _decode(data: bytes) -> TextFile | None:
     """Return the text in `data`, so that `encode` gives `data` again. Return None if it is not text."""
     for encoding in _candidates(data):
         try:

@@ -39,8 +39,8 @@ from crow.tools.workspace import shared_inode
 Arguments: TypeAlias = Mapping[str, Any]
 """The arguments of a call, checked against the tool's schema. Optional arguments may be absent."""
 
-SHOWN_CHARS = 81  # with an ellipsis
-TOO_DEEP = f"the arguments are nested too deeply; expected at most {MAX_DEPTH} levels"
+_SHOWN_CHARS = 81  # with an ellipsis
+_TOO_DEEP = f"the arguments are nested too deeply; expected at most {MAX_DEPTH} levels"
 
 
 _OWN_FILE = "belongs to crow itself and cannot be read; use recall for this session, and ask the user about settings"
@@ -257,11 +257,11 @@ def parse(tool: str, text: str) -> dict[str, Any]:
     except ValueError as error:
         raise ArgumentError(f"{tool}: the arguments are not valid JSON: {error}") from None
     except RecursionError:
-        raise ArgumentError(f"{tool}: {TOO_DEEP}") from None
+        raise ArgumentError(f"{tool}: {_TOO_DEEP}") from None
     if is_too_deep(value):
-        raise ArgumentError(f"{tool}: {TOO_DEEP}")
+        raise ArgumentError(f"{tool}: {_TOO_DEEP}")
     if not isinstance(value, dict):
-        raise ArgumentError(f"{tool}: the arguments are {describe(value, SHOWN_CHARS)}; expected a JSON object")
+        raise ArgumentError(f"{tool}: the arguments are {describe(value, _SHOWN_CHARS)}; expected a JSON object")
     return value
 
 
@@ -330,9 +330,9 @@ def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any], *, whe
 
 
 def _check_value(tool: str, where: str, schema: Mapping[str, Any], given: Any) -> Any:
-    value = convert(schema["type"], given)
+    value = _convert(schema["type"], given)
     if value is None or not _is_in_bounds(schema, value):
-        raise ArgumentError(f"{tool}: {where} is {describe(given, SHOWN_CHARS)}; expected {_describe_schema(schema)}")
+        raise ArgumentError(f"{tool}: {where} is {describe(given, _SHOWN_CHARS)}; expected {_describe_schema(schema)}")
     match value:
         case str():
             _check_encodable(tool, where, value)
@@ -343,7 +343,7 @@ def _check_value(tool: str, where: str, schema: Mapping[str, Any], given: Any) -
     return value
 
 
-def convert(kind: str, value: Any) -> Any:
+def _convert(kind: str, value: Any) -> Any:
     """Convert `value` to the wanted type. Return None if that is not possible."""
     match kind, value:
         case ("string", str()) | ("array", list()) | ("object", dict()) | ("boolean", bool()):

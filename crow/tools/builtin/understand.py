@@ -16,7 +16,7 @@ from typing import Any
 from crow.domain.messages import ToolCall, ToolSpec
 from crow.tools.builtin.shell import MAX_TIMEOUT_S
 
-Arguments = dict[str, Any]
+_Arguments = dict[str, Any]
 
 _TOOL_NAMES = {
     **dict.fromkeys(("read", "view", "open_file", "read_many_files", "view_file", "cat"), "read_file"),
@@ -140,7 +140,7 @@ def _properties(spec: ToolSpec) -> Collection[str]:
     return properties
 
 
-def _renamed(name: str, arguments: Arguments) -> tuple[str, Arguments]:
+def _renamed(name: str, arguments: _Arguments) -> tuple[str, _Arguments]:
     """Return the name of crow's tool, and the arguments without those that only choose the tool."""
     plain = name.replace("-", "_").lower()
     if plain in ("str_replace_editor", "str_replace_based_edit_tool", "text_editor"):
@@ -151,12 +151,12 @@ def _renamed(name: str, arguments: Arguments) -> tuple[str, Arguments]:
 
 
 def _with_own_names(
-    arguments: Arguments, names: Mapping[str, tuple[str, ...]], properties: Collection[str]
-) -> Arguments:
+    arguments: _Arguments, names: Mapping[str, tuple[str, ...]], properties: Collection[str]
+) -> _Arguments:
     """Rename the arguments that other agents name otherwise, if crow's own is not given and only one of them is."""
     others = {other: own for own, known in names.items() for other in known}
     meant = [others.get(name.lower(), "") for name in arguments if name not in properties]
-    renamed: Arguments = {}
+    renamed: _Arguments = {}
     for name, value in arguments.items():
         own = others.get(name.lower()) if name not in properties else None
         is_clear = own is not None and own not in arguments and meant.count(own) == 1 and own in properties
@@ -164,7 +164,7 @@ def _with_own_names(
     return renamed
 
 
-def _reading(arguments: Arguments) -> Arguments:
+def _reading(arguments: _Arguments) -> _Arguments:
     """`view_range: [first, last]`, `end_line`, and lines counted from 0."""
     rest = dict(arguments)
     match rest.get("view_range"):
@@ -183,7 +183,7 @@ def _reading(arguments: Arguments) -> Arguments:
     return rest
 
 
-def _searching(arguments: Arguments) -> Arguments:
+def _searching(arguments: _Arguments) -> _Arguments:
     """Combine separate numbers of lines before and after a match into `context`."""
     rest = dict(arguments)
     given = [rest.get(name) for name in _AROUND]
@@ -194,7 +194,7 @@ def _searching(arguments: Arguments) -> Arguments:
     return rest
 
 
-def _command(arguments: Arguments) -> Arguments:
+def _command(arguments: _Arguments) -> _Arguments:
     """Accept a command as a list of words, a timeout in milliseconds, and another working directory."""
     rest = dict(arguments)
     match rest.get("command"):
@@ -218,7 +218,7 @@ def _command(arguments: Arguments) -> Arguments:
     return rest
 
 
-def _plan(arguments: Arguments) -> Arguments:
+def _plan(arguments: _Arguments) -> _Arguments:
     """Accept steps that have the field names of other agents."""
     rest, items = dict(arguments), arguments.get("items")
     if isinstance(items, list) and all(isinstance(item, dict) for item in items):
@@ -235,7 +235,7 @@ def _plan(arguments: Arguments) -> Arguments:
     return rest
 
 
-_REWRITES: Mapping[str, Callable[[Arguments], Arguments]] = {
+_REWRITES: Mapping[str, Callable[[_Arguments], _Arguments]] = {
     "read_file": _reading,
     "grep": _searching,
     "shell": _command,

@@ -104,9 +104,9 @@ def _part_of(block: mcp.ContentBlock) -> Part:
         case mcp.TextContent(text=text):
             return Text(text=encodable(text))
         case mcp.ImageContent(data=data, mime_type=kind):
-            return picture(data, kind, None) or describe_content("a picture", kind, data)
+            return picture(data, kind, None) or _describe_content("a picture", kind, data)
         case mcp.AudioContent(data=data, mime_type=kind):
-            return describe_content("a sound", kind, data)
+            return _describe_content("a sound", kind, data)
         case mcp.ResourceLink(uri=uri, name=name, mime_type=mime_type):
             return Link(uri=encodable(uri), name=encodable(name), mime_type=mime_type)
         case mcp.EmbeddedResource(resource=mcp.TextResourceContents() as file):
@@ -119,7 +119,7 @@ def _part_of(block: mcp.ContentBlock) -> Part:
                 return File(
                     name=file_name(encodable(file.uri)), data=pdf.data, mime_type=PDF_TYPE, uri=encodable(file.uri)
                 )
-            return picture(data, kind, file.uri) or describe_content(f"the file {file.uri}", kind, data)
+            return picture(data, kind, file.uri) or _describe_content(f"the file {file.uri}", kind, data)
 
 
 def picture(data: str, mime_type: str, uri: str | None) -> Image | None:
@@ -134,7 +134,7 @@ def picture(data: str, mime_type: str, uri: str | None) -> Image | None:
     return Image(data=base64.b64encode(raw).decode(), mime_type=mime_type, uri=uri)
 
 
-def describe_content(what: str, mime_type: str, data: str) -> Text:
+def _describe_content(what: str, mime_type: str, data: str) -> Text:
     kind = mime_type or "type unknown"
     return Text(text=f"({what} ({kind}, {count_bytes(data):,} bytes) came with the prompt; crow cannot read it.)")
 
@@ -190,7 +190,7 @@ async def ask_user(
     `call_id` is the call that the question belongs to, or "" if that is not certain. If the question asks the user to
     visit a page but has no id from the server, `question_id` becomes its id.
     """
-    message, call = f"{server}: {safe_beginning(params.message, _MESSAGE_CHARS)}", parse_call_id(call_id)
+    message, call = f"{server}: {_safe_beginning(params.message, _MESSAGE_CHARS)}", parse_call_id(call_id)
     question: Elicitation
     try:
         if isinstance(params, mcp.ElicitRequestURLParams):
@@ -294,7 +294,7 @@ def readable_form(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _readable(value: Any, key: str) -> Any:
     match value:
         case str() if key in ("title", "description"):
-            return safe_beginning(value, _MESSAGE_CHARS)
+            return _safe_beginning(value, _MESSAGE_CHARS)
         case str() if safe(value) != value:
             raise ArgumentError(f"requestedSchema has hidden characters in {on_one_line(value[:_ERROR_CHARS])}")
         case dict():
@@ -305,7 +305,7 @@ def _readable(value: Any, key: str) -> Any:
             return value
 
 
-def safe_beginning(text: str, limit: int) -> str:
+def _safe_beginning(text: str, limit: int) -> str:
     """The beginning of a text for the user, with hidden characters escaped."""
     left_out = len(text) - limit
     return safe(text) if left_out <= 0 else f"{safe(text[:limit])}… ({left_out:,} more characters)"

@@ -147,7 +147,7 @@ async def open_toolbox(
     )
     context.skills, context.agents = await anyio.to_thread.run_sync(_load_files, settings, workspace, ports)
     failure: Exception | None = None
-    own = BuiltinServer(context, ports)
+    own = _BuiltinServer(context, ports)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(own.serve)
         tasks.start_soon(context.jobs.watch)
@@ -213,7 +213,7 @@ def import_sdk() -> None:
     import crow.tools.mcp.server  # noqa: F401
 
 
-class BuiltinServer:
+class _BuiltinServer:
     """The in-process MCP server of the built-in tools, and its client. `serve` runs as a task, which waits
     until `start` is called."""
 
@@ -282,7 +282,7 @@ class McpToolbox:
 
     _context: ToolContext
     _ports: tools.Ports
-    _own: BuiltinServer
+    _own: _BuiltinServer
     _external: Sequence[ExternalServer]
     _settings: ToolSettings
     _only: frozenset[str] | None = None
@@ -309,7 +309,7 @@ class McpToolbox:
         """See :meth:`crow.tools.Toolbox.isolated`. Tools of servers are left out: they know no layers."""
         layer = await new_layer(self._context.workspace.layers, task_id)
         context, ports = isolated_context(self._context, self._ports, layer)
-        own, failure = BuiltinServer(context, ports), None
+        own, failure = _BuiltinServer(context, ports), None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(own.serve)
             try:

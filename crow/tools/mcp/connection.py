@@ -93,7 +93,7 @@ class ServerSetup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Starting:
+class _Starting:
     """Crow connects to the server."""
 
     failure: str = ""
@@ -101,7 +101,7 @@ class Starting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class _Ready:
     """The server takes requests."""
 
     client: Client
@@ -109,12 +109,12 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class _Ending:
     """The connection is being closed, because the server was lost or stopped. Its tools are still offered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class _Failed:
     """The server could not start, or ended."""
 
     failure: str
@@ -123,7 +123,7 @@ class Failed:
     """The monotonic time in seconds from which `revive` starts the server again."""
 
 
-State: TypeAlias = Starting | Ready | Ending | Failed
+_State: TypeAlias = _Starting | _Ready | _Ending | _Failed
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -204,10 +204,10 @@ class ServerConnection:
             setup.keys,
             setup.elicitation,
             setup.sampler,
-            is_starting=lambda: not isinstance(self._state, Ready),
+            is_starting=lambda: not isinstance(self._state, _Ready),
             may_log_in=not setup.workspace.is_bounded,
         )
-        self._state: State = Starting()
+        self._state: _State = _Starting()
         self._attempt = _Attempt()
         self._failures = _Failures()
         self._stopping = anyio.Event()
@@ -232,12 +232,12 @@ class ServerConnection:
     @property
     def client(self) -> Client | None:
         """The library's client while the server is ready."""
-        return self._state.client if isinstance(self._state, Ready) else None
+        return self._state.client if isinstance(self._state, _Ready) else None
 
     @property
     def is_ready(self) -> bool:
         """Whether the server's tools are offered: it is ready, or it was until a moment ago."""
-        return isinstance(self._state, Ready | Ending)
+        return isinstance(self._state, _Ready | _Ending)
 
     @property
     def was_ready(self) -> bool:
@@ -247,7 +247,7 @@ class ServerConnection:
     @property
     def failure(self) -> str:
         """Why the server failed. It stays set while the server starts again."""
-        return self._state.failure if isinstance(self._state, Starting | Failed) else ""
+        return self._state.failure if isinstance(self._state, _Starting | _Failed) else ""
 
     @property
     def login_problem(self) -> str:
@@ -258,7 +258,7 @@ class ServerConnection:
         """Return the state of the server now, without its resources."""
         return ServerStatus(
             name=self.name,
-            state="ready" if self.is_ready else "failed" if isinstance(self._state, Failed) else "starting",
+            state="ready" if self.is_ready else "failed" if isinstance(self._state, _Failed) else "starting",
             detail=self.failure,
             tools=len(self.offers.tools) if self.is_ready else 0,
             losses=self._failures.losses,
@@ -293,11 +293,11 @@ class ServerConnection:
 
         A server that failed too recently or is misconfigured starts only if `at_once` is set.
         """
-        if not isinstance(self._state, Failed) or self._stopping.is_set():
+        if not isinstance(self._state, _Failed) or self._stopping.is_set():
             return False
         if not at_once and (self.setup.server.options.problem or time.monotonic() < self._state.retry_at):
             return False
-        self._state = Starting(failure=self._state.failure)
+        self._state = _Starting(failure=self._state.failure)
         self.settled = anyio.Event()
         self._wanted.set()
         return True
@@ -311,7 +311,7 @@ class ServerConnection:
             self._asks_again = True
         elif self.is_ready:
             self.settled = anyio.Event()
-            self._state = Starting()
+            self._state = _Starting()
             self._restarting.set()
         else:
             self.revive(at_once=True)
@@ -412,11 +412,11 @@ class ServerConnection:
                 attempt.scope.deadline = math.inf
                 self._failures.note_ready()
                 try:
-                    await self._settle(Ready(client=client))
+                    await self._settle(_Ready(client=client))
                     await self._stay(attempt, client)
                 finally:
-                    if isinstance(self._state, Ready):
-                        self._state = Ending()
+                    if isinstance(self._state, _Ready):
+                        self._state = _Ending()
                     self.offers.resources_known.set()
         if attempt.scope.cancelled_caught:
             stopped = self._stopping.is_set()
@@ -461,7 +461,7 @@ class ServerConnection:
         elif self._attempt.logged == LOGGED_LINES + 1:
             logger.info("%s: further log messages are left out", self.name)
 
-    async def _settle(self, state: Ready | Failed) -> None:
+    async def _settle(self, state: _Ready | _Failed) -> None:
         self._state = state
         self.settled.set()
         await self._tell_change()
@@ -479,19 +479,19 @@ class ServerConnection:
             logger.warning("MCP server %s: %s", self.name, reason)
             self._failures.note_loss(reason)
         words = " ".join(reason.split())  # a server must not begin a line of its own
-        await self._settle(Failed(failure=words, retry_at=time.monotonic() + wait_s))
+        await self._settle(_Failed(failure=words, retry_at=time.monotonic() + wait_s))
 
     @contextmanager
     def _without_deadline(self) -> Iterator[None]:
         """Suspend the time limit for the server's start while the user logs in."""
-        is_starting = isinstance(self._state, Starting)
+        is_starting = isinstance(self._state, _Starting)
         if is_starting:
             self._attempt.has_answered = True
             self._attempt.scope.deadline = math.inf
         try:
             yield
         finally:
-            if is_starting and isinstance(self._state, Starting):
+            if is_starting and isinstance(self._state, _Starting):
                 self._attempt.scope.deadline = anyio.current_time() + self.setup.start_timeout_s
 
     async def _list_roots(self, context: ClientRequestContext) -> mcp.ListRootsResult:  # noqa: ARG002

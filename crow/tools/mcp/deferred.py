@@ -130,7 +130,7 @@ class _SearchedTool:
         return best
 
 
-def searched(spec: ToolSpec) -> _SearchedTool:
+def _searched_tool(spec: ToolSpec) -> _SearchedTool:
     """The words of a tool."""
     properties = spec.input_schema.get("properties")
     names = list(properties)[:_SEARCHED_ARGUMENTS] if isinstance(properties, Mapping) else []
@@ -161,7 +161,7 @@ def best_tools(query: str, specs: Sequence[ToolSpec]) -> list[ToolSpec]:
     found = _words_in(query)
     words = list(dict.fromkeys(word for word in found if word not in _STOP_STEMS) or dict.fromkeys(found))
     words = words[:_SEARCHED_WORDS]
-    tools = [searched(spec) for spec in specs]
+    tools = [_searched_tool(spec) for spec in specs]
     scores = [0.0] * len(specs)
     matched = [0] * len(specs)
     for word in words:

@@ -31,7 +31,7 @@ from crow.tools.servers import PromptArgument, ServerOptions, ServerPrompt
 
 logger = logging.getLogger(__name__)
 
-Page = TypeVar("Page", bound=mcp.PaginatedResult)
+_Page = TypeVar("_Page", bound=mcp.PaginatedResult)
 
 _MAX_PAGES = 50
 _MAX_TOOLS = 2_000
@@ -132,7 +132,7 @@ def _server_prompt(prompt: mcp.Prompt, name: str, server: str) -> ServerPrompt:
     )
 
 
-async def pages(fetch: Callable[..., Awaitable[Page]]) -> AsyncIterator[Page]:
+async def pages(fetch: Callable[..., Awaitable[_Page]]) -> AsyncIterator[_Page]:
     """Yield the pages of a listing, at most `_MAX_PAGES`. `fetch` gets the page at a cursor."""
     cursor: str | None = None
     for _ in range(_MAX_PAGES):

@@ -17,7 +17,7 @@ def masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
     """The plan, with secrets masked in its announcement, error message and review text."""
     return replace(
         plan,
-        announcement=masked_announcement(plan.announcement, mask),
+        announcement=_masked_announcement(plan.announcement, mask),
         fault=None if plan.fault is None else mask(plan.fault),
         review_text=mask(plan.review_text),
         coverage=replace(plan.coverage, definition=mask(plan.coverage.definition)),
@@ -34,13 +34,13 @@ def masked_outcome(outcome: tools.Outcome, mask: SecretMask) -> tools.Outcome:
             replace(each, name=mask(each.name), uri=None if each.uri is None else mask(each.uri))
             for each in outcome.attachments
         ),
-        announcement=None if announcement is None else masked_announcement(announcement, mask),
-        raw_output={mask(key): masked_json(value, mask) for key, value in outcome.raw_output.items()},
+        announcement=None if announcement is None else _masked_announcement(announcement, mask),
+        raw_output={mask(key): _masked_json(value, mask) for key, value in outcome.raw_output.items()},
         skill=None if skill is None else (skill[0], mask(skill[1])),
     )
 
 
-def masked_announcement(announcement: Announcement, mask: SecretMask) -> Announcement:
+def _masked_announcement(announcement: Announcement, mask: SecretMask) -> Announcement:
     diffs = tuple(
         replace(diff, old_text=None if diff.old_text is None else mask(diff.old_text), new_text=mask(diff.new_text))
         for diff in announcement.diffs
@@ -59,14 +59,14 @@ def masked_output(text: str, mask: SecretMask) -> str:
     return marker + end + text[: len(text) - mask.unfinished(text)]
 
 
-def masked_json(value: Any, mask: SecretMask) -> Any:
+def _masked_json(value: Any, mask: SecretMask) -> Any:
     match value:
         case str():
             return mask(value)
         case list() | tuple():
-            return [masked_json(item, mask) for item in value]
+            return [_masked_json(item, mask) for item in value]
         case Mapping():
-            return {mask(key): masked_json(item, mask) for key, item in value.items()}
+            return {mask(key): _masked_json(item, mask) for key, item in value.items()}
         case _:
             return value
 

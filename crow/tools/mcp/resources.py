@@ -80,15 +80,15 @@ def _external_resource(found: mcp.Resource | mcp.ResourceTemplate) -> ExternalRe
     is_template = isinstance(found, mcp.ResourceTemplate)
     uri = found.uri_template if isinstance(found, mcp.ResourceTemplate) else found.uri
     size = None if isinstance(found, mcp.ResourceTemplate) or found.size is None else f"{found.size:,} bytes"
-    name = short_line(found.title or found.name, _NAME_CHARS)
-    kind = short_line(found.mime_type or "", _NAME_CHARS)
+    name = _short_line(found.title or found.name, _NAME_CHARS)
+    kind = _short_line(found.mime_type or "", _NAME_CHARS)
     about = ", ".join(filter(None, ("" if name == uri else name, kind, size)))
     if found.description:
-        about += f"{': ' if about else ''}{short_line(found.description, _ABOUT_CHARS)}"
+        about += f"{': ' if about else ''}{_short_line(found.description, _ABOUT_CHARS)}"
     return ExternalResource(uri=uri, about=about, is_template=is_template)
 
 
-def short_line(text: str, limit: int) -> str:
+def _short_line(text: str, limit: int) -> str:
     """The beginning of a server's text on one line, with hidden characters escaped."""
     return shorten(on_one_line(text[: 2 * limit]), limit)
 
@@ -122,7 +122,7 @@ def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
     attachments: list[Attachment] = []
     contents = result.contents[:_MAX_CONTENTS]
     for content in contents:
-        heading = short_line(content.uri, URI_CHARS)
+        heading = _short_line(content.uri, URI_CHARS)
         if isinstance(content, mcp.TextResourceContents):
             is_alone = len(contents) == 1 and content.uri == uri
             pieces.append(content.text if is_alone else f"{heading}:\n{content.text}")
@@ -137,7 +137,7 @@ def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
             pieces.append(f"[{heading}: a PDF, {size:,} bytes]")
         else:
             pieces.append(
-                f"[{heading}, {short_line(kind, _NAME_CHARS)}, {size:,} bytes: binary, models cannot read it]"
+                f"[{heading}, {_short_line(kind, _NAME_CHARS)}, {size:,} bytes: binary, models cannot read it]"
             )
             if size <= _ATTACHED_BYTES:
                 attachments.append(
@@ -150,7 +150,7 @@ def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
 
 def completions_of(result: mcp.CompleteResult, variable: str) -> str:
     """Return a text for the model with the values that a server suggests for a variable of a template."""
-    values = [short_line(value, URI_CHARS) for value in result.completion.values[:_COMPLETIONS]]
+    values = [_short_line(value, URI_CHARS) for value in result.completion.values[:_COMPLETIONS]]
     if not values:
         return f"The server suggests no values for {variable}."
     has_more = result.completion.has_more or len(result.completion.values) > _COMPLETIONS

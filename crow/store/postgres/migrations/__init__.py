@@ -8,7 +8,7 @@ import asyncpg
 
 from crow.domain.errors import StoreTooNew, StoreUnavailable
 
-FILES = (
+_FILES = (
     "0001_initial.sql",
     "0002_principals.sql",
     "0003_views.sql",
@@ -18,7 +18,7 @@ FILES = (
 )
 """File number n migrates from version n - 1 to n. A file that was released never changes."""
 
-VERSION = len(FILES)
+VERSION = len(_FILES)
 
 _LOCK = int.from_bytes(b"crow", "big")
 """The number of the advisory lock that a migration holds."""
@@ -42,7 +42,7 @@ async def migrate(connection: asyncpg.Connection, name: str) -> None:
             "CREATE TABLE IF NOT EXISTS crow.migrations (version int PRIMARY KEY, file text NOT NULL)"
         )
         for version in range(await _version(connection, name) + 1, VERSION + 1):
-            file = FILES[version - 1]
+            file = _FILES[version - 1]
             await connection.execute((Path(__file__).parent / file).read_text(encoding="utf-8"))
             await connection.execute("INSERT INTO crow.migrations VALUES ($1, $2)", version, file)
 
