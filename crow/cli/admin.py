@@ -349,6 +349,8 @@ async def _markdown(context: SessionsContext, ids: Sequence[str] | None) -> Asyn
         async for batch in context.store.history(name):
             for entry in batch:
                 yield redact(transcript.feed(entry)).encode()
+        for entry in await context.store.unstored_end(name):
+            yield redact(transcript.feed(entry)).encode()
 
 
 async def _html(context: SessionsContext, session_id: str) -> AsyncIterator[bytes]:

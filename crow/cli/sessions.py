@@ -175,12 +175,13 @@ async def show_session(context: SessionsContext) -> None:
     if context.options.as_model or context.options.format == "openai":
         return await _show_context(context, session_id)
     row = await context.store.session(session_id)
+    as_lines = context.options.json or context.options.format == "jsonl"
+    transcript = Transcript(is_full=context.options.full)
     show: Callable[[Entry], None]
-    if context.options.json or context.options.format == "jsonl":
+    if as_lines:
         redact = committed(context.loaded.settings.secrets())
         show = lambda entry: _print_line(entry_line(entry, redact))  # noqa: E731
     else:
-        transcript = Transcript(is_full=context.options.full)
         print_markdown(transcript.head(row, await context.store.shares(session_id)))
         show = lambda entry: print_markdown(transcript.feed(entry))  # noqa: E731
     last = row.newest_entry
@@ -190,6 +191,9 @@ async def show_session(context: SessionsContext) -> None:
             last = max(last, entry.id)
     if context.options.follow:
         await _follow(context.store, session_id, last, show)
+    elif not as_lines:
+        for entry in await context.store.unstored_end(session_id):
+            show(entry)
     return None
 
 
@@ -225,11 +229,14 @@ async def _show_call(context: SessionsContext, session_id: str) -> None:
 async def _show_context(context: SessionsContext, session_id: str) -> None:
     """Print the messages that the next request to the model would contain before the new prompt."""
     tail = await context.store.tail(session_id)
-    messages = for_model(tail.entries).messages
+    entries = (*tail.entries, *await context.store.unstored_end(session_id))
+    messages = for_model(entries).messages
     if context.options.format == "openai" or context.options.json:
         # Crow sends an endpoint only the opaque fields that this endpoint has made. Here, assume the endpoint of the
         # newest answer.
-        endpoint = next((e.body.endpoint for e in reversed(tail.entries) if isinstance(e.body, Assistant)), "")
+        endpoint = next(
+            (e.body.endpoint for e in reversed(entries) if isinstance(e.body, Assistant) and e.body.endpoint), ""
+        )
         sent = ChatEncoder().messages(messages, endpoint=endpoint, dialect=Dialect())
         text = b"[\n" + b",\n".join(sent) + b"\n]\n"
         sys.stdout.buffer.write(safe_json(text.decode()).encode() if in_terminal() else text)

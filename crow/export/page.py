@@ -121,6 +121,8 @@ async def session_page(
         async for batch in store.history(session_id):
             for entry in batch:
                 page.feed(entry)
+        for entry in await store.unstored_end(session_id):
+            page.feed(entry)
         for piece in page.finish():
             yield piece
     finally:

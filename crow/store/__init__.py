@@ -304,6 +304,11 @@ class TurnStore(ClaimStore, Protocol):
     async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
         """Return the prompts in the inbox, in order."""
 
+    async def unstored_end(self, session_id: str) -> tuple[Entry, ...]:
+        """Return the entries that `LogStore.open_session` would append to repair the session: the saved part of an
+        answer, the end of the turn, and prompts that never ran. Return nothing if no repair is needed. This writes
+        nothing. When the entries are stored, they get other ids."""
+
     async def cancel_turn(self, session_id: str) -> bool:
         """If another store runs a turn of this session, ask that store to cancel the turn. Return false if no other
         store runs a turn of this session, or if stores on this database cannot notify each other."""

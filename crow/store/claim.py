@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, NoReturn, TypeAlias
 
-from crow.domain.entries import Assistant, Body, Custom, NewEntry, PromptName, TurnEnd, User
+from crow.domain.entries import Assistant, Body, Custom, Entry, NewEntry, PromptName, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy
 from crow.domain.messages import Usage
 from crow.domain.subagents import WAKE
 from crow.domain.tokens import estimate_text
 from crow.store.codec import decode_parts
 from crow.store.owner import readable
-from crow.store.values import QueuedPrompt
+from crow.store.values import QueuedPrompt, SessionRow
 
 Refusal: TypeAlias = Literal["gone", "busy", "interrupted", "fenced", "moved"]
 """Why a session cannot be written."""
@@ -85,6 +85,29 @@ def closing_entries(
         entries.append((NewEntry(body=user, model=model), number))
         entries.append((_interrupted(f"{readable(item.owner)} ended before it ran this prompt"), number))
     return entries
+
+
+def preview(closing: Iterable[tuple[NewEntry, int]], row: SessionRow, *, now_ms: int) -> tuple[Entry, ...]:
+    """Return closing entries as they would follow the session's path. They are not stored, so their ids are made up:
+    they follow that of the session's newest entry."""
+    entries: list[Entry] = []
+    parent = row.leaf
+    for entry_id, (new, turn) in enumerate(closing, start=max(row.newest_entry, row.leaf or 0) + 1):
+        entries.append(
+            Entry(
+                id=entry_id,
+                conversation=row.conversation,
+                session=row.id,
+                parent=parent,
+                turn=turn,
+                body=new.body,
+                model=new.model,
+                usage=new.usage,
+                created_ms=now_ms,
+            )
+        )
+        parent = entry_id
+    return tuple(entries)
 
 
 def _interrupted_answer(pieces: Sequence[DraftPiece]) -> Assistant | None:

@@ -120,6 +120,7 @@ class PrincipalStore(Store, Watcher):
     named_prompt = _needs("write", Store.named_prompt)
     replace_queued = _needs("write", Store.replace_queued)
     queued = _needs("read", Store.queued)
+    unstored_end = _needs("read", Store.unstored_end)
     drop_prompt = _needs("write", Store.drop_prompt)
     cancel_turn = _needs("write", Store.cancel_turn)
     renew_lease = _needs("write", Store.renew_lease)

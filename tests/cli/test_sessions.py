@@ -23,7 +23,7 @@ from crow.cli.output import age_text, unique_prefixes
 from crow.cli.sessions import parse_age, parse_day
 from crow.domain.entries import Assistant, Checkpoint, NewEntry, Reminder, TurnEnd
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import Usage
+from crow.domain.messages import Text, Usage
 from crow.domain.text import on_one_line, plural, safe
 from crow.store import NewSession, SessionChanges
 from crow.store.codec import merged_metadata, tags_of, tags_patch
@@ -500,6 +500,39 @@ def test_a_session_is_exported_as_one_html_file_and_opened_in_the_browser(
     path = Path(crow(capfd, "view", "aaaa1").strip())
     assert (path.read_text(), path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (html, 0o600, 0o700)
     assert (tmp_path / "opened").read_text() == f"{path.as_uri()}\n"
+
+
+async def die_while_answering(home: Path) -> None:
+    dead = await SqliteStore.open(home / "crow.db")
+    user = await begin(dead, "aaaa1111-one", "count to ten")
+    draft = {"after_leaf": user.id, "turn": user.turn, "message_id": "a9"}
+    await dead.save_draft("aaaa1111-one", **draft, text="one two ", thought="counting")
+    await dead.save_draft("aaaa1111-one", **draft, text="thr", thought="")
+    await dead.enqueue("aaaa1111-one", (Text(text="and back"),), "u9")
+    await dead.close()
+
+
+def test_what_a_dead_process_left_is_shown_although_the_session_is_not_opened(
+    stored_sessions: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = len(crow(capfd, "show", "aaaa1", "--json").splitlines())
+    anyio.run(die_while_answering, stored_sessions)
+    for arguments in (("show", "aaaa1", "--full"), ("export", "aaaa1", "--format", "markdown")):
+        _, _, end = crow(capfd, *arguments).partition("count to ten")
+        assert "> counting" in end
+        answer, queued = end.index("one two thr"), end.index("and back")
+        assert (
+            answer < end.index("> The turn ended: interrupted.") < queued < end.rindex("The turn ended: interrupted.")
+        )
+    page = crow(capfd, "export", "aaaa1", "--format", "html")
+    assert page.index("count to ten") < page.rindex("one two thr") < page.rindex("and back")
+    messages = json.loads(crow(capfd, "show", "aaaa1", "--format", "openai"))
+    assert any(message["role"] == "assistant" and "one two thr" in message["content"] for message in messages)
+    assert "one two thr" in crow(capfd, "show", "aaaa1", "--as-model")
+    # Entries that are not stored are in no file of entries, and showing them stores nothing.
+    assert len(crow(capfd, "show", "aaaa1", "--json").splitlines()) == lines + 1
+    with closing(sqlite3.connect(stored_sessions / "crow.db")) as database:
+        assert database.execute("SELECT count(*) FROM drafts").fetchone() == (2,)
 
 
 def test_the_context_of_the_model_is_shown_and_written_as_chat_messages(

@@ -70,6 +70,7 @@ async def test_every_method_that_names_a_session_says_when_there_is_none(store: 
         lambda: history(store, "gone"),
         lambda: store.enqueue("gone", (), "m"),
         lambda: store.queued("gone"),
+        lambda: store.unstored_end("gone"),
         lambda: store.take_turn("gone", "u", leaf=None),
         lambda: store.append("gone", leaf=None, turn=0, entries=[]),
         lambda: store.move_leaf("gone", leaf=None, to=None, reason="undo"),
@@ -366,8 +367,15 @@ async def test_a_turn_whose_owner_died_is_closed_once_with_what_was_shown(stores
     await dead.close()
 
     store, other = await stores.open(), await stores.open()
+    before = await store.tail("s1")
+    unstored = await store.unstored_end("s1")
+    assert await store.tail("s1") == before
     tail = await store.open_session("s1")
     crow = readable(dead.owner)
+    kept = [(entry.turn, entry.body, entry.model, entry.usage) for entry in tail.entries[1:]]
+    assert [(entry.turn, entry.body, entry.model, entry.usage) for entry in unstored] == kept
+    assert [entry.parent for entry in unstored] == [user.id, *(entry.id for entry in unstored[:-1])]
+    assert await store.unstored_end("s1") == ()
     assert [(entry.turn, entry.body) for entry in tail.entries[1:]] == [
         (1, Assistant(text="Hello", thought="hm", message_id="a1", finish="interrupted")),
         (1, TurnEnd(stop="interrupted", detail=f"{crow} ended in the middle of this turn")),
@@ -421,6 +429,8 @@ async def test_a_prompt_of_the_living_is_not_repaired_away(stores: AnyStores) ->
     await store.enqueue("s1", (Text(text="hi"),), "u1")
     assert (await other.open_session("s1")).entries == ()
     assert [prompt.message_id for prompt in await other.queued("s1")] == ["u1"]
+    await begin(store, "s1", "now")
+    assert await other.unstored_end("s1") == ()
 
 
 async def test_only_the_newest_draft_at_the_leaf_becomes_an_answer(stores: AnyStores) -> None:

@@ -41,6 +41,7 @@ READS = frozenset(
             "entry",
             "result",
             "queued",
+            "unstored_end",
             "count_messages",
             "usage_by_model",
             "compacted",

@@ -26,6 +26,7 @@ from crow.store.claim import (
     ends_draft,
     no_longer_queued,
     orphans,
+    preview,
     refuse,
     taken_from_inbox,
     waiting_news,
@@ -33,7 +34,7 @@ from crow.store.claim import (
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend, to_json
 from crow.store.owner import dead_twin, readable
 from crow.store.postgres.database import Database, Sql, folded, plain, snapshot, transaction
-from crow.store.postgres.paths import PathMethods, load_tail, session_values
+from crow.store.postgres.paths import PathMethods, load_tail, session_row, session_values
 from crow.store.postgres.prompts import add_name, begin_command, find_prompt, forget_waiting, note_entries, waiting_name
 from crow.store.postgres.sessions import change_session
 from crow.store.prompts import named_prompt_in
@@ -152,6 +153,14 @@ class TurnMethods(PathMethods):
         if not state.is_owned or state.epoch != self._epochs.get(session_id):
             self._epochs.pop(session_id, None)  # another store has taken over the turn and ended it
         return replace(await load_tail(sql, session_id), waiting=state.waiting)
+
+    @snapshot
+    async def unstored_end(self, sql: Sql, session_id: str) -> tuple[Entry, ...]:
+        state = await self._state(sql, session_id)
+        if not state.needs_repair:
+            return ()
+        row = await session_row(sql, session_id)
+        return preview(await _closing(sql, state), row, now_ms=state.now_ms)
 
     @transaction
     async def _repair(self, sql: Sql, session_id: str) -> None:
@@ -482,11 +491,9 @@ async def _close_turn(sql: Sql, state: _SessionState) -> list[Entry]:
     appended."""
     if not state.is_running and not state.orphans:
         return []
-    left = [(item, await waiting_name(sql, state.session_id, item.message_id)) for item in state.orphans]
-    dead = await _dead_turn(sql, state) if state.is_running else None
-    added = closing_entries(dead, left, turn=state.turn, model=state.model)
-    state.turn += len(left)
-    await sql.execute("DELETE FROM crow.inbox WHERE seq = ANY($1)", [item.seq for item, _ in left])
+    added = await _closing(sql, state)
+    state.turn += len(state.orphans)
+    await sql.execute("DELETE FROM crow.inbox WHERE seq = ANY($1)", [item.seq for item in state.orphans])
     await sql.execute("DELETE FROM crow.drafts WHERE session = $1", state.session_id)
     entries = await state.add(sql, added) if added else []
     await sql.execute(
@@ -495,6 +502,13 @@ async def _close_turn(sql: Sql, state: _SessionState) -> list[Entry]:
         state.turn,
     )
     return entries
+
+
+async def _closing(sql: Sql, state: _SessionState) -> list[tuple[NewEntry, int]]:
+    """Return the entries that close the turn and the queued prompts of dead owners, each with its turn."""
+    left = [(item, await waiting_name(sql, state.session_id, item.message_id)) for item in state.orphans]
+    dead = await _dead_turn(sql, state) if state.is_running else None
+    return closing_entries(dead, left, turn=state.turn, model=state.model)
 
 
 async def _note_entries(sql: Sql, stored: Sequence[Entry]) -> None:

@@ -29,6 +29,7 @@ from crow.store.claim import (
     ends_draft,
     no_longer_queued,
     orphans,
+    preview,
     refuse,
     taken_from_inbox,
     waiting_news,
@@ -102,6 +103,14 @@ class TurnMethods(PathMethods):
         if session_id in self._unstored_ends or _needs_repair(state, self.owner):
             return None
         return replace(load_tail(sql, session_id), waiting=waiting_news(state.inbox(self.owner)))
+
+    @snapshot()
+    def unstored_end(self, sql: Connection, session_id: str) -> tuple[Entry, ...]:
+        state = SessionState(sql, session_id, now_ms=now_ms())
+        if not _needs_repair(state, self.owner):
+            return ()
+        closing, _ = _closing(state, self.owner)
+        return preview(closing, session_row(sql, session_id), now_ms=state.now_ms)
 
     @transaction()
     def _repair(self, sql: Connection, session_id: str) -> None:
@@ -292,7 +301,7 @@ class TurnMethods(PathMethods):
 
 
 class SessionState:
-    """A session's row inside a write transaction. `add` appends an entry to the session's path, and `save` writes the
+    """A session's row inside a transaction. `add` appends an entry to the session's path, and `save` writes the
     row. Callers may set `leaf`, `turn`, `state` and `owner`.
 
     Every entry is inserted through this class, so the entry's blobs, its full text and the session's counters are
@@ -450,18 +459,22 @@ def _needs_repair(state: SessionState, owner: str) -> bool:
 def _close_turn(state: SessionState, owner: str) -> list[Entry]:
     """Close the turn and the queued prompts of dead owners, and make the session idle. Return the entries that were
     appended."""
-    left = [
-        (item, waiting_name(state.sql, state.session_id, item.message_id))
-        for item in orphans(state.inbox(owner), owner)
-    ]
-    dead = _dead_turn(state) if state.state == "running" else None
-    closing = closing_entries(dead, left, turn=state.turn, model=state.model)
+    closing, left = _closing(state, owner)
     entries = [state.add(new, turn=turn) for new, turn in closing]
     state.turn += len(left)
-    state.sql.executemany("DELETE FROM inbox WHERE seq = ?", [(item.seq,) for item, _ in left])
+    state.sql.executemany("DELETE FROM inbox WHERE seq = ?", [(item.seq,) for item in left])
     state.drop_draft()
     state.state, state.owner = "idle", ""
     return entries
+
+
+def _closing(state: SessionState, owner: str) -> tuple[list[tuple[NewEntry, int]], Sequence[InboxItem]]:
+    """Return the entries that close the turn and the queued prompts of dead owners, each with its turn. Also return the
+    items of these prompts."""
+    items = orphans(state.inbox(owner), owner)
+    left = [(item, waiting_name(state.sql, state.session_id, item.message_id)) for item in items]
+    dead = _dead_turn(state) if state.state == "running" else None
+    return closing_entries(dead, left, turn=state.turn, model=state.model), items
 
 
 def _dead_turn(state: SessionState) -> DeadTurn:

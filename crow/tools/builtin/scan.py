@@ -87,7 +87,7 @@ def main() -> None:
     `fault`, which says why.
     """
     request = json.loads(sys.argv[1])
-    _limit_lifetime(request["seconds"])
+    limit_lifetime(request["seconds"])
     if "pattern" in request and (fault := find_pattern_fault(request["pattern"])):
         answer: dict[str, object] = {"fault": fault}
     else:
@@ -202,7 +202,7 @@ def find_pattern_fault(pattern: str) -> str:
     return ""
 
 
-def _limit_lifetime(seconds: int) -> None:
+def limit_lifetime(seconds: int) -> None:
     """End this process after `seconds` of processor time, or soon after the reader of its output is gone.
 
     Both limits use signals, because no other thread can run while a regular expression is being matched.
