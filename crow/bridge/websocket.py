@@ -197,8 +197,7 @@ class Decoder:
     """Decodes the bytes from a server into messages. A decoder never holds more than one incomplete message and one
     chunk of bytes."""
 
-    def __init__(self, limit: int = _MAX_MESSAGE_BYTES) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._data = bytearray()
         self._parts: list[bytes] = []
         self._size = 0
@@ -255,8 +254,8 @@ class Decoder:
             if have < 2 + width:
                 return None
             size, start = int.from_bytes(data[start : start + width], "big"), start + width
-        if self._size + size > self._limit:
-            raise WebSocketError(_TOO_BIG, f"The server sent a message of more than {self._limit >> 20} MiB.")
+        if self._size + size > _MAX_MESSAGE_BYTES:
+            raise WebSocketError(_TOO_BIG, f"The server sent a message of more than {_MAX_MESSAGE_BYTES >> 20} MiB.")
         return (is_last, opcode, start, start + size) if len(data) >= start + size else None
 
     def _check_head(self, first: int, second: int) -> None:

@@ -359,11 +359,11 @@ async def session_names(limit: int) -> list[tuple[str, str | None, str]]:
     return [(row.id, row.alias, title_line(row.title or "", 60)) for row in page.rows]
 
 
-async def all_sessions(store: Store, *, cwd: str | None = None, archived: bool = False) -> AsyncIterator[SessionRow]:
+async def all_sessions(store: Store, *, archived: bool) -> AsyncIterator[SessionRow]:
     """Yield all sessions that `crow sessions` lists, newest first."""
     cursor: str | None = None
     while True:
-        page = await store.sessions(cwd=cwd, cursor=cursor, limit=_PAGE, archived=archived)
+        page = await store.sessions(cursor=cursor, limit=_PAGE, archived=archived)
         for row in page.rows:
             yield row
         cursor = page.cursor

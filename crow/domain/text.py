@@ -1,7 +1,8 @@
-"""Shortens, quotes, counts and escapes text that people and models read."""
+"""Shortens, quotes, counts, encodes and escapes text that people and models read."""
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Mapping
@@ -49,6 +50,11 @@ def plural(number: int, noun: str) -> str:
     if noun.endswith("y") and noun[-2:-1] not in ("a", "e", "o", "u"):
         return f"{number:,} {noun[:-1]}ies"
     return f"{number:,} {noun}{'es' if noun.endswith(('s', 'x', 'ch', 'sh')) else 's'}"
+
+
+def base32(data: bytes) -> str:
+    """Return `data` in base32, as people can type it: in lower case, without padding."""
+    return base64.b32encode(data).decode().rstrip("=").lower()
 
 
 def describe(value: object, chars: int = 80) -> str:

@@ -6,7 +6,6 @@ only the sha256 of the secret in the address, so whoever reads the folder's back
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import json
@@ -23,7 +22,7 @@ import anyio
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError
-from crow.domain.text import plural, title_line
+from crow.domain.text import base32, plural, title_line
 from crow.export.redact import Redactor
 from crow.store import Store
 
@@ -84,7 +83,7 @@ class PageLinks:
         lifetime_ms = parse_lifetime(age)
         if len(await self.list()) >= _MAX_LINKS:
             raise ArgumentError(f"There are {plural(_MAX_LINKS, 'link')} already. Revoke some that nobody needs.")
-        name, secret = _base32(7)[:_ID_CHARS], _base32(32)[:_SECRET_CHARS]
+        name, secret = base32(secrets.token_bytes(7))[:_ID_CHARS], base32(secrets.token_bytes(32))[:_SECRET_CHARS]
         redact = self._redactor(is_strict)
         link = PageLink(
             id=name,
@@ -192,7 +191,3 @@ def parse_lifetime(text: str) -> int:
     if not 0 < lifetime_ms <= _MAX_AGE_MS:
         raise ArgumentError(f'"{title_line(text, 40)}" is not a lifetime; expected 1h to 366d, such as 12h, 7d or 8w.')
     return lifetime_ms
-
-
-def _base32(size: int) -> str:
-    return base64.b32encode(secrets.token_bytes(size)).decode().rstrip("=").lower()

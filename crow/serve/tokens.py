@@ -7,7 +7,6 @@ can guess 256 random bits.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import logging
@@ -24,6 +23,7 @@ from ipaddress import IPv6Address, ip_address
 import anyio
 
 from crow.domain.errors import ArgumentError, StoreError
+from crow.domain.text import base32
 from crow.store import AccessStore, Token
 from crow.store.principals import check_principal
 
@@ -105,10 +105,10 @@ def new_token(
         raise ArgumentError(f"--label: expected at most {_MAX_LABEL_CHARS} printable characters.")
     if expires_ms is not None and expires_ms <= now_ms:
         raise ArgumentError("--expires: expected a time in the future, but this time is in the past.")
-    token_id = _base32(secrets.token_bytes(7))[:_ID_CHARS]
+    token_id = base32(secrets.token_bytes(7))[:_ID_CHARS]
     if is_pairing or token_id.startswith(_PAIRING):
         token_id = (_PAIRING if is_pairing else "a") + token_id[len(_PAIRING if is_pairing else "a") :]
-    secret = _base32(secrets.token_bytes(_SECRET_BYTES))
+    secret = base32(secrets.token_bytes(_SECRET_BYTES))
     token = Token(
         id=token_id,
         principal=check_principal(principal),
@@ -287,8 +287,4 @@ def _hash(secret: str) -> str:
 def _check(body: str) -> str:
     """Return the check number of a token. With this number, crow recognises a mistyped token without a query to the
     store."""
-    return _base32(zlib.crc32(body.encode()).to_bytes(4, "big"))
-
-
-def _base32(data: bytes) -> str:
-    return base64.b32encode(data).decode().rstrip("=").lower()
+    return base32(zlib.crc32(body.encode()).to_bytes(4, "big"))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.domain.text import describe, first_line, plural, quote, shorten, shorten_end, shorten_middle
+from crow.domain.text import base32, describe, first_line, plural, quote, shorten, shorten_end, shorten_middle
 
 TEXTS = st.text(max_size=60)
 LIMITS = st.integers(min_value=1, max_value=70)
@@ -74,6 +74,13 @@ def test_a_value_is_described_as_json_that_fits(value: object, chars: int) -> No
     assert describe(value, chars) == shorten(
         json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode(), chars
     )
+
+
+@pytest.mark.parametrize(
+    ("data", "text"), [(b"", ""), (b"f", "my"), (b"foobar", "mzxw6ytboi"), (b"\xff" * 5, "77777777")]
+)
+def test_base32_has_lower_case_and_no_padding(data: bytes, text: str) -> None:
+    assert base32(data) == text
 
 
 def test_a_value_that_is_nested_too_deeply_is_described_all_the_same() -> None:

@@ -118,7 +118,7 @@ class _LineReader:
                 self._add(self._text[rest_at : rest_at + 1])
             self._at = rest_at + 1
         elif char == "'":
-            self._add(self._until("'", rest_at))
+            self._add(self._read_single(rest_at))
         elif char == '"':
             self._add("")
             self._at = rest_at
@@ -151,13 +151,13 @@ class _LineReader:
             self._pieces = []
         self._pieces.append(piece)
 
-    def _until(self, end: str, start: int) -> str:
-        """Return the text from `start` up to the next `end`. Reading continues after that `end`."""
-        stop = self._text.find(end, start)
+    def _read_single(self, start: int) -> str:
+        """Return the text from `start` up to the next single quote. Reading continues after that quote."""
+        stop = self._text.find("'", start)
         if stop < 0:
             self._found.is_clear = False
             stop = len(self._text)
-        self._at = stop + len(end)
+        self._at = stop + 1
         return self._text[start:stop]
 
     def _read_double(self, end: str) -> None:

@@ -106,7 +106,7 @@ class Permissions:
     """Decides whether calls of one session may run, and asks the user where needed.
 
     The mode and the rules are read for each call, so a change applies from the next call on. A subagent uses its
-    session's instance, or an instance that allows less. `rules` are the rules of the user's file.
+    session's instance, or an instance that allows less.
     """
 
     def __init__(
@@ -114,7 +114,6 @@ class Permissions:
         branch: Branch,
         client: Client,
         workspace: Workspace,
-        rules: Sequence[PermissionRule] = (),
         *,
         limit: str = "",
         whole: Permissions | None = None,
@@ -122,7 +121,8 @@ class Permissions:
         self._branch = branch
         self._client = client
         self._workspace = workspace
-        self.rules = tuple(rules)
+        self.rules: tuple[PermissionRule, ...] = ()
+        """The rules of the user's file."""
         self._limit = limit
         self._whole = whole or self
         self.reviews: dict[str, _Review] = {} if whole is None else whole.reviews

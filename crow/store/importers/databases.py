@@ -140,11 +140,6 @@ def _count_in_file(path: Path, sql: str, values: Sequence[str]) -> int:
         return 0
 
 
-def _session_ids(sql: sqlite3.Connection) -> list[str]:
-    """Return the ids of crow's sessions."""
-    return [row[0] for row in sql.execute("SELECT id FROM sessions WHERE deleted_ms IS NULL")]
-
-
 def _connect(copy: Path, path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(copy, isolation_level=None)
     try:

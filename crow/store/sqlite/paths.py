@@ -595,9 +595,9 @@ def _labels(sql: Connection, notes: Iterable[int]) -> dict[int, tuple[str, int |
     return {note: (str(value), entry if isinstance(entry, int) else None) for note, value, entry in rows}
 
 
-def _select_entries(sql: Connection, where: str, values: Any, *, order: str = "ASC") -> Iterator[Entry]:
+def _select_entries(sql: Connection, where: str, values: Any) -> Iterator[Entry]:
     load = _loader(sql)
-    query = f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE {where} ORDER BY e.id {order}"
+    query = f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE {where} ORDER BY e.id"
     for found in sql.execute(query, values).fetchall():
         row = StoredRow(*found)
         yield entry_of(row, partial(_body_of, row, load))

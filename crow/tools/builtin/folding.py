@@ -85,10 +85,10 @@ class Lines:
         steps = Counter(other - one for one, other in pairwise(widths) if other > one)
         return steps.most_common(1)[0][0] if steps else 1
 
-    def find(self, wanted: Sequence[str], *, first: int = 0) -> Iterator[Place]:
-        """Yield the places from line `first` on whose folded lines are `wanted`. Words are not cut."""
+    def find(self, wanted: Sequence[str]) -> Iterator[Place]:
+        """Yield the places whose folded lines are `wanted`. Words are not cut."""
         joined = "\n".join(wanted)
-        at = self._joined.find(joined, self._starts[first])
+        at = self._joined.find(joined)
         while at >= 0:
             place = self._place(at, at + len(joined))
             if place is not None:

@@ -296,8 +296,8 @@ SLIPS: tuple[Callable[[str, str], Iterator[_Meant]], ...] = (
 )
 
 
-def _replace_folded(lines: Lines, old: str, new: str, *, name: str, first: int = 0) -> Replacement:
-    """Replace the only place from line `first` on that matches `old` when lines are folded.
+def _replace_folded(lines: Lines, old: str, new: str, *, name: str) -> Replacement:
+    """Replace the only place that matches `old` when lines are folded.
 
     :raises ~crow.domain.errors.ArgumentError: no place matches, or several do, or the indentation of `new` cannot be
         derived from the file.
@@ -307,16 +307,14 @@ def _replace_folded(lines: Lines, old: str, new: str, *, name: str, first: int =
         if not any(wanted):
             continue
         found: list[tuple[Place, Indents]] = []
-        for number, place in enumerate(lines.find(wanted, first=first)):
+        for number, place in enumerate(lines.find(wanted)):
             if number * len(wanted) > MAX_LINES_COMPARED:
                 raise ArgumentError(f"too many places in {name} are similar to old_text; copy it exactly")
             indents = Indents.between(old_lines, lines.at(place), skips_first=not place.is_whole_start, unit=lines.unit)
             if indents is not None:
                 found.append((place, indents))
             if len(found) > 1:
-                places = [
-                    each.first for each, _ in zip(lines.find(wanted, first=first), range(_MAX_PLACES), strict=False)
-                ]
+                places = [each.first for each, _ in zip(lines.find(wanted), range(_MAX_PLACES), strict=False)]
                 raise ArgumentError(ambiguous(lines.contents, places, len(old_lines), name, is_exact=False))
         if found:
             place, _ = found[0]
@@ -403,12 +401,12 @@ class Unclear(Exception):
 class Indents:
     """How the indentation of old_text becomes the indentation of the file."""
 
-    def __init__(self, pairs: dict[str, str], unit: int = 1) -> None:
+    def __init__(self, pairs: dict[str, str], unit: int) -> None:
         self._pairs = pairs
         self._unit = unit
 
     @classmethod
-    def between(cls, old: Sequence[str], actual: Sequence[str], *, skips_first: bool, unit: int = 1) -> Indents | None:
+    def between(cls, old: Sequence[str], actual: Sequence[str], *, skips_first: bool, unit: int) -> Indents | None:
         """Return the indentation that turns `old` into `actual`, or None if there is none that keeps the nesting.
         `unit` is the width of one level of indentation in the file."""
         pairs: dict[str, str] = {}

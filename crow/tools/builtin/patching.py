@@ -25,7 +25,7 @@ _DEFINITION = re.compile(
     r"(?:[\w<>\[\]]+\s+){0,5}(?:class|def|func|fn|function|interface|impl|struct|enum|trait|module|namespace|object|"
     r"record|protocol|extension|sub|proc)\b"
 )
-_SAME = Indents({})
+_SAME = Indents({}, unit=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

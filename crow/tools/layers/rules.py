@@ -1,4 +1,7 @@
-"""Says which files of a layer are protected, although an ordinary command of git changes many files of its own."""
+"""Decides which files in a layer are protected.
+
+Ordinary git commands change many files in `.git`, such as objects and refs. These are not protected here.
+"""
 
 from __future__ import annotations
 
