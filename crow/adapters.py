@@ -468,7 +468,7 @@ def mcp_server(name: str, settings: McpServerSettings, folder: Path) -> McpServe
 
 
 def is_empty(loaded: Loaded) -> bool:
-    """Whether the user has no database yet."""
+    """Return whether the user has no database yet."""
     return loaded.settings.database.url is None and not loaded.paths.database.exists()
 
 

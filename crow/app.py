@@ -374,8 +374,8 @@ class Wiring:
             adapters.endpoint_of(self._target(name)).check()
 
     def _has_endpoint(self) -> bool:
-        """Whether crow has an endpoint to use. It has one if the user or the client chose an endpoint, or if there is a
-        key for the default endpoint."""
+        """Return whether crow has an endpoint to use. It has one if the user or the client chose an endpoint, or if
+        there is a key for the default endpoint."""
         if not self._target("").needs_key:
             return True
         return self._settings.model.api_key is not None or self._loaded.sources["model.base_url"] != "default"
@@ -498,7 +498,7 @@ def find_hooks() -> dict[HookEvent, list[NamedHook]]:
 
 
 def _names_hooks(directory: str) -> bool:
-    """Whether a package in this directory may register hooks. This check is much faster than reading all entry
+    """Return whether a package in this directory may register hooks. This check is much faster than reading all entry
     points."""
     with os.scandir(directory) as packages:
         names = [package.path for package in packages if package.name.endswith((".dist-info", ".egg-info"))]

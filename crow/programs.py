@@ -63,8 +63,8 @@ class Programs:
         return next(filter(self.trusts, map(os.path.expanduser, candidates)), None)
 
     def trusts(self, path: str) -> bool:
-        """Whether crow may still start this program: it is in one of the fixed places, and neither a confined command
-        nor another user can change which file the path names, or what is in the file."""
+        """Return whether crow may still start this program: it is in one of the fixed places, and neither a confined
+        command nor another user can change which file the path names, or what is in the file."""
         if not hasattr(os, "geteuid"):
             return False
         place, system, user = os.path.dirname(path), system_owners(), os.geteuid()
@@ -102,7 +102,7 @@ class Programs:
                 os.fsync(file.fileno())
 
     def _distrusted(self) -> frozenset[str]:
-        """The paths in the ledger. :raises OSError: it cannot be read."""
+        """Return the paths in the ledger. :raises OSError: it cannot be read."""
         try:
             names = b"" if self.ledger is None else self.ledger.read_bytes()
         except FileNotFoundError:
@@ -176,7 +176,7 @@ def _step_at(path: str, status: os.stat_result) -> Step:
 
 
 def is_private_group(status: os.stat_result) -> bool:
-    """Whether only the owner of a file is in its group, or the group is root's."""
+    """Return whether only the owner of a file is in its group, or the group is root's."""
     if status.st_gid == 0:
         return True
     import grp  # Windows has no such modules
@@ -190,8 +190,8 @@ def is_private_group(status: os.stat_result) -> bool:
 
 
 def system_owners() -> frozenset[int]:
-    """The users who own the system's files. Where root is not in this user namespace, its files seem to belong to the
-    overflow user."""
+    """Return the users who own the system's files. Where root is not in this user namespace, its files seem to belong
+    to the overflow user."""
     try:
         overflow = int(OVERFLOW_ID.read_bytes())
         ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
@@ -208,8 +208,8 @@ def _resolved_places(places: Iterable[str]) -> list[str]:
 
 
 def _overlap(place: str, tree: str) -> bool:
-    """Whether one of two directories contains the other. A directory may be mounted in several places, so their ids are
-    compared, too."""
+    """Return whether one of two directories contains the other. A directory may be mounted in several places, so their
+    ids are compared, too."""
     if _is_in_or_above(place, [tree]):
         return True
     inner = os.path.join(tree, "bin")
@@ -219,7 +219,7 @@ def _overlap(place: str, tree: str) -> bool:
 
 
 def _id_of(path: str) -> tuple[int, int] | None:
-    """The device and inode number of a file; None if it does not exist."""
+    """Return the device and inode number of a file; None if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:
@@ -228,12 +228,12 @@ def _id_of(path: str) -> tuple[int, int] | None:
 
 
 def _has_other_names(path: str) -> bool:
-    """Whether a file has further names, such as one in a workspace. Installers link files of their cache."""
+    """Return whether a file has further names, such as one in a workspace. Installers link files of their cache."""
     return os.stat(path).st_nlink != 1
 
 
 def _is_in_or_above(path: str, trees: Sequence[str]) -> bool:
-    """Whether the path is in one of the trees, or one of the trees is in it."""
+    """Return whether the path is in one of the trees, or one of the trees is in it."""
     return any(Path(path).is_relative_to(tree) or Path(tree).is_relative_to(path) for tree in trees)
 
 
@@ -263,7 +263,7 @@ def _is_loader_variable(name: str) -> bool:
 
 
 def system_path() -> str:
-    """A PATH with the system's own directories, for helpers that look up other programs."""
+    """Return a PATH with the system's own directories, for helpers that look up other programs."""
     return os.pathsep.join(place for place in (*SYSTEM_PLACES, "/snap/bin") if os.path.isdir(place))
 
 
@@ -279,8 +279,8 @@ def trusted_path(is_inside: Callable[[Path], bool]) -> str:
 
 
 def named_program(name: str, is_inside: Callable[[Path], bool] = lambda _path: False) -> str | None:
-    """The absolute path of a program that the user named, such as a hook: the first one on PATH that is not in the
-    workspace; None if there is none. See :func:`trusted_path`. A name that contains a slash is a path."""
+    """Return the absolute path of a program that the user named, such as a hook: the first one on PATH that is not in
+    the workspace; None if there is none. See :func:`trusted_path`. A name that contains a slash is a path."""
     if os.path.dirname(name):
         return name if os.access(name, os.X_OK) and os.path.isfile(name) else None
     is_everything = is_inside(Path(os.sep))

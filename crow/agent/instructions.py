@@ -60,7 +60,7 @@ class Instructions:
 
 
 def anything(_path: Path) -> bool:
-    """The default for `may_read`: allow every path."""
+    """Return true for every path. This is the default of `may_read`."""
     return True
 
 
@@ -232,7 +232,7 @@ def distrust(path: Path, directory: Path, cwd: Path, may_read: Callable[[Path], 
 
 
 def stays_in_folder(path: Path) -> bool:
-    """Whether `path`, after links are resolved, is still inside its parent directory."""
+    """Return whether `path`, after links are resolved, is still inside its parent directory."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))
 
 

@@ -89,7 +89,8 @@ def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceCo
 
 
 def _is_home(folder: Path) -> bool:
-    """Whether this is the user's home directory, where such files are the user's own settings of other agents."""
+    """Return whether this is the user's home directory, where such files are the user's own settings of other
+    agents."""
     try:
         return os.path.samefile(folder, os.path.expanduser("~"))
     except (OSError, ValueError):

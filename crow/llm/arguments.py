@@ -89,18 +89,18 @@ def json_text(arguments: Mapping[str, object]) -> str:
 
 
 def begins_object(text: str) -> bool:
-    """Whether `text` looks like the beginning of an object."""
+    """Return whether `text` looks like the beginning of an object."""
     return text.lstrip().startswith("{")
 
 
 def is_whole(pieces: list[str]) -> bool:
-    """Whether the pieces so far form one complete object, so that no further text can belong to it."""
+    """Return whether the pieces so far form one complete object, so that no further text can belong to it."""
     return bool(pieces) and pieces[-1].rstrip().endswith("}") and isinstance(_decoded("".join(pieces)), dict)
 
 
 def fits(arguments: Mapping[str, object], schema: JsonObject | None) -> bool:
-    """Whether the object can contain the arguments of a tool: it has no unknown member, and no required member is
-    missing.
+    """Return whether the object can contain the arguments of a tool: it has no unknown member, and no required member
+    is missing.
 
     Only the names of members are compared. Importing `jsonschema` would delay the first answer by 80 ms. Also,
     `jsonschema` would match text from a model against patterns from a server's schema, and this may take extremely

@@ -87,7 +87,7 @@ def data_url(part: domain.Image | domain.File) -> str:
 
 
 def is_paused(message: domain.Message | None) -> bool:
-    """Whether this is an answer that its endpoint has not finished yet."""
+    """Return whether this is an answer that its endpoint has not finished yet."""
     return isinstance(message, domain.AssistantMessage) and message.is_paused
 
 

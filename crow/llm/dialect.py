@@ -130,13 +130,13 @@ def wire_part(wire: WireName) -> str:
 
 
 def is_wire(part: str) -> bool:
-    """Whether this part is a whole wire."""
+    """Return whether this part is a whole wire."""
     return part.endswith("_wire")
 
 
 def changes_messages(part: str) -> bool:
-    """Whether this part changes how messages are written. If such a part is left out or sent again, the endpoint cannot
-    reuse what it has cached."""
+    """Return whether this part changes how messages are written. If such a part is left out or sent again, the endpoint
+    cannot reuse what it has cached."""
     return is_wire(part) or part.rpartition(".")[2] in _MESSAGE_PARTS
 
 

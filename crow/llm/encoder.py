@@ -115,7 +115,7 @@ class Encoder(ABC, Generic[_EncodedT]):
         self._messages, self._encoded, self._tools, self._tools_sent = (), [], (), b""
 
     def _is_known(self, known: _EncodedT, message: Message) -> bool:
-        """Whether `known` is what `_encode` would return."""
+        """Return whether `known` is what `_encode` would return."""
         return known.message is message or known.message == message
 
     def _read(self, messages: tuple[Message, ...]) -> None:

@@ -109,7 +109,7 @@ class Endpoint(ModelLimits):
 
 
 def is_local(base_url: str) -> bool:
-    """Whether the URL points to this machine or its local network."""
+    """Return whether the URL points to this machine or its local network."""
     try:
         host = urlsplit(base_url).hostname or ""
     except ValueError:

@@ -582,8 +582,8 @@ _NOT_IMPLEMENTED = re.compile(r"not[_ ]implemented|convert_request_failed", re.I
 
 
 def refuses_wire(body: ErrorBody, wire: WireName) -> bool:
-    """Whether the endpoint does not serve this wire at all, does not serve tools or this model on it, or names another
-    wire to use."""
+    """Return whether the endpoint does not serve this wire at all, does not serve tools or this model on it, or names
+    another wire to use."""
     if body.status in {500, 501}:
         return body.status == 501 or _NOT_IMPLEMENTED.search(body.searched) is not None
     if body.status not in {None, 400, 404, 405, 410, 422}:
@@ -603,12 +603,12 @@ def refuses_wire(body: ErrorBody, wire: WireName) -> bool:
 
 
 def _refuses_tools(body: ErrorBody) -> bool:
-    """Whether the endpoint has no tools for this model."""
+    """Return whether the endpoint has no tools for this model."""
     return _says_of_tools(body, "no tools")
 
 
 def _refuses_tools_with_reasoning(body: ErrorBody) -> bool:
-    """Whether the endpoint has no tools for this model while it reasons."""
+    """Return whether the endpoint has no tools for this model while it reasons."""
     return _says_of_tools(body, "tools with reasoning")
 
 

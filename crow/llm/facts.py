@@ -69,7 +69,7 @@ class LearnedWindow:
         return self.times > 1 or (self.times == 1 and self.session == session)
 
     def is_due(self, answers: int, today: date) -> bool:
-        """Whether to test the window now. `answers` is the number of answers since `self.answers` was stored."""
+        """Return whether to test the window now. `answers` is the number of answers since `self.answers` was stored."""
         return self.answers + answers >= self.patience or _is_past(self.checked_on, 1, today)
 
     def disproved(self, today: date) -> LearnedWindow:
@@ -179,7 +179,7 @@ def learned_refusals(facts: Mapping[str, object]) -> dict[str, Refusal]:
 
 
 def is_possible_limit(value: object) -> TypeGuard[int]:
-    """Whether this can be an output limit in tokens."""
+    """Return whether this can be an output limit in tokens."""
     return type(value) is int and 0 < value <= MAX_TOKENS
 
 
@@ -321,8 +321,8 @@ def _day_after(day: str, days: int) -> str:
 
 
 def _is_past(day: str, days: int, today: date) -> bool:
-    """Whether `days` days have passed since `day`. The result is also True if `day` cannot be read, or if it lies in
-    the future because a clock was wrong."""
+    """Return whether `days` days have passed since `day`. The result is also True if `day` cannot be read, or if it
+    lies in the future because a clock was wrong."""
     return not today.isoformat() < _day_after(day, days) or day > today.isoformat()
 
 

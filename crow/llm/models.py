@@ -151,7 +151,7 @@ def _number(value: object) -> float | None:
 
 
 def _is_possible(name: str, value: object) -> bool:
-    """Whether `value` is a possible value of the limit or price `name`."""
+    """Return whether `value` is a possible value of the limit or price `name`."""
     if name in _PRICES:
         price = None if isinstance(value, str) else _number(value)
         return price is not None and price >= 0

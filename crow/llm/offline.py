@@ -127,11 +127,11 @@ class _OfflineStream:
         return self._answer
 
     def partial(self) -> domain.Answer:
-        """What was streamed so far."""
+        """Return what was streamed so far."""
         return domain.Answer(text="".join(self._text), thought="".join(self._thought), finish="interrupted")
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """One attempt, or none if the request has not begun."""
+        """Return one attempt, or none if the request has not begun."""
         if self._answer is not None:
             return (Attempt(usage=self._answer.usage),)
         made = estimate_text("".join(self._text)) + estimate_text("".join(self._thought))
@@ -269,7 +269,8 @@ def _describe_result(result: str) -> str:
 
 
 def _is_summary_instruction(prompt: str) -> bool:
-    """Whether a prompt is crow's instruction to write a summary. Such an instruction names the summary's headings."""
+    """Return whether a prompt is crow's instruction to write a summary. Such an instruction names the summary's
+    headings."""
     return "## Goal" in prompt and "## Next" in prompt
 
 

@@ -130,12 +130,12 @@ _END = re.compile(r"\[DONE\]", re.IGNORECASE)
 
 
 def is_end(data: str) -> bool:
-    """Whether this event is the last one."""
+    """Return whether this event is the last one."""
     return _END.match(data) is not None
 
 
 def is_keep_alive(data: str) -> bool:
-    """Whether the event has no content and only keeps the connection open."""
+    """Return whether the event has no content and only keeps the connection open."""
     return data.lower() in {"ping", "pong", "keep-alive", "keepalive", "heartbeat", "connected"}
 
 

@@ -176,7 +176,7 @@ class CallDetector:
         self._before.add(text[added:])
 
     def _may_be_block(self, text: str, at: int) -> bool:
-        """Whether the text from `at` on can still become a block of calls, or the end of the answer."""
+        """Return whether the text from `at` on can still become a block of calls, or the end of the answer."""
         if self._tools and not self._before.is_quoting and _is_prefix(text, at):
             return True
         is_block = self._is_block(text, at)
@@ -191,7 +191,7 @@ class CallDetector:
         return False
 
     def _is_block(self, text: str, at: int) -> bool:
-        """Whether a block of calls begins at `at` and is neither quoted nor merely mentioned in a sentence."""
+        """Return whether a block of calls begins at `at` and is neither quoted nor merely mentioned in a sentence."""
         if not self._tools or self._before.is_quoting or not text.startswith(_STARTS, at):
             return False
         if self._before.is_in_unknown_form:
@@ -203,7 +203,7 @@ class CallDetector:
         return is_alone or self._may_be_glm(text, at)
 
     def _may_be_glm(self, text: str, at: int) -> bool:
-        """Whether the text from `at` on is a call in GLM's form, or can still become one."""
+        """Return whether the text from `at` on is a call in GLM's form, or can still become one."""
         if (call := _GLM_CALL.match(text, at)) is None:
             return False
         name, rest = call["name"], call["rest"]
@@ -230,7 +230,7 @@ class CallDetector:
 
 
 def _is_prefix(text: str, at: int) -> bool:
-    """Whether the text from `at` on is an incomplete token."""
+    """Return whether the text from `at` on is an incomplete token."""
     return len(text) - at < _LONGEST and text[at:] in _PREFIXES
 
 
@@ -325,7 +325,8 @@ def _read_marked(block: str, tools: _Tools) -> _Found:
 
 
 def _may_be_marked(block: str, tools: _Tools) -> bool:
-    """Whether `block`, which may be incomplete, begins with a marker and can still become calls of offered tools."""
+    """Return whether `block`, which may be incomplete, begins with a marker and can still become calls of offered
+    tools."""
     block = _without_turns(block)
     if not any(token.startswith(block[: len(token)]) for token in (*_STARTS, _RECIPIENT)):
         return False
@@ -372,7 +373,7 @@ def _read_row(block: str, tools: _Tools, *, is_partial: bool = False) -> tuple[_
 
 
 def _is_open_json(text: str, at: int) -> bool:
-    """Whether an object or a list begins at `at` and may be incomplete."""
+    """Return whether an object or a list begins at `at` and may be incomplete."""
     if text[at] not in "{[":
         return False
     try:
@@ -569,7 +570,7 @@ def _read_bare(text: str) -> _Found:
 
 
 def _may_be_bare(text: str, tools: _Tools) -> bool:
-    """Whether an answer that begins with `text` may turn out to consist only of calls without a marker."""
+    """Return whether an answer that begins with `text` may turn out to consist only of calls without a marker."""
     text = text.strip()
     if any(opening.startswith(text) for opening in _BARE_OPENINGS):
         return True
@@ -626,5 +627,6 @@ def _end_of_bare_call(text: str, at: int, tools: _Tools) -> int | None:
 
 
 def _begins_one_of(words: Collection[str], text: str, *, is_whole: bool) -> bool:
-    """Whether `text` is one of `words`. If `is_whole` is False, `text` may also be the beginning of one of them."""
+    """Return whether `text` is one of `words`. If `is_whole` is False, `text` may also be the beginning of one of
+    them."""
     return text in words if is_whole else any(word.startswith(text) for word in words)

@@ -203,7 +203,7 @@ class CallAssembler:
         return None if self._opens_anew(call, name, arguments, same_index=index is not None) else call
 
     def _opens_anew(self, call: PartialCall, name: str, arguments: str, *, same_index: bool) -> bool:
-        """Whether a fragment with a name begins a new call, although its ID or index is that of `call`."""
+        """Return whether a fragment with a name begins a new call, although its ID or index is that of `call`."""
         if not call.name:
             return False
         if name != call.name.strip():
@@ -220,7 +220,8 @@ class CallAssembler:
 
 
 def _is_nothing(call: PartialCall) -> bool:
-    """Whether a call consists only of an ID or an index. LiteLLM may send `{}` beside a thought, as if it called."""
+    """Return whether a call consists only of an ID or an index. LiteLLM may send `{}` beside a thought, as if it
+    called."""
     arguments = "".join(call.pieces).strip()
     return not call.name.strip() and (not arguments or (arguments == "{}" and not call.id))
 

@@ -227,7 +227,7 @@ class Sessions:
 
 
 def _takes(chosen: SessionFilter, row: SessionRow) -> bool:
-    """Whether a subagent meets the conditions. Of its models, only the current one counts."""
+    """Return whether a subagent meets the conditions. Of its models, only the current one counts."""
     return (
         row.archived == chosen.archived
         and (chosen.directories is None or row.cwd in chosen.directories)

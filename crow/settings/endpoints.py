@@ -356,7 +356,7 @@ class Gateways:
             self._by_id[provider_id] = None
 
     def is_disabled(self, target: Target) -> bool:
-        """Whether the client has disabled the provider of a model."""
+        """Return whether the client has disabled the provider of a model."""
         return self._by_id.get(_provider_id(target.provider), target) is None
 
     def route(self, target: Target) -> Target:
@@ -406,14 +406,14 @@ MAIN_PROVIDER = "main"
 
 
 def _provider_id(provider: str | None) -> str:
-    """The id by which clients know `[providers.NAME]`. None stands for the endpoint in `[model]`."""
+    """Return the id by which clients know `[providers.NAME]`. None stands for the endpoint in `[model]`."""
     if provider is None:
         return MAIN_PROVIDER
     return f"providers.{provider}" if provider == MAIN_PROVIDER else provider
 
 
 def _provider_ids(settings: Settings) -> dict[str, str]:
-    """The user's own URL of each provider, by id."""
+    """Return the user's own URL of each provider, by id."""
     urls = {_provider_id(None): settings.model.base_url}
     for name, provider in settings.providers.items():
         urls[_provider_id(name)] = provider.base_url or PRESETS[name].base_url

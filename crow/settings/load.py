@@ -240,7 +240,7 @@ def find_paths(env: Mapping[str, str]) -> Paths:
 
 
 def setting_keys() -> tuple[str, ...]:
-    """The dotted keys of all settings, except those in named tables."""
+    """Return the dotted keys of all settings, except those in named tables."""
     return tuple(_fields())
 
 
@@ -276,7 +276,7 @@ class _SettingsReader:
             raise ConfigError("\n".join(self._problems))
 
     def sources(self) -> dict[str, str]:
-        """The source of each key. A named table has one key for each value that it sets."""
+        """Return the source of each key. A named table has one key for each value that it sets."""
         sources = dict.fromkeys(setting_keys(), "default") | {"models": self._model_list.source}
         if self._hooks:
             sources["hooks"] = self._file.name

@@ -136,7 +136,7 @@ def _servers(text: str) -> Mapping[str, Any]:
 
 
 def _names(line: str, name: str) -> bool:
-    """Whether a line is the header of the server's table, or of a table inside that table."""
+    """Return whether a line is the header of the server's table, or of a table inside that table."""
     try:
         found = tomllib.loads(line)
     except tomllib.TOMLDecodeError:

@@ -44,8 +44,8 @@ _OTHER_NAMES: Mapping[str, str] = {
 
 
 def find_agents(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Path], bool]) -> tuple[AgentKind, ...]:
-    """All agent files, sorted by name. If several have the same name, the first one found is used. The user's folders
-    are searched first, so a workspace cannot replace a user's file.
+    """Return all agent files, sorted by name. If several have the same name, the first one found is used. The user's
+    folders are searched first, so a workspace cannot replace a user's file.
 
     `is_inside` tells whether a resolved path is in the workspace and may be read without asking the user.
     """
@@ -59,7 +59,7 @@ def find_agents(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Pa
 
 
 def _agents_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterator[AgentKind]:
-    """The agent files in a folder; `is_inside` is None for a user's folder."""
+    """Return the agent files in a folder; `is_inside` is None for a user's folder."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry, _ in zip(entries, range(10 * _MAX_AGENTS), strict=False))
@@ -79,7 +79,7 @@ def _agents_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterat
 
 
 def _agent_kind(name: str, head: bytes, path: Path, *, is_from_workspace: bool) -> AgentKind:
-    """The kind that the beginning of a file describes."""
+    """Return the kind that the beginning of a file describes."""
     text = head.decode("utf-8", "replace")
     fields, end = front_matter(text, _KEYS)
     description = clean_line(fields.get("description", ""))
@@ -130,7 +130,7 @@ def _tools_in(text: str) -> tuple[tuple[str, ...], str]:
 
 
 def read_agent(kind: AgentKind) -> tuple[str, str]:
-    """The whole text of an agent file, and the sha256 (hex) of the file.
+    """Return the whole text of an agent file, and the sha256 (hex) of the file.
 
     :raises ~crow.domain.errors.ArgumentError: the file is too large or cannot be read any more, or its path now
         contains a link.

@@ -47,7 +47,7 @@ def front_matter(text: str, wanted: Collection[str]) -> tuple[dict[str, str], in
 
 
 def _value(block: str) -> str:
-    """The value of one key, always as text: tags, numbers and dates are not interpreted."""
+    """Return the value of one key, always as text: tags, numbers and dates are not interpreted."""
     import yaml  # importing it takes 15 ms, and most workspaces have no skills or commands
 
     if len(block) <= _YAML_CHARS:

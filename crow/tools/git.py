@@ -92,8 +92,8 @@ class GitFiles:
     _trees: set[str] = field(default_factory=set, repr=False)
 
     def named_around(self, path: str, roots: Sequence[str]) -> frozenset[str]:
-        """What git would run in the repositories around a path and in those of the roots, and these repositories' own
-        folders. See `named`."""
+        """Return what git would run in the repositories around a path and in those of the roots, and these
+        repositories' own folders. See `named`."""
         found = list(repositories_above(os.path.dirname(path)))
         for root in roots:
             found += [] if contains_any(root, [path]) else repositories_above(root)
@@ -102,13 +102,14 @@ class GitFiles:
         return self.named(found) | own
 
     def named(self, repositories: Iterable[Repository]) -> frozenset[str]:
-        """The files and folders that git would run, or would read as settings, in these repositories. The paths are
-        absolute. They need not exist: git would also run a file that is created later."""
+        """Return the files and folders that git would run, or would read as settings, in these repositories. The paths
+        are absolute. They need not exist: git would also run a file that is created later."""
         chosen = list(dict.fromkeys(repositories))[:_MAX_REPOSITORIES]
         return frozenset(path for repository in chosen for path in self._named(repository))
 
     def _repositories_below(self, root: str) -> Iterator[Repository]:
-        """The repositories in the folders of a root, up to four levels deep. Looks at a limited number of folders."""
+        """Return the repositories in the folders of a root, up to four levels deep. Only a limited number of folders is
+        searched."""
         level, left = [os.path.realpath(root)], _MAX_SEARCHED
         for _ in range(_SEARCH_DEPTH + 1):
             searched = level[:left]
@@ -119,7 +120,8 @@ class GitFiles:
                     yield found
 
     def _folders_in(self, folder: str) -> tuple[str, ...]:
-        """The folders in a folder, except those with dependencies. Notes whether it is the top of a repository."""
+        """Return the folders in a folder, except those with dependencies. Remember whether it is the top of a
+        repository."""
         try:
             changed_ns = os.stat(folder).st_mtime_ns
             known = self._folders.get(folder)
@@ -157,7 +159,7 @@ class GitFiles:
                 yield from _named_by_command(section, value, bases)
 
     def _called_by(self, folder: str, bases: Sequence[str]) -> Iterator[str]:
-        """The scripts and Python modules that the hooks in a folder call by their paths."""
+        """Return the scripts and Python modules that the hooks in a folder call by their paths."""
         for hook in _HOOKS:
             for _, _, value in self._read_file(os.path.join(folder, hook), _parse_script):
                 line = _command_line(value)
@@ -166,7 +168,8 @@ class GitFiles:
                 yield from (path for path in named if path.endswith(_SCRIPTS) or os.access(path, os.X_OK))
 
     def _settings(self, repository: Repository) -> Iterator[tuple[str, Setting]]:
-        """The settings of a repository, each with its file. Included files follow the file that includes them."""
+        """Return the settings of a repository, each with its file. Included files follow the file that includes
+        them."""
         read: set[str] = set()
         waiting = [os.path.join(repository.common, "config"), os.path.join(repository.directory, "config.worktree")]
         waiting += self._outer_files()
@@ -204,7 +207,7 @@ class GitFiles:
 
 
 def repositories_above(folder: str) -> Iterator[Repository]:
-    """The repositories whose trees contain a folder."""
+    """Return the repositories whose trees contain a folder."""
     folder = os.path.realpath(folder)
     while True:
         found = find_repository(folder)
@@ -216,7 +219,7 @@ def repositories_above(folder: str) -> Iterator[Repository]:
 
 
 def find_repository(folder: str) -> Repository | None:
-    """The repository of a worktree with this folder at its top, or of a bare repository in this folder."""
+    """Return the repository of a worktree with this folder at its top, or of a bare repository in this folder."""
     place = os.path.join(folder, ".git")
     if os.path.isdir(place):
         return _repository_at(os.path.realpath(place), folder)
@@ -237,8 +240,8 @@ def _repository_at(directory: str, top: str) -> Repository:
 
 
 def _inner_repositories(repository: Repository) -> Iterator[Repository]:
-    """The repositories of the submodules that a repository keeps in its own folder, and those of linked worktrees with
-    settings of their own."""
+    """Return the repositories of the submodules that a repository keeps in its own folder, and those of linked
+    worktrees with settings of their own."""
     for part in ("modules", "worktrees"):
         folder = os.path.join(repository.common, part)
         with suppress(OSError), os.scandir(folder) as entries:
@@ -249,7 +252,7 @@ def _inner_repositories(repository: Repository) -> Iterator[Repository]:
 
 
 def _first_line(file: str) -> str:
-    """The first line of a small file that git wrote; empty if there is no such file."""
+    """Return the first line of a small file that git wrote; empty if there is no such file."""
     try:
         if not modes.S_ISREG(os.stat(file).st_mode):
             return ""
@@ -271,7 +274,7 @@ def _link_targets(path: str) -> Iterator[str]:
 
 
 def steps(path: str) -> Iterator[str]:
-    """The links that the system follows to open a path, and where it arrives. `path` is absolute."""
+    """Return the links that the system follows to open a path, and where it arrives. `path` is absolute."""
     place, waiting, links = os.sep, [*reversed(path.split(os.sep))], 0
     while waiting:
         part = waiting.pop()
@@ -293,7 +296,7 @@ def steps(path: str) -> Iterator[str]:
 
 
 def _link_target(path: str) -> str:
-    """What a link holds; empty if there is no link."""
+    """Return what a link holds; empty if there is no link."""
     try:
         return os.readlink(path)
     except (OSError, ValueError):
@@ -301,8 +304,8 @@ def _link_target(path: str) -> str:
 
 
 def _hooks_in(place: str, top: str) -> Iterator[str]:
-    """The files that git would run if `place` is its folder of hooks. This is the whole folder, because hooks call each
-    other. But if the folder contains the worktree, these are only the hooks themselves."""
+    """Return the files that git would run if `place` is its folder of hooks. This is the whole folder, because hooks
+    call each other. But if the folder contains the worktree, these are only the hooks themselves."""
     if (top + os.sep).startswith(place.rstrip(os.sep) + os.sep):
         yield from (os.path.join(place, hook) for hook in _HOOKS)
     else:
@@ -311,7 +314,7 @@ def _hooks_in(place: str, top: str) -> Iterator[str]:
 
 
 def _places(value: str, bases: Sequence[str]) -> Iterator[str]:
-    """The paths that a value may mean, relative to each of the folders `bases`. See `steps`."""
+    """Return the paths that a value may mean, relative to each of the folders `bases`. See `steps`."""
     value = os.path.expanduser(value)
     if value and "\0" not in value:
         for base in bases:
@@ -319,7 +322,7 @@ def _places(value: str, bases: Sequence[str]) -> Iterator[str]:
 
 
 def _named_by_command(section: str, value: str, bases: Sequence[str]) -> Iterator[str]:
-    """The files that a command line in git's settings names."""
+    """Return the files that a command line in git's settings names."""
     if section != "alias" or value.startswith("!"):
         line = _command_line(value)
         yield from _modules_in(line, bases)
@@ -327,13 +330,13 @@ def _named_by_command(section: str, value: str, bases: Sequence[str]) -> Iterato
 
 
 def _command_line(value: str) -> str:
-    """A command line in git's settings, with the folder where git starts it as `.`."""
+    """Return a command line in git's settings, with the folder where git starts it as `.`."""
     line = _HOME_OF_REPOSITORY.sub(".", value.removeprefix("!"))
     return _HOME_OF_USER.sub(lambda _: os.path.expanduser("~"), line)
 
 
 def _modules_in(line: str, bases: Sequence[str]) -> Iterator[str]:
-    """The files of the modules that `python -m` would run: it first looks in the folder where it starts."""
+    """Return the files of the modules that `python -m` would run: it first looks in the folder where it starts."""
     for module in _MODULE.findall(line):
         parts = module.split(".")
         for count in range(1, len(parts) + 1):
@@ -343,9 +346,9 @@ def _modules_in(line: str, bases: Sequence[str]) -> Iterator[str]:
 
 
 def _words_in(line: str, bases: Sequence[str], *, is_alias: bool = False) -> Iterator[str]:
-    """The files that the words of a command line name. A word without a slash counts if the file exists, or if it looks
-    like the name of a file. A folder counts only if the line gives a path to it, and not in an alias, because any word
-    may be the name of a folder by chance."""
+    """Return the files that the words of a command line name. A word without a slash counts if the file exists, or if
+    it looks like the name of a file. A folder counts only if the line gives a path to it, and not in an alias, because
+    any word may be the name of a folder by chance."""
     folders = [place for folder in _FOLDER_CHANGE.findall(line) for place in _places(folder, bases)]
     bases = [*bases, *filter(os.path.isdir, folders)]
     words = dict.fromkeys(_WORD.findall(line))
@@ -362,12 +365,13 @@ def _words_in(line: str, bases: Sequence[str], *, is_alias: bool = False) -> Ite
 
 
 def contains_any(path: str, folders: Iterable[str]) -> bool:
-    """Whether a path is one of the folders or contains one."""
+    """Return whether a path is one of the folders or contains one."""
     return any((folder + os.sep).startswith(path.rstrip(os.sep) + os.sep) for folder in folders)
 
 
 def parse_settings(text: str) -> Iterator[Setting]:
-    """The settings in a file of git's. Lines that git would refuse are skipped: git may come to accept them."""
+    """Return the settings in one of git's files. Only the lines that git would refuse are skipped, not the whole file,
+    because another version of git may accept them."""
     section = ""
     lines = iter(text.lstrip("\ufeff").replace("\r\n", "\n").split("\n"))
     for line in lines:
@@ -387,7 +391,7 @@ def parse_settings(text: str) -> Iterator[Setting]:
 
 
 def _parse_value(text: str, *, is_quoted: bool) -> tuple[str, bool | None]:
-    """The value in the rest of a line. If the value continues on the next line, also return whether it is inside
+    """Return the value in the rest of a line. If the value continues on the next line, also return whether it is inside
     quotes there; otherwise return None."""
     value: list[str] = []
     characters = iter(text)
@@ -407,7 +411,7 @@ def _parse_value(text: str, *, is_quoted: bool) -> tuple[str, bool | None]:
 
 
 def _parse_script(text: str) -> Iterator[Setting]:
-    """The lines of a shell script that are no comments, in the form of settings."""
+    """Return the lines of a shell script that are not comments, in the form of settings."""
     lines = text.split("\n")[:_MAX_LINES] if text.startswith("#!") and "\0" not in text else []
     return (("", "", line) for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
@@ -417,7 +421,7 @@ _USUAL_STRATEGIES = frozenset({b"ort", b"recursive", b"resolve", b"octopus", b"o
 
 
 def commands_in(name: str, content: bytes | None) -> frozenset[bytes]:
-    """The lines of a file in which git keeps an unfinished rebase, if git would run them.
+    """Return the lines of a file in which git keeps an unfinished rebase, if git would run them.
 
     `name` is the name of the file. Lines of a `git-rebase-todo` that pick commits are left out. A file whose content is
     not known counts as one unknown command.

@@ -68,8 +68,8 @@ _AFTER = dict.fromkeys((*(_BLOCKS - {"tr"}), *_HEADINGS), "\n\n")
 
 
 def document_text(data: bytes, media: str, charset: str) -> str:
-    """The text of a document in its most readable form. `media` and `charset` are what the server declared; each may be
-    empty.
+    """Return the text of a document in its most readable form. `media` and `charset` are what the server declared; each
+    may be empty.
 
     If the charset is unknown or not in `CODECS`, the text is decoded as UTF-8. Bytes that cannot be decoded become
     U+FFFD.
@@ -85,7 +85,7 @@ def document_text(data: bytes, media: str, charset: str) -> str:
 
 
 def codec_of(charset: str) -> str:
-    """The codec for a declared charset. The name is only looked up in tables: a hostile name cannot make Python
+    """Return the codec for a declared charset. The name is only looked up in tables: a hostile name cannot make Python
     import a module."""
     name = normalize_encoding(charset.strip().lower()[:40])
     for spelling in (name, name.removeprefix("x_")):
@@ -111,7 +111,7 @@ def _indent_json(text: str) -> str:
 
 
 def page_text(html: str) -> str:
-    """The text of a page as a reader sees it: title, headings, lists and links, but no scripts."""
+    """Return the text of a page as a reader sees it: title, headings, lists and links, but no scripts."""
     reader = _Reader()
     reader.read(html)
     lines = [line.rstrip(" \t") for line in "".join(reader.pieces).split("\n")]
@@ -121,7 +121,7 @@ def page_text(html: str) -> str:
 
 
 def _end_of_declaration(html: str, start: int) -> int:
-    """The end of the comment or declaration that begins at `start`; -1 if it never ends."""
+    """Return the end of the comment or declaration that begins at `start`; -1 if it never ends."""
     if html.startswith("<!--", start):
         end = _COMMENT_END.search(html, start + 2)  # `<!-->` is a whole comment
         return -1 if end is None else end.end()
@@ -129,7 +129,7 @@ def _end_of_declaration(html: str, start: int) -> int:
 
 
 def _replace_references(text: str) -> str:
-    """The text with its character references replaced."""
+    """Return the text with its character references replaced."""
     return unescape(_ENDLESS_REFERENCE.sub("\ufffd", text)) if "&" in text else text
 
 
@@ -181,7 +181,7 @@ class _Reader:
             self.add_text(_replace_references(html[at:]))
 
     def start(self, tag: str, link: str) -> None:
-        """An element begins. If it is a link, `link` is its target."""
+        """Handle the start of an element. If it is a link, `link` is its target."""
         if tag == "title":
             self._in_title = not self.title
         if tag == "body":
@@ -198,7 +198,7 @@ class _Reader:
                 self.pieces.append(_BEFORE[tag])
 
     def end(self, tag: str) -> None:
-        """An element ends."""
+        """Handle the end of an element."""
         if tag == "title":
             self._in_title = False
         if self._skipped:

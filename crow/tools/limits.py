@@ -21,7 +21,7 @@ class FairLimiter:
         self._total = total
         self._each = total if each is None else each
         self._taken: Counter[object] = Counter()
-        self._waiting: dict[object, deque[anyio.Event]] = {}  # in the order of the holders' turns
+        self._waiting: dict[object, deque[anyio.Event]] = {}  # the next slot goes to the first holder
 
     @property
     def taken(self) -> int:

@@ -52,7 +52,7 @@ class ProtectedPaths:
     """Finds what git would run."""
 
     def covers(self, path: Path) -> bool:
-        """Whether a resolved path is protected. Reads the settings of the repositories around it."""
+        """Return whether a resolved path is protected. This reads the settings of the repositories around it."""
         if is_protected(path, self.names):
             return True
         place = f"{path}/".casefold()
@@ -64,13 +64,13 @@ class ProtectedPaths:
         )
 
     def _linked(self) -> Iterator[str]:
-        """Where the links with protected names lead that are in a root, or in the home directory."""
+        """Return the targets of the links in the roots and in the home directory whose names are protected."""
         for folder in dict.fromkeys((*self.roots, os.path.expanduser("~"))):
             yield from _linked_from(folder, self.names)
 
 
 def _linked_from(folder: str, names: ProtectedNames) -> Iterator[str]:
-    """Where the links in a folder lead whose names are protected."""
+    """Return the targets of the links in a folder whose names are protected."""
     try:
         with os.scandir(folder) as entries:
             links = [entry for entry in entries if entry.is_symlink()]
@@ -83,8 +83,8 @@ def _linked_from(folder: str, names: ProtectedNames) -> Iterator[str]:
 
 
 def is_protected(path: Path, names: ProtectedNames = DEFAULT_NAMES) -> bool:
-    """Whether the file at a resolved path may hold secrets, instruct agents, or make programs run commands, judged by
-    its name and the folders above it.
+    """Return whether the file at a resolved path may hold secrets, instruct agents, or make programs run commands,
+    judged by its name and the folders above it.
 
     If at least one file system treats two names as the same, this function does so too.
     """
@@ -99,8 +99,8 @@ def is_protected(path: Path, names: ProtectedNames = DEFAULT_NAMES) -> bool:
 
 
 def is_secret(path: Path) -> bool:
-    """Whether a resolved path is a place for keys or passwords, or is inside such a place. Some files of processes in
-    /proc count as such places."""
+    """Return whether a resolved path is a place for keys or passwords, or is inside such a place. Some files of
+    processes in /proc count as such places."""
     names = [fold_name(part) for part in path.parts]
     place = f"/{'/'.join(names[1:])}/"
     if any(f"/{secret}/" in place for secret in FOLDED_SECRET_PLACES):
@@ -120,6 +120,6 @@ def secret_places() -> list[str]:
 
 @lru_cache(maxsize=4)
 def folded_home_secrets(home: str) -> tuple[str, ...]:
-    """The places in `_HOME_SECRET_PLACES` as path prefixes, case-folded for comparison."""
+    """Return the places in `_HOME_SECRET_PLACES` as path prefixes, case-folded for comparison."""
     places = (os.path.join(os.path.realpath(home), place) for place in _HOME_SECRET_PLACES)
     return tuple(f"{place.casefold()}/" for place in places) if os.path.isabs(home) else ()

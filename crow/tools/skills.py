@@ -27,8 +27,8 @@ _DESCRIPTION_CHARS = 500
 
 
 def find_skills(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Path], bool]) -> tuple[SkillInfo, ...]:
-    """All skills, sorted by name. If several have the same name, the first one found is used. The user's folders are
-    searched first, so a workspace cannot replace a user's skill.
+    """Return all skills, sorted by name. If several have the same name, the first one found is used. The user's folders
+    are searched first, so a workspace cannot replace a user's skill.
 
     `is_inside` tells whether a resolved path is in the workspace and may be read without asking the user.
     """
@@ -42,7 +42,7 @@ def find_skills(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Pa
 
 
 def _skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterator[SkillInfo]:
-    """The skills in a folder; `is_inside` is None for a user's folder."""
+    """Return the skills in a folder; `is_inside` is None for a user's folder."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry, _ in zip(entries, range(10 * _MAX_SKILLS), strict=False))
@@ -64,13 +64,13 @@ def _skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterat
 
 
 def clean_line(text: str) -> str:
-    """The text, shortened to one line and escaped so that it cannot close a section of the prompt."""
+    """Return the text, shortened to one line and escaped so that it cannot close a section of the prompt."""
     plain = " ".join("".join(char for char in text if char.isprintable() or char.isspace()).split())
     return plain.replace("<", "‹").replace(">", "›")[:_DESCRIPTION_CHARS]
 
 
 def read_skill(skill: SkillInfo) -> tuple[str, str]:
-    """The text of a skill below its front matter, and the sha256 (hex) of its file.
+    """Return the text of a skill below its front matter, and the sha256 (hex) of its file.
 
     :raises OSError: the file cannot be read any more, or a link has been put into its path.
     """

@@ -48,7 +48,7 @@ class OutputBuffer:
         self._dropped_lines += piece.count("\n")
 
     def text(self) -> str:
-        """The whole text. If it is too long, a marker replaces its middle."""
+        """Return the whole text. If it is too long, a marker replaces its middle."""
         excess = self._tail_chars - self._half if self._dropped_chars else 0
         if excess > 0:  # only a part of the oldest piece is within the limit
             tail = "".join(self._tail)

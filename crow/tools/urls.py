@@ -113,13 +113,13 @@ def url_expression(pattern: str) -> str:
 
 
 def covers_url(pattern: str, url: str, *, ignore_case: bool = False) -> bool:
-    """Whether the pattern of a rule covers a URL in normal form."""
+    """Return whether the pattern of a rule covers a URL in normal form."""
     flags = re.DOTALL | (re.IGNORECASE if ignore_case else re.NOFLAG)
     return re.fullmatch(url_expression(pattern), url, flags) is not None
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is an IP address, without brackets."""
+    """Return whether a host is an IP address, without brackets."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

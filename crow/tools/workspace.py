@@ -448,7 +448,7 @@ class _LimitedBytes:
             self._left -= len(self._pieces[-1])
 
     def masked(self, mask: SecretMask) -> bytes:
-        """The kept bytes, with secrets masked."""
+        """Return the kept bytes, with secrets masked."""
         return mask(b"".join(self._pieces).decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
@@ -526,7 +526,7 @@ def _folded_places(paths: Sequence[Path], *, is_folder: bool = False) -> tuple[s
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:
-    """The device and inode number of a file; None if there is no such file."""
+    """Return the device and inode number of a file; None if there is no such file."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -535,7 +535,8 @@ def _file_id(path: Path) -> tuple[int, int] | None:
 
 
 def shared_inode(path: Path) -> tuple[int, int] | None:
-    """The device and inode number of a regular file that has several names (hard links); None for anything else."""
+    """Return the device and inode number of a regular file that has several names (hard links); None for anything
+    else."""
     try:
         found = path.stat()
     except (OSError, ValueError):

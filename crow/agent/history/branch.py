@@ -109,7 +109,7 @@ class Branch:
         return tuple(reversed(list(takewhile(lambda entry: entry.id > entry_id, reversed(self.entries)))))
 
     def context(self) -> Context:
-        """The context that the model would get now."""
+        """Return the context that the model would get now."""
         return self.projection.context()
 
     @property
@@ -129,14 +129,14 @@ class Branch:
         return next((level for level in THOUGHT_LEVELS if level == self.row.config.get("thought_level")), None)
 
     def prompt_with(self, message_id: str) -> User | Command | None:
-        """The stored prompt with this message id."""
+        """Return the stored prompt with this message id."""
         bodies = (entry.body for entry in self.entries)
         return next(
             (body for body in bodies if isinstance(body, User | Command) and body.message_id == message_id), None
         )
 
     def newest_user(self) -> Entry | None:
-        """The newest user entry in memory."""
+        """Return the newest user entry in memory."""
         return next((entry for entry in reversed(self.entries) if isinstance(entry.body, User)), None)
 
     async def publish(self, event: Event) -> None:

@@ -104,7 +104,7 @@ async def _inspect_file(
 
 
 def is_changed_between(changes: Sequence[File], results: Mapping[CallRef, ToolResult]) -> bool:
-    """Whether someone else changed the file between two of crow's changes."""
+    """Return whether someone else changed the file between two of crow's changes."""
     for earlier, later in pairwise(changes):
         # The content that a restore replaced came from another branch, so `earlier` says nothing about it. The restore
         # checked that content.
@@ -115,7 +115,7 @@ def is_changed_between(changes: Sequence[File], results: Mapping[CallRef, ToolRe
 
 
 def name_in(workspace: Workspace, path: Path) -> str:
-    """The path, relative to the workspace if it is inside."""
+    """Return the path, relative to the workspace if it is inside."""
     root = workspace.resolve(str(workspace.cwd))
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 

@@ -365,7 +365,7 @@ _FIND_RUNS = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
 
 
 def program_of(word: str) -> str:
-    """The name of a program without its directory."""
+    """Return the name of a program without its directory."""
     return word.rpartition("/")[2]
 
 
@@ -475,7 +475,7 @@ the next word as their value."""
 
 
 def runs(line: str, pattern: str) -> Certainty:
-    """Whether a line runs a command that `pattern` covers.
+    """Return whether a line runs a command that `pattern` covers.
 
     A pattern is a program with options and operands, which may be globs. It covers each command that runs the program
     with all of these options and operands, and perhaps with more. The command may have the options at any place and in
@@ -508,7 +508,7 @@ def _pattern_words(pattern: str) -> Words | None:
 
 
 def _matches(command: Words, wanted: Words) -> Certainty:
-    """Whether a pattern that consists of the words `wanted` covers a command; see `runs`."""
+    """Return whether a pattern that consists of the words `wanted` covers a command; see `runs`."""
     program = command[0]
     if _ONE in program or _MANY in program:
         return "maybe"
@@ -528,7 +528,7 @@ def _is_same(word: str, wanted: str) -> bool:
 
 
 def _match_options(command: Words, wanted: Sequence[str]) -> Certainty:
-    """Whether a command has all wanted options."""
+    """Return whether a command has all wanted options."""
     given = [word for word in command[1:] if word.startswith("-")]
     letters = {char for word in given if not word.startswith("--") for char in word[1:]}
     is_unknown = any(_ONE in word or _MANY in word for word in command[1:])
@@ -546,7 +546,7 @@ def _match_options(command: Words, wanted: Sequence[str]) -> Certainty:
 
 
 def _match_operands(command: Words, wanted: Sequence[str]) -> Certainty:
-    """Whether a command has all the operands in `wanted`, in this order."""
+    """Return whether a command has all the operands in `wanted`, in this order."""
     if not wanted:
         return "yes"
     program = program_of(command[0]).casefold()

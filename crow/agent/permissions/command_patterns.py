@@ -21,7 +21,7 @@ def kind_of_command(line: str) -> str:
 
 
 def allows_command(pattern: str, line: str, access: CommandAccess) -> bool:
-    """Whether an allow rule covers a command line. Only a single plain command is ever covered.
+    """Return whether an allow rule covers a command line. Only a single plain command is ever covered.
 
     If the pattern does not end with `*`, the command must consist of exactly the pattern's words. If the pattern ends
     with `*`, the command may have more words after those of the pattern. If such a command can change something, it is
@@ -38,7 +38,7 @@ def allows_command(pattern: str, line: str, access: CommandAccess) -> bool:
 
 
 def has_star(pattern: str) -> bool:
-    """Whether a command pattern ends with a `*`, which stands for any further words."""
+    """Return whether a command pattern ends with a `*`, which stands for any further words."""
     return pattern.rstrip().endswith((" *", ":*"))
 
 

@@ -55,7 +55,7 @@ def _plan_of_host(call: PlannedCall, host: Host, others: Sequence[Host] = ()) ->
 
 
 def is_named_host(host: Host, rules: Sequence[PermissionRule]) -> bool:
-    """Whether a rule that the user wrote names exactly this host."""
+    """Return whether a rule that the user wrote names exactly this host."""
     return any(
         rule.allow and rule.is_pattern and rule.argument is not None and rule.tool == NETWORK
         and names_host(rule.argument, str(host))
@@ -64,7 +64,7 @@ def is_named_host(host: Host, rules: Sequence[PermissionRule]) -> bool:
 
 
 def is_read_only_host(host: Host, rules: Sequence[PermissionRule]) -> bool:
-    """Whether the host is allowed only as one of the usual registries."""
+    """Return whether the host is allowed only as one of the usual registries."""
     covering = [
         rule
         for rule in rules

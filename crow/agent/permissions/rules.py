@@ -84,7 +84,7 @@ class PermissionRule:
     """The user typed the rule, so it covers tools by their names alone."""
 
     def as_json(self) -> JsonObject:
-        """The rule as it is stored in the session's row."""
+        """Return the rule as it is stored in the session's row."""
         stored: dict[str, object] = {"tool": self.tool, "argument": self.argument, "allow": self.allow}
         optional = {"pattern": self.is_pattern or None, "access": self.access, "cwd": self.cwd}
         optional |= {"fingerprint": self.fingerprint or None, "definition": self.definition or None}
@@ -92,7 +92,7 @@ class PermissionRule:
         return stored | {name: value for name, value in optional.items() if value is not None}
 
     def allows(self, name: str, call: PlannedCall) -> bool:
-        """Whether this is an allow rule that covers the call.
+        """Return whether this is an allow rule that covers the call.
 
         A rule covers no protected path. A rule covers a path outside the workspace only if the rule's pattern is
         absolute. A command pattern covers a command that consists of exactly the pattern's words. If the pattern ends
@@ -125,13 +125,13 @@ class PermissionRule:
         return coverage.argument is not None and fnmatchcase(coverage.argument, self.argument)
 
     def is_outdated(self, call: PlannedCall) -> bool:
-        """Whether the called MCP tool is not the one that the user's answer was about. An older version of crow stored
-        no fingerprints, so what its rules were about is unknown."""
+        """Return whether the called MCP tool is not the one that the user's answer was about. An older version of crow
+        stored no fingerprints, so what its rules were about is unknown."""
         is_by_name = self.is_users or self.is_typed or _PLAIN_NAME.fullmatch(self.tool) is None
         return not is_by_name and self.fingerprint != call.coverage.fingerprint
 
     def forbids(self, name: str, call: PlannedCall) -> Certainty:
-        """Whether this is a deny rule that covers the call.
+        """Return whether this is a deny rule that covers the call.
 
         A command is covered if it runs the pattern's command; see
         :func:`crow.agent.permissions.command_line.runs`. A file is covered if any of its names matches.
@@ -265,7 +265,7 @@ def _decide_about_changes(name: str, call: PlannedCall, mode: str, rules: Sequen
 
 
 def _covers_changes(call: PlannedCall, rules: Sequence[PermissionRule]) -> bool:
-    """Whether allow rules for changes cover all files that a command has changed."""
+    """Return whether allow rules for changes cover all files that a command has changed."""
     allowing = [rule for rule in rules if rule.allow and fnmatchcase(_KEPT_CHANGES, rule.tool)]
     return all(
         any(rule.argument is None or names_path(rule.argument, [path]) for rule in allowing) for path in call.changed
@@ -295,7 +295,7 @@ def _together(parts: Sequence[PlannedCall], decisions: Sequence[Decision]) -> De
 
 
 def _are_covering(name: str, call: PlannedCall, rules: Sequence[PermissionRule]) -> bool:
-    """Whether the allow rules among these cover a call without parts."""
+    """Return whether the allow rules among these cover a call without parts."""
 
     def is_allowed(tool: str) -> bool:
         return any(rule.allows(tool, call) for rule in rules)
@@ -310,7 +310,7 @@ _NOT_CONFINED = (
 
 
 def _forbids(rule: PermissionRule, name: str, call: PlannedCall) -> Certainty:
-    """Whether a deny rule covers the call.
+    """Return whether a deny rule covers the call.
 
     A rule that denies a file to `read_file` also denies it to searches, skills and subagents. If a command names a
     file that is denied to `read_file`, the result is "maybe".
@@ -328,7 +328,7 @@ def _forbids(rule: PermissionRule, name: str, call: PlannedCall) -> Certainty:
 
 
 def is_path_rule(rule: PermissionRule, *tools: str) -> bool:
-    """Whether this is a deny rule that has an argument and applies to one of `tools`."""
+    """Return whether this is a deny rule that has an argument and applies to one of `tools`."""
     return not rule.allow and rule.argument is not None and any(fnmatchcase(tool, rule.tool) for tool in tools)
 
 
@@ -346,7 +346,7 @@ def doubt(rule: PermissionRule) -> str:
 
 
 def outdated_rule(name: str, call: PlannedCall, rules: Iterable[PermissionRule]) -> PermissionRule | None:
-    """The rule that allowed this MCP tool before its server changed it, or before crow stored fingerprints."""
+    """Return the rule that allowed this MCP tool before its server changed it, or before crow stored fingerprints."""
     name = call.coverage.rule_tool or name
     outdated = (rule for rule in rules if rule.allow and rule.tool == name and rule.is_outdated(call))
     return max(outdated, key=lambda rule: bool(rule.fingerprint), default=None)
@@ -431,7 +431,8 @@ def current_rules(users: Sequence[PermissionRule], row: SessionRow) -> tuple[Per
 
 
 def may_attach(path: Path, workspace: Workspace, rules: Sequence[PermissionRule]) -> bool:
-    """Whether crow may give the model a file without a tool call. `path` is a resolved path. This call blocks."""
+    """Return whether crow may give the model a file without a tool call. `path` is a resolved path. This call
+    blocks."""
     if workspace.read_protection(path) != "none":
         return False
     root = workspace.resolve(".")
@@ -443,8 +444,8 @@ def may_attach(path: Path, workspace: Workspace, rules: Sequence[PermissionRule]
 
 
 def _may_read(paths: Sequence[str], rules: Sequence[PermissionRule], *, has_other_names: bool = False) -> bool:
-    """Whether crow may read a file (such as AGENTS.md) on its own, without a tool call. `paths` are the file's names,
-    as in `rule_paths`.
+    """Return whether crow may read a file (such as AGENTS.md) on its own, without a tool call. `paths` are the file's
+    names, as in `rule_paths`.
 
     If the file `has_other_names` (hard links), any deny rule for paths forbids reading it, because the rule may be
     about one of those names.
@@ -454,12 +455,12 @@ def _may_read(paths: Sequence[str], rules: Sequence[PermissionRule], *, has_othe
 
 
 def _is_absolute(pattern: str) -> bool:
-    """Whether a glob of paths can name paths outside the workspace."""
+    """Return whether a glob of paths can name paths outside the workspace."""
     return os.path.isabs(os.path.expanduser(pattern))
 
 
 def names_path(pattern: str, paths: Iterable[str], *, ignore_case: bool = False) -> bool:
-    """Whether a glob matches one of the names of a file."""
+    """Return whether a glob matches one of the names of a file."""
     matcher = _path_matcher(pattern, ignore_case=ignore_case)
     return any(matcher.fullmatch(normalize("NFC", path)) for path in paths)
 
@@ -638,14 +639,14 @@ def rule_words(rule: PermissionRule) -> str:
 
 
 def replaces(rule: PermissionRule, value: JsonObject) -> bool:
-    """Whether a stored rule is an earlier answer about the same MCP tool in the same directory."""
+    """Return whether a stored rule is an earlier answer about the same MCP tool in the same directory."""
     other = rule_from(value)
     is_same = other is not None and (other.tool, other.argument) == (rule.tool, rule.argument)
     return is_same and other is not None and other.allow and not other.is_typed and other.cwd in (None, rule.cwd)
 
 
 def rules_in(values: Iterable[JsonObject]) -> tuple[PermissionRule, ...]:
-    """The valid rules of a session's row, in order."""
+    """Return the valid rules of a session's row, in order."""
     return tuple(rule for value in values if (rule := rule_from(value)) is not None)
 
 

@@ -59,8 +59,8 @@ class Budget:
         return ""
 
     def is_spent(self) -> bool:
-        """Whether the session has reached its cost limit, or the last turn has reached the limit for one turn. If so,
-        crow makes no request until the next prompt."""
+        """Return whether the session has reached its cost limit, or the last turn has reached the limit for one turn.
+        If so, crow makes no request until the next prompt."""
         per_turn = self._settings().cost_per_turn
         if per_turn is not None and self._branch.row.cost - self._turn_start >= per_turn:
             return True

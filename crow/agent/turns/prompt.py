@@ -107,8 +107,8 @@ def with_edit_tool(tools: Sequence[ToolSpec], edit_tool: str) -> tuple[ToolSpec,
 
 
 def _has_client_text(prompt: Prompt, row: SessionRow) -> bool:
-    """Whether `prompt` still contains the system prompt that the client has set for the session. Return true, too, if
-    the client has set no system prompt."""
+    """Return whether `prompt` still contains the system prompt that the client has set for the session. Return true,
+    too, if the client has set no system prompt."""
     role, extra = row.config.get("system_prompt"), row.config.get("system_prompt_append")
     ends = tuple(f"\n</{name}>\n\n{extra}" for name in ("date", "skills", "instructions"))
     return (not isinstance(role, str) or prompt.system.startswith(f"{role}\n\n<environment>\n")) and (

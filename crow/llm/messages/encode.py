@@ -179,8 +179,9 @@ def _message(role: _Role, blocks: bytes) -> bytes:
 
 
 def _may_think(encoded: Sequence[_Encoded]) -> bool:
-    """Whether the model may begin to think with a budget of tokens: at the start of a turn, or if the turn began with a
-    thought. Else it would have to think in the middle of a turn that began without thoughts, which is refused."""
+    """Return whether the model may begin to think with a budget of tokens: at the start of a turn, or if the turn began
+    with a thought. Otherwise it would have to think in the middle of a turn that began without thoughts, which is
+    refused."""
     first: _Encoded | None = None
     for at in range(len(encoded) - 1, -1, -1):
         each = encoded[at]
@@ -261,8 +262,8 @@ def _ended(blocks: list[dict[str, object]]) -> list[dict[str, object]]:
 
 
 def _is_server_call(block: Mapping[str, object]) -> bool:
-    """Whether the block is a call of a tool that the server runs itself. Beside calls that crow runs, it may have no
-    result: the server runs it when it gets their results."""
+    """Return whether the block is a call of a tool that the server runs itself. Beside calls that crow runs, it may
+    have no result: the server runs it when it gets their results."""
     return str(block["type"]).endswith("_tool_use")
 
 

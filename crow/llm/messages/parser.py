@@ -47,7 +47,7 @@ class _Block:
         self.growing.setdefault(key, []).append(piece)
 
     def is_started_again_by(self, content: Mapping[str, object]) -> bool:
-        """Whether `content` starts this block a second time instead of a new one."""
+        """Return whether `content` starts this block a second time instead of a new one."""
         match self.kind:
             case "text":
                 return not content.get("text")
@@ -242,7 +242,7 @@ class MessagesParser(AnswerParser):
         self._text_ends_in_words = not text[-1].isspace()
 
     def _is_after_other(self, block: _Block) -> bool:
-        """Whether a block that is no text stands directly before `block`."""
+        """Return whether a block that is no text stands directly before `block`."""
         return len(self._blocks) > 1 and self._blocks[-1] is block and self._blocks[-2].kind != "text"
 
     def _read_thinking(self, block: _Block, delta: Mapping[str, object]) -> None:
@@ -385,7 +385,7 @@ class MessagesParser(AnswerParser):
 
 
 def _are_plain(items: Sequence[Item]) -> bool:
-    """Whether the items are nothing but text and calls after it. Messages without items have the same order."""
+    """Return whether the items are nothing but text and calls after it. Messages without items have the same order."""
     kinds = [str(item.data.get("type")) for item in items]
     has_more = any(
         value is not None for item in items for key, value in item.data.items() if key not in {"type", "text"}

@@ -281,7 +281,7 @@ def _tool(tool: domain.ToolSpec, dialect: Dialect) -> dict[str, object]:
 
 
 def is_strict(schema: object, depth: int = 0) -> bool:
-    """Whether a JSON Schema meets the rules for strict function tools: each object lists all its properties as
+    """Return whether a JSON Schema meets the rules for strict function tools: each object lists all its properties as
     required and forbids others."""
     if not isinstance(schema, Mapping) or depth > _MAX_STRICT_DEPTH or not schema.keys() <= _STRICT_KEYS:
         return False

@@ -37,7 +37,8 @@ class Part:
     """Whether an event has ended the part. Pieces that come later are out of order, and have been read already."""
 
     def missing_of(self, whole: str) -> str:
-        """Return the end of `whole` that has not arrived yet. If something else arrived, nothing is missing."""
+        """Return the end of `whole` that has not arrived yet. Return an empty text if `whole` does not begin with what
+        has arrived."""
         if not self.pieces:
             return whole
         so_far = "".join(self.pieces)
@@ -135,7 +136,7 @@ class Outputs:
             self.size += len(json.dumps(item, default=str))
 
     def is_known(self, item: JsonObject, index: int) -> bool:
-        """Whether an item in the list at the end of the response has arrived as a whole."""
+        """Return whether an item in the list at the end of the response has arrived as a whole."""
         item_id, call_id = _id(item.get("id")), _id(item.get("call_id"))
         for each in self._all:
             if each.data is None:
@@ -193,7 +194,7 @@ class Outputs:
 
 
 def is_same(one: JsonObject, other: JsonObject) -> bool:
-    """Whether two JSON objects are equal. Objects that nest too deep to compare are not."""
+    """Return whether two JSON objects are equal. Objects that nest too deep to compare are not."""
     try:
         return one == other
     except RecursionError:

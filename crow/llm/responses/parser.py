@@ -133,7 +133,8 @@ class ResponsesParser(AnswerParser):
                 self._read_thought(piece)
 
     def _is_repeated(self, number: int, event: dict[str, object]) -> bool:
-        """Whether this event has arrived before. If different events have one number, the numbers say nothing."""
+        """Return whether this event has arrived before. If different events have one number, the numbers say
+        nothing."""
         assert self._recent is not None
         known = self._recent.get(number) or self._older.get(number)
         if known is None:

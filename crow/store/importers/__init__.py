@@ -220,8 +220,8 @@ class SessionScan:
 
 
 class Batch:
-    """Translates sessions into one crow export. Import this export before you begin the next batch.
-    Whoever opens the file must close it."""
+    """Translates sessions into one crow export. Import this export before you begin the next batch. The caller
+    opens and closes the file."""
 
     def __init__(self, file: BinaryIO, *, cwd: str) -> None:
         self._file = file
@@ -360,17 +360,24 @@ def _places() -> Iterator[Importable]:
     claude = Path(os.environ.get("CLAUDE_CONFIG_DIR") or home / ".claude") / "projects"
     codex_home = Path(os.environ.get("CODEX_HOME") or home / ".codex")
     pi_home = Path(os.environ.get("PI_CODING_AGENT_DIR") or home / ".pi/agent") / "sessions"
-    opened, gone = data / "opencode", data / "goose/sessions"
+    opencode_home, goose_home = data / "opencode", data / "goose/sessions"
     places: Sequence[tuple[str, Path, Callable[[], int]]] = (
         (claude_code.NAME, claude, lambda: _files(claude, "*/*.jsonl", besides="agent-")),
         (codex.NAME, codex_home, lambda: sum(_files(codex_home, f"{each}/**/rollout-*.jsonl") for each in _ROLLOUTS)),
         (pi.NAME, pi_home, lambda: _files(pi_home, "*/*.jsonl")),
         (
             opencode.NAME,
-            opened,
-            lambda: count_rows(opened / opencode.DATABASE, "session") or _files(opened, "storage/session/*/*.json"),
+            opencode_home,
+            lambda: (
+                count_rows(opencode_home / opencode.DATABASE, "session")
+                or _files(opencode_home, "storage/session/*/*.json")
+            ),
         ),
-        (goose.NAME, gone, lambda: count_rows(gone / goose.DATABASE, "sessions") or _files(gone, "*.jsonl")),
+        (
+            goose.NAME,
+            goose_home,
+            lambda: count_rows(goose_home / goose.DATABASE, "sessions") or _files(goose_home, "*.jsonl"),
+        ),
     )
     for tool, path, count in places:
         with suppress(OSError):

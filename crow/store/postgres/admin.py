@@ -329,7 +329,7 @@ class PostgresAdmin(UsesDatabase, Admin):
                         await self._write(partial(importer.add, here=self.owner, piece=piece))
             await self._show(new)
         except BaseException:
-            # if this fails, the data is removed after the end of this store
+            # If this fails, another store removes the data after this store has ended.
             with anyio.CancelScope(shield=True):
                 await self._abandon()
             raise

@@ -544,7 +544,7 @@ def _newest_checkpoint(sql: Connection, before: Entry, restored: Collection[int]
         (before.id, before.conversation),
     )
     found = {entry_id for (entry_id,) in rows}
-    if not found:  # usually; so the path is not read
+    if not found:  # the usual case, in which reading the path would be a waste
         return None
     restores = sql.execute(
         "SELECT id, json_extract(body, '$.entry') FROM entries WHERE conversation = ? AND kind = 'restore'",

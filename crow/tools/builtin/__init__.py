@@ -61,7 +61,8 @@ async def plan(call: ToolCall, context: ToolContext) -> PlannedCall:
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
-    """The checked arguments of a call. :raises ~crow.domain.errors.ArgumentError: an argument is missing or wrong."""
+    """Return the checked arguments of a call. :raises ~crow.domain.errors.ArgumentError: an argument is missing or
+    wrong."""
     spec = TOOLS[call.name].spec
     return check(call.name, spec.input_schema, parse_call(call, spec))
 

@@ -211,7 +211,7 @@ async def _file_plans(
 async def _plans_of(
     context: ToolContext, change: FileChange, target: PathTarget, destination: PathTarget | None
 ) -> list[_FilePlan]:
-    """The plans for one section of the patch.
+    """Return the plans for one section of the patch.
 
     :raises ~crow.domain.errors.ArgumentError: the section does not fit the files.
     :raises OSError: a file cannot be read.

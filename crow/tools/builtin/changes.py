@@ -35,8 +35,8 @@ class Settled:
 
 
 async def settle_job(invocation: ToolInvocation, job: Job) -> Settled:
-    """Do the same as :func:`settle` for a command in the background, which may still run. What was not kept before is
-    not asked about again until it changes."""
+    """Do the same as :func:`settle` for a command in the background, which may still run. Changes that
+    were rejected before are not asked about again until they change."""
     if job.own is None:
         return Settled()
     async with job.own.lock:

@@ -101,7 +101,7 @@ class Checks:
 
 
 async def _ignore(_output: str) -> None:
-    """A check shows only its result."""
+    """Show no output, because a check shows only its result."""
 
 
 def _matcher(pattern: str) -> re.Pattern[str]:

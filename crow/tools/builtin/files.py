@@ -200,7 +200,7 @@ class _Row:
     dropped: int = 0
 
     def text(self) -> str:
-        """The line without its line end. A long line is cut, with a note that says so."""
+        """Return the line without its line end. A long line is cut, with a note that says so."""
         text = self.start.decode("utf-8", "replace").removesuffix("\r")
         if len(text) <= _LINE_CHARS and not self.dropped:
             return text

@@ -58,7 +58,8 @@ def places_of(line: str) -> list[int] | None:
 
 
 def _continues(character: str) -> bool:
-    """Whether a character belongs to the one before it: marks, the parts of a Korean syllable, and invisible ones."""
+    """Return whether a character belongs to the one before it: marks, the parts of a Korean syllable, and invisible
+    ones."""
     is_jamo = "\u1160" <= character <= "\u11ff"
     return unicodedata.combining(character) != 0 or is_jamo or LOOK_ALIKES.get(ord(character)) == ""
 
@@ -115,7 +116,7 @@ class Lines:
         )
 
     def at(self, place: Place) -> list[str]:
-        """The lines of a place, without the parts of the first and the last line that do not belong to it."""
+        """Return the lines of a place, without the parts of the first and the last line that do not belong to it."""
         lines = self.contents[place.first : place.last + 1]
         lines[-1] = lines[-1][: place.end]
         lines[0] = lines[0][place.start :]
@@ -150,7 +151,7 @@ class Place:
 
 
 def is_look_alike(character: str) -> bool:
-    """Whether a character looks like a plain one, or like a space, or is invisible."""
+    """Return whether a character looks like a plain one, or like a space, or is invisible."""
     return ord(character) in LOOK_ALIKES or (character.isspace() and not character.isascii())
 
 

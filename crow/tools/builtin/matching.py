@@ -29,7 +29,7 @@ _MAX_PLACES = 15
 """At most this many places are named if several match."""
 
 _CUT = re.compile(r"(?=.*\w).{4,}")
-"""The rest of a line that is long enough to be told from a part that is meant twice, such as `f(` in `f(f(`."""
+"""Matches the rest of a line if it is long enough. A short rest, such as `f(` in `f(f(`, may be repeated on purpose."""
 
 _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 
@@ -97,7 +97,7 @@ def _replace_exactly(text: str, old: str, new: str, *, every: bool, name: str) -
 
 
 def _begins_within_indentation(text: str, at: int) -> bool:
-    """Whether the text at `at` begins with a part of its line's indentation, but not with all of it."""
+    """Return whether the text at `at` begins with a part of its line's indentation, but not with all of it."""
     start = text.rfind("\n", 0, at) + 1
     return start < at and text[at] in " \t" and not text[start:at].strip()
 
@@ -445,7 +445,7 @@ class Indents:
         return (_indent_of(actual) if _indent_of(new) == _indent_of(old) else self._of(_indent_of(new))) + body + end
 
     def _of(self, indent: str) -> str:
-        """The indentation in the file for `indent` in new_text."""
+        """Return the indentation in the file for `indent` in new_text."""
         if not self.changes:
             return indent
         if (known := self._pairs.get(indent)) is not None:
@@ -511,7 +511,7 @@ def _merged_body(old: str, actual: str, new: str) -> str:
         raise Unclear("a line of the file differs in characters that look alike")
 
     def index_of(place: int) -> int:
-        """The index of the first compared character from `place` in `old` on."""
+        """Return the index of the first compared character at `place` in `old` or after it."""
         index = bisect_left(old_places, place)
         is_between = index < len(old_places) and not fold(old[place : old_places[index]])
         # One character of the file may stand for several of old_text. It cannot be kept in part.

@@ -156,7 +156,7 @@ class OutputFiles:
         return whole if path is None else f"{text}\n[the whole output is in {path}; use read_file or grep]"
 
     def contains(self, path: Path) -> bool:
-        """Whether `path`, with links resolved, is one of these files."""
+        """Return whether `path`, with links resolved, is one of these files."""
         return self._directory is not None and path.parent == self._directory
 
     def remove(self) -> None:

@@ -147,7 +147,7 @@ class _Reader:
         self._at = 0
 
     def changes(self) -> list[FileChange]:
-        """The changes of a patch with `***` lines."""
+        """Return the changes of a patch with `***` lines."""
         changes: list[FileChange] = []
         while self._at < len(self._lines):
             line = self._lines[self._at]
@@ -174,7 +174,7 @@ class _Reader:
         return changes
 
     def git_changes(self) -> list[FileChange]:
-        """The changes of a patch in git's form."""
+        """Return the changes of a patch in git's form."""
         changes: list[FileChange] = []
         while self._at < len(self._lines):
             line = self._lines[self._at]
@@ -192,7 +192,7 @@ class _Reader:
         return changes
 
     def _body(self, *, is_git: bool = False) -> list[str]:
-        """The lines up to the next file."""
+        """Return the lines up to the next file."""
         start = self._at
         while self._at < len(self._lines):
             line = self._lines[self._at]
@@ -204,7 +204,7 @@ class _Reader:
         return list(self._lines[start : self._at])
 
     def _content(self, path: str, body: list[str]) -> str:
-        """The text of an added file."""
+        """Return the text of an added file."""
         if len(body) > 1 and body[0] == "--- /dev/null" and body[1].startswith("+++ "):
             body = body[2:]
         if body and _RANGE.fullmatch(body[0]):
@@ -239,8 +239,8 @@ def _update(path: str, body: list[str]) -> FileChange:
 
 
 def _is_git_header(lines: Sequence[str], at: int) -> bool:
-    """Whether the two lines name a file in git's form. They do only if a hunk follows, because `--- x` can also remove
-    the line `-- x`."""
+    """Return whether the two lines name a file in git's form. They do only if a hunk follows, because `--- x` can also
+    remove the line `-- x`."""
     following = lines[at : at + 3]
     return (
         len(following) == 3
@@ -276,7 +276,7 @@ def _git_change(old: str, new: str, body: list[str]) -> FileChange:
 
 
 def _hunks(path: str, body: Sequence[str]) -> tuple[Hunk, ...]:
-    """The hunks of one file. Hunks that only keep lines are left out."""
+    """Return the hunks of one file. Hunks that only keep lines are left out."""
     hunks: list[Hunk] = []
     headers: list[str] = []
     lines: list[HunkLine] = []

@@ -193,7 +193,8 @@ def _readings(lines: tuple[HunkLine, ...]) -> Iterator[tuple[tuple[HunkLine, ...
 
 
 def _is_unmarked(reading: Sequence[HunkLine], actual: Sequence[str]) -> bool:
-    """Whether the lines are the actual ones if a space in front of kept lines may belong to the line."""
+    """Return whether the lines are those of the file if the model left out the mark of kept lines, so that the space in
+    front of a line is its indentation."""
     old = [line for line in reading if line.mark != "+"]
     return all(
         line.text == theirs or (line.mark == " " and f" {line.text}" == theirs)

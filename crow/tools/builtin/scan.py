@@ -127,7 +127,7 @@ class _Exclusion:
         self._relative = self._top.removeprefix(root) if self._top.startswith(root) else None
 
     def covers(self, name: str) -> bool:
-        """Whether the file with this name, relative to the current directory, is left out."""
+        """Return whether the file with this name, relative to the current directory, is left out."""
         if self._matches is None:
             return False
         path = normalize("NFC", self._top + name)
@@ -421,7 +421,7 @@ def search(names: list[str], pattern: str, flags: int, limit: int, context: int 
 
 
 def is_shared(pattern: str) -> bool:
-    """Whether ripgrep finds at least all lines of plain ASCII that Python finds with this pattern."""
+    """Return whether ripgrep finds at least all lines of plain ASCII that Python finds with this pattern."""
     return pattern.isascii() and _SHARED.fullmatch(pattern) is not None
 
 
@@ -440,7 +440,7 @@ def narrow(names: list[str], ripgrep: str, pattern: str, flags: int) -> list[str
 
 
 def _is_searchable(name: str) -> bool:
-    """Whether ripgrep may read this file: any file except links, pipes and very large files."""
+    """Return whether ripgrep may read this file: any file except links, pipes and very large files."""
     try:
         status = os.lstat(name)
     except OSError:

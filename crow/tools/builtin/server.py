@@ -92,7 +92,7 @@ class BuiltinClient:
 
 
 def _build_server(context: ToolContext, ports: Ports, notes: Mapping[int, _Note]) -> Server[Any]:
-    """An MCP server with the built-in tools, for one session."""
+    """Return an MCP server with the built-in tools, for one session."""
 
     async def list_tools(
         _request: ServerRequestContext[Any], _params: mcp.PaginatedRequestParams | None

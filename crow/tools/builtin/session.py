@@ -211,7 +211,7 @@ async def _run_task(_invocation: ToolInvocation, _args: Arguments) -> Outcome:
 
 
 def _task_from(args: Arguments) -> Task:
-    """The task that the arguments describe."""
+    """Return the task that the arguments describe."""
     tools = args.get("tools")
     return Task(
         title=" ".join(args["description"].split())[:_TITLE_CHARS],
@@ -226,7 +226,7 @@ def _task_from(args: Arguments) -> Task:
 
 
 def task_outcome(done: SubagentResult) -> Outcome:
-    """The result of a task for the model."""
+    """Return the result of a task for the model."""
     if done.is_running:
         text = f"The task works in the background as {done.id}. You are told when it ends, so do not wait for it."
         return Outcome(text=text, raw_output={"task": done.id, "background": True})

@@ -65,7 +65,7 @@ async def _run_skill(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def permission_argument(file: SkillInfo | AgentKind, digest: str) -> str:
-    """The text that identifies what the user permits: the file's path and the hash of its content."""
+    """Return the text that identifies what the user permits: the file's path and the hash of its content."""
     return f"{file.source} (sha256 {digest})"
 
 

@@ -32,9 +32,9 @@ _NO_LAYERS = (
 
 
 async def _open_layer(layers: Layers | None, task_id: str, *, is_new: bool) -> ChildLayer | None:
-    """Open the layer of a subagent. None if it has none and no new one is wanted.
+    """Open the layer of a subagent. Return None if it has no layer and `is_new` is false.
 
-    :raises ~crow.domain.errors.ArgumentError: there are no layers here, or it cannot be used.
+    :raises ~crow.domain.errors.ArgumentError: there are no layers here, or the layer cannot be used.
     """
     if layers is None or not await layers.works():
         raise ArgumentError(_NO_LAYERS)
@@ -58,7 +58,7 @@ async def new_layer(layers: Layers | None, task_id: str) -> ChildLayer:
 
 
 async def describe_changes(workspace: Workspace, task_id: str) -> str:
-    """Tell the model what a subagent has changed in its layer. Remove the layer if that is nothing.
+    """Tell the model what a subagent has changed in its layer. Remove the layer if nothing has changed.
 
     :raises ~crow.domain.errors.ArgumentError: the layer cannot be used.
     """

@@ -139,11 +139,11 @@ class SeenFiles:
         self._chars -= len(self._texts.pop(path, ""))
 
     def knows(self, path: Path) -> bool:
-        """Whether the model read or wrote the file."""
+        """Return whether the model read or wrote the file."""
         return path in self._fingerprints
 
     def has_changed(self, path: Path, text: str) -> bool:
-        """Whether the file, which now holds `text`, has changed since the model read or wrote it."""
+        """Return whether the file, which now holds `text`, has changed since the model read or wrote it."""
         return self._fingerprints.get(path) not in (None, (len(text), hash(text)))
 
     def changed_lines(self, path: Path, text: str) -> range | None:

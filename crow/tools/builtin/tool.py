@@ -105,7 +105,7 @@ class ToolContext:
     """The workspace is the layer of a subagent."""
 
     def target(self, path: str) -> PathTarget:
-        """The file or directory that `path` leads to.
+        """Return the file or directory that `path` leads to.
 
         :raises ~crow.domain.errors.ArgumentError: `path` is empty, too long, or contains a NUL.
         """
@@ -143,7 +143,7 @@ class ToolInvocation:
 
     @classmethod
     def plain(cls, context: ToolContext, ports: Ports, call_id: str) -> ToolInvocation:
-        """A call that shows no output while it runs."""
+        """Return a call that shows no output while it runs."""
 
         async def ignore(_output: str) -> None:
             pass
@@ -151,7 +151,7 @@ class ToolInvocation:
         return cls(context=context, ports=ports, call_id=call_id, on_output=ignore)
 
     def target(self, path: str) -> PathTarget:
-        """The file or directory that `path` leads to.
+        """Return the file or directory that `path` leads to.
 
         :raises ~crow.domain.errors.ArgumentError: a link has changed, so that `path` no longer leads to the file or
             directory that was allowed. Or the target may never be used, for example because it belongs to crow itself.
@@ -190,7 +190,7 @@ class PathTarget:
 
     @classmethod
     def at(cls, workspace: Workspace, path: Path) -> PathTarget:
-        """The target at a resolved path."""
+        """Return the target at a resolved path."""
         name, whole = display_name(workspace, path), str(path)
         is_below = name != whole
         return cls(
@@ -212,7 +212,7 @@ class PathTarget:
     def plan(
         self, title: str, kind: CallKind, access: Access, *, line: int | None = None, diffs: tuple[Diff, ...] = ()
     ) -> PlannedCall:
-        """A call that touches only this target."""
+        """Return a call that touches only this target."""
         location = Location(path=self.client_path, line=line)
         return PlannedCall(
             announcement=Announcement(title=title, kind=kind, locations=(location,), diffs=diffs),
@@ -236,7 +236,7 @@ def display_name(workspace: Workspace, path: Path) -> str:
 
 
 def session_call(title: str, kind: CallKind) -> PlannedCall:
-    """A call that touches only the session."""
+    """Return a call that touches only the session."""
     return PlannedCall(announcement=Announcement(title=title, kind=kind), access="none")
 
 
@@ -250,8 +250,8 @@ def describe_error(error: ArgumentError | OSError) -> str:
 
 
 def parse(tool: str, text: str) -> dict[str, Any]:
-    """The JSON object in a call's arguments. :raises ~crow.domain.errors.ArgumentError: the arguments are not a JSON
-    object."""
+    """Return the JSON object in a call's arguments. :raises ~crow.domain.errors.ArgumentError: the arguments are not a
+    JSON object."""
     try:
         value = json.loads(text or "{}")
     except ValueError as error:
@@ -266,7 +266,7 @@ def parse(tool: str, text: str) -> dict[str, Any]:
 
 
 def parse_call(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
-    """The arguments of a call, not checked against the schema.
+    """Return the arguments of a call, not checked against the schema.
 
     :raises ~crow.domain.errors.ArgumentError: the arguments are not a JSON object. The message says which arguments the
         tool takes.
@@ -280,7 +280,7 @@ def parse_call(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
 
 
 def parse_foreign(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
-    """The arguments of a call to an external tool. They are not checked against the tool's schema.
+    """Return the arguments of a call to an external tool. They are not checked against the tool's schema.
 
     :raises ~crow.domain.errors.ArgumentError: the arguments are not a JSON object, or not valid UTF-8.
     """

@@ -191,7 +191,7 @@ class ServerAuth(httpx2.Auth):
         return made
 
     async def _refreshed(self, request: httpx2.Request, login: Login) -> Login | None:
-        """The login with a new token; None if the token cannot be refreshed.
+        """Return the login with a new token; None if the token cannot be refreshed.
 
         Only one session refreshes at a time, because many servers accept a refresh token only once, and revoke all
         tokens if it is used twice.
@@ -484,8 +484,8 @@ class ServerAuth(httpx2.Auth):
         return login
 
     def _must_wait(self) -> bool:
-        """Whether crow must not try again now, because the last attempt failed less than `_RETRY_S` ago or because no
-        attempt can succeed."""
+        """Return whether crow must not try again now, because the last attempt failed less than `_RETRY_S` ago or
+        because no attempt can succeed."""
         return self._is_final or (bool(self.problem) and time.monotonic() - self._failed_at < _RETRY_S)
 
     def _note(self, error: ToolServerError) -> None:
@@ -536,7 +536,7 @@ class _Storage:
         self.client = client_info
 
     def new_login(self, account: Account, provider: OAuthClientProvider) -> Login:
-        """The complete login. Call this only after `set_tokens`."""
+        """Return the complete login. Call this only after `set_tokens`."""
         context = provider.context
         assert self.tokens is not None, "called after a login"
         lasts_s = self.tokens.expires_in
@@ -555,12 +555,14 @@ def _dumped(model: Any) -> dict[str, Any]:
 
 
 def account_of(server: HttpServer) -> Account:
-    """The server and account that a login is for. :raises ~crow.domain.errors.ArgumentError: the URL is not valid."""
+    """Return the server and account that a login is for. :raises ~crow.domain.errors.ArgumentError: the URL is not
+    valid."""
     return Account(url=normalize_url(server.url), name=server.oauth.account)
 
 
 def may_log_in(server: HttpServer) -> bool:
-    """Whether crow may log in to a server. False if the user set an Authorization header, or the URL is invalid."""
+    """Return whether crow may log in to a server. False if the user set an Authorization header, or the URL is
+    invalid."""
     if any(name.casefold() == "authorization" for name, _ in server.headers):
         return False
     try:
@@ -571,7 +573,7 @@ def may_log_in(server: HttpServer) -> bool:
 
 
 def _is_challenge(response: httpx2.Response) -> bool:
-    """Whether the server asks for a token, for another token, or for a token with wider scopes."""
+    """Return whether the server asks for a token, for another token, or for a token with wider scopes."""
     if response.status_code == 401:
         return True
     return response.status_code == 403 and extract_field_from_www_auth(response, "error") == "insufficient_scope"
@@ -601,7 +603,7 @@ def _client_of(login: Login | None) -> OAuthClientInformationFull | None:
 
 
 def _registered_port(client: OAuthClientInformationFull | None) -> int:
-    """The port on 127.0.0.1 in a registration's redirect addresses; 0 if there is no such port."""
+    """Return the port on 127.0.0.1 in a registration's redirect addresses; 0 if there is no such port."""
     for uri in (client.redirect_uris if client is not None else None) or ():
         if uri.host == "127.0.0.1" and uri.port:
             return uri.port

@@ -42,7 +42,7 @@ _FORM_TYPES: Mapping[str, Any] = {"string": str, "boolean": bool, "integer": int
 
 
 def outcome_of(result: mcp.CallToolResult) -> Outcome:
-    """The result of a call for the model and the client: texts, images, and descriptions of everything else."""
+    """Return the result of a call for the model and the client: texts, images, and descriptions of everything else."""
     pieces: list[str] = []
     images: list[Image] = []
     attachments: list[Attachment] = []
@@ -145,13 +145,13 @@ def encodable(text: str) -> str:
 
 
 def count_bytes(data: str) -> int:
-    """The number of bytes that base64 text encodes."""
+    """Return the number of bytes that base64 text encodes."""
     return len(data) * 3 // 4 - data[-2:].count("=")
 
 
 def describe_error(error: BaseException) -> str:
-    """The reason for a failure in one line. For an exception group, it is the reason of the first exception in the
-    group."""
+    """Return the reason for a failure in one line. For an exception group, it is the reason of the first exception in
+    the group."""
     match error:
         case BaseExceptionGroup(exceptions=exceptions):
             return describe_error(exceptions[0])
@@ -240,7 +240,8 @@ async def ask_to_log_in(
 
 
 def _defaults(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The default values of a form's fields. A default is left out if its type differs from the type of its field."""
+    """Return the default values of a form's fields. A default is left out if its type differs from the type of its
+    field."""
     fields = schema.get("properties")
     found = {}
     for name, field in fields.items() if isinstance(fields, Mapping) else ():
@@ -275,14 +276,14 @@ def page_to_open(text: str) -> tuple[str, str]:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a host name or address means this machine."""
+    """Return whether a host name or address means this machine."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     return is_address(host) and ipaddress.ip_address(host).is_loopback
 
 
 def readable_form(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The form, with hidden characters in its titles and descriptions escaped.
+    """Return the form, with hidden characters in its titles and descriptions escaped.
 
     :raises ~crow.domain.errors.ArgumentError: a name or value has hidden characters. Names and values cannot be
         escaped, because the answer must repeat them exactly.
@@ -306,7 +307,7 @@ def _readable(value: Any, key: str) -> Any:
 
 
 def _safe_beginning(text: str, limit: int) -> str:
-    """The beginning of a text for the user, with hidden characters escaped."""
+    """Return the beginning of a text for the user, with hidden characters escaped."""
     left_out = len(text) - limit
     return safe(text) if left_out <= 0 else f"{safe(text[:limit])}… ({left_out:,} more characters)"
 

@@ -266,7 +266,7 @@ class _BuiltinServer:
         self.start()
         await self._settled.wait()
         if self._client is None:
-            return tools.Outcome(text=f"crow cannot import the SDK of MCP: {self._failure}", is_error=True)
+            return tools.Outcome(text=f"crow cannot import the MCP SDK: {self._failure}", is_error=True)
         # Wait in the caller's task: a cancelled turn ends all its waiting calls at once, so none of them starts.
         async with builtin.slot_for(call.name, arguments, self._context):
             return await self._client.call(call.name, arguments, call_id, on_output, planned)
@@ -359,7 +359,7 @@ class McpToolbox:
         return self._context.agents
 
     def _offered(self, spec: ToolSpec) -> ToolSpec:
-        """The spec of a built-in tool, as the model gets it."""
+        """Return the spec of a built-in tool, as the model gets it."""
         if spec.name != "task":
             return spec
         policy = self._ports.agents
@@ -575,7 +575,7 @@ class McpToolbox:
         return [tool.spec for tool in self._external_tools() if self._has(tool.spec.name)]
 
     def _server_of(self, name: str, separator: str) -> ExternalServer | None:
-        """The server that has the tool or prompt with this name."""
+        """Return the server that has the tool or prompt with this name."""
         return next((one for one in self._external if name.startswith(f"{one.prefix}{separator}")), None)
 
     async def _find(self, name: str) -> tuple[ExternalServer, ExternalTool] | None:
@@ -626,8 +626,8 @@ def _load_files(
 
 
 def _resource_arguments(call: ToolCall) -> dict[str, str]:
-    """The arguments of a call that lists or reads resources. :raises ~crow.domain.errors.ArgumentError: the arguments
-    are invalid."""
+    """Return the arguments of a call that lists or reads resources. :raises ~crow.domain.errors.ArgumentError: the
+    arguments are invalid."""
     if call.fault is not None:
         raise ArgumentError(call.fault)
     spec = _RESOURCE_TOOLS[call.name]

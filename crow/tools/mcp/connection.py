@@ -423,7 +423,7 @@ class ServerConnection:
             raise ToolServerError("stopped" if stopped else f"it did not answer within {setup.start_timeout_s:g} s")
 
     async def _open(self, attempt: _Attempt, stack: AsyncExitStack) -> AbstractAsyncContextManager[Any]:
-        """The transport to the server."""
+        """Return the transport to the server."""
         match self.setup.server:
             case StdioServer() as server:
                 attempt.process = ServerProcess(server, self.setup.workspace, self.setup.keys, self.setup.places)
@@ -500,12 +500,13 @@ class ServerConnection:
 
 
 def _root_of(directory: Path) -> mcp.Root:
-    """A directory of the workspace as MCP names it."""
+    """Return a directory of the workspace as MCP names it."""
     return mcp.Root(uri=FileUrl(directory.as_uri()), name=encodable(directory.name) or None)
 
 
 def _refused_handshake(error: BaseException) -> bool:
-    """Whether this error can be the refusal of the old handshake by a server that speaks only the newer protocol."""
+    """Return whether this error can be the refusal of the old handshake by a server that speaks only the newer
+    protocol."""
     match error:
         case BaseExceptionGroup(exceptions=exceptions):
             return any(map(_refused_handshake, exceptions))

@@ -73,13 +73,13 @@ _SYNONYMS = (
 
 
 def _words_in(text: str) -> list[str]:
-    """The words of a name or sentence, without endings: `getIssues` and `get issue` have the same words."""
+    """Return the words of a name or sentence, without endings: `getIssues` and `get issue` have the same words."""
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", unicodedata.normalize("NFKC", text))
     return [_stem(word) for word in re.findall(r"[^\W\d_]+|\d+", plain.casefold())]
 
 
 def _stem(word: str) -> str:
-    """The word without the usual English endings. The result need not be a word."""
+    """Return the word without the usual English endings. The result need not be a word."""
     if len(word) > 4 and word.endswith("ies"):
         return word[:-3] + "y"
     if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
@@ -118,7 +118,7 @@ class _SearchedTool:
     """The letters and digits of the name, without separators."""
 
     def match(self, word: str) -> float:
-        """How well the tool matches one word: 0 if not at all."""
+        """Return how well the tool matches one word: 0 if not at all."""
         places = ((self.name, 5.0), (self.server, 4.0), (self.description, 2.0), (self.arguments, 1.5))
         best = max((weight for words, weight in places if word in words), default=0.0)
         if len(word) >= 4 and best < 3 and (word in self.joined or _shares_beginning(word, self.name | self.server)):
@@ -131,7 +131,7 @@ class _SearchedTool:
 
 
 def _searched_tool(spec: ToolSpec) -> _SearchedTool:
-    """The words of a tool."""
+    """Return the words of a tool."""
     properties = spec.input_schema.get("properties")
     names = list(properties)[:_SEARCHED_ARGUMENTS] if isinstance(properties, Mapping) else []
     arguments = " ".join(str(name)[:_SUMMARY_CHARS] for name in names)
@@ -155,9 +155,9 @@ def _shares_beginning(word: str, words: Iterable[str]) -> bool:
 
 
 def best_tools(query: str, specs: Sequence[ToolSpec]) -> list[ToolSpec]:
-    """The tools that match the query, best first. A rare word counts more than a frequent one, and a tool that matches
-    more of the words comes first. Equal tools keep their order. A tool whose name the query contains comes before all
-    others."""
+    """Return the tools that match the query, best first. A rare word counts more than a frequent one, and a tool that
+    matches more of the words comes first. Equal tools keep their order. A tool whose name the query contains comes
+    before all others."""
     found = _words_in(query)
     words = list(dict.fromkeys(word for word in found if word not in _STOP_STEMS) or dict.fromkeys(found))
     words = words[:_SEARCHED_WORDS]
@@ -206,7 +206,7 @@ def find_tools(query: str, specs: Sequence[ToolSpec]) -> str:
 
 
 def definition(spec: ToolSpec) -> str:
-    """The name, description and schema of a tool."""
+    """Return the name, description and schema of a tool."""
     schema = json.dumps(spec.input_schema, ensure_ascii=False, separators=(",", ":"))
     return f"{spec.name}: {spec.description}\n{schema}"
 
@@ -216,13 +216,13 @@ def _summary(spec: ToolSpec) -> str:
 
 
 def find_spec(specs: Sequence[ToolSpec]) -> ToolSpec:
-    """The spec of `find_tools`, which lists the servers and tools that it can find."""
+    """Return the spec of `find_tools`, which lists the servers and tools that it can find."""
     return replace(FIND_TOOLS, description=f"{FIND_TOOLS.description}\n{list_servers(specs)}")
 
 
 def list_servers(specs: Sequence[ToolSpec]) -> str:
-    """One line for each server with the number of its tools and as many of their names as fit. Each server gets its
-    share of the room."""
+    """Return one line for each server with the number of its tools and as many of their names as fit. Each server gets
+    its share of the room."""
     servers: dict[str, list[str]] = {}
     for spec in specs:
         server, _, short = spec.name.partition("__")
@@ -257,7 +257,8 @@ def _server_line(head: str, shown: Sequence[str], count: int) -> str:
 
 
 def query_of(call: ToolCall) -> str:
-    """The query of a `find_tools` call. :raises ~crow.domain.errors.ArgumentError: the call has no valid query."""
+    """Return the query of a `find_tools` call. :raises ~crow.domain.errors.ArgumentError: the call has no valid
+    query."""
     if call.fault is not None:
         raise ArgumentError(call.fault)
     query: str = check(call.name, FIND_TOOLS.input_schema, parse(call.name, call.arguments))["query"]
@@ -265,7 +266,8 @@ def query_of(call: ToolCall) -> str:
 
 
 def inner_call(call: ToolCall) -> ToolCall:
-    """The call inside a `call_tool` call. :raises ~crow.domain.errors.ArgumentError: there is no valid call inside."""
+    """Return the call inside a `call_tool` call. :raises ~crow.domain.errors.ArgumentError: there is no valid call
+    inside."""
     if call.fault is not None:
         raise ArgumentError(call.fault)
     values = parse(call.name, call.arguments)

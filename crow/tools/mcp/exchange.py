@@ -176,7 +176,7 @@ def _depth(text: str) -> int:
 
 
 def _has_proxy(scheme: str, host: str) -> bool:
-    """Whether the environment sends requests for this host through a proxy."""
+    """Return whether the environment sends requests for this host through a proxy."""
     proxies = urllib.request.getproxies()
     return bool(proxies.get(scheme) or proxies.get("all")) and not urllib.request.proxy_bypass(host)
 
@@ -189,7 +189,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def shown(url: str) -> str:
-    """A URL as errors show it: without user name, query and fragment, which may hold secrets."""
+    """Return a URL as errors show it: without user name, query and fragment, which may hold secrets."""
     cut = url.partition("?")[0].partition("#")[0]
     scheme, slashes, rest = cut.partition("://")
     place, slash, path = rest.partition("/")

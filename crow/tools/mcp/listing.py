@@ -91,7 +91,7 @@ class ExternalTool:
 
 
 async def list_tools(client: Client, prefix: str, options: ServerOptions) -> tuple[ExternalTool, ...]:
-    """The tools of a server that the user's settings allow, in the server's order."""
+    """Return the tools of a server that the user's settings allow, in the server's order."""
     tools: dict[str, mcp.Tool] = {}
     async for page in pages(client.list_tools):
         for tool in page.tools:
@@ -144,12 +144,12 @@ async def pages(fetch: Callable[..., Awaitable[_Page]]) -> AsyncIterator[_Page]:
 
 
 def is_offered(tool: str, options: ServerOptions) -> bool:
-    """Whether the user's settings offer a tool with this name."""
+    """Return whether the user's settings offer a tool with this name."""
     return (not options.allow or matches(tool, options.allow)) and not matches(tool, options.deny)
 
 
 def matches(tool: str, patterns: Sequence[str]) -> bool:
-    """Whether one of the globs matches the name."""
+    """Return whether one of the globs matches the name."""
     return any(fnmatchcase(tool, pattern) for pattern in patterns)
 
 

@@ -86,7 +86,7 @@ class LoginFolder:
         self._on_secrets = on_secrets
 
     def read(self, account: Account) -> Login | None:
-        """The stored login; None if there is none. :raises ToolServerError: the file cannot be used."""
+        """Return the stored login; None if there is none. :raises ToolServerError: the file cannot be used."""
         file = self._file(account)
         try:
             login = _read_login(file)

@@ -14,7 +14,7 @@ from crow.tools.truncate import END_OF_MARKER
 
 
 def masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
-    """The plan, with secrets masked in its announcement, error message and review text."""
+    """Return the plan, with secrets masked in its announcement, error message and review text."""
     return replace(
         plan,
         announcement=_masked_announcement(plan.announcement, mask),
@@ -25,7 +25,7 @@ def masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
 
 
 def masked_outcome(outcome: tools.Outcome, mask: SecretMask) -> tools.Outcome:
-    """The outcome, with secrets masked. Images and other data are not changed."""
+    """Return the outcome, with secrets masked. Images and other data are not changed."""
     announcement, skill = outcome.announcement, outcome.skill
     return replace(
         outcome,
@@ -49,9 +49,9 @@ def _masked_announcement(announcement: Announcement, mask: SecretMask) -> Announ
 
 
 def masked_output(text: str, mask: SecretMask) -> str:
-    """The output so far, with secrets masked. If the output begins with the end of a secret that was cut off, this end
-    is masked too. If the output ends with what may be the beginning of a secret, that text is left out until more
-    output arrives."""
+    """Return the output so far, with secrets masked. If the output begins with the end of a secret that was cut off,
+    this end is masked too. If the output ends with what may be the beginning of a secret, that text is left out until
+    more output arrives."""
     marker, end, rest = text.partition(END_OF_MARKER) if text.startswith("[... ") else ("", "", text)
     text = mask(rest)
     if start := mask.cut_off(text):
@@ -72,7 +72,7 @@ def _masked_json(value: Any, mask: SecretMask) -> Any:
 
 
 def masked_part(part: Part, mask: SecretMask) -> Part:
-    """The part of a prompt, with secrets in its text masked."""
+    """Return the part of a prompt, with secrets in its text masked."""
     match part:
         case Text(text=text):
             return replace(part, text=mask(text))

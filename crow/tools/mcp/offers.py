@@ -132,7 +132,8 @@ class Offers:
 
 
 def _sends_changes(client: Client) -> bool:
-    """Whether the server reports changes of its listings on a separate stream, as the newer protocol provides."""
+    """Return whether the server reports changes of its listings on a separate stream, as the newer protocol
+    provides."""
     offered = client.server_capabilities
     capabilities = (offered.tools, offered.prompts, offered.resources)
     is_changing = any(listing is not None and listing.list_changed for listing in capabilities)

@@ -143,7 +143,7 @@ class ServerQuestions:
         return "gone"
 
     def _call_id(self) -> str:
-        """The id of the only call that is running, or an empty text."""
+        """Return the id of the only call that is running, or an empty text."""
         return self._running[0].call_id if len(self._running) == 1 else ""
 
     def _new_id(self) -> str:

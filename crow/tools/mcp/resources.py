@@ -89,7 +89,7 @@ def _external_resource(found: mcp.Resource | mcp.ResourceTemplate) -> ExternalRe
 
 
 def _short_line(text: str, limit: int) -> str:
-    """The beginning of a server's text on one line, with hidden characters escaped."""
+    """Return the beginning of a server's text on one line, with hidden characters escaped."""
     return shorten(on_one_line(text[: 2 * limit]), limit)
 
 
@@ -115,8 +115,8 @@ def describe_resources(servers: Mapping[str, Sequence[ExternalResource]], query:
 
 
 def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
-    """The contents of a resource for the model and the user. Each part has a heading, except a text that is the only
-    part."""
+    """Return the contents of a resource for the model and the user. Each part has a heading, except a text that is the
+    only part."""
     pieces: list[str] = []
     images: list[Image] = []
     attachments: list[Attachment] = []

@@ -137,7 +137,7 @@ def _part_from(block: mcp.SamplingMessageContentBlock, mask: SecretMask) -> Part
 
 
 def result_of(answer: SamplingAnswer | SamplingRefusal) -> mcp.CreateMessageResult | mcp.ErrorData:
-    """The answer in the form that the server gets."""
+    """Return the answer in the form that the server gets."""
     if isinstance(answer, SamplingRefusal):
         return mcp.ErrorData(code=_USER_REJECTED if answer.is_users else mcp.INTERNAL_ERROR, message=answer.words)
     return mcp.CreateMessageResult(

@@ -95,7 +95,7 @@ class _Rewriter:
 
 
 def _is_usable(key: str, value: object) -> bool:
-    """Whether a member of a schema can be kept. Empty lists and limits that are not numbers cannot be kept."""
+    """Return whether a member of a schema can be kept. Empty lists and limits that are not numbers cannot be kept."""
     if key in _LISTS:
         return value != []
     if key in _COUNTS:

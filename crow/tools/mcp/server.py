@@ -166,6 +166,6 @@ class ExternalServer:
 
 
 def _trace_meta() -> mcp.RequestParamsMeta | None:
-    """The `_meta` of a call, which holds the trace context of the client's prompt; None if there is no trace
+    """Return the `_meta` of a call, which holds the trace context of the client's prompt; None if there is no trace
     context."""
     return cast("mcp.RequestParamsMeta", current_trace_context()) or None

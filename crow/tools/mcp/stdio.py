@@ -148,7 +148,7 @@ class ServerProcess:
         await self._stack.__aexit__(kind, error, trace)
 
     async def receive(self) -> SessionMessage:
-        """The next message. :raises anyio.EndOfStream: the server is closed."""
+        """Return the next message. :raises anyio.EndOfStream: the server is closed."""
         await anyio.lowlevel.checkpoint()  # a server that floods must not block the event loop
         while True:
             while self._lines:
@@ -349,7 +349,8 @@ class _Outgoing(ObjectSendStream[SessionMessage]):
 
 
 def _parse_message(line: bytes) -> SessionMessage | None:
-    """The message in a line; None if there is none. :raises ValueError: the line is not a valid JSON-RPC message."""
+    """Return the message in a line; None if there is none. :raises ValueError: the line is not a valid JSON-RPC
+    message."""
     return SessionMessage(mcp.jsonrpc_message_adapter.validate_json(line, by_name=False)) if line.strip() else None
 
 

@@ -128,7 +128,7 @@ class _Check:
 
 
 def _is_kind(value: object, kind: object) -> bool:
-    """Whether the value has this type. An unknown type allows all values."""
+    """Return whether the value has this type. An unknown type allows all values."""
     match kind:
         case "number":
             return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -660,7 +660,7 @@ async def test_a_failed_import_fails_one_call_and_not_the_session(
             patch.undo()
             assert await run.session.prompt(text("List again")) == "end_turn"
             failed, listed = run.client.stored(ToolResult)
-    assert "cannot import the SDK of MCP: Too many open files" in failed.text
+    assert "cannot import the MCP SDK: Too many open files" in failed.text
     assert "nest.txt" in listed.text
 
 
