@@ -505,9 +505,10 @@ def test_a_session_is_exported_as_one_html_file_and_opened_in_the_browser(
 async def die_while_answering(home: Path) -> None:
     dead = await SqliteStore.open(home / "crow.db")
     user = await begin(dead, "aaaa1111-one", "count to ten")
-    draft = {"after_leaf": user.id, "turn": user.turn, "message_id": "a9"}
-    await dead.save_draft("aaaa1111-one", **draft, text="one two ", thought="counting")
-    await dead.save_draft("aaaa1111-one", **draft, text="thr", thought="")
+    for text, thought in (("one two ", "counting"), ("thr", "")):
+        await dead.save_draft(
+            "aaaa1111-one", after_leaf=user.id, turn=user.turn, message_id="a9", text=text, thought=thought
+        )
     await dead.enqueue("aaaa1111-one", (Text(text="and back"),), "u9")
     await dead.close()
 
