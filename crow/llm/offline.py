@@ -60,7 +60,7 @@ class OfflineModel:
         self._sleep = sleep
 
     def check(self) -> None:
-        """Always succeeds."""
+        """Do nothing, because the model always works."""
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[_OfflineStream]:
         """Return the reply to `request`, in pieces."""

@@ -216,7 +216,7 @@ class _Reader:
             self.pieces.append(_AFTER[tag])
 
     def add_text(self, text: str) -> None:
-        """Characters between tags."""
+        """Handle the characters between tags."""
         if self._in_title:
             self.title.append(text)
         elif self._preformatted and not self._skipped:

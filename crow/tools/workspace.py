@@ -608,8 +608,10 @@ def file_stat(path: Path, head: int = 0) -> FileStat:
 
 
 def read_file(path: Path, start: int, limit: int | None) -> bytes:
-    """At most `limit` bytes of the file, beginning at byte `start`. :raises OSError: the file cannot be read, or is not
-    a regular file."""
+    """Return at most `limit` bytes of the file, beginning at byte `start`.
+
+    :raises OSError: the file cannot be read, or is not a regular file.
+    """
     with open_resolved(path, FILE) as handle:
         if not modes.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", str(path))

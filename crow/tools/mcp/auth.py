@@ -593,8 +593,8 @@ def _has_ended(login: Login) -> bool:
 
 
 def _client_of(login: Login | None) -> OAuthClientInformationFull | None:
-    """Crow's registration at the authorization server; None if crow is not registered or the stored registration is
-    damaged."""
+    """Return crow's registration at the authorization server; None if crow is not registered, or if the stored
+    registration is damaged."""
     if login is None:
         return None
     with suppress(ValueError):
