@@ -86,8 +86,8 @@ async def take_back_at_open(store: Store, tail: Tail, open_workspace: Callable[[
 
 
 async def _take_back_idle(branch: Branch, store: Store, workspace: Workspace) -> tuple[str, ...]:
-    """Do the same as `take_back_patches` for a branch without a running turn. A turn that does nothing else is begun for
-    this."""
+    """Do the same as `take_back_patches` for a branch without a running turn. This begins a turn that does nothing
+    else."""
     told: tuple[str, ...] = ()
     if _cut_off_calls(branch.entries, _NO_TURN):
         with suppress(SessionBusy), anyio.CancelScope(shield=True):
