@@ -12,16 +12,16 @@ import anyio.abc
 
 from crow.domain.errors import NO_MEMORY, CrowError, StoreError, lacks_memory
 from crow.domain.trace_context import use_trace_context
-from crow.frontend.client import ClientConnection, RequestParams
-from crow.frontend.errors import ID_BYTES, error_response, request_error
-from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, RequestError
 from crow.frontend.host import ServerDependencies, SessionHost
 from crow.frontend.methods import CheckParams, Methods, Version
-from crow.frontend.params import trace_context
 from crow.frontend.requester import Requester
 from crow.frontend.requests import OPENING, Requests
 from crow.frontend.sessions import ClientSessions
-from crow.frontend.tool_calls import limit_text
+from crow.protocol import ClientConnection, RequestParams
+from crow.protocol.errors import ID_BYTES, error_response, request_error
+from crow.protocol.frames import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, RequestError
+from crow.protocol.params import trace_context
+from crow.protocol.sizes import limit_text
 
 logger = logging.getLogger(__name__)
 

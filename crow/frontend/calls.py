@@ -1,4 +1,5 @@
-"""The calls that a client is shown: their state, and the updates that change it. Does no I/O."""
+"""The calls that a client is shown: their state, the updates that change it, and how much a load shows of them. Does
+no I/O."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from crow.domain.entries import Announcement, CallRef, ToolResult
-from crow.frontend import tool_calls
 from crow.frontend.subagents import link
-from crow.frontend.tool_calls import CallLimits, Fields, call_fields, diff_contents, shown_text, text_content
-from crow.frontend.updates import (
+from crow.protocol import tool_calls
+from crow.protocol.tool_calls import CallLimits, Fields, call_fields, diff_contents, shown_text, text_content
+from crow.protocol.updates import (
     PROGRESS_CHARS,
     TERMINAL_CHARS,
     Update,
@@ -18,6 +19,44 @@ from crow.frontend.updates import (
     terminal_exit,
     terminal_output,
 )
+
+REPLAY_RESULTS_BYTES = 4_600_000
+"""A replay sends about this many bytes of tool results in total."""
+
+REPLAY_RESULT_BYTES = 400
+"""A replay sends at least this many bytes of each tool result, however long the history is."""
+
+_REPLAY_ANSWER_BYTES = 10_000_000
+
+
+class ViewLimits:
+    """The limits for the parts of each call that a view shows. The longer the log that the view reads, the lower the
+    limits.
+
+    If several logs are read one after the other, such as those of subagents, their total length so far counts.
+    `is_full` means that the client asked for whole results.
+    """
+
+    def __init__(self, *, is_full: bool = False) -> None:
+        self._is_full = is_full
+        self._entries = 0
+        self.calls = tool_calls.FULL if is_full else tool_calls.STANDARD
+        self.answer_bytes = _REPLAY_ANSWER_BYTES
+        """The limit for the answer of a slash command, in bytes."""
+
+    def result_bytes(self, entries: int) -> int | None:
+        """Set the limits for the next history. `entries` is the number of entries in that history.
+
+        Return the maximum number of bytes to read of each tool result, or None to read whole results.
+        """
+        self._entries += entries
+        most = REPLAY_RESULTS_BYTES * 3 // max(1, self._entries)  # about every third entry is a result
+        if self._is_full or most >= tool_calls.STANDARD.text:
+            return None
+        most = max(REPLAY_RESULT_BYTES, most)
+        self.calls = tool_calls.short_limits(most)
+        self.answer_bytes = max(2_000, 4 * most)
+        return most
 
 
 @dataclass(slots=True)

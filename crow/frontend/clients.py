@@ -29,10 +29,10 @@ from crow.domain.events import (
     TitleChanged,
 )
 from crow.frontend.client import SessionClient
-from crow.frontend.frames import RequestError
 from crow.frontend.queue import ClientQueue, Origin
 from crow.frontend.subagents import merged_state
 from crow.frontend.workspace import ClientEditor, SharedWorkspace
+from crow.protocol.frames import RequestError
 
 logger = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from crow.domain.trace_context import use_trace_context
 from crow.frontend.clients import SessionClients
 from crow.frontend.endpoints import Endpoints
 from crow.frontend.idle import IdleTimer
-from crow.frontend.params import OpenRequest
 from crow.frontend.prompts import RunningPrompts
 from crow.frontend.queue import ClientQueue, Origin
+from crow.protocol.params import OpenRequest
 from crow.store import SessionChanges, SessionRow, Store
 from crow.tools import Workspace
 from crow.tools.servers import McpServer

@@ -15,15 +15,21 @@ from crow.agent import new_message_id
 from crow.agent.history.options import set_mode, set_model, set_option
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
 from crow.domain.text import title_line
-from crow.frontend.client import ClientConnection, RequestParams
-from crow.frontend.content import parts_from, without_repeated_prompts
+from crow.frontend.calls import ViewLimits
 from crow.frontend.cursors import CURSOR_KEY, cursor_in
 from crow.frontend.endpoints import LOGGED_OUT_STATUS, set_provider
 from crow.frontend.host import SessionHost
 from crow.frontend.missed import missed_since
 from crow.frontend.opening import SessionOpener
 from crow.frontend.options import mode_named, option_value
-from crow.frontend.params import (
+from crow.frontend.prompts import PromptRun
+from crow.frontend.requests import Method, Requests
+from crow.frontend.sessions import ClientSession, ClientSessions, iso_time
+from crow.frontend.stored import StoredSessions
+from crow.frontend.subagents import Family
+from crow.protocol import ClientConnection, RequestParams
+from crow.protocol.content import parts_from, without_repeated_prompts
+from crow.protocol.params import (
     ClientCapabilities,
     OpenRequest,
     archived_filter,
@@ -38,13 +44,8 @@ from crow.frontend.params import (
     wants_directories,
     wants_full_replay,
 )
-from crow.frontend.prompts import PromptRun
-from crow.frontend.requests import Method, Requests
-from crow.frontend.sessions import ClientSession, ClientSessions, iso_time
-from crow.frontend.stored import StoredSessions
-from crow.frontend.subagents import Family
-from crow.frontend.tool_calls import PART_BYTES, json_bytes
-from crow.frontend.updates import ViewLimits, usage_object
+from crow.protocol.sizes import PART_BYTES, json_bytes
+from crow.protocol.updates import usage_object
 from crow.runtime import own_command
 from crow.store import SessionRow, Store, node_of
 from crow.version import __version__

@@ -24,10 +24,10 @@ from crow.frontend.clients import SessionClients
 from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.host import HostSession
 from crow.frontend.options import mode_state, session_commands
-from crow.frontend.params import OpenRequest
 from crow.frontend.sessions import ClientSession, ClientSessions, iso_time
-from crow.frontend.updates import usage_update
 from crow.frontend.workspace import SharedWorkspace
+from crow.protocol.params import OpenRequest
+from crow.protocol.updates import usage_update
 from crow.store import SessionChanges, Store, Tail, node_of
 from crow.store.codec import changed_config
 from crow.store.watching import Draft

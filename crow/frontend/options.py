@@ -11,8 +11,8 @@ from crow.agent.sessions.session import Session
 from crow.agent.templates import hint_of
 from crow.domain.errors import ArgumentError
 from crow.domain.text import title_line
-from crow.frontend.frames import describe_member
-from crow.frontend.tool_calls import is_plain
+from crow.protocol.frames import describe_member
+from crow.protocol.tool_calls import is_plain
 
 _MODE_TEXTS: Mapping[Mode, tuple[str, str]] = {
     "ask": ("Ask", "Reads freely; asks before it writes, runs commands, fetches or calls MCP tools"),

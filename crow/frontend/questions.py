@@ -12,10 +12,10 @@ from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.domain import events
 from crow.domain.events import Elicitation, ElicitationAnswer
 from crow.domain.text import safe, title_line
-from crow.frontend import tool_calls
-from crow.frontend.frames import RequestError
-from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.frontend.view import View
+from crow.protocol import tool_calls
+from crow.protocol.frames import RequestError
+from crow.protocol.sizes import PART_BYTES, json_bytes
 from crow.tools.limits import FairLimiter
 
 logger = logging.getLogger(__name__)

@@ -15,14 +15,15 @@ import anyio.abc
 from crow.agent.sessions.session import Session
 from crow.agent.workspace import WorkspaceContents
 from crow.domain.errors import ArgumentError, NoSuchSession
-from crow.frontend.client import ClientConnection, Outlet, SessionClient
+from crow.frontend.client import SessionClient
 from crow.frontend.host import HostSession, SessionHost
 from crow.frontend.options import config_options, session_commands
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import Dialogs
 from crow.frontend.queue import ClientQueue, Origin
 from crow.frontend.requester import ConnectionStore, Requester
 from crow.frontend.workspace import ClientEditor, EditorRequests, EditorTerminals, SharedWorkspace
+from crow.protocol import ClientConnection, Outlet
+from crow.protocol.params import ClientCapabilities
 from crow.tools import Workspace
 
 logger = logging.getLogger(__name__)

@@ -19,18 +19,27 @@ from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
 from crow.domain.entries import TurnEnd
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
-from crow.domain.events import ElicitationKind
-from crow.frontend.client import HISTORY, Outlet, RequestParams
+from crow.frontend.client import HISTORY
 from crow.frontend.cursors import CURSOR_KEY, cursor_in
-from crow.frontend.errors import REQUEST_CANCELLED, request_error, turn_error
-from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, describe_member, text_in
 from crow.frontend.methods import Methods, MethodTable, auth_methods
 from crow.frontend.options import session_commands
-from crow.frontend.params import ClientCapabilities, OpenRequest, client_in, open_request_from, session_alias
 from crow.frontend.prompts import PromptRun
 from crow.frontend.sessions import ClientSession
-from crow.frontend.updates import Update
-from crow.frontend.v2_updates import FINAL_STATUSES, Wording, commands, config_options, permission_params
+from crow.protocol import Outlet, RequestParams
+from crow.protocol.errors import REQUEST_CANCELLED, request_error, turn_error
+from crow.protocol.frames import INTERNAL_ERROR, INVALID_REQUEST, describe_member, text_in
+from crow.protocol.params import session_alias
+from crow.protocol.updates import Update
+from crow.protocol.v2 import (
+    FINAL_STATUSES,
+    Wording,
+    capabilities_from,
+    commands,
+    config_options,
+    open_request,
+    permission_params,
+    wants_replay,
+)
 from crow.store import NamedPrompt
 from crow.version import __version__
 
@@ -302,14 +311,14 @@ class VersionTwo:
         return await self._v1.authenticate(params)
 
     async def _new(self, params: RequestParams) -> dict[str, Any]:
-        opened = await self._v1.opener.create(_open_request_v2(params), alias=session_alias(params))
+        opened = await self._v1.opener.create(open_request(params), alias=session_alias(params))
         if opened.session.busy:  # the alias belongs to a session that is already open
             await self._translations[opened.session.id].show_state(opened.client.place())
         return {"sessionId": opened.session.id, **self._introduction(opened)}
 
     async def _resume(self, params: RequestParams) -> dict[str, Any]:
         text_in(params, "sessionId")
-        request, is_replayed = _open_request_v2(params, may_be_missing=True), _wants_replay(params)
+        request, is_replayed = open_request(params, may_be_missing=True), wants_replay(params)
         open_session = self._v1.loaded if is_replayed else self._v1.resumed
         async with open_session(params, request) as opened:
             translation = self._translations[opened.session.id]
@@ -444,70 +453,3 @@ def revoke_waiting(session: Session) -> None:
     """Withdraw all prompts that wait for the running turn."""
     for prompt in session.waiting:
         session.revoke(prompt)
-
-
-def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
-    """Read the client's capabilities from the parameters of `initialize`. All clients of version 2 can show terminals,
-    notices and compactions.
-
-    :raises ArgumentError: a member has the wrong type.
-    """
-    info = _object_in(params, "info")
-    for key in ("name", "version"):
-        text_in(info, key, "info.")
-    offered = _object_in(params, "capabilities") if params.get("capabilities") is not None else {}
-    elicitation, auth = (
-        value if isinstance(value := offered.get(key), dict) else {} for key in ("elicitation", "auth")
-    )
-    kinds: tuple[ElicitationKind, ...] = ("form", "url")
-    return ClientCapabilities(
-        terminal_output=True,
-        terminal_auth=isinstance(auth.get("terminal"), dict),
-        notices=True,
-        compaction=True,
-        boolean_options=True,
-        cancelled_calls=True,
-        question_kinds=frozenset(kind for kind in kinds if isinstance(elicitation.get(kind), dict)),
-        cursors=isinstance(meta := offered.get("_meta"), dict) and meta.get("acp/cursor") is True,
-        client=client_in(info),
-        is_translated=True,
-    )
-
-
-def _open_request_v2(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
-    """Read the parameters of `session/new` or `session/resume`. For `may_be_missing`, see `open_request_from`.
-
-    :raises ArgumentError: a parameter cannot be used.
-    """
-    text_in(params, "cwd")
-    for key in ("additionalDirectories", "mcpServers"):
-        if not isinstance(params.get(key), list | None):
-            raise ArgumentError(f"{key} is {describe_member(params[key])}; expected a list.")
-    for index, server in enumerate(params.get("mcpServers") or ()):
-        if isinstance(server, dict) and server.get("type") not in ("stdio", "http"):
-            raise ArgumentError(
-                f"mcpServers[{index}].type is {describe_member(server.get('type'))}; expected stdio or http."
-            )
-    if params.get("systemPrompt") is not None:
-        raise ArgumentError("Version 2 of the protocol has no systemPrompt; send _meta.systemPrompt instead.")
-    return open_request_from(params, may_be_missing=may_be_missing)
-
-
-def _wants_replay(params: Mapping[str, Any]) -> bool:
-    """Whether `session/resume` asks for the history. :raises ArgumentError: the value of `replayFrom` is unknown."""
-    match params.get("replayFrom"):
-        case None:
-            return False
-        case {"type": "start"}:
-            return True
-        case other:
-            raise ArgumentError(f'replayFrom is {describe_member(other)}; expected {{"type": "start"}} or null.')
-
-
-def _object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the parameter `key`, which must be an object. :raises ArgumentError: the parameter is missing or is not
-    an object."""
-    value = params.get(key)
-    if not isinstance(value, dict):
-        raise ArgumentError(f"{key} is {describe_member(value)}; expected an object.")
-    return value

@@ -15,15 +15,15 @@ from crow.domain.receipts import NAMESPACE as RECEIPT
 from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN, interrupted_text, parts_text
 from crow.domain.subagents import answer_id, call_of_order, order_id
 from crow.domain.text import safe, title_line
-from crow.frontend.calls import ShownCall, call_update, terminal_content, whole_call
+from crow.frontend.calls import ShownCall, ViewLimits, call_update, terminal_content, whole_call
 from crow.frontend.cursors import Cursor
-from crow.frontend.errors import turn_error
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.subagents import Family, answer_of, link, message_updates, order_of, subagent_update
-from crow.frontend.tool_calls import Fields, call_fields, limit_text
-from crow.frontend.updates import (
+from crow.protocol.errors import turn_error
+from crow.protocol.params import ClientCapabilities
+from crow.protocol.sizes import limit_text
+from crow.protocol.tool_calls import Fields, call_fields
+from crow.protocol.updates import (
     Update,
-    ViewLimits,
     command_updates,
     compaction_update,
     list_change_update,

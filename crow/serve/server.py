@@ -24,11 +24,11 @@ from crow.domain.errors import ConfigError, NoSuchSession, StoreError
 from crow.export.links import PageLinks
 from crow.frontend.agent import Negotiate
 from crow.frontend.agent import serve as serve_connection
-from crow.frontend.connection import check_parameters
 from crow.frontend.host import SessionHost, share_host
 from crow.frontend.requester import Requester
 from crow.frontend.v2 import VersionTwo
 from crow.log import log_as_json
+from crow.protocol.connection import check_parameters
 from crow.serve import listen
 from crow.serve.browser import page_routes
 from crow.serve.http import SHUTDOWN, AccessControl, AcpService, ServedConnection, TokenAccess, WaitingService

@@ -13,11 +13,12 @@ import pytest
 from crow.agent.feed import Item
 from crow.domain.entries import CallRef, Entry, Started, TurnEnd
 from crow.domain.events import CallProgressed, EntryStored, SubagentChanged, TextShown
-from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.client import SessionClient
 from crow.frontend.clients import SessionClients
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import Dialogs
 from crow.frontend.workspace import SharedWorkspace
+from crow.protocol import ClientConnection
+from crow.protocol.params import ClientCapabilities
 from crow.tools.workspace import DiskWorkspace
 from tests.support.paths import PathBuilder, result_of, said, user
 from tests.support.shared_host import transcript

@@ -15,8 +15,8 @@ import asyncpg
 import pytest
 
 from crow.domain.entries import NewEntry, Note
-from crow.frontend.frames import RequestError
 from crow.frontend.requester import Requester
+from crow.protocol.frames import RequestError
 from crow.store.postgres import paths
 from crow.store.postgres.store import PostgresStore
 from crow.store.principals import PrincipalStore

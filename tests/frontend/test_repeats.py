@@ -13,9 +13,9 @@ import pytest
 
 from crow.domain.errors import NetworkError
 from crow.domain.messages import Text, Usage
-from crow.frontend.frames import RequestError
-from crow.frontend.params import prompt_name
 from crow.frontend.v2 import VersionTwo
+from crow.protocol.frames import RequestError
+from crow.protocol.params import prompt_name
 from crow.store import Store
 from crow.store.postgres.store import PostgresStore
 from tests.frontend.test_cursors import CURSORS, cursor_of, reload, seen

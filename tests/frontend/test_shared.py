@@ -15,10 +15,10 @@ import pytest
 from crow.domain.events import FormQuestion
 from crow.frontend import prompts as prompts_module
 from crow.frontend import queue
-from crow.frontend.frames import RequestError
 from crow.frontend.host import ServerDependencies
 from crow.frontend.requester import Requester
 from crow.frontend.v2 import VersionTwo
+from crow.protocol.frames import RequestError
 from crow.store import Access, Store
 from crow.store.principals import PrincipalStore
 from tests.support.scripted_model import Say, call

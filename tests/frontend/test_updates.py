@@ -53,10 +53,12 @@ from crow.domain.events import (
     TitleChanged,
 )
 from crow.domain.messages import Image, Link, Resource, Text
-from crow.frontend.params import ClientCapabilities
-from crow.frontend.tool_calls import LINE_BYTES, result_contents, text_content
-from crow.frontend.updates import ViewLimits, plan_updates
+from crow.frontend.calls import ViewLimits
 from crow.frontend.view import View
+from crow.protocol.params import ClientCapabilities
+from crow.protocol.sizes import LINE_BYTES
+from crow.protocol.tool_calls import result_contents, text_content
+from crow.protocol.updates import plan_updates
 from tests.support.views import reading
 
 PLAIN = ClientCapabilities()

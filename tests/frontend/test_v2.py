@@ -53,13 +53,15 @@ from crow.domain.events import (
 )
 from crow.domain.messages import Image, Link, Part, Resource, Text
 from crow.domain.text import safe
-from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.client import SessionClient
 from crow.frontend.options import config_options
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import Dialogs
-from crow.frontend.tool_calls import LINE_BYTES, diff_contents
-from crow.frontend.v2 import Translation, capabilities_from
-from crow.frontend.v2_updates import call_content
+from crow.frontend.v2 import Translation
+from crow.protocol import ClientConnection
+from crow.protocol.params import ClientCapabilities
+from crow.protocol.sizes import LINE_BYTES
+from crow.protocol.tool_calls import diff_contents
+from crow.protocol.v2 import call_content, capabilities_from
 from crow.tools import Coverage, PlannedCall
 from tests.support.acp_v2 import SchemaV2, SessionView
 from tests.support.paths import PathBuilder, damaged, histories

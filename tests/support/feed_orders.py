@@ -33,14 +33,15 @@ from crow.domain.entries import (
 from crow.domain.events import CallAnnounced, CallEnded, CallProgressed, EntryStored, Event, TextShown, ThoughtShown
 from crow.domain.messages import Text, ToolCall
 from crow.domain.rendering import INTERRUPTED
-from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.client import SessionClient
 from crow.frontend.clients import SessionClients
 from crow.frontend.cursors import Cursor, CursorGap
 from crow.frontend.missed import Missed
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import Dialogs
 from crow.frontend.queue import ClientQueue
 from crow.frontend.workspace import SharedWorkspace
+from crow.protocol import ClientConnection
+from crow.protocol.params import ClientCapabilities
 from crow.tools.workspace import DiskWorkspace
 from tests.support.shared_host import transcript
 
