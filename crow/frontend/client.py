@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from crow.agent import PermissionAnswer, PermissionQuestion
-from crow.agent.feed import Feed, Item
+from crow.agent.feed import Feed
 from crow.domain import events
 from crow.domain.entries import Assistant, CallRef, Command, Entry, ToolResult, User
 from crow.domain.events import Elicitation, ElicitationAnswer
@@ -82,7 +82,7 @@ class SessionClient:
         self.is_closed = True
         self.is_open.set()
 
-    async def show(self, item: Item, *, is_own: bool = False) -> None:
+    async def show(self, item: events.Event, *, is_own: bool = False) -> None:
         """Send the updates for the next item. `is_own` means that this client sent the prompt that the item shows."""
         if isinstance(item, events.CallProgressed) and (subagent := self.subagents.with_call(item.call)) is not None:
             await subagent.show(item)
@@ -171,7 +171,7 @@ class SessionClient:
             return replace(missed.cursor, pieces=0)
         return missed.cursor
 
-    def _check(self, missed: Missed, items: Sequence[Item]) -> None:
+    def _check(self, missed: Missed, items: Sequence[events.Event]) -> None:
         """Check that the message that the cursor names is in the log or in the feed.
 
         :raises CursorGap: it is in neither.

@@ -382,7 +382,7 @@ class SessionHost:
     def _tell_models(self, *, has_levels: bool = False) -> None:
         if self._offered.has_changed() or has_levels:
             for hosted in self.open.values():
-                self.tasks.start_soon(hosted.clients.publish, OptionsChanged())
+                self.tasks.start_soon(hosted.session.branch.publish, OptionsChanged())
 
 
 @asynccontextmanager

@@ -27,7 +27,7 @@ from crow.frontend.options import mode_state, session_commands
 from crow.frontend.sessions import ClientSession, ClientSessions, iso_time
 from crow.frontend.workspace import SharedWorkspace
 from crow.protocol.params import OpenRequest
-from crow.protocol.updates import usage_update
+from crow.protocol.updates import turn_state, usage_update
 from crow.store import SessionChanges, Store, Tail, node_of
 from crow.store.codec import changed_config
 from crow.store.watching import Draft
@@ -284,15 +284,13 @@ class SessionOpener:
         disk = dependencies.workspace(row.cwd, row.additional_directories)
         servers = merge_servers(dependencies.servers, request.servers)
         workspace = SharedWorkspace(disk)
-        clients = SessionClients(row.id, host.tasks, workspace, wait_s=dependencies.user_timeout_s)
+        clients = SessionClients(row.id, host.tasks, workspace, wait_s=dependencies.user_timeout_s, leaf=row.leaf)
         session = Session(host.adapters_for(row), clients, workspace, servers, tail)
-        session.listener = clients
-        clients.follow(session)
         if host.is_lasting:
             clients.announce = partial(host.announce, principal=row.principal)
         follower = None
         if host.is_lasting and session.conversation.adapters.store.notifies:
-            session.conversation.follower = follower = Follower(session, clients)
+            session.conversation.follower = follower = Follower(session, clients.feed)
             follower.begin(tail, start.draft)
         hosted = HostSession(session=session, clients=clients, request=request, follower=follower)
         opened = self._sessions.attach(hosted, contents=contents, is_watcher=is_watcher)
@@ -316,7 +314,7 @@ class SessionOpener:
         if self._sessions.caps.cursors:
             meta[CURSOR_KEY] = str(opened.client.view.cursor)
         if self._host.is_lasting:
-            meta["acp/turnState"] = opened.hosted.clients.last_turn
+            meta["acp/turnState"] = turn_state(opened.hosted.clients.feed.last_turn)
         answer = {"modes": mode_state(session.branch.row.mode), "configOptions": self._sessions.options(session)}
         return answer | ({"_meta": meta} if meta else {})
 

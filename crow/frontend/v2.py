@@ -29,7 +29,7 @@ from crow.protocol import Outlet, RequestParams
 from crow.protocol.errors import REQUEST_CANCELLED, request_error, turn_error
 from crow.protocol.frames import INTERNAL_ERROR, INVALID_REQUEST, describe_member, text_in
 from crow.protocol.params import session_alias
-from crow.protocol.updates import Update
+from crow.protocol.updates import Update, turn_state
 from crow.protocol.v2 import (
     FINAL_STATUSES,
     Wording,
@@ -325,7 +325,7 @@ class VersionTwo:
             if cursor_in(params) is not None:
                 if not is_replayed and (missed := opened.client.view.last_end) is not None:
                     translation.note_missed_end(missed)
-                translation.note_last_turn(opened.hosted.clients.last_turn)
+                translation.note_last_turn(turn_state(opened.hosted.clients.feed.last_turn))
             await translation.show_state(opened.client.place())
             return self._introduction(opened)
 
@@ -400,7 +400,7 @@ class VersionTwo:
         opened, run = await self._v1.start_prompt(params)
         session, prompt = run.session, run.prompt
         first = prompt.repeat.queued or prompt
-        if opened.hosted.clients.has_begun(first) or session.branch.prompt_with(first.message_id) is not None:
+        if (first.has_begun and not first.needs_servers) or session.branch.prompt_with(first.message_id) is not None:
             return {"messageId": first.message_id}
         translation = self._translations[opened.session.id]
         inserted, message_id = translation.expect(prompt), prompt.message_id

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, assert_never
 
-from crow.agent.feed import Item, TurnBegan, TurnEnded, announcements
+from crow.agent.feed import announcements
 from crow.domain import entries, events
 from crow.domain.entries import Announcement, CallRef, Entry, ToolResult
 from crow.domain.messages import Part
@@ -37,6 +37,7 @@ from crow.protocol.updates import (
     thought_updates,
     token_change,
     turn_end_words,
+    turn_state,
     turn_state_update,
     usage_object,
     usage_update,
@@ -177,7 +178,7 @@ class View:
         """Whether the call was announced here and has not ended."""
         return call in self._calls and self._calls[call].is_announced
 
-    def apply(self, item: Item, *, is_own: bool = False) -> list[Shown]:
+    def apply(self, item: events.Event, *, is_own: bool = False) -> list[Shown]:
         """Return the updates for `item`, in order. They do not include lists of options and commands, which
         `SessionClient` adds. `is_own` means that this client sent the prompt that the item shows."""
         self._shown = []
@@ -197,9 +198,9 @@ class View:
                 self._progress(item)
             case events.CallEnded(call=call, text=text):
                 self._end(call, text)
-            case TurnBegan():
+            case events.TurnBegan():
                 self._begin_turn(item, is_own=is_own)
-            case TurnEnded():
+            case events.TurnEnded():
                 self._emit(*([] if is_own else [turn_state_update(self._end_state(item))]))
             case _:
                 self._emit(*self._unstored(item))
@@ -551,7 +552,7 @@ class View:
 
     # Items that are not in the log.
 
-    def _begin_turn(self, item: TurnBegan, *, is_own: bool) -> None:
+    def _begin_turn(self, item: events.TurnBegan, *, is_own: bool) -> None:
         if item.typed is not None and item.message_id not in self._over:
             if not is_own:
                 self._emit_pieces(*command_updates(item.message_id, item.typed))
@@ -560,17 +561,17 @@ class View:
         if not is_own:
             self._emit(turn_state_update({"state": "running"}))
 
-    def _end_state(self, item: TurnEnded) -> Mapping[str, Any]:
+    def _end_state(self, item: events.TurnEnded) -> Mapping[str, Any]:
         """Return how a turn ended. A translated client is also told which turn it was, and why it failed."""
         if not self._caps.is_translated:
-            return item.state
-        state = {**item.state, "messageId": item.message_id}
+            return turn_state(item)
+        state = {**turn_state(item), "messageId": item.message_id}
         if item.error is None:
             return state
         error = turn_error(item.error)
         return state | {"error": {"code": error.code, "message": str(error), "data": error.data}}
 
-    def _unstored(self, item: Item) -> Collection[Update]:
+    def _unstored(self, item: events.Event) -> Collection[Update]:
         match item:
             case events.ContextMeasured():
                 return (usage_update(item),)
@@ -605,8 +606,8 @@ class View:
                 | events.CallAnnounced()
                 | events.CallProgressed()
                 | events.CallEnded()
-                | TurnBegan()
-                | TurnEnded()
+                | events.TurnBegan()
+                | events.TurnEnded()
             ):
                 return ()  # `apply` handles these
             case _:

@@ -87,6 +87,18 @@ def usage_update(event: events.ContextMeasured) -> Update:
     return update if event.cost is None else update | {"cost": {"amount": event.cost, "currency": "USD"}}
 
 
+def turn_state(turn: events.TurnBegan | events.TurnEnded | None) -> dict[str, Any]:
+    """Return the state of a session, for `_meta["acp/turnState"]`. `turn` is the turn that runs, or the end of the last
+    turn. It is None if neither is known."""
+    match turn:
+        case None:
+            return {"state": "idle"}
+        case events.TurnBegan():
+            return {"state": "running"}
+        case events.TurnEnded(stop=stop, error=error):
+            return {"state": "idle", "stopReason": stop if error is None else "error"}
+
+
 def turn_state_update(state: Mapping[str, Any]) -> Update:
     """Return an update with the state of a turn that another client started. A client of version 1 learns the state of
     its own turns from the responses to its prompts."""

@@ -10,9 +10,8 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from crow.agent.feed import Item
 from crow.domain.entries import CallRef, Entry, Started, TurnEnd
-from crow.domain.events import CallProgressed, EntryStored, SubagentChanged, TextShown
+from crow.domain.events import CallProgressed, EntryStored, Event, SubagentChanged, TextShown
 from crow.frontend.client import SessionClient
 from crow.frontend.clients import SessionClients
 from crow.frontend.questions import Dialogs
@@ -32,7 +31,7 @@ PROMPT, CALLS, STARTED, RESULT, ANSWER, END = PathBuilder(
     replace(said("Twigs."), message_id="second"),
     TurnEnd(stop="end_turn"),
 ).entries
-TURN: Sequence[Item] = (
+TURN: Sequence[Event] = (
     TextShown(message_id="first", offset=0, text="I look."),
     EntryStored(entry=CALLS),
     EntryStored(entry=STARTED),
@@ -75,7 +74,7 @@ def attached(clients: SessionClients) -> tuple[SessionClient, Wire]:
     return client, wire
 
 
-def in_session(item: Item, session_id: str) -> Item:
+def in_session(item: Event, session_id: str) -> Event:
     return replace(item, entry=replace(item.entry, session=session_id)) if isinstance(item, EntryStored) else item
 
 

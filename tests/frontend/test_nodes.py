@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 
 from crow.domain.entries import NewEntry, Note
+from crow.domain.events import TurnBegan
 from crow.frontend.requester import Requester
 from crow.protocol.frames import RequestError
 from crow.store.postgres import paths
@@ -156,7 +157,7 @@ async def test_a_waiting_prompt_can_be_cancelled(tmp_path: Path, database: str) 
         hosted.session.withdraw(hosted.session._queue[0])  # what $/cancel_request does
         assert (await waiting)["stopReason"] == "cancelled"
         assert not await store.queued(session)
-        assert hosted.clients.last_turn == {"state": "running"}
+        assert isinstance(hosted.clients.feed.last_turn, TurnBegan)
         hold.set()
         assert (await turn)["stopReason"] == "end_turn"
         assert [text for _, _, text in await reload(other, session)] == ["a", "One."]

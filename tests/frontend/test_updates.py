@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acp_check.schema import check_update
-from crow.agent.feed import Item, TurnBegan
 from crow.domain.entries import (
     Announcement,
     Assistant,
@@ -51,6 +50,7 @@ from crow.domain.events import (
     TextShown,
     ThoughtShown,
     TitleChanged,
+    TurnBegan,
 )
 from crow.domain.messages import Image, Link, Resource, Text
 from crow.frontend.calls import ViewLimits
@@ -90,7 +90,7 @@ def result(announcement: Announcement, text: str, **fields: Any) -> EntryStored:
     return stored(ToolResult(call=CALL, name="tool", text=text, announcement=announcement, **fields))
 
 
-def updates_for(view: View, *events: Item) -> list[dict[str, Any]]:
+def updates_for(view: View, *events: Event) -> list[dict[str, Any]]:
     updates = [shown.update for event in events for shown in view.apply(event)]
     for update in updates:
         check_update(update)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.agent import PermissionQuestion
-from crow.agent.feed import Feed, TurnBegan, TurnEnded
+from crow.agent.feed import Feed
 from crow.agent.sessions.session import Session
 from crow.domain.entries import (
     Announcement,
@@ -49,6 +49,8 @@ from crow.domain.events import (
     TextShown,
     ThoughtShown,
     TitleChanged,
+    TurnBegan,
+    TurnEnded,
     UrlQuestion,
 )
 from crow.domain.messages import Image, Link, Part, Resource, Text
@@ -505,7 +507,7 @@ async def test_a_question_requires_action_only_while_nothing_else_goes_on() -> N
         assert sent.states()[-1] == "requires_action"
         sent.answers[1].set()
         sent.answers[2].set()
-    await client.show(TurnEnded(message_id="p", state={"state": "idle", "stopReason": "end_turn"}))
+    await client.show(TurnEnded(message_id="p"))
     assert sent.states()[-2:] == ["running", "idle"]
 
 

@@ -13,6 +13,7 @@ import anyio
 
 from crow.agent import Publisher
 from crow.agent.history.sent_parts import SentParts
+from crow.agent.history.told import Told
 from crow.domain.conversation import Context, Projection
 from crow.domain.entries import (
     Command,
@@ -28,7 +29,7 @@ from crow.domain.entries import (
     User,
 )
 from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
-from crow.domain.events import ContextMeasured, EntryStored, Event
+from crow.domain.events import EntryStored, Event
 from crow.domain.messages import JsonObject, Part, Usage
 from crow.llm import THOUGHT_LEVELS, ThoughtLevel
 from crow.store import BranchStore, SessionChanges, SessionRow, Tail
@@ -85,8 +86,8 @@ class Branch:
         self.on_release: Callable[[], object] = lambda: None
         """Called when the turn has been released."""
         self.turn = tail.entries[-1].turn if tail.entries else 0
-        self.told_cost: float | None = None
-        """The last cost that was sent to the client, in USD. None if no cost was sent."""
+        self.told = Told.of(tail.row)
+        """What the clients were last told of the session's row."""
         self.sent_parts = SentParts(tail.row.id)
         """How earlier messages were sent to each endpoint."""
         self._stand_on(tail)
@@ -141,8 +142,7 @@ class Branch:
 
     async def publish(self, event: Event) -> None:
         """Send an event to the client."""
-        if isinstance(event, ContextMeasured):
-            self.told_cost = event.cost
+        self.told.note(event, self.row)
         await self._publisher.publish(event)
 
     async def record(self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None) -> tuple[Entry, ...]:

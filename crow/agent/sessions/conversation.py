@@ -112,7 +112,7 @@ class Conversation:
     async def tell_cost(self) -> None:
         """Tell the client the cost of the session, unless the client already knows it."""
         branch = self.branch
-        if branch.row.cost == (branch.told_cost or 0.0):
+        if branch.row.cost == (branch.told.cost or 0.0):
             return
         with anyio.move_on_after(_TELL_S, shield=True), suppress(CrowError):
             if self.adapters.info(branch.row.model).input_price is not None:

@@ -1,10 +1,9 @@
-"""Submitted prompts, and who is told about their turns."""
+"""Submitted prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import anyio
 
@@ -56,6 +55,8 @@ class PendingPrompt:
     in_inbox: bool = False
     """Whether the prompt is in the store's inbox under `message_id`, for example because it waits for an earlier
     turn."""
+    has_begun: bool = False
+    """Whether its turn has been claimed, and the clients were told so."""
     ready: anyio.Event = field(default_factory=anyio.Event)
     """Set when the parts are complete."""
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -78,18 +79,6 @@ class PendingPrompt:
     def is_only_in_memory(self) -> bool:
         """Whether the prompt is complete but still only in memory. Such a prompt is stored when its turn is claimed."""
         return self.ready.is_set() and self.command is None and not self.in_inbox
-
-
-class TurnListener(Protocol):
-    """A listener that is told when turns begin and end. The session's task calls the methods, and the same task
-    publishes the events of the turns. So the listener is told of a turn before its first event and after its last."""
-
-    async def turn_began(self, prompt: PendingPrompt) -> None:
-        """Called when the turn of this prompt has been claimed. By then, the prompt has been stored, unless it is a
-        command or calls a server's prompt."""
-
-    async def turn_ended(self, prompt: PendingPrompt) -> None:
-        """Called when the turn has ended, or could not begin. The prompt's `stop` and `error` are already set."""
 
 
 def first_with(name: PromptName, queue: Iterable[PendingPrompt]) -> PendingPrompt | None:

@@ -19,7 +19,7 @@ from crow.agent import Client, commands, new_message_id
 from crow.agent.background import BackgroundTask, after_delay
 from crow.agent.sessions.claims import Claims
 from crow.agent.sessions.conversation import Conversation
-from crow.agent.sessions.pending import PendingPrompt, Repeat, TurnListener, first_with
+from crow.agent.sessions.pending import PendingPrompt, Repeat, first_with
 from crow.agent.sessions.repeats import answer_of_first, stored_outcome
 from crow.agent.templates import expand_template, parse_prompt_call
 from crow.agent.turns.adapters import Adapters
@@ -35,7 +35,7 @@ from crow.domain.errors import (
     StoreError,
     lacks_memory,
 )
-from crow.domain.events import NoticeShown
+from crow.domain.events import NoticeShown, TurnBegan, TurnEnded
 from crow.domain.messages import JsonObject, Part, Text
 from crow.domain.trace_context import use_trace_context
 from crow.llm import ThoughtLevel
@@ -77,7 +77,6 @@ class Session:
         self.conversation = Conversation(adapters, client, workspace, tail)
         self.branch = self.conversation.branch
         self.closing = False
-        self.listener: TurnListener | None = None
         self.runs_elsewhere = False
         """Whether another process runs a turn, as far as is known."""
         self._claims = Claims(self.conversation)
@@ -457,9 +456,10 @@ class Session:
         finally:
             self._ending = None
             prompt.usage = self.branch.turn_usage
-            if self.listener is not None and not prompt.repeat.is_refused:
+            if not prompt.repeat.is_refused and (prompt.has_begun or not self.runs_elsewhere):
+                ended = TurnEnded(message_id=prompt.message_id, stop=prompt.stop, error=prompt.error)
                 with anyio.move_on_after(_TELL_S, shield=True):
-                    await self.listener.turn_ended(prompt)
+                    await self.branch.publish(ended)
             self._queue.remove(prompt)
             prompt.done.set()
         self._begin_rest(prompt)
@@ -489,8 +489,8 @@ class Session:
                 if self.conversation.follower is not None and self.branch.must_catch_up:
                     await self.conversation.follower.reached(self.branch.claimed_to or 0)
             finally:  # the prompt is stored, so clients are shown it even if the turn is cancelled already
-                if self.listener is not None:
-                    await self.listener.turn_began(prompt)
+                prompt.has_begun = True
+                await self.branch.publish(self._began(prompt))
             await anyio.lowlevel.checkpoint_if_cancelled()
             await self._claims.begin(moved=moved)
             if prompt.command is None:
@@ -511,6 +511,12 @@ class Session:
             await self._end_turn(TurnEnd(stop="error", detail=words))
             raise
         await self._end_turn(TurnEnd(stop=prompt.stop))
+
+    def _began(self, prompt: PendingPrompt) -> TurnBegan:
+        entry = self.branch.newest_user()
+        is_stored = entry is not None and getattr(entry.body, "message_id", "") == prompt.message_id
+        typed = None if prompt.command is None else prompt.text
+        return TurnBegan(message_id=prompt.message_id, stored=entry if is_stored else None, typed=typed)
 
     def _keep_command(self, prompt: PendingPrompt) -> None:
         """Store a command without an answer when its turn ends, because a client may have shown the command."""
