@@ -221,7 +221,7 @@ class SessionHost:
         :raises ArgumentError: the session is a subagent that works for an open session.
         """
         for hosted in self.open.values():
-            if hosted.session.has_subagent(session_id):
+            if session_id in hosted.session.runner.subagents:
                 raise ArgumentError(
                     f"{session_id} is a subagent that works for session {hosted.session.id}. Cancel it with "
                     "session/cancel, or wait until it is idle."
@@ -246,7 +246,9 @@ class SessionHost:
             while not hosted.clients.attachments and self.open.get(session.id) is hosted:
                 await anyio.sleep(self.dependencies.unattended_s)
                 async with self.lock(session.id):
-                    if not (hosted.clients.attachments or session.busy or session.owes or session.closing):
+                    if not (
+                        hosted.clients.attachments or session.busy or not session.branch.is_settled or session.closing
+                    ):
                         await self.close(hosted)
         finally:
             self._closing.discard(hosted)
@@ -303,7 +305,7 @@ class SessionHost:
         await self.dependencies.import_rest()
         self.is_warm = True
         for hosted in self.open.values():
-            hosted.session.warm()
+            hosted.session.runner.warm()
         # A running turn imports the packages for tool calls itself, while the model answers.
         if not any(hosted.session.busy for hosted in self.open.values()):
             await self.dependencies.import_for_calls()
@@ -376,7 +378,7 @@ class SessionHost:
     async def list_models(self) -> None:
         """Add the models that the endpoint lists to those that clients may choose."""
         if await self._offered.list(self.dependencies):
-            has_levels = any(hosted.session.thought_levels is not None for hosted in self.open.values())
+            has_levels = any(hosted.session.conversation.thought_levels is not None for hosted in self.open.values())
             self._tell_models(has_levels=has_levels)
 
     def _tell_models(self, *, has_levels: bool = False) -> None:

@@ -206,7 +206,7 @@ class SessionOpener:
             await hosted.closed.wait()
             hosted = self._host.open.get(session_id)
         if hosted is not None:
-            await hosted.session.settle()
+            await hosted.session.branch.try_to_settle()
             if self._host.is_lasting:
                 row = await store.session(session_id)
                 if hosted.follower is not None:  # the client may have been sent more by another process
@@ -222,7 +222,7 @@ class SessionOpener:
         """
         session = hosted.session
         is_kept = is_watcher or hosted.is_watched_without(self._sessions.origin) or hosted.satisfies(request)
-        return (self._host.is_lasting and is_kept) or session.busy or session.owes
+        return (self._host.is_lasting and is_kept) or session.busy or not session.branch.is_settled
 
     async def _prepare(self, store: Store, session_id: str, request: OpenRequest, *, is_watcher: bool) -> Start:
         """Read everything that `_started` needs, and store what the request changes."""
@@ -296,7 +296,7 @@ class SessionOpener:
         opened = self._sessions.attach(hosted, contents=contents, is_watcher=is_watcher)
         workspace.use(opened.attachment.editor)
         if contents is not None and contents.concerns_agents and not self._sessions.caps.notices:
-            session.remark_later(notice_of_workspace(contents))
+            session.claims.remark_later(notice_of_workspace(contents))
         host.run(hosted)
         if contents is not None and self._sessions.store.principal is None and not self._sessions.caps.marked_remarks:
             host.offer_import_soon(session)  # crow's own terminal client says it itself
@@ -336,7 +336,7 @@ class SessionOpener:
             await client.show(notice_of_workspace(opened.contents))
         client.open()
         if self._host.is_warm:
-            session.warm()
+            session.runner.warm()
             await self._host.check_first_session()
 
     def _warn_about_cwd(self, live: ClientSession, request: OpenRequest) -> None:

@@ -87,7 +87,10 @@ def session_commands(session: Session) -> list[dict[str, Any]]:
     commands = [
         *((spec.name, spec.description, spec.hint) for spec in COMMANDS),
         *((each.name, each.description, each.hint) for each in session.conversation.adapters.templates()),
-        *((prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt)) for prompt in session.prompts),
+        *(
+            (prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt))
+            for prompt in session.runner.prompts
+        ),
     ]
     return [
         {"name": name, "description": title_line(text), **({"input": {"hint": title_line(hint)}} if hint else {})}

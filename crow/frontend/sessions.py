@@ -116,7 +116,11 @@ class ClientSessions:
         subagent of such a session.
         """
         for opened in self._opened.values():
-            if isinstance(session_id, str) and self._may_write(opened) and opened.session.cancel_subagent(session_id):
+            if (
+                isinstance(session_id, str)
+                and self._may_write(opened)
+                and opened.session.runner.cancel_subagent(session_id)
+            ):
                 return
         if self._may_write(opened := self.opened(session_id)):
             opened.session.cancel()
@@ -182,7 +186,7 @@ class ClientSessions:
 
     def options(self, session: Session) -> list[dict[str, Any]]:
         """Return all config options of a session."""
-        row, host, levels = session.branch.row, self.host, session.thought_levels
+        row, host, levels = session.branch.row, self.host, session.conversation.thought_levels
         model, booleans = row.model or host.dependencies.model, self.caps.boolean_options
         config = {"auto_compact": host.dependencies.auto_compact, **row.config}
         return config_options(

@@ -152,7 +152,7 @@ class Translation:
         """Send the state of the session. `place` is the cursor to send with it, as `_meta`."""
         self._wording.end_replay()
         self._place = place
-        if self._state["state"] == "idle" and (self._session.has_turn or self._session.runs_elsewhere):
+        if self._state["state"] == "idle" and (self._session.queue or self._session.runs_elsewhere):
             self._state = _RUNNING
         await self._send(self._state, place)
 
@@ -196,7 +196,7 @@ class Translation:
         that the subagent carries out."""
         working = self._running_calls - self._questions.keys()
         tasks = {call_id for call_id in working if self._names.get(call_id) == "task"}
-        own = self._session.running_calls  # a question about a call that is not in here comes from a subagent
+        own = self._session.runner.running_calls  # a question about a call that is not in here comes from a subagent
         asked_by_subagents = sum(count for call_id, count in self._questions.items() if call_id not in own)
         return bool(self._questions) and working == tasks and len(tasks) <= asked_by_subagents
 
@@ -216,7 +216,7 @@ class Translation:
         if status == "in_progress":
             self._running_calls.add(call_id)
             is_told = call_id in self._cancellable and not self._wording.is_replaying
-            if not is_told and call_id in self._session.running_calls:
+            if not is_told and call_id in self._session.runner.running_calls:
                 self._cancellable.add(call_id)
                 return update | {"capabilities": {"cancel": {}}}
         return update
@@ -387,7 +387,7 @@ class VersionTwo:
 
     async def _cancel_call(self, params: RequestParams) -> dict[str, Any]:
         opened, call_id = await self._v1.writable(text_in(params, "sessionId")), text_in(params, "toolCallId")
-        scope = opened.session.running_calls.get(call_id)
+        scope = opened.session.runner.running_calls.get(call_id)
         if scope is None:
             raise ArgumentError(f"toolCallId is {describe_member(call_id)}; no call with this id can be cancelled now.")
         scope.cancel()
@@ -445,11 +445,11 @@ def _state_after(end: TurnEnd) -> Update:
 def withdraw(session: Session, prompt: PendingPrompt) -> None:
     """Withdraw a prompt that waits for an earlier turn. If the turn of the prompt is already running, cancel that
     turn."""
-    if not session.revoke(prompt):
+    if not session.queue.revoke(prompt):
         session.withdraw(prompt)
 
 
 def revoke_waiting(session: Session) -> None:
     """Withdraw all prompts that wait for the running turn."""
-    for prompt in session.waiting:
-        session.revoke(prompt)
+    for prompt in session.queue.waiting:
+        session.queue.revoke(prompt)

@@ -331,7 +331,7 @@ class Server:
         sessions = [hosted.session for hosted in self._host.open.values()]
         yield gauge("crow_sessions_open", "Sessions that are open.", len(sessions))
         yield gauge("crow_sessions_busy", "Sessions that run a turn or a subagent.", self.busy_sessions)
-        waiting = sum(len(session.waiting) for session in sessions)
+        waiting = sum(len(session.queue.waiting) for session in sessions)
         yield gauge("crow_prompts_waiting", "Prompts that wait for an earlier one of their session.", waiting)
 
 

@@ -154,7 +154,7 @@ async def test_a_waiting_prompt_can_be_cancelled(tmp_path: Path, database: str) 
         await follows(other, bob, session)
         store = await other.host.store()
         hosted = other.host.open[session]
-        hosted.session.withdraw(hosted.session._queue[0])  # what $/cancel_request does
+        hosted.session.withdraw(hosted.session.queue[0])  # what $/cancel_request does
         assert (await waiting)["stopReason"] == "cancelled"
         assert not await store.queued(session)
         assert isinstance(hosted.clients.feed.last_turn, TurnBegan)

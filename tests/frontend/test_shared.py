@@ -71,7 +71,7 @@ async def test_a_dropped_connection_cancels_nothing(tmp_path: Path) -> None:
         await writer.drop()
         with pytest.raises(ConnectionError):
             await turn
-        assert host.host.open[session].session.has_turn
+        assert host.host.open[session].session.queue
         again = await host.client()
         await again.open("session/load", session)
         hold.set()

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -102,7 +103,7 @@ class OpenCalls:
 
     def __init__(self, *call_ids: str) -> None:
         self.id = "s"
-        self.running_calls = dict.fromkeys(call_ids, anyio.CancelScope())
+        self.runner = SimpleNamespace(running_calls=dict.fromkeys(call_ids, anyio.CancelScope()))
 
 
 OPTIONS: dict[str, Any] = {

@@ -384,9 +384,10 @@ class Branch:
         await self._publish_stored(stored)
 
     async def try_to_settle(self) -> None:
-        """Call `settle`, but only log a failure."""
+        """Call `settle` if it has something to store, but only log a failure."""
         try:
-            await self.settle()
+            if not self.is_settled:
+                await self.settle()
         except StoreError as error:
             logger.warning(
                 "Session %s: could not store the end of the turn; crow will try again: %s", self.row.id, error

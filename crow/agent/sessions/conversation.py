@@ -23,6 +23,7 @@ from crow.domain.errors import CrowError, FilesElsewhere, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, PlanChanged
 from crow.domain.messages import Part
 from crow.domain.rendering import parts_text
+from crow.llm import ThoughtLevel
 from crow.store import Tail, node_of
 from crow.tools import Workspace
 
@@ -68,6 +69,11 @@ class Conversation:
     def id(self) -> str:
         """The id of the session."""
         return self.branch.row.id
+
+    @property
+    def thought_levels(self) -> tuple[ThoughtLevel, ...] | None:
+        """The thought levels that the session's model takes, or None if that is unknown."""
+        return self.adapters.info(self.branch.row.model).thought_levels
 
     def rules(self) -> tuple[PermissionRule, ...]:
         """Return the rules of the user's file and those of the session."""

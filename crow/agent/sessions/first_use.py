@@ -78,7 +78,7 @@ class FirstUse:
         if notice is not None and client.takes_notices:
             await client.publish(notice)
         elif notice is not None and is_new:
-            session.remark_later(notice)
+            session.claims.remark_later(notice)
 
     async def recover_changes(self, session: Session) -> None:
         """Complete or take back the changes of commands that a killed process was moving into a workspace, and say so
@@ -90,7 +90,7 @@ class FirstUse:
             self._has_recovered = True
             try:
                 for each in await layers.recover():
-                    session.remark_later(notice_of_recovery(each))
+                    session.claims.remark_later(notice_of_recovery(each))
             except (OSError, ValueError) as error:
                 logger.warning("What a killed process has left could not be settled: %s", error)
 
@@ -127,4 +127,4 @@ async def offer_import(session: Session, store: Store) -> None:
     for one in await anyio.to_thread.run_sync(importable_at, paths, known):
         title = f"{plural(one.sessions, 'session')} of {one.tool} in this directory can be imported"
         words = f"To import all its sessions, run: crow sessions import --from {one.tool}"
-        session.notice_later(NoticeShown(severity="info", title=title, description=words))
+        session.claims.notice_later(NoticeShown(severity="info", title=title, description=words))

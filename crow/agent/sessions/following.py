@@ -186,7 +186,7 @@ class Follower:
             self._cancelled_turn = turn
             session.cancel()
         is_lost = news.row.state == "running" and not news.is_elsewhere  # this store claimed or ended it unconfirmed
-        if (news.is_orphaned or is_lost) and not is_own and not session.has_turn:  # otherwise its next turn repairs it
+        if (news.is_orphaned or is_lost) and not is_own and not session.queue:  # otherwise its next turn repairs it
             with suppress(StoreError):
                 await session.conversation.adapters.store.open_session(session.id)
 

@@ -1,8 +1,9 @@
-"""Submitted prompts."""
+"""Submitted prompts, and the queue in which they wait."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -81,13 +82,39 @@ class PendingPrompt:
         return self.ready.is_set() and self.command is None and not self.in_inbox
 
 
-def first_with(name: PromptName, queue: Iterable[PendingPrompt]) -> PendingPrompt | None:
-    """Return the queued prompt with this name, or None.
+class PromptQueue(deque[PendingPrompt]):
+    """The prompts of a session, in order. The turn of the first one runs or is next."""
 
-    :raises ~crow.domain.errors.ArgumentError: it has other content.
-    """
-    for each in queue:
-        if each.name is not None and each.name.id == name.id:
-            check_same(name, each.name.digest)
-            return each
-    return None
+    def named(self, name: PromptName) -> PendingPrompt | None:
+        """Return the prompt with this name, or None.
+
+        :raises ~crow.domain.errors.ArgumentError: it has other content.
+        """
+        for each in self:
+            if each.name is not None and each.name.id == name.id:
+                check_same(name, each.name.digest)
+                return each
+        return None
+
+    @property
+    def waiting(self) -> tuple[PendingPrompt, ...]:
+        """The prompts that wait for an earlier turn."""
+        return tuple(self)[1:]
+
+    def revoke(self, prompt: PendingPrompt) -> bool:
+        """Take back a prompt that waits for an earlier turn. Return False if the prompt's own turn is next or has
+        begun.
+
+        The prompt may already be in the store's inbox. In that case, the caller removes it from there when
+        `Session.answer` has returned.
+        """
+        return prompt in self.waiting and self.drop(prompt)
+
+    def drop(self, prompt: PendingPrompt) -> bool:
+        """Remove a prompt, which ends as `cancelled`. Return False if it is not in the queue."""
+        if prompt not in self:
+            return False
+        self.remove(prompt)
+        prompt.stop = "cancelled"
+        prompt.done.set()
+        return True

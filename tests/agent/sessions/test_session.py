@@ -569,7 +569,7 @@ async def test_every_announced_call_has_its_own_id(tmp_path: Path) -> None:
 
 
 async def test_the_lease_is_renewed_while_a_silent_tool_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crow.agent.sessions.session.RENEW_S", 0.001)
+    monkeypatch.setattr("crow.agent.sessions.prompt_turn.RENEW_S", 0.001)
     model = ScriptedModel(Say(calls=(call("wait"),)), Say(text=["Done."]))
 
     async def lease() -> int:
