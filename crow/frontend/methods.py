@@ -326,7 +326,7 @@ class Methods:
         run = self.host.prompts.again(self._connection, key)
         if run is None:
             session, metadata = opened.session, session_metadata(params)
-            is_first = session.branch.prompt is None
+            is_first = session.branch.projection.prompt is None
             parts = without_repeated_prompts(parts_from(params.get("prompt")), is_first=is_first)
             prompt = session.submit(parts, metadata, prompt_name(params))
             run = PromptRun(session, prompt, self._connection)

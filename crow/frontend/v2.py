@@ -400,7 +400,7 @@ class VersionTwo:
         opened, run = await self._v1.start_prompt(params)
         session, prompt = run.session, run.prompt
         first = prompt.repeat.queued or prompt
-        if (first.has_begun and not first.needs_servers) or session.branch.prompt_with(first.message_id) is not None:
+        if (first.has_begun and not first.needs_servers) or session.branch.projection.has_prompt(first.message_id):
             return {"messageId": first.message_id}
         translation = self._translations[opened.session.id]
         inserted, message_id = translation.expect(prompt), prompt.message_id

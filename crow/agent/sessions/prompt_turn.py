@@ -105,7 +105,7 @@ class PromptTurn:
 
     async def _tell_begin(self) -> None:
         """Tell the clients that the turn has begun. They are told even if the caller is cancelled already."""
-        prompt, entry = self.prompt, self._branch.newest_user()
+        prompt, entry = self.prompt, self._branch.projection.newest_user()
         is_stored = entry is not None and getattr(entry.body, "message_id", "") == prompt.message_id
         typed = None if prompt.command is None else prompt.text
         began = TurnBegan(message_id=prompt.message_id, stored=entry if is_stored else None, typed=typed)
@@ -115,7 +115,7 @@ class PromptTurn:
     def _keep_command(self) -> None:
         """Store a command without an answer when its turn ends, because a client may have shown the command."""
         prompt = self.prompt
-        if prompt.command is not None and self._branch.prompt_with(prompt.message_id) is None:
+        if prompt.command is not None and not self._branch.projection.has_prompt(prompt.message_id):
             command = Command(text=prompt.text, answer="", message_id=prompt.message_id, name=prompt.name)
             self._branch.store_at_end([NewEntry(body=command)])
 

@@ -298,7 +298,7 @@ class Session:
             raise
         finally:
             self._turn = None
-            prompt.usage = self.branch.turn_usage
+            prompt.usage = self.branch.usage.turn
             if not prompt.repeat.is_refused and (prompt.has_begun or not self.runs_elsewhere):
                 ended = TurnEnded(message_id=prompt.message_id, stop=prompt.stop, error=prompt.error)
                 with anyio.move_on_after(_TELL_S, shield=True):
