@@ -236,9 +236,9 @@ class SessionClient:
         """
         if (subagent := self.subagents.with_call(question.call)) is not None:
             return await subagent.ask(question)
-        if not self.view.knows(question.call):
+        if not self.view.calls.knows(question.call):
             return "cannot_ask"  # the call belongs to a subagent that the editor cannot show
-        return await self._dialogs.ask(self._session_id, question, self.view, self._outlet.request)
+        return await self._dialogs.ask(self._session_id, question, self.view.calls, self._outlet.request)
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """Ask the user a question of an MCP server. A question during the call of a subagent is asked in the
@@ -250,7 +250,7 @@ class SessionClient:
         """
         if (subagent := self.subagents.with_call(question.call)) is not None:
             return await subagent.elicit(question)
-        if question.call is not None and not self.view.knows(question.call):
+        if question.call is not None and not self.view.calls.knows(question.call):
             return ElicitationAnswer(action="cancel")  # the call belongs to a subagent that the editor cannot show
         return await self._dialogs.elicit(
             self._session_id, question, self._outlet.request, self.caps.question_kinds, self.show
@@ -291,7 +291,7 @@ class ShownSubagents:
 
     def with_call(self, call: CallRef | None) -> SessionClient | None:
         """Return the client of the subagent that made the call, or None if no subagent of this session made it."""
-        return next((subagent for subagent in self.running.values() if subagent.view.knows(call)), None)
+        return next((subagent for subagent in self.running.values() if subagent.view.calls.knows(call)), None)
 
     async def load(self, store: Store, family: Family, limits: ViewLimits) -> None:
         """Announce the session's subagents and send their logs. Must be called before

@@ -578,12 +578,12 @@ def test_a_question_shows_its_text_beside_the_terminal_until_the_command_runs() 
     question = [text_content("Run it?")]
     updates = live(GATED)
     updates_for(updates, announced(SHELL, "shell", command="make test"))
-    assert updates.question_content(CALL, question) == [*question, terminal]
+    assert updates.calls.question_content(CALL, question) == [*question, terminal]
     (started,) = updates_for(updates, stored(Started(call=CALL, why="asked")))
     assert started["content"] == [terminal]
     plain = live(PLAIN)
     updates_for(plain, announced(SHELL, "shell", command="make test"))
-    assert plain.question_content(CALL, question) == question
+    assert plain.calls.question_content(CALL, question) == question
     (started,) = updates_for(plain, stored(Started(call=CALL, why="asked")))
     assert "content" not in started
     (finished,) = updates_for(plain, result(SHELL, ""))
