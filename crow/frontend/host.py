@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from crow.agent.sessions.first_use import FirstUse, offer_import
+from crow.agent.sessions.first_use import FirstUse
 from crow.agent.sessions.following import Follower
 from crow.agent.sessions.session import Session
 from crow.agent.turns.adapters import Adapters
@@ -37,9 +37,6 @@ logger = logging.getLogger(__name__)
 
 _SHUT_DOWN_S = 5.0
 """A lasting host has this many seconds to close its sessions and its store."""
-
-_OFFER_AFTER_S = 0.5
-"""Crow looks for sessions of other tools this many seconds after a session in a new directory was opened."""
 
 _FLUSH_S = 0.5
 """When a session is closed, its clients have this many seconds to read its last updates."""
@@ -337,18 +334,6 @@ class SessionHost:
             # the clients of a renamed session are told its title
             if origin != besides and not (event.change == "renamed" and session_id == event.session_id):
                 queue.publish(queue.client, event, is_own=False)
-
-    def offer_import_soon(self, session: Session) -> None:
-        """See `offer_import`. Nothing waits for it."""
-        self.tasks.start_soon(self._offer_import, session)
-
-    async def _offer_import(self, session: Session) -> None:
-        use_trace_context({})
-        await anyio.sleep(_OFFER_AFTER_S)  # the user waits for other work first
-        try:
-            await offer_import(session, await self.store())
-        except Exception:
-            logger.exception("Sessions of other tools could not be looked up")
 
     async def check_first_session(self) -> None:
         """See `FirstUse.check`."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import anyio.abc
 
@@ -72,7 +72,7 @@ valid in version 1 of the protocol."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodTable:
-    """What a client may call in one version of the protocol."""
+    """What a client may call."""
 
     requests: Mapping[str, Method]
     """The methods of requests."""
@@ -80,15 +80,6 @@ class MethodTable:
     """Carries out `session/cancel` for the session with the given id."""
     check: CheckParams | None
     """Checks the parameters of each request. None if the methods check them all themselves."""
-
-
-class Version(Protocol):
-    """A version of the protocol, or the negotiation of one."""
-
-    @property
-    def table(self) -> MethodTable:
-        """The methods that the client may call now."""
-        ...
 
 
 class Methods:
@@ -112,7 +103,11 @@ class Methods:
         self._tasks = tasks
         self._is_logged_out = False
         self._told_auth_status: dict[str, Any] | None = None
-        self.table = MethodTable(
+        self.table = self._table(check)
+        """What the client may call now. A version of the protocol that the client chooses may replace it."""
+
+    def _table(self, check: CheckParams | None) -> MethodTable:
+        return MethodTable(
             requests={
                 "initialize": self.initialize,
                 "authenticate": self.authenticate,

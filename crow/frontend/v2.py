@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -233,11 +234,7 @@ class VersionTwo:
         self._sessions = methods.sessions
         self._translations: WeakValueDictionary[str, Translation] = WeakValueDictionary()
         self._is_chosen = False
-        self.table = MethodTable(
-            requests={**methods.table.requests, "initialize": self._initialize},
-            cancel=methods.table.cancel,
-            check=methods.table.check,
-        )
+        methods.table = replace(methods.table, requests={**methods.table.requests, "initialize": self._initialize})
 
     async def _initialize(self, params: RequestParams) -> dict[str, Any]:
         version = params.get("protocolVersion")
@@ -275,7 +272,7 @@ class VersionTwo:
         """Switch to version 2. No session may be open yet."""
         self._is_chosen = True
         self._sessions.translate = self._translate
-        self.table = MethodTable(
+        self._v1.table = MethodTable(
             requests={
                 "initialize": self._initialize,
                 "auth/login": self._login,

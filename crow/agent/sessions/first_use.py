@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import anyio
@@ -18,12 +18,16 @@ from crow.domain.entries import CallRef
 from crow.domain.errors import NoSuchSession
 from crow.domain.events import NoticeShown
 from crow.domain.text import plural
+from crow.domain.trace_context import use_trace_context
 from crow.store import Store
 from crow.tools import Workspace
 
 logger = logging.getLogger(__name__)
 
 _KNOWN_SESSIONS = 200
+
+_OFFER_AFTER_S = 0.5
+"""Crow looks for sessions of other tools this many seconds after a session in a new directory was opened."""
 
 
 class FirstUse:
@@ -114,6 +118,16 @@ class FirstUse:
 
         await layers.prune(has_call)
         await layers.prune_children(has_session)
+
+
+async def offer_import_soon(session: Session, open_store: Callable[[], Awaitable[Store]]) -> None:
+    """Call `offer_import` after a moment, because the user waits for other work first. Raise no error."""
+    use_trace_context({})
+    await anyio.sleep(_OFFER_AFTER_S)
+    try:
+        await offer_import(session, await open_store())
+    except Exception:
+        logger.exception("Sessions of other tools could not be looked up")
 
 
 async def offer_import(session: Session, store: Store) -> None:
