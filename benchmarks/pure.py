@@ -32,8 +32,8 @@ from crow.domain.entries import (
 )
 from crow.domain.events import EntryStored
 from crow.domain.messages import Text, ToolCall, ToolSpec, Usage
-from crow.frontend.params import client_capabilities
 from crow.frontend.view import View
+from crow.protocol.params import client_capabilities
 
 __all__: Sequence[str] = ()
 

@@ -36,9 +36,9 @@ from crow.frontend.agent import Negotiate
 from crow.frontend.agent import serve as serve_connection
 from crow.frontend.endpoints import AuthState, Credentials, Provider
 from crow.frontend.host import ServerDependencies
-from crow.frontend.transport import StdioTransport, claim_stdio
 from crow.llm import Model, ModelInfo, ThoughtLevel
 from crow.log import start_logging
+from crow.protocol.transport import StdioTransport, claim_stdio
 from crow.runtime import importing, keep_little, trim
 from crow.settings import OFFLINE, Loaded, Target, edit_tool_of, fallback_of, names_offered, target_of
 from crow.settings.endpoints import MAIN_PROVIDER, ApiType, Gateway, Gateways, provider_target
@@ -68,7 +68,7 @@ async def serve(loaded: Loaded, reload: Callable[[], Loaded], *, offers_v2: bool
     negotiate: Negotiate | None = None
     with importing():
         # Imported here because it loads the protocol's SDK, which takes 300 ms and which no other command needs.
-        from crow.frontend.connection import EditorConnection, check_parameters
+        from crow.protocol.connection import EditorConnection, check_parameters
 
         if offers_v2:
             from crow.frontend.v2 import VersionTwo  # only users who ask for version 2 wait for this import

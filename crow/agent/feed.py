@@ -8,7 +8,6 @@ of a command's output is its length.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
 
 from crow.domain import entries
 from crow.domain.entries import CallRef
@@ -22,33 +21,9 @@ from crow.domain.events import (
     SubagentLinked,
     TextShown,
     ThoughtShown,
+    TurnBegan,
+    TurnEnded,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnBegan:
-    """A turn began, here or in another process."""
-
-    message_id: str
-    """The message id of the turn's prompt."""
-    typed: str | None = None
-    """The slash command that the user typed, or None if the prompt is not a command. Commands are stored only at the
-    end of the turn."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnEnded:
-    """A turn ended, here or in another process."""
-
-    message_id: str
-    """The message id of the turn's prompt."""
-    state: dict[str, Any]
-    """How the turn ended, as clients get it in `_meta["acp/turnState"]`."""
-    error: Exception | None = None
-    """Why the turn failed, or None."""
-
-
-Item: TypeAlias = Event | TurnBegan | TurnEnded
 
 
 @dataclass(slots=True)
@@ -92,12 +67,14 @@ class Feed:
         self._session_id = session_id
         self.entry = entry
         """The id of the newest stored entry."""
+        self.last_turn: TurnBegan | TurnEnded | None = None
+        """The turn that runs, or how the last turn ended. None if the session was opened after its last turn."""
         self._message = _OpenMessage()
         self._calls: dict[CallRef, _UnfinishedCall] = {}
         self._compaction: CompactionChanged | None = None
         """The summary that is being written."""
 
-    def put(self, item: Item) -> Item:
+    def put(self, item: Event) -> Event:
         """Add the next item. Return it with its position."""
         if isinstance(item, TextShown | ThoughtShown):
             item = replace(item, after=self.entry)
@@ -124,13 +101,15 @@ class Feed:
                         opened.linked = item
             case EntryStored(entry=entry):
                 self._store(item, entry)
+            case TurnBegan() | TurnEnded():
+                self.last_turn = item
             case _:
                 pass
         return item
 
-    def open_items(self) -> tuple[Item, ...]:
+    def open_items(self) -> tuple[Event, ...]:
         """Return the items that lead from the log to the present state, in order."""
-        items: list[Item | None] = [self._compaction]
+        items: list[Event | None] = [self._compaction]
         for call in self._calls.values():
             items += [call.announced, call.started, call.linked, call.progress]
         message = self._message

@@ -257,7 +257,7 @@ class BranchHooks:
             await self._call("session_start", source="resumed" if is_known else "new")
         if not await self._of("before_prompt"):
             return None
-        entry = self._branch.newest_user()
+        entry = self._branch.projection.newest_user()
         text = parts_text(entry.body.parts) if entry is not None and isinstance(entry.body, User) else ""
         return _denial(await self._call("before_prompt", prompt=text))
 

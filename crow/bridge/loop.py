@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
 """The size of the largest message that the bridge accepts from an editor. It must be equal to
-`crow.frontend.frames.MAX_LINE_BYTES`."""
+`crow.protocol.frames.MAX_LINE_BYTES`."""
 
 MAX_UNSENT_BYTES = 4 * 1024 * 1024
 """While more bytes than this wait to be sent to one side, the bridge reads nothing from the other side."""

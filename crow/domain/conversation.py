@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Literal, TypeAlias, assert_never
 
 from crow.domain import entries as kinds
@@ -85,6 +86,19 @@ class Projection:
         """The entries in use, oldest first: the newest prompt entry, the checkpoint, and all entries that the
         checkpoint does not cover."""
         return self._entries
+
+    def entries_after(self, entry_id: int) -> Sequence[Entry]:
+        """Return the entries that are newer than the entry `entry_id`, oldest first."""
+        return tuple(reversed(list(takewhile(lambda entry: entry.id > entry_id, reversed(self._entries)))))
+
+    def newest_user(self) -> Entry | None:
+        """Return the newest user entry, or None."""
+        return next((entry for entry in reversed(self._entries) if isinstance(entry.body, kinds.User)), None)
+
+    def has_prompt(self, message_id: str) -> bool:
+        """Whether there is a prompt or a command with this message id."""
+        bodies = (entry.body for entry in self._entries)
+        return any(isinstance(body, kinds.User | kinds.Command) and body.message_id == message_id for body in bodies)
 
     def loaded_skills(self) -> dict[str, int]:
         """Return the skills whose text the model sees, each with the entry that loaded it."""

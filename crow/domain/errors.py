@@ -48,6 +48,9 @@ class CrowError(Exception):
 class UserError(CrowError):
     """An error that the user can fix."""
 
+    reason = ""
+    """A word by which programs recognise the error. Empty if the sentence is enough."""
+
 
 class ConfigError(UserError):
     """A setting that cannot be used."""
@@ -67,6 +70,8 @@ class NoSuchSession(UserError):
 
 class FilesElsewhere(UserError):
     """The session's directory does not exist on this machine. `node` is the machine that last ran the session."""
+
+    reason = "files_elsewhere"
 
     def __init__(self, node: str, cwd: str) -> None:
         super().__init__(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from crow.domain.entries import Announcement, CallRef, Entry, PlanItem
+from crow.domain.entries import Announcement, CallRef, Entry, PlanItem, StopReason
 from crow.domain.messages import JsonObject, Usage
 
 
@@ -201,7 +201,34 @@ class SessionMessage:
     text: str
 
 
-TurnEvent: TypeAlias = EntryStored | TextShown | ThoughtShown | CallAnnounced | CallProgressed | CallEnded
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnBegan:
+    """A turn began, here or in another process."""
+
+    message_id: str
+    """The message id of the turn's prompt. Empty if it is unknown."""
+    stored: Entry | None = None
+    """The entry of the prompt. None if it is not stored yet: a command is stored at the end of its turn, and a prompt
+    to which servers add content when they have added it."""
+    typed: str | None = None
+    """The slash command that the user typed, or None if the prompt is not a command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnded:
+    """A turn ended, here or in another process."""
+
+    message_id: str
+    """The message id of the turn's prompt."""
+    stop: StopReason = "end_turn"
+    """Why the turn ended, if it did not fail."""
+    error: Exception | None = None
+    """Why the turn failed, or None."""
+
+
+TurnEvent: TypeAlias = (
+    TurnBegan | TurnEnded | EntryStored | TextShown | ThoughtShown | CallAnnounced | CallProgressed | CallEnded
+)
 ContextEvent: TypeAlias = ContextMeasured | CompactionChanged | SummaryShown
 SettingEvent: TypeAlias = ModeChanged | OptionsChanged | CommandsChanged
 SessionEvent: TypeAlias = NoticeShown | PlanChanged | TitleChanged | SessionListChanged | SettingEvent

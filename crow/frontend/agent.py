@@ -12,16 +12,16 @@ import anyio.abc
 
 from crow.domain.errors import NO_MEMORY, CrowError, StoreError, lacks_memory
 from crow.domain.trace_context import use_trace_context
-from crow.frontend.client import ClientConnection, RequestParams
-from crow.frontend.errors import ID_BYTES, error_response, request_error
-from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, RequestError
 from crow.frontend.host import ServerDependencies, SessionHost
-from crow.frontend.methods import CheckParams, Methods, Version
-from crow.frontend.params import trace_context
+from crow.frontend.methods import CheckParams, Methods
 from crow.frontend.requester import Requester
 from crow.frontend.requests import OPENING, Requests
 from crow.frontend.sessions import ClientSessions
-from crow.frontend.tool_calls import limit_text
+from crow.protocol import ClientConnection, RequestParams
+from crow.protocol.errors import ID_BYTES, error_response, request_error
+from crow.protocol.frames import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, RequestError
+from crow.protocol.params import trace_context
+from crow.protocol.sizes import limit_text
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ UNSTABLE = frozenset(
 """Requests that are not part of the stable protocol. The response to `initialize` offers them, so crow refuses them
 before `initialize`."""
 
-Negotiate: TypeAlias = Callable[[Methods], Version]
-"""Gets the methods of version 1, and returns an object that lets the client choose between version 1 and others."""
+Negotiate: TypeAlias = Callable[[Methods], object]
+"""Gets the methods of version 1, and adds others that a client may choose."""
 
 
 async def serve(
@@ -123,14 +123,15 @@ class AcpAgent:
         self._sessions = ClientSessions(host, connection, tasks, requester)
         self._requests = Requests()
         self._methods = Methods(host, connection, tasks, self._sessions, self._requests, check)
-        self._version: Version = self._methods if negotiate is None else negotiate(self._methods)
+        if negotiate is not None:
+            negotiate(self._methods)
         self._is_initialized = False
         self._last_message_at = asyncio.get_running_loop().time()
 
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
         """Answer a request or act on a notification. :raises RequestError: the error response to send."""
         self._last_message_at = asyncio.get_running_loop().time()
-        table = self._version.table
+        table = self._methods.table
         if is_notification:
             match method, params:
                 case "session/cancel", _:
@@ -170,7 +171,7 @@ class AcpAgent:
         self._connection.after_response(self._methods.tell_auth_status)
         if method in OPENING:
             self._methods.refuse_logged_out()
-        answer = await self._requests.answer(method, params, self._version.table.requests[method])
+        answer = await self._requests.answer(method, params, self._methods.table.requests[method])
         self._is_initialized = self._is_initialized or method == "initialize"
         return answer
 

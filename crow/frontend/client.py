@@ -1,4 +1,4 @@
-"""The interface of a connection to a client, and the client of one session."""
+"""One client of one session."""
 
 from __future__ import annotations
 
@@ -6,85 +6,27 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 from crow.agent import PermissionAnswer, PermissionQuestion
-from crow.agent.feed import Feed, Item
+from crow.agent.feed import Feed
 from crow.domain import events
 from crow.domain.entries import Assistant, CallRef, Command, Entry, ToolResult, User
 from crow.domain.events import Elicitation, ElicitationAnswer
 from crow.domain.text import title_line
+from crow.frontend.calls import ViewLimits
 from crow.frontend.cursors import CURSOR_KEY, PIECEMEAL, Cursor, CursorGap
-from crow.frontend.frames import RequestId
 from crow.frontend.missed import Missed
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import Dialogs
 from crow.frontend.subagents import MAX_REPLAYED, Family, merged_state
-from crow.frontend.updates import Update, ViewLimits
 from crow.frontend.view import Shown, View
+from crow.protocol import Outlet
+from crow.protocol.params import ClientCapabilities
+from crow.protocol.updates import Update
 from crow.store import Store
-
-SendRequest: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
-"""A function that sends a request to the editor and returns the result. It raises RequestError if the editor answers
-with an error, and ConnectionError if the editor is gone."""
-
-
-Handler: TypeAlias = Callable[[str, Any, bool], Awaitable[Any]]
-"""A function that handles a message. Its arguments are the method, the parameters, and whether the message is a
-notification. It raises RequestError to send an error response."""
 
 HISTORY = {"history": True}
 """The mark in `_meta` of an update that a load sends to a translated client."""
-
-
-class RequestParams(dict[str, Any]):
-    """The parameters of a request, and the request's id. The client may use that id later to cancel the request."""
-
-    __slots__ = ("request_id",)
-
-    def __init__(self, params: dict[str, Any], request_id: RequestId) -> None:
-        super().__init__(params)
-        self.request_id = request_id
-
-
-class Outlet(Protocol):
-    """Where the messages about a session go: the connection to the client, or a translation of what it carries."""
-
-    async def request(self, method: str, params: dict[str, Any]) -> Any:
-        """See `SendRequest`. If cancelled, the request is withdrawn."""
-        ...
-
-    async def notify(self, method: str, params: dict[str, Any]) -> None:
-        """Send a notification. This works even after `run` has ended, because running turns still send updates."""
-        ...
-
-
-class ClientConnection(Outlet, Protocol):
-    """The connection to one client. For an editor, this is :class:`crow.frontend.connection.EditorConnection`."""
-
-    @property
-    def is_patient(self) -> bool:
-        """Whether crow waits for a client that reads slowly. Otherwise, crow disconnects such a client."""
-
-    async def run(self, handle: Handler) -> None:
-        """Call `handle` for each request and notification, until the client is gone. Each call runs in a task of its
-        own.
-
-        For a request, the parameters are passed to `handle` as `RequestParams`.
-        """
-        ...
-
-    async def end(self) -> None:
-        """Send the pending messages, close the connection and cancel the remaining handlers."""
-        ...
-
-    def stop(self, reason: str = "") -> None:
-        """Act as if the client were gone. Send `reason` to the client if the transport can do so."""
-        ...
-
-    def after_response(self, action: Callable[[], object]) -> None:
-        """Call `action` right after the response to the current task's request has been sent."""
-        ...
 
 
 class SessionClient:
@@ -140,7 +82,7 @@ class SessionClient:
         self.is_closed = True
         self.is_open.set()
 
-    async def show(self, item: Item, *, is_own: bool = False) -> None:
+    async def show(self, item: events.Event, *, is_own: bool = False) -> None:
         """Send the updates for the next item. `is_own` means that this client sent the prompt that the item shows."""
         if isinstance(item, events.CallProgressed) and (subagent := self.subagents.with_call(item.call)) is not None:
             await subagent.show(item)
@@ -229,7 +171,7 @@ class SessionClient:
             return replace(missed.cursor, pieces=0)
         return missed.cursor
 
-    def _check(self, missed: Missed, items: Sequence[Item]) -> None:
+    def _check(self, missed: Missed, items: Sequence[events.Event]) -> None:
         """Check that the message that the cursor names is in the log or in the feed.
 
         :raises CursorGap: it is in neither.
@@ -294,9 +236,9 @@ class SessionClient:
         """
         if (subagent := self.subagents.with_call(question.call)) is not None:
             return await subagent.ask(question)
-        if not self.view.knows(question.call):
+        if not self.view.calls.knows(question.call):
             return "cannot_ask"  # the call belongs to a subagent that the editor cannot show
-        return await self._dialogs.ask(self._session_id, question, self.view, self._outlet.request)
+        return await self._dialogs.ask(self._session_id, question, self.view.calls, self._outlet.request)
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """Ask the user a question of an MCP server. A question during the call of a subagent is asked in the
@@ -308,7 +250,7 @@ class SessionClient:
         """
         if (subagent := self.subagents.with_call(question.call)) is not None:
             return await subagent.elicit(question)
-        if question.call is not None and not self.view.knows(question.call):
+        if question.call is not None and not self.view.calls.knows(question.call):
             return ElicitationAnswer(action="cancel")  # the call belongs to a subagent that the editor cannot show
         return await self._dialogs.elicit(
             self._session_id, question, self._outlet.request, self.caps.question_kinds, self.show
@@ -349,7 +291,7 @@ class ShownSubagents:
 
     def with_call(self, call: CallRef | None) -> SessionClient | None:
         """Return the client of the subagent that made the call, or None if no subagent of this session made it."""
-        return next((subagent for subagent in self.running.values() if subagent.view.knows(call)), None)
+        return next((subagent for subagent in self.running.values() if subagent.view.calls.knows(call)), None)
 
     async def load(self, store: Store, family: Family, limits: ViewLimits) -> None:
         """Announce the session's subagents and send their logs. Must be called before

@@ -13,9 +13,7 @@ import anyio
 import anyio.abc
 
 from crow.agent import PermissionAnswer, PermissionQuestion
-from crow.agent.feed import Feed, Item, TurnBegan, TurnEnded
-from crow.agent.sessions.pending import PendingPrompt
-from crow.agent.sessions.session import Session
+from crow.agent.feed import Feed
 from crow.domain.entries import Command, Entry, User
 from crow.domain.events import (
     Elicitation,
@@ -27,12 +25,14 @@ from crow.domain.events import (
     SessionListChanged,
     SubagentChanged,
     TitleChanged,
+    TurnBegan,
+    TurnEnded,
 )
 from crow.frontend.client import SessionClient
-from crow.frontend.frames import RequestError
 from crow.frontend.queue import ClientQueue, Origin
 from crow.frontend.subagents import merged_state
 from crow.frontend.workspace import ClientEditor, SharedWorkspace
+from crow.protocol.frames import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -155,8 +155,8 @@ class _ClientGroup:
 
     root: SessionClients
 
-    def __init__(self, session_id: str) -> None:
-        self.feed = Feed(session_id)
+    def __init__(self, session_id: str, leaf: int | None = None) -> None:
+        self.feed = Feed(session_id, leaf or 0)
 
     def client_of(self, attachment: ClientQueue) -> SessionClient | None:
         """Return the object that shows this session or subagent to an attached client, or None if that client does
@@ -175,11 +175,11 @@ class _ClientGroup:
         for attachment in tuple(self.root.attachments):
             await attachment.room()
 
-    def put(self, item: Item) -> None:
-        """Add an item to the feed, and so to the queue of each client."""
-        item = self.feed.put(item)
+    def put(self, event: Event) -> None:
+        """Add an event to the feed, and so to the queue of each client."""
+        event = self.feed.put(event)
         for attachment, client in self.pairs():
-            attachment.publish(client, item, is_own=self.root.senders.is_own(attachment, item))
+            attachment.publish(client, event, is_own=self.root.senders.is_own(attachment, event))
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """See :class:`crow.agent.Client`."""
@@ -314,9 +314,9 @@ class PromptSenders:
         """Whether this client has sent the prompt whose turn runs."""
         return attachment.origin == self._turn_origin
 
-    def is_own(self, attachment: ClientQueue, item: Item) -> bool:
-        """Whether the item shows a prompt that this client has sent, or the state of its turn."""
-        match item:
+    def is_own(self, attachment: ClientQueue, event: Event) -> bool:
+        """Whether the event shows a prompt that this client has sent, or the state of its turn."""
+        match event:
             case (
                 EntryStored(entry=Entry(body=User(message_id=message_id) | Command(message_id=message_id)))
                 | TurnBegan(message_id=message_id)
@@ -331,18 +331,22 @@ class PromptSenders:
 class SessionClients(_ClientGroup):
     """All clients that are attached to a session. Clients may be attached and detached while the session works.
 
-    This object is also the session's :class:`crow.agent.sessions.pending.TurnListener`. While a client's prompt runs,
-    this object makes `workspace` use that client's editor. The clients' tasks run in `tasks`. If no client can answer a
-    question, the question waits `wait_s` seconds for a client that can.
+    While a client's prompt runs, `workspace` uses that client's editor. The clients' tasks run in `tasks`. If no client
+    can answer a question, the question waits `wait_s` seconds for a client that can. `leaf` is the newest entry of the
+    session.
     """
 
-    _session: Session
-    """Their session. `follow` sets it."""
-
     def __init__(
-        self, session_id: str, tasks: anyio.abc.TaskGroup, workspace: SharedWorkspace, *, wait_s: float
+        self,
+        session_id: str,
+        tasks: anyio.abc.TaskGroup,
+        workspace: SharedWorkspace,
+        *,
+        wait_s: float,
+        leaf: int | None = None,
     ) -> None:
-        super().__init__(session_id)
+        super().__init__(session_id, leaf)
+        self._session_id = session_id
         self.workspace = workspace
         self.root = self
         self.tasks = tasks
@@ -351,24 +355,14 @@ class SessionClients(_ClientGroup):
         self.questions: list[_OpenQuestion[Any]] = []
         self.subagents: dict[str, _SubagentGroup] = {}
         self.known_kinds: frozenset[ElicitationKind] = frozenset()
-        self.last_turn: dict[str, Any] = {"state": "idle"}
-        """The state of the last turn, as clients get it in `_meta["acp/turnState"]`."""
         self._states: dict[str, SubagentChanged] = {}
         self.senders = PromptSenders()
-        self.on_publish: Callable[[Event], object] = lambda _event: None
-        """Called with each event of the session before it is sent."""
         self.announce: Callable[[SessionListChanged], object] | None = None
         """Tells every client of the session's owner about a change of the list of sessions."""
 
     def client_of(self, attachment: ClientQueue) -> SessionClient | None:
         """See `_ClientGroup`."""
         return attachment.client
-
-    def follow(self, session: Session) -> None:
-        """Connect the clients with their session, which is created after this object. Must be called before the
-        session runs."""
-        self._session = session
-        self.feed.entry = session.branch.leaf or 0
 
     def attach(
         self,
@@ -424,36 +418,27 @@ class SessionClients(_ClientGroup):
         if message_id == self.senders.turn:  # the client has repeated its prompt after connecting again
             self.workspace.use(attachment.editor)
 
-    def has_begun(self, prompt: PendingPrompt) -> bool:
-        """Whether the prompt's turn is running and the prompt was sent to the clients."""
-        return self.senders.turn == prompt.message_id and not prompt.needs_servers
-
     async def publish(self, event: Event) -> None:
         """See `_ClientGroup`."""
-        self.on_publish(event)
-        if self.announce is not None and isinstance(event, SessionListChanged):
-            self.announce(event)  # also to the clients of this session
-            return
-        if self.announce is not None and isinstance(event, TitleChanged):
-            self.announce(SessionListChanged(session_id=self._session.id, change="renamed", title=event.title))
-        if isinstance(event, SubagentChanged):
-            self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
+        match event:
+            case SessionListChanged() if self.announce is not None:
+                self.announce(event)  # also to the clients of this session
+                return
+            case TitleChanged(title=title) if self.announce is not None:
+                self.announce(SessionListChanged(session_id=self._session_id, change="renamed", title=title))
+            case SubagentChanged():
+                self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
         await super().publish(event)
 
-    async def turn_began(self, prompt: PendingPrompt) -> None:
-        """See :class:`crow.agent.sessions.session.TurnListener`."""
-        entry = self._session.branch.newest_user()
-        is_stored = entry is not None and getattr(entry.body, "message_id", "") == prompt.message_id
-        self.begin_turn(prompt, entry if is_stored else None)
-
-    def begin_turn(self, prompt: PendingPrompt, stored: Entry | None) -> None:
-        """Show that a turn began, here or in another process. `stored` is the entry of the prompt, or None if the
-        prompt is not stored yet."""
-        self.workspace.use(self._editor_for(self.senders.begin_turn(prompt.message_id)))
-        self.last_turn = {"state": "running"}
-        if stored is not None:
-            self.put(EntryStored(entry=stored))
-        self.put(TurnBegan(message_id=prompt.message_id, typed=None if prompt.command is None else prompt.text))
+    def put(self, event: Event) -> None:
+        """See `_ClientGroup`."""
+        if isinstance(event, TurnBegan):
+            self.workspace.use(self._editor_for(self.senders.begin_turn(event.message_id)))
+            if event.stored is not None:
+                super().put(EntryStored(entry=event.stored))
+        super().put(event)
+        if isinstance(event, TurnEnded):
+            self.senders.end_turn(event.message_id)
 
     def _editor_for(self, sender: ClientQueue | None) -> ClientEditor | None:
         """Return the editor of the client whose prompt runs. A turn that no client has asked for uses the only
@@ -461,20 +446,6 @@ class SessionClients(_ClientGroup):
         if sender is None and len(self.attachments) == 1:
             sender = self.attachments[0]
         return None if sender is None or sender.is_detached else sender.editor
-
-    async def turn_ended(self, prompt: PendingPrompt) -> None:
-        """See :class:`crow.agent.sessions.session.TurnListener`."""
-        if self._session.runs_elsewhere and prompt.message_id != self.senders.turn:  # it was cancelled while it waited
-            self.senders.drop(prompt.message_id)
-        else:
-            self.end_turn(prompt)
-
-    def end_turn(self, prompt: PendingPrompt) -> None:
-        """Show that a turn has ended, here or in another process."""
-        stop = {"stopReason": prompt.stop} if prompt.error is None else {"stopReason": "error"}
-        self.last_turn = {"state": "idle", **stop}
-        self.put(TurnEnded(message_id=prompt.message_id, state=self.last_turn, error=prompt.error))
-        self.senders.end_turn(prompt.message_id)
 
     def _note_kinds(self) -> None:
         if self.attachments:

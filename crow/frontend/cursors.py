@@ -10,7 +10,7 @@ from typing import Any
 from crow.domain import entries
 from crow.domain.entries import CallRef
 from crow.domain.errors import ArgumentError
-from crow.frontend.frames import describe_member
+from crow.protocol.frames import describe_member
 
 CURSOR_KEY = "acp/cursor"
 """The name of the member of `_meta` that holds a cursor."""
@@ -32,6 +32,8 @@ _CURSOR = re.compile(
 
 class CursorGap(ArgumentError):
     """The error for a cursor from which crow cannot resume a session. The client must load the session."""
+
+    reason = "cursor_gap"
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"resume_failed: {problem} Load the session to get its whole history.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from crow.domain.errors import ArgumentError
-from crow.frontend.frames import describe_member
+from crow.protocol.frames import describe_member
 
 ApiType: TypeAlias = Literal["openai", "anthropic", "azure"]
 """The kinds of endpoints that crow can use, as the protocol names them."""

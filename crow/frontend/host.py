@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from crow.agent.sessions.first_use import FirstUse, offer_import
+from crow.agent.sessions.first_use import FirstUse
 from crow.agent.sessions.following import Follower
 from crow.agent.sessions.session import Session
 from crow.agent.turns.adapters import Adapters
@@ -26,9 +26,9 @@ from crow.domain.trace_context import use_trace_context
 from crow.frontend.clients import SessionClients
 from crow.frontend.endpoints import Endpoints
 from crow.frontend.idle import IdleTimer
-from crow.frontend.params import OpenRequest
 from crow.frontend.prompts import RunningPrompts
 from crow.frontend.queue import ClientQueue, Origin
+from crow.protocol.params import OpenRequest
 from crow.store import SessionChanges, SessionRow, Store
 from crow.tools import Workspace
 from crow.tools.servers import McpServer
@@ -37,9 +37,6 @@ logger = logging.getLogger(__name__)
 
 _SHUT_DOWN_S = 5.0
 """A lasting host has this many seconds to close its sessions and its store."""
-
-_OFFER_AFTER_S = 0.5
-"""Crow looks for sessions of other tools this many seconds after a session in a new directory was opened."""
 
 _FLUSH_S = 0.5
 """When a session is closed, its clients have this many seconds to read its last updates."""
@@ -221,7 +218,7 @@ class SessionHost:
         :raises ArgumentError: the session is a subagent that works for an open session.
         """
         for hosted in self.open.values():
-            if hosted.session.has_subagent(session_id):
+            if session_id in hosted.session.runner.subagents:
                 raise ArgumentError(
                     f"{session_id} is a subagent that works for session {hosted.session.id}. Cancel it with "
                     "session/cancel, or wait until it is idle."
@@ -246,7 +243,9 @@ class SessionHost:
             while not hosted.clients.attachments and self.open.get(session.id) is hosted:
                 await anyio.sleep(self.dependencies.unattended_s)
                 async with self.lock(session.id):
-                    if not (hosted.clients.attachments or session.busy or session.owes or session.closing):
+                    if not (
+                        hosted.clients.attachments or session.busy or not session.branch.is_settled or session.closing
+                    ):
                         await self.close(hosted)
         finally:
             self._closing.discard(hosted)
@@ -303,7 +302,7 @@ class SessionHost:
         await self.dependencies.import_rest()
         self.is_warm = True
         for hosted in self.open.values():
-            hosted.session.warm()
+            hosted.session.runner.warm()
         # A running turn imports the packages for tool calls itself, while the model answers.
         if not any(hosted.session.busy for hosted in self.open.values()):
             await self.dependencies.import_for_calls()
@@ -336,18 +335,6 @@ class SessionHost:
             if origin != besides and not (event.change == "renamed" and session_id == event.session_id):
                 queue.publish(queue.client, event, is_own=False)
 
-    def offer_import_soon(self, session: Session) -> None:
-        """See `offer_import`. Nothing waits for it."""
-        self.tasks.start_soon(self._offer_import, session)
-
-    async def _offer_import(self, session: Session) -> None:
-        use_trace_context({})
-        await anyio.sleep(_OFFER_AFTER_S)  # the user waits for other work first
-        try:
-            await offer_import(session, await self.store())
-        except Exception:
-            logger.exception("Sessions of other tools could not be looked up")
-
     async def check_first_session(self) -> None:
         """See `FirstUse.check`."""
         hosted = next(iter(self.open.values()), None)
@@ -376,13 +363,13 @@ class SessionHost:
     async def list_models(self) -> None:
         """Add the models that the endpoint lists to those that clients may choose."""
         if await self._offered.list(self.dependencies):
-            has_levels = any(hosted.session.thought_levels is not None for hosted in self.open.values())
+            has_levels = any(hosted.session.conversation.thought_levels is not None for hosted in self.open.values())
             self._tell_models(has_levels=has_levels)
 
     def _tell_models(self, *, has_levels: bool = False) -> None:
         if self._offered.has_changed() or has_levels:
             for hosted in self.open.values():
-                self.tasks.start_soon(hosted.clients.publish, OptionsChanged())
+                self.tasks.start_soon(hosted.session.branch.publish, OptionsChanged())
 
 
 @asynccontextmanager

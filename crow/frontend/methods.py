@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import anyio.abc
 
@@ -15,15 +15,21 @@ from crow.agent import new_message_id
 from crow.agent.history.options import set_mode, set_model, set_option
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
 from crow.domain.text import title_line
-from crow.frontend.client import ClientConnection, RequestParams
-from crow.frontend.content import parts_from, without_repeated_prompts
+from crow.frontend.calls import ViewLimits
 from crow.frontend.cursors import CURSOR_KEY, cursor_in
 from crow.frontend.endpoints import LOGGED_OUT_STATUS, set_provider
 from crow.frontend.host import SessionHost
 from crow.frontend.missed import missed_since
 from crow.frontend.opening import SessionOpener
 from crow.frontend.options import mode_named, option_value
-from crow.frontend.params import (
+from crow.frontend.prompts import PromptRun
+from crow.frontend.requests import Method, Requests
+from crow.frontend.sessions import ClientSession, ClientSessions, iso_time
+from crow.frontend.stored import StoredSessions
+from crow.frontend.subagents import Family
+from crow.protocol import ClientConnection, RequestParams
+from crow.protocol.content import parts_from, without_repeated_prompts
+from crow.protocol.params import (
     ClientCapabilities,
     OpenRequest,
     archived_filter,
@@ -38,13 +44,8 @@ from crow.frontend.params import (
     wants_directories,
     wants_full_replay,
 )
-from crow.frontend.prompts import PromptRun
-from crow.frontend.requests import Method, Requests
-from crow.frontend.sessions import ClientSession, ClientSessions, iso_time
-from crow.frontend.stored import StoredSessions
-from crow.frontend.subagents import Family
-from crow.frontend.tool_calls import PART_BYTES, json_bytes
-from crow.frontend.updates import ViewLimits, usage_object
+from crow.protocol.sizes import PART_BYTES, json_bytes
+from crow.protocol.updates import usage_object
 from crow.runtime import own_command
 from crow.store import SessionRow, Store, node_of
 from crow.version import __version__
@@ -71,7 +72,7 @@ valid in version 1 of the protocol."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodTable:
-    """What a client may call in one version of the protocol."""
+    """What a client may call."""
 
     requests: Mapping[str, Method]
     """The methods of requests."""
@@ -79,15 +80,6 @@ class MethodTable:
     """Carries out `session/cancel` for the session with the given id."""
     check: CheckParams | None
     """Checks the parameters of each request. None if the methods check them all themselves."""
-
-
-class Version(Protocol):
-    """A version of the protocol, or the negotiation of one."""
-
-    @property
-    def table(self) -> MethodTable:
-        """The methods that the client may call now."""
-        ...
 
 
 class Methods:
@@ -111,7 +103,11 @@ class Methods:
         self._tasks = tasks
         self._is_logged_out = False
         self._told_auth_status: dict[str, Any] | None = None
-        self.table = MethodTable(
+        self.table = self._table(check)
+        """What the client may call now. A version of the protocol that the client chooses may replace it."""
+
+    def _table(self, check: CheckParams | None) -> MethodTable:
+        return MethodTable(
             requests={
                 "initialize": self.initialize,
                 "authenticate": self.authenticate,
@@ -325,7 +321,7 @@ class Methods:
         run = self.host.prompts.again(self._connection, key)
         if run is None:
             session, metadata = opened.session, session_metadata(params)
-            is_first = session.branch.prompt is None
+            is_first = session.branch.projection.prompt is None
             parts = without_repeated_prompts(parts_from(params.get("prompt")), is_first=is_first)
             prompt = session.submit(parts, metadata, prompt_name(params))
             run = PromptRun(session, prompt, self._connection)

@@ -13,6 +13,7 @@ import anyio
 import anyio.abc
 
 from crow.agent.history.interrupted import take_back_at_open
+from crow.agent.sessions.first_use import offer_import_soon
 from crow.agent.sessions.following import Follower, draft_of
 from crow.agent.sessions.opening import new_session, store_fork, store_setup
 from crow.agent.sessions.session import Session
@@ -24,10 +25,10 @@ from crow.frontend.clients import SessionClients
 from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.host import HostSession
 from crow.frontend.options import mode_state, session_commands
-from crow.frontend.params import OpenRequest
 from crow.frontend.sessions import ClientSession, ClientSessions, iso_time
-from crow.frontend.updates import usage_update
 from crow.frontend.workspace import SharedWorkspace
+from crow.protocol.params import OpenRequest
+from crow.protocol.updates import turn_state, usage_update
 from crow.store import SessionChanges, Store, Tail, node_of
 from crow.store.codec import changed_config
 from crow.store.watching import Draft
@@ -76,7 +77,7 @@ class SessionOpener:
             try:
                 tail = Tail(row=await store.create_session(new), entries=())
                 self._announce(SessionListChanged(session_id=new.id, change="created"))
-                return self._start(Start(tail=tail, request=request, contents=contents))
+                return self._start(Start(tail=tail, request=replace(request, is_watcher=False), contents=contents))
             except ArgumentError:  # another process may have just created a session with this alias
                 row = None if alias is None else await store.session_by_alias(alias)
                 if row is None:
@@ -98,7 +99,7 @@ class SessionOpener:
         async with self._host.lock(session_id):
             tail = await store_fork(store, session_id, request, entry=entry, models=self._host.models)
         self._announce(SessionListChanged(session_id=tail.row.id, change="created", title=tail.row.title))
-        return self._start(Start(tail=tail, request=request, contents=contents))
+        return self._start(Start(tail=tail, request=replace(request, is_watcher=False), contents=contents))
 
     def _with_programs(self, request: OpenRequest) -> OpenRequest:
         """Return a request that also stores the client and crow's version. The view `session_list` shows them."""
@@ -123,52 +124,49 @@ class SessionOpener:
             if access != "own":  # only the owner can move a session or give it servers
                 row = await store.session(session_id)
                 request = replace(request, cwd=row.cwd, directories=row.additional_directories, servers=())
-            is_watcher = request.is_watcher or access == "read"
-            if not is_watcher:
+            request = replace(request, is_watcher=request.is_watcher or access == "read")
+            if not request.is_watcher:
                 await self._apply(store, hosted, session_id, request)
-            async with await self._opened_way(store, session_id, hosted, request, is_watcher=is_watcher) as opened:
+            async with await self._opened_way(store, session_id, hosted, request) as opened:
                 yield opened
                 await self._warn_about_files(opened)
 
     async def _opened_way(
-        self, store: Store, session_id: str, hosted: HostSession | None, request: OpenRequest, *, is_watcher: bool
+        self, store: Store, session_id: str, hosted: HostSession | None, request: OpenRequest
     ) -> AbstractAsyncContextManager[ClientSession]:
         """Choose how the session is opened."""
-        if hosted is not None and self._may_join(hosted, request, is_watcher=is_watcher):
-            return self._joined(hosted, request, is_watcher=is_watcher)
-        start = await self._prepare(store, session_id, request, is_watcher=is_watcher)
-        if hosted is None:
-            return self._started(start, is_watcher=is_watcher)
-        if self._may_join(hosted, request, is_watcher=is_watcher):  # a prompt may have arrived meanwhile
-            return self._joined(hosted, request, is_watcher=is_watcher)
-        return self._restarted(start, hosted, is_watcher=is_watcher)
+        if hosted is not None and self._may_join(hosted, request):
+            return self._joined(hosted, request)
+        start = await self._prepare(store, session_id, request)
+        if hosted is not None and self._may_join(hosted, request):  # a prompt may have arrived meanwhile
+            return self._joined(hosted, request)
+        return self._started(start, hosted)
 
     @asynccontextmanager
-    async def _started(self, start: Start, *, is_watcher: bool) -> AsyncIterator[ClientSession]:
-        """Start a session that is not open in the host. Close it again if the block fails."""
+    async def _started(self, start: Start, before: HostSession | None) -> AsyncIterator[ClientSession]:
+        """Start a session, in place of `before` if it is open in the host. Leave it again if the block fails."""
         # Start the session before the next await: the next request may already be a prompt for this session.
         was_known = self._sessions.find(start.tail.row.id) is not None
-        opened = self._start(start, is_watcher=is_watcher)
-        async with self._left_on_failure(opened, was_known=was_known):
+        opened = self._start(start)
+        if before is not None:
+            with anyio.CancelScope(shield=True):
+                await self._host.close(before)
+        try:
             yield opened
+        except BaseException:
+            if was_known:
+                opened.client.open()  # the client already knows the session and may get updates
+            else:
+                self._sessions.detach(opened)
+                if not self._host.is_lasting:
+                    self._host.tasks.start_soon(self._host.close, opened.hosted)
+            raise
 
     @asynccontextmanager
-    async def _restarted(self, start: Start, before: HostSession, *, is_watcher: bool) -> AsyncIterator[ClientSession]:
-        """Start a session again, in place of `before`."""
-        was_known = self._sessions.find(start.tail.row.id) is not None
-        opened = self._start(start, is_watcher=is_watcher)
-        with anyio.CancelScope(shield=True):
-            await self._host.close(before)
-        async with self._left_on_failure(opened, was_known=was_known):
-            yield opened
-
-    @asynccontextmanager
-    async def _joined(
-        self, hosted: HostSession, request: OpenRequest, *, is_watcher: bool
-    ) -> AsyncIterator[ClientSession]:
+    async def _joined(self, hosted: HostSession, request: OpenRequest) -> AsyncIterator[ClientSession]:
         """Add this connection to a session that is open in the host and stays as it is."""
         known = self._sessions.find(hosted.session.id)
-        opened = known if known is not None else self._sessions.attach(hosted, is_watcher=is_watcher)
+        opened = known if known is not None else self._sessions.attach(hosted, is_watcher=request.is_watcher)
         opened.client.hold()
         try:
             yield opened
@@ -178,21 +176,6 @@ class SessionOpener:
                 self._sessions.detach(opened)
             else:
                 known.client.open()
-            raise
-
-    @asynccontextmanager
-    async def _left_on_failure(self, opened: ClientSession, *, was_known: bool) -> AsyncIterator[None]:
-        """If the block fails, leave a session that was just started. `was_known` means that this connection had
-        opened the session before."""
-        try:
-            yield
-        except BaseException:
-            if was_known:
-                opened.client.open()  # the client already knows the session and may get updates
-            else:
-                self._sessions.detach(opened)
-                if not self._host.is_lasting:
-                    self._host.tasks.start_soon(self._host.close, opened.hosted)
             raise
 
     async def _caught_up(self, store: Store, session_id: str) -> HostSession | None:
@@ -206,14 +189,14 @@ class SessionOpener:
             await hosted.closed.wait()
             hosted = self._host.open.get(session_id)
         if hosted is not None:
-            await hosted.session.settle()
+            await hosted.session.branch.try_to_settle()
             if self._host.is_lasting:
                 row = await store.session(session_id)
                 if hosted.follower is not None:  # the client may have been sent more by another process
                     await hosted.follower.catch_up(row)
         return hosted
 
-    def _may_join(self, hosted: HostSession, request: OpenRequest, *, is_watcher: bool) -> bool:
+    def _may_join(self, hosted: HostSession, request: OpenRequest) -> bool:
         """Return whether an open session stays as it is: it is busy, or it has a result that could not be stored yet.
 
         On a lasting host, it also stays if this client only watches it, if other clients use it, or if it already has
@@ -221,15 +204,16 @@ class SessionOpener:
         session is read again from the store.
         """
         session = hosted.session
-        is_kept = is_watcher or hosted.is_watched_without(self._sessions.origin) or hosted.satisfies(request)
-        return (self._host.is_lasting and is_kept) or session.busy or session.owes
+        is_kept = request.is_watcher or hosted.is_watched_without(self._sessions.origin) or hosted.satisfies(request)
+        return (self._host.is_lasting and is_kept) or session.busy or not session.branch.is_settled
 
-    async def _prepare(self, store: Store, session_id: str, request: OpenRequest, *, is_watcher: bool) -> Start:
+    async def _prepare(self, store: Store, session_id: str, request: OpenRequest) -> Start:
         """Read everything that `_started` needs, and store what the request changes."""
         contents = None
-        if is_watcher:
+        if request.is_watcher:
             tail = await (await self._host.store()).open_session(session_id)
-            request = OpenRequest(cwd=tail.row.cwd, directories=tail.row.additional_directories, servers=())
+            row = tail.row
+            request = OpenRequest(cwd=row.cwd, directories=row.additional_directories, servers=(), is_watcher=True)
         else:
             contents = await self._inspect_if_new(store, request)
             model = self._host.dependencies.model
@@ -276,7 +260,7 @@ class SessionOpener:
             if changed_config(known, request.config) != known:
                 await hosted.session.branch.change(SessionChanges(config=request.config))
 
-    def _start(self, start: Start, *, is_watcher: bool = False) -> ClientSession:
+    def _start(self, start: Start) -> ClientSession:
         """Start a session in the host and open it on this connection. The method contains no await, so no other
         request can run in between."""
         tail, request, contents = start.tail, start.request, start.contents
@@ -284,24 +268,22 @@ class SessionOpener:
         disk = dependencies.workspace(row.cwd, row.additional_directories)
         servers = merge_servers(dependencies.servers, request.servers)
         workspace = SharedWorkspace(disk)
-        clients = SessionClients(row.id, host.tasks, workspace, wait_s=dependencies.user_timeout_s)
+        clients = SessionClients(row.id, host.tasks, workspace, wait_s=dependencies.user_timeout_s, leaf=row.leaf)
         session = Session(host.adapters_for(row), clients, workspace, servers, tail)
-        session.listener = clients
-        clients.follow(session)
         if host.is_lasting:
             clients.announce = partial(host.announce, principal=row.principal)
         follower = None
         if host.is_lasting and session.conversation.adapters.store.notifies:
-            session.conversation.follower = follower = Follower(session, clients)
+            session.conversation.follower = follower = Follower(session, clients.feed)
             follower.begin(tail, start.draft)
         hosted = HostSession(session=session, clients=clients, request=request, follower=follower)
-        opened = self._sessions.attach(hosted, contents=contents, is_watcher=is_watcher)
+        opened = self._sessions.attach(hosted, contents=contents, is_watcher=request.is_watcher)
         workspace.use(opened.attachment.editor)
         if contents is not None and contents.concerns_agents and not self._sessions.caps.notices:
-            session.remark_later(notice_of_workspace(contents))
+            session.claims.remark_later(notice_of_workspace(contents))
         host.run(hosted)
         if contents is not None and self._sessions.store.principal is None and not self._sessions.caps.marked_remarks:
-            host.offer_import_soon(session)  # crow's own terminal client says it itself
+            host.tasks.start_soon(offer_import_soon, session, host.store)  # crow's own terminal client says it itself
         return opened
 
     def introduce(self, opened: ClientSession) -> dict[str, Any]:
@@ -316,7 +298,7 @@ class SessionOpener:
         if self._sessions.caps.cursors:
             meta[CURSOR_KEY] = str(opened.client.view.cursor)
         if self._host.is_lasting:
-            meta["acp/turnState"] = opened.hosted.clients.last_turn
+            meta["acp/turnState"] = turn_state(opened.hosted.clients.feed.last_turn)
         answer = {"modes": mode_state(session.branch.row.mode), "configOptions": self._sessions.options(session)}
         return answer | ({"_meta": meta} if meta else {})
 
@@ -338,7 +320,7 @@ class SessionOpener:
             await client.show(notice_of_workspace(opened.contents))
         client.open()
         if self._host.is_warm:
-            session.warm()
+            session.runner.warm()
             await self._host.check_first_session()
 
     def _warn_about_cwd(self, live: ClientSession, request: OpenRequest) -> None:

@@ -11,8 +11,8 @@ from crow.agent.sessions.session import Session
 from crow.agent.templates import hint_of
 from crow.domain.errors import ArgumentError
 from crow.domain.text import title_line
-from crow.frontend.frames import describe_member
-from crow.frontend.tool_calls import is_plain
+from crow.protocol.frames import describe_member
+from crow.protocol.tool_calls import is_plain
 
 _MODE_TEXTS: Mapping[Mode, tuple[str, str]] = {
     "ask": ("Ask", "Reads freely; asks before it writes, runs commands, fetches or calls MCP tools"),
@@ -87,7 +87,10 @@ def session_commands(session: Session) -> list[dict[str, Any]]:
     commands = [
         *((spec.name, spec.description, spec.hint) for spec in COMMANDS),
         *((each.name, each.description, each.hint) for each in session.conversation.adapters.templates()),
-        *((prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt)) for prompt in session.prompts),
+        *(
+            (prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt))
+            for prompt in session.runner.prompts
+        ),
     ]
     return [
         {"name": name, "description": title_line(text), **({"input": {"hint": title_line(hint)}} if hint else {})}

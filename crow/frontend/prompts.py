@@ -11,9 +11,9 @@ import anyio.abc
 from crow.agent.background import BackgroundTask
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
-from crow.frontend.client import ClientConnection
-from crow.frontend.frames import RequestId
 from crow.frontend.idle import IdleTimer
+from crow.protocol import ClientConnection
+from crow.protocol.frames import RequestId
 
 _KEEP_S = 600.0
 """The result of a prompt is kept for this many seconds, so that a client whose connection broke can still get it."""

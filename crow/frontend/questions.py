@@ -12,10 +12,10 @@ from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.domain import events
 from crow.domain.events import Elicitation, ElicitationAnswer
 from crow.domain.text import safe, title_line
-from crow.frontend import tool_calls
-from crow.frontend.frames import RequestError
-from crow.frontend.tool_calls import PART_BYTES, json_bytes
-from crow.frontend.view import View
+from crow.frontend.calls import ShownCalls
+from crow.protocol import tool_calls
+from crow.protocol.frames import RequestError
+from crow.protocol.sizes import PART_BYTES, json_bytes
 from crow.tools.limits import FairLimiter
 
 logger = logging.getLogger(__name__)
@@ -56,14 +56,14 @@ class Dialogs:
         self,
         session_id: str,
         question: PermissionQuestion,
-        view: View,
+        calls: ShownCalls,
         request: Callable[[str, dict[str, Any]], Awaitable[Any]],
     ) -> PermissionAnswer:
         """Ask for a permission. :raises ConnectionError: the client is gone."""
         params = permission_params(session_id, question, has_network=self._has_network)
         async with self._asking:
             call = params["toolCall"]
-            content = view.question_content(question.call, call.pop("content", []))
+            content = calls.question_content(question.call, call.pop("content", []))
             call |= {"content": content} if content else {}
             offered = [option["optionId"] for option in params["options"]]
             try:

@@ -12,17 +12,18 @@ from functools import partial
 
 import anyio
 
-from crow.agent.feed import Item, TurnBegan
 from crow.domain.entries import Assistant, CallRef, Entry, ToolResult
 from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.events import (
     CallEnded,
     CallProgressed,
     EntryStored,
+    Event,
     SubagentChanged,
     SummaryShown,
     TextShown,
     ThoughtShown,
+    TurnBegan,
 )
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import SessionClient
@@ -158,7 +159,7 @@ class ClientQueue:
         """Wait until a patient connection has sent most of its queue. Return at once for any other connection."""
         await self._has_room.wait()
 
-    def publish(self, client: SessionClient, item: Item, *, is_own: bool) -> None:
+    def publish(self, client: SessionClient, item: Event, *, is_own: bool) -> None:
         """Add an item to the queue. `client` is the object that will send the item: either this client's own
         `SessionClient`, or the one that shows a subagent to this client."""
         if isinstance(item, CallProgressed):
@@ -179,7 +180,7 @@ class ClientQueue:
                 self._progress.pop(call, None)
         self.put(partial(self._show, client, item, is_own), _size(item))
 
-    async def _show(self, client: SessionClient, item: Item, is_own: bool) -> None:
+    async def _show(self, client: SessionClient, item: Event, is_own: bool) -> None:
         if isinstance(item, SubagentChanged):
             client.subagents.note(item)
         await client.show(item, is_own=is_own)
@@ -237,7 +238,7 @@ async def _set(event: anyio.Event) -> None:
     event.set()
 
 
-def _size(item: Item) -> int:
+def _size(item: Event) -> int:
     match item:
         case TextShown(text=text) | ThoughtShown(text=text) | CallProgressed(text=text) | SummaryShown(text=text):
             return _EVENT_BYTES + len(text)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from crow.frontend.params import OpenRequest
+from crow.protocol.params import OpenRequest
 from crow.store import Access, Store
 
 

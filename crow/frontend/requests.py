@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import anyio
 
 from crow.domain.entries import Entry
-from crow.frontend.client import RequestParams
-from crow.frontend.errors import REQUEST_CANCELLED, request_error
-from crow.frontend.frames import INTERNAL_ERROR, RequestId
+from crow.protocol import RequestParams
+from crow.protocol.errors import REQUEST_CANCELLED, request_error
+from crow.protocol.frames import INTERNAL_ERROR, RequestId
 
 DRAIN_S = 0.5
 """The number of seconds for which unfinished requests may still run after stdin has ended."""

@@ -15,14 +15,15 @@ import anyio.abc
 from crow.agent.sessions.session import Session
 from crow.agent.workspace import WorkspaceContents
 from crow.domain.errors import ArgumentError, NoSuchSession
-from crow.frontend.client import ClientConnection, Outlet, SessionClient
+from crow.frontend.client import SessionClient
 from crow.frontend.host import HostSession, SessionHost
 from crow.frontend.options import config_options, session_commands
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import Dialogs
 from crow.frontend.queue import ClientQueue, Origin
 from crow.frontend.requester import ConnectionStore, Requester
 from crow.frontend.workspace import ClientEditor, EditorRequests, EditorTerminals, SharedWorkspace
+from crow.protocol import ClientConnection, Outlet
+from crow.protocol.params import ClientCapabilities
 from crow.tools import Workspace
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,11 @@ class ClientSessions:
         subagent of such a session.
         """
         for opened in self._opened.values():
-            if isinstance(session_id, str) and self._may_write(opened) and opened.session.cancel_subagent(session_id):
+            if (
+                isinstance(session_id, str)
+                and self._may_write(opened)
+                and opened.session.runner.cancel_subagent(session_id)
+            ):
                 return
         if self._may_write(opened := self.opened(session_id)):
             opened.session.cancel()
@@ -181,7 +186,7 @@ class ClientSessions:
 
     def options(self, session: Session) -> list[dict[str, Any]]:
         """Return all config options of a session."""
-        row, host, levels = session.branch.row, self.host, session.thought_levels
+        row, host, levels = session.branch.row, self.host, session.conversation.thought_levels
         model, booleans = row.model or host.dependencies.model, self.caps.boolean_options
         config = {"auto_compact": host.dependencies.auto_compact, **row.config}
         return config_options(

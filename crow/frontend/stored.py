@@ -8,10 +8,10 @@ from typing import Any
 
 from crow.domain.errors import NoSuchSession
 from crow.domain.events import SessionChange, SessionListChanged, TitleChanged
-from crow.frontend.client import RequestParams
-from crow.frontend.params import new_title
 from crow.frontend.requests import Requests
 from crow.frontend.sessions import ClientSessions
+from crow.protocol import RequestParams
+from crow.protocol.params import new_title
 from crow.store import SessionChanges, SessionRow
 
 

@@ -10,8 +10,9 @@ from crow.domain.entries import CallRef, ToolResult
 from crow.domain.events import SessionMessage, SubagentChanged
 from crow.domain.subagents import answer_id, answer_text, order_id, task_of
 from crow.domain.text import title_line
-from crow.frontend.tool_calls import Fields, limit_text, parsed_arguments, shown_text, split_text
-from crow.frontend.updates import Update
+from crow.protocol.sizes import limit_text, split_text
+from crow.protocol.tool_calls import Fields, parsed_arguments, shown_text
+from crow.protocol.updates import Update
 
 _ERROR_CODE = -32603
 STOP_REASONS = frozenset({"end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled", "error"})

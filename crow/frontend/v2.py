@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,18 +20,27 @@ from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
 from crow.domain.entries import TurnEnd
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
-from crow.domain.events import ElicitationKind
-from crow.frontend.client import HISTORY, Outlet, RequestParams
+from crow.frontend.client import HISTORY
 from crow.frontend.cursors import CURSOR_KEY, cursor_in
-from crow.frontend.errors import REQUEST_CANCELLED, request_error, turn_error
-from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, describe_member, text_in
 from crow.frontend.methods import Methods, MethodTable, auth_methods
 from crow.frontend.options import session_commands
-from crow.frontend.params import ClientCapabilities, OpenRequest, client_in, open_request_from, session_alias
 from crow.frontend.prompts import PromptRun
 from crow.frontend.sessions import ClientSession
-from crow.frontend.updates import Update
-from crow.frontend.v2_updates import FINAL_STATUSES, Wording, commands, config_options, permission_params
+from crow.protocol import Outlet, RequestParams
+from crow.protocol.errors import REQUEST_CANCELLED, request_error, turn_error
+from crow.protocol.frames import INTERNAL_ERROR, INVALID_REQUEST, describe_member, text_in
+from crow.protocol.params import session_alias
+from crow.protocol.updates import Update, turn_state
+from crow.protocol.v2 import (
+    FINAL_STATUSES,
+    Wording,
+    capabilities_from,
+    commands,
+    config_options,
+    open_request,
+    permission_params,
+    wants_replay,
+)
 from crow.store import NamedPrompt
 from crow.version import __version__
 
@@ -143,7 +153,7 @@ class Translation:
         """Send the state of the session. `place` is the cursor to send with it, as `_meta`."""
         self._wording.end_replay()
         self._place = place
-        if self._state["state"] == "idle" and (self._session.has_turn or self._session.runs_elsewhere):
+        if self._state["state"] == "idle" and (self._session.queue or self._session.runs_elsewhere):
             self._state = _RUNNING
         await self._send(self._state, place)
 
@@ -187,7 +197,7 @@ class Translation:
         that the subagent carries out."""
         working = self._running_calls - self._questions.keys()
         tasks = {call_id for call_id in working if self._names.get(call_id) == "task"}
-        own = self._session.running_calls  # a question about a call that is not in here comes from a subagent
+        own = self._session.runner.running_calls  # a question about a call that is not in here comes from a subagent
         asked_by_subagents = sum(count for call_id, count in self._questions.items() if call_id not in own)
         return bool(self._questions) and working == tasks and len(tasks) <= asked_by_subagents
 
@@ -207,7 +217,7 @@ class Translation:
         if status == "in_progress":
             self._running_calls.add(call_id)
             is_told = call_id in self._cancellable and not self._wording.is_replaying
-            if not is_told and call_id in self._session.running_calls:
+            if not is_told and call_id in self._session.runner.running_calls:
                 self._cancellable.add(call_id)
                 return update | {"capabilities": {"cancel": {}}}
         return update
@@ -224,11 +234,7 @@ class VersionTwo:
         self._sessions = methods.sessions
         self._translations: WeakValueDictionary[str, Translation] = WeakValueDictionary()
         self._is_chosen = False
-        self.table = MethodTable(
-            requests={**methods.table.requests, "initialize": self._initialize},
-            cancel=methods.table.cancel,
-            check=methods.table.check,
-        )
+        methods.table = replace(methods.table, requests={**methods.table.requests, "initialize": self._initialize})
 
     async def _initialize(self, params: RequestParams) -> dict[str, Any]:
         version = params.get("protocolVersion")
@@ -266,7 +272,7 @@ class VersionTwo:
         """Switch to version 2. No session may be open yet."""
         self._is_chosen = True
         self._sessions.translate = self._translate
-        self.table = MethodTable(
+        self._v1.table = MethodTable(
             requests={
                 "initialize": self._initialize,
                 "auth/login": self._login,
@@ -302,21 +308,21 @@ class VersionTwo:
         return await self._v1.authenticate(params)
 
     async def _new(self, params: RequestParams) -> dict[str, Any]:
-        opened = await self._v1.opener.create(_open_request_v2(params), alias=session_alias(params))
+        opened = await self._v1.opener.create(open_request(params), alias=session_alias(params))
         if opened.session.busy:  # the alias belongs to a session that is already open
             await self._translations[opened.session.id].show_state(opened.client.place())
         return {"sessionId": opened.session.id, **self._introduction(opened)}
 
     async def _resume(self, params: RequestParams) -> dict[str, Any]:
         text_in(params, "sessionId")
-        request, is_replayed = _open_request_v2(params, may_be_missing=True), _wants_replay(params)
+        request, is_replayed = open_request(params, may_be_missing=True), wants_replay(params)
         open_session = self._v1.loaded if is_replayed else self._v1.resumed
         async with open_session(params, request) as opened:
             translation = self._translations[opened.session.id]
             if cursor_in(params) is not None:
                 if not is_replayed and (missed := opened.client.view.last_end) is not None:
                     translation.note_missed_end(missed)
-                translation.note_last_turn(opened.hosted.clients.last_turn)
+                translation.note_last_turn(turn_state(opened.hosted.clients.feed.last_turn))
             await translation.show_state(opened.client.place())
             return self._introduction(opened)
 
@@ -378,7 +384,7 @@ class VersionTwo:
 
     async def _cancel_call(self, params: RequestParams) -> dict[str, Any]:
         opened, call_id = await self._v1.writable(text_in(params, "sessionId")), text_in(params, "toolCallId")
-        scope = opened.session.running_calls.get(call_id)
+        scope = opened.session.runner.running_calls.get(call_id)
         if scope is None:
             raise ArgumentError(f"toolCallId is {describe_member(call_id)}; no call with this id can be cancelled now.")
         scope.cancel()
@@ -391,7 +397,7 @@ class VersionTwo:
         opened, run = await self._v1.start_prompt(params)
         session, prompt = run.session, run.prompt
         first = prompt.repeat.queued or prompt
-        if opened.hosted.clients.has_begun(first) or session.branch.prompt_with(first.message_id) is not None:
+        if (first.has_begun and not first.needs_servers) or session.branch.projection.has_prompt(first.message_id):
             return {"messageId": first.message_id}
         translation = self._translations[opened.session.id]
         inserted, message_id = translation.expect(prompt), prompt.message_id
@@ -436,78 +442,11 @@ def _state_after(end: TurnEnd) -> Update:
 def withdraw(session: Session, prompt: PendingPrompt) -> None:
     """Withdraw a prompt that waits for an earlier turn. If the turn of the prompt is already running, cancel that
     turn."""
-    if not session.revoke(prompt):
+    if not session.queue.revoke(prompt):
         session.withdraw(prompt)
 
 
 def revoke_waiting(session: Session) -> None:
     """Withdraw all prompts that wait for the running turn."""
-    for prompt in session.waiting:
-        session.revoke(prompt)
-
-
-def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
-    """Read the client's capabilities from the parameters of `initialize`. All clients of version 2 can show terminals,
-    notices and compactions.
-
-    :raises ArgumentError: a member has the wrong type.
-    """
-    info = _object_in(params, "info")
-    for key in ("name", "version"):
-        text_in(info, key, "info.")
-    offered = _object_in(params, "capabilities") if params.get("capabilities") is not None else {}
-    elicitation, auth = (
-        value if isinstance(value := offered.get(key), dict) else {} for key in ("elicitation", "auth")
-    )
-    kinds: tuple[ElicitationKind, ...] = ("form", "url")
-    return ClientCapabilities(
-        terminal_output=True,
-        terminal_auth=isinstance(auth.get("terminal"), dict),
-        notices=True,
-        compaction=True,
-        boolean_options=True,
-        cancelled_calls=True,
-        question_kinds=frozenset(kind for kind in kinds if isinstance(elicitation.get(kind), dict)),
-        cursors=isinstance(meta := offered.get("_meta"), dict) and meta.get("acp/cursor") is True,
-        client=client_in(info),
-        is_translated=True,
-    )
-
-
-def _open_request_v2(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
-    """Read the parameters of `session/new` or `session/resume`. For `may_be_missing`, see `open_request_from`.
-
-    :raises ArgumentError: a parameter cannot be used.
-    """
-    text_in(params, "cwd")
-    for key in ("additionalDirectories", "mcpServers"):
-        if not isinstance(params.get(key), list | None):
-            raise ArgumentError(f"{key} is {describe_member(params[key])}; expected a list.")
-    for index, server in enumerate(params.get("mcpServers") or ()):
-        if isinstance(server, dict) and server.get("type") not in ("stdio", "http"):
-            raise ArgumentError(
-                f"mcpServers[{index}].type is {describe_member(server.get('type'))}; expected stdio or http."
-            )
-    if params.get("systemPrompt") is not None:
-        raise ArgumentError("Version 2 of the protocol has no systemPrompt; send _meta.systemPrompt instead.")
-    return open_request_from(params, may_be_missing=may_be_missing)
-
-
-def _wants_replay(params: Mapping[str, Any]) -> bool:
-    """Whether `session/resume` asks for the history. :raises ArgumentError: the value of `replayFrom` is unknown."""
-    match params.get("replayFrom"):
-        case None:
-            return False
-        case {"type": "start"}:
-            return True
-        case other:
-            raise ArgumentError(f'replayFrom is {describe_member(other)}; expected {{"type": "start"}} or null.')
-
-
-def _object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the parameter `key`, which must be an object. :raises ArgumentError: the parameter is missing or is not
-    an object."""
-    value = params.get(key)
-    if not isinstance(value, dict):
-        raise ArgumentError(f"{key} is {describe_member(value)}; expected an object.")
-    return value
+    for prompt in session.queue.waiting:
+        session.queue.revoke(prompt)

@@ -14,10 +14,10 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from crow.frontend.client import SendRequest
-from crow.frontend.errors import refusal_text
-from crow.frontend.frames import METHOD_NOT_FOUND, RequestError
-from crow.frontend.tool_calls import PART_BYTES, json_bytes
+from crow.protocol import SendRequest
+from crow.protocol.errors import refusal_text
+from crow.protocol.frames import METHOD_NOT_FOUND, RequestError
+from crow.protocol.sizes import PART_BYTES, json_bytes
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, FileStat, OnOutput, SandboxStatus, Workspace
 from crow.tools.layers import Layer
 from crow.tools.network import CommandNetwork

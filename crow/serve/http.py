@@ -25,12 +25,12 @@ from websockets.frames import CloseCode
 from crow.domain.errors import StoreError
 from crow.domain.text import on_one_line
 from crow.export.links import PATH, PageLinks
-from crow.frontend.client import Handler
-from crow.frontend.connection import EditorConnection
 from crow.frontend.cursors import CURSOR_KEY
-from crow.frontend.errors import request_error
-from crow.frontend.frames import INTERNAL_ERROR
 from crow.frontend.requests import OPENING
+from crow.protocol import Handler
+from crow.protocol.connection import EditorConnection
+from crow.protocol.errors import request_error
+from crow.protocol.frames import INTERNAL_ERROR
 from crow.serve.browser import cookie_token
 from crow.serve.listen import client_address, is_known_host, is_known_origin, is_own_origin
 from crow.serve.metrics import CONTENT_TYPE, MetricFamily, Metrics, gauge, process_metrics

@@ -10,9 +10,9 @@ from typing import Any
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError, ConfigError
-from crow.frontend.frames import describe_member
-from crow.frontend.params import OpenRequest
 from crow.frontend.requests import OPENING
+from crow.protocol.frames import describe_member
+from crow.protocol.params import OpenRequest
 from crow.settings.values import PRINCIPAL_PART, ServeSettings, static_part
 from crow.store import Store
 from crow.store.principals import PrincipalStore, check_principal

@@ -24,11 +24,11 @@ from crow.domain.errors import ConfigError, NoSuchSession, StoreError
 from crow.export.links import PageLinks
 from crow.frontend.agent import Negotiate
 from crow.frontend.agent import serve as serve_connection
-from crow.frontend.connection import check_parameters
 from crow.frontend.host import SessionHost, share_host
 from crow.frontend.requester import Requester
 from crow.frontend.v2 import VersionTwo
 from crow.log import log_as_json
+from crow.protocol.connection import check_parameters
 from crow.serve import listen
 from crow.serve.browser import page_routes
 from crow.serve.http import SHUTDOWN, AccessControl, AcpService, ServedConnection, TokenAccess, WaitingService
@@ -331,7 +331,7 @@ class _Server:
         sessions = [hosted.session for hosted in self._host.open.values()]
         yield gauge("crow_sessions_open", "Sessions that are open.", len(sessions))
         yield gauge("crow_sessions_busy", "Sessions that run a turn or a subagent.", self._busy_sessions)
-        waiting = sum(len(session.waiting) for session in sessions)
+        waiting = sum(len(session.queue.waiting) for session in sessions)
         yield gauge("crow_prompts_waiting", "Prompts that wait for an earlier one of their session.", waiting)
 
 

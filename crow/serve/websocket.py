@@ -16,9 +16,9 @@ from websockets.frames import CloseCode, Frame
 from websockets.protocol import State
 
 from crow.bridge.wire import peer
-from crow.frontend import frames
-from crow.frontend.frames import FrameError, Message
-from crow.frontend.transport import FairSending, Wire
+from crow.protocol import frames
+from crow.protocol.frames import FrameError, Message
+from crow.protocol.transport import FairSending, Wire
 
 _MIB = 1024 * 1024
 
@@ -96,7 +96,7 @@ class ConnectionEnd:
 
 
 class WebSocketTransport:
-    """A :class:`crow.frontend.transport.Transport` over a WebSocket.
+    """A :class:`crow.protocol.transport.Transport` over a WebSocket.
 
     Each message is one text frame. The client's first message must be `initialize`. If the client reads slowly, `send`
     waits until the client has caught up, but `post` never waits.

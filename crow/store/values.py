@@ -11,6 +11,22 @@ from crow.domain.messages import JsonObject, Part, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSetup:
+    """What a session should have when it is opened."""
+
+    cwd: str
+    """The working directory, an absolute path."""
+    directories: tuple[str, ...]
+    """The additional directories, as absolute paths."""
+    model: str | None = None
+    """The model to use. If it is None, a stored session keeps its model, and a new session gets the default model."""
+    config: JsonObject = field(default_factory=dict)
+    """Changes of the session's stored configuration. The value None removes a member."""
+    metadata: JsonObject = field(default_factory=dict)
+    """Changes of the session's stored metadata. The value None removes a member."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
     """A session to create."""
 

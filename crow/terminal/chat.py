@@ -20,7 +20,7 @@ from crow.agent.commands.branches import current_prompts
 from crow.agent.permissions.rules import MODES
 from crow.domain.errors import ArgumentError
 from crow.domain.text import first_line, on_one_line, plural, safe
-from crow.frontend.frames import RequestError
+from crow.protocol.frames import RequestError
 from crow.runtime import importing
 from crow.settings import OFFLINE, Loaded
 from crow.store import SessionRow

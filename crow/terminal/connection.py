@@ -21,13 +21,12 @@ from crow import adapters
 from crow.agent.permissions.rules import MODES
 from crow.app import Wiring, recording
 from crow.domain.errors import ArgumentError, CrowError, UserError
-from crow.frontend import frames
 from crow.frontend.agent import serve
-from crow.frontend.client import Handler, RequestParams
-from crow.frontend.errors import AUTH_REQUIRED, RESOURCE_NOT_FOUND
-from crow.frontend.frames import INVALID_PARAMS, METHOD_NOT_FOUND, RequestError
 from crow.frontend.methods import PROTOCOL_VERSION
-from crow.frontend.transport import Observer
+from crow.protocol import Handler, RequestParams, frames
+from crow.protocol.errors import AUTH_REQUIRED, RESOURCE_NOT_FOUND
+from crow.protocol.frames import INVALID_PARAMS, METHOD_NOT_FOUND, RequestError
+from crow.protocol.transport import Observer
 from crow.settings import Loaded
 from crow.store import SessionRow, Store
 from crow.store.admin import SessionMatch, only_match
@@ -108,7 +107,7 @@ async def connect(
 
 
 class TerminalConnection:
-    """Both ends of the connection. For the front end, it is a :class:`crow.frontend.client.ClientConnection`. For the
+    """Both ends of the connection. For the front end, it is a :class:`crow.protocol.ClientConnection`. For the
     client, it has the methods that send requests. :func:`connect` creates the connection."""
 
     def __init__(self, client: TerminalClient, store: Callable[[], Store], *, observe: Observer | None = None) -> None:

@@ -16,7 +16,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.domain.receipts import receipt_in
 from crow.domain.text import safe
-from crow.frontend.frames import RequestError
+from crow.protocol.frames import RequestError
 from crow.settings import Loaded
 from crow.store import SessionRow
 from crow.terminal.answer import AnswerSchema, json_in, read_schema

@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from crow.domain.diff import diff_text
 from crow.domain.text import on_one_line, safe, safe_json
-from crow.frontend import frames
+from crow.protocol import frames
 from crow.stdio import write_all
 from crow.terminal.connection import Params
 

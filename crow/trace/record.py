@@ -25,7 +25,7 @@ _PAIRS = ("env", "headers")
 
 
 class Recorder:
-    """An `Observer` (see :mod:`crow.frontend.transport`) that writes each message to a file. Each line of the file is a
+    """An `Observer` (see :mod:`crow.protocol.transport`) that writes each message to a file. Each line of the file is a
     JSON object with time, sender and message.
 
     Secrets are masked, but JSON types stay the same, so that the recording can be checked. If the file cannot be

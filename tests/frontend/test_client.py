@@ -20,7 +20,6 @@ from crow.domain.events import (
     UrlQuestion,
 )
 from crow.frontend.client import SessionClient
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import (
     Dialogs,
     elicitation_answer,
@@ -28,7 +27,9 @@ from crow.frontend.questions import (
     permission_answer,
     permission_params,
 )
-from crow.frontend.tool_calls import LINE_BYTES, diff_view, json_bytes
+from crow.protocol.params import ClientCapabilities
+from crow.protocol.sizes import LINE_BYTES, json_bytes
+from crow.protocol.tool_calls import diff_view
 from crow.tools import CommandAccess, Coverage, PlannedCall
 
 SCHEMA = {"properties": {"branch": {"type": "string", "title": "Branch"}}, "required": ["branch"]}

@@ -10,14 +10,14 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from crow.agent.feed import Item
 from crow.domain.entries import CallRef, Entry, Started, TurnEnd
-from crow.domain.events import CallProgressed, EntryStored, SubagentChanged, TextShown
-from crow.frontend.client import ClientConnection, SessionClient
+from crow.domain.events import CallProgressed, EntryStored, Event, SubagentChanged, TextShown
+from crow.frontend.client import SessionClient
 from crow.frontend.clients import SessionClients
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import Dialogs
 from crow.frontend.workspace import SharedWorkspace
+from crow.protocol import ClientConnection
+from crow.protocol.params import ClientCapabilities
 from crow.tools.workspace import DiskWorkspace
 from tests.support.paths import PathBuilder, result_of, said, user
 from tests.support.shared_host import transcript
@@ -31,7 +31,7 @@ PROMPT, CALLS, STARTED, RESULT, ANSWER, END = PathBuilder(
     replace(said("Twigs."), message_id="second"),
     TurnEnd(stop="end_turn"),
 ).entries
-TURN: Sequence[Item] = (
+TURN: Sequence[Event] = (
     TextShown(message_id="first", offset=0, text="I look."),
     EntryStored(entry=CALLS),
     EntryStored(entry=STARTED),
@@ -74,7 +74,7 @@ def attached(clients: SessionClients) -> tuple[SessionClient, Wire]:
     return client, wire
 
 
-def in_session(item: Item, session_id: str) -> Item:
+def in_session(item: Event, session_id: str) -> Event:
     return replace(item, entry=replace(item.entry, session=session_id)) if isinstance(item, EntryStored) else item
 
 

@@ -16,11 +16,11 @@ from crow.domain.entries import Announcement, Assistant, CallRef, Entry
 from crow.domain.events import CallProgressed, EntryStored, TextShown
 from crow.domain.messages import ToolCall
 from crow.frontend.cursors import Cursor, CursorGap
-from crow.frontend.frames import RequestError
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.requester import Requester
 from crow.frontend.v2 import VersionTwo
 from crow.frontend.view import View
+from crow.protocol.frames import RequestError
+from crow.protocol.params import ClientCapabilities
 from crow.store import Store
 from crow.store.principals import PrincipalStore
 from tests.support.scripted_model import Say, call

@@ -15,8 +15,9 @@ import asyncpg
 import pytest
 
 from crow.domain.entries import NewEntry, Note
-from crow.frontend.frames import RequestError
+from crow.domain.events import TurnBegan
 from crow.frontend.requester import Requester
+from crow.protocol.frames import RequestError
 from crow.store.postgres import paths
 from crow.store.postgres.store import PostgresStore
 from crow.store.principals import PrincipalStore
@@ -153,10 +154,10 @@ async def test_a_waiting_prompt_can_be_cancelled(tmp_path: Path, database: str) 
         await follows(other, bob, session)
         store = await other.host.store()
         hosted = other.host.open[session]
-        hosted.session.withdraw(hosted.session._queue[0])  # what $/cancel_request does
+        hosted.session.withdraw(hosted.session.queue[0])  # what $/cancel_request does
         assert (await waiting)["stopReason"] == "cancelled"
         assert not await store.queued(session)
-        assert hosted.clients.last_turn == {"state": "running"}
+        assert isinstance(hosted.clients.feed.last_turn, TurnBegan)
         hold.set()
         assert (await turn)["stopReason"] == "end_turn"
         assert [text for _, _, text in await reload(other, session)] == ["a", "One."]

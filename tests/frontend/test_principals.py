@@ -14,9 +14,9 @@ import anyio
 import pytest
 
 from crow.frontend import agent
-from crow.frontend.frames import RequestError
 from crow.frontend.requester import Requester
 from crow.frontend.v2 import VersionTwo
+from crow.protocol.frames import RequestError
 from crow.serve.policy import ServePolicy
 from crow.settings.values import ServeSettings
 from crow.store.principals import PrincipalStore

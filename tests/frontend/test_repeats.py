@@ -13,9 +13,9 @@ import pytest
 
 from crow.domain.errors import NetworkError
 from crow.domain.messages import Text, Usage
-from crow.frontend.frames import RequestError
-from crow.frontend.params import prompt_name
 from crow.frontend.v2 import VersionTwo
+from crow.protocol.frames import RequestError
+from crow.protocol.params import prompt_name
 from crow.store import Store
 from crow.store.postgres.store import PostgresStore
 from tests.frontend.test_cursors import CURSORS, cursor_of, reload, seen
@@ -149,9 +149,9 @@ async def test_a_repeat_of_a_cancelled_prompt_is_cancelled_too(tmp_path: Path, d
         named_one = asyncio.create_task(named(bob, session, "c"))
         await until_waiting(await other.host.store(), session, 2)
         await follows(other, bob, session)
-        queue = other.host.open[session].session
-        for prompt in (*queue.waiting, queue._queue[0]):
-            queue.withdraw(prompt)  # what $/cancel_request does
+        opened = other.host.open[session].session
+        for prompt in (*opened.queue.waiting, opened.queue[0]):
+            opened.withdraw(prompt)  # what $/cancel_request does
         assert (await waiting)["stopReason"] == (await named_one)["stopReason"] == "cancelled"
         assert first.hold is not None
         first.hold.set()

@@ -15,10 +15,10 @@ import pytest
 from crow.domain.events import FormQuestion
 from crow.frontend import prompts as prompts_module
 from crow.frontend import queue
-from crow.frontend.frames import RequestError
 from crow.frontend.host import ServerDependencies
 from crow.frontend.requester import Requester
 from crow.frontend.v2 import VersionTwo
+from crow.protocol.frames import RequestError
 from crow.store import Access, Store
 from crow.store.principals import PrincipalStore
 from tests.support.scripted_model import Say, call
@@ -71,7 +71,7 @@ async def test_a_dropped_connection_cancels_nothing(tmp_path: Path) -> None:
         await writer.drop()
         with pytest.raises(ConnectionError):
             await turn
-        assert host.host.open[session].session.has_turn
+        assert host.host.open[session].session.queue
         again = await host.client()
         await again.open("session/load", session)
         hold.set()

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from acp_check.schema import SchemaChecker
-from crow.frontend.frames import RequestError
 from crow.frontend.workspace import EditorRequests, EditorTerminals, exit_code
+from crow.protocol.frames import RequestError
 
 
 class Editor:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acp_check.schema import check_update
-from crow.agent.feed import Item, TurnBegan
 from crow.domain.entries import (
     Announcement,
     Assistant,
@@ -51,12 +50,15 @@ from crow.domain.events import (
     TextShown,
     ThoughtShown,
     TitleChanged,
+    TurnBegan,
 )
 from crow.domain.messages import Image, Link, Resource, Text
-from crow.frontend.params import ClientCapabilities
-from crow.frontend.tool_calls import LINE_BYTES, result_contents, text_content
-from crow.frontend.updates import ViewLimits, plan_updates
+from crow.frontend.calls import ViewLimits
 from crow.frontend.view import View
+from crow.protocol.params import ClientCapabilities
+from crow.protocol.sizes import LINE_BYTES
+from crow.protocol.tool_calls import result_contents, text_content
+from crow.protocol.updates import plan_updates
 from tests.support.views import reading
 
 PLAIN = ClientCapabilities()
@@ -88,7 +90,7 @@ def result(announcement: Announcement, text: str, **fields: Any) -> EntryStored:
     return stored(ToolResult(call=CALL, name="tool", text=text, announcement=announcement, **fields))
 
 
-def updates_for(view: View, *events: Item) -> list[dict[str, Any]]:
+def updates_for(view: View, *events: Event) -> list[dict[str, Any]]:
     updates = [shown.update for event in events for shown in view.apply(event)]
     for update in updates:
         check_update(update)
@@ -576,12 +578,12 @@ def test_a_question_shows_its_text_beside_the_terminal_until_the_command_runs() 
     question = [text_content("Run it?")]
     updates = live(GATED)
     updates_for(updates, announced(SHELL, "shell", command="make test"))
-    assert updates.question_content(CALL, question) == [*question, terminal]
+    assert updates.calls.question_content(CALL, question) == [*question, terminal]
     (started,) = updates_for(updates, stored(Started(call=CALL, why="asked")))
     assert started["content"] == [terminal]
     plain = live(PLAIN)
     updates_for(plain, announced(SHELL, "shell", command="make test"))
-    assert plain.question_content(CALL, question) == question
+    assert plain.calls.question_content(CALL, question) == question
     (started,) = updates_for(plain, stored(Started(call=CALL, why="asked")))
     assert "content" not in started
     (finished,) = updates_for(plain, result(SHELL, ""))

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.agent import PermissionQuestion
-from crow.agent.feed import Feed, TurnBegan, TurnEnded
+from crow.agent.feed import Feed
 from crow.agent.sessions.session import Session
 from crow.domain.entries import (
     Announcement,
@@ -49,17 +50,21 @@ from crow.domain.events import (
     TextShown,
     ThoughtShown,
     TitleChanged,
+    TurnBegan,
+    TurnEnded,
     UrlQuestion,
 )
 from crow.domain.messages import Image, Link, Part, Resource, Text
 from crow.domain.text import safe
-from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.client import SessionClient
 from crow.frontend.options import config_options
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import Dialogs
-from crow.frontend.tool_calls import LINE_BYTES, diff_contents
-from crow.frontend.v2 import Translation, capabilities_from
-from crow.frontend.v2_updates import call_content
+from crow.frontend.v2 import Translation
+from crow.protocol import ClientConnection
+from crow.protocol.params import ClientCapabilities
+from crow.protocol.sizes import LINE_BYTES
+from crow.protocol.tool_calls import diff_contents
+from crow.protocol.v2 import call_content, capabilities_from
 from crow.tools import Coverage, PlannedCall
 from tests.support.acp_v2 import SchemaV2, SessionView
 from tests.support.paths import PathBuilder, damaged, histories
@@ -98,7 +103,7 @@ class OpenCalls:
 
     def __init__(self, *call_ids: str) -> None:
         self.id = "s"
-        self.running_calls = dict.fromkeys(call_ids, anyio.CancelScope())
+        self.runner = SimpleNamespace(running_calls=dict.fromkeys(call_ids, anyio.CancelScope()))
 
 
 OPTIONS: dict[str, Any] = {
@@ -503,7 +508,7 @@ async def test_a_question_requires_action_only_while_nothing_else_goes_on() -> N
         assert sent.states()[-1] == "requires_action"
         sent.answers[1].set()
         sent.answers[2].set()
-    await client.show(TurnEnded(message_id="p", state={"state": "idle", "stopReason": "end_turn"}))
+    await client.show(TurnEnded(message_id="p"))
     assert sent.states()[-2:] == ["running", "idle"]
 
 

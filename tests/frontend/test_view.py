@@ -28,8 +28,8 @@ from crow.domain.entries import (
 )
 from crow.domain.events import EntryStored
 from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.view import View
+from crow.protocol.params import ClientCapabilities
 from tests.support.paths import PathBuilder, damaged, histories, result_of, said, user
 from tests.support.shared_host import transcript
 from tests.support.views import Params, read_log, reading, texts

@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from crow.frontend.frames import RequestError
 from crow.frontend.workspace import ClientEditor, EditorRequests, SharedWorkspace
+from crow.protocol.frames import RequestError
 from crow.tools.workspace import DiskWorkspace
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from crow.app import Wiring
 from crow.frontend.agent import serve
-from crow.frontend.connection import EditorConnection
 from crow.frontend.idle import IdleTimer
-from crow.frontend.transport import StdioTransport
+from crow.protocol.connection import EditorConnection
+from crow.protocol.transport import StdioTransport
 from crow.settings import load_settings
 
 LONGEST_S = 24 * 3600

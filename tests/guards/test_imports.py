@@ -37,7 +37,7 @@ AT_THE_ANSWER = """
 import json, os, sys
 from pydantic import BaseModel
 from crow.cli import main
-from crow.frontend.transport import StdioTransport
+from crow.protocol.transport import StdioTransport
 
 class Watched(StdioTransport):
     async def send(self, message):
@@ -47,7 +47,7 @@ class Watched(StdioTransport):
         print(json.dumps([list(sys.modules), len(models), built]), file=sys.stderr)
         await super().send(message)
 
-sys.modules["crow.frontend.transport"].StdioTransport = Watched
+sys.modules["crow.protocol.transport"].StdioTransport = Watched
 sys.exit(main(["acp"]))
 """
 

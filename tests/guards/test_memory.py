@@ -11,10 +11,10 @@ from pathlib import Path
 from crow.domain.conversation import Projection
 from crow.domain.entries import Assistant
 from crow.domain.events import EntryStored, Event
-from crow.frontend.params import client_capabilities
 from crow.frontend.view import View
 from crow.llm.chat.parser import StreamParser
 from crow.llm.sse import SseDecoder
+from crow.protocol.params import client_capabilities
 from crow.store.codec import encode
 from crow.store.paths import TAIL_BYTES
 from crow.store.sqlite.store import SqliteStore

@@ -59,7 +59,7 @@ ANSWERS = {
     "tables": of_project("BENCHMARKS.md"),
     "Python": of_project("crow/agent/turns/turn.py"),
     "JavaScript": of_project("tests/interop/sdk.mjs"),
-    "fenced Python": fenced("python", of_project("crow/frontend/updates.py")),
+    "fenced Python": fenced("python", of_project("crow/protocol/updates.py")),
     "fenced HTML": fenced("html", HTML * 20),
     "fenced XML": f"Like this:\n\n{fenced('xml', XML * 20)}",
     "fenced JSON": fenced("json", of_project("schemas/config.schema.json")),

@@ -13,7 +13,7 @@ import pytest
 from crow.agent.permissions.rules import Ask, Refuse, decide, user_rules
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError, ConfigError
-from crow.frontend.params import OpenRequest
+from crow.protocol.params import OpenRequest
 from crow.serve.policy import ServePolicy, check_server
 from crow.settings.values import ServeSettings
 from crow.store.principals import PrincipalStore

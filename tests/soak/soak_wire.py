@@ -20,11 +20,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from crow.domain.errors import CrowError
-from crow.frontend.content import parts_from
-from crow.frontend.frames import FrameError, LineSplitter, RequestError, encode, parse
 from crow.frontend.options import option_value
-from crow.frontend.params import client_capabilities, client_name, open_request_from
 from crow.frontend.questions import elicitation_answer, permission_answer
+from crow.protocol.content import parts_from
+from crow.protocol.frames import FrameError, LineSplitter, RequestError, encode, parse
+from crow.protocol.params import client_capabilities, client_name, open_request_from
 from tests.support.hostile import HostileClient, batches
 
 MESSAGES = int(os.environ.get("SOAK_MESSAGES", "50000"))

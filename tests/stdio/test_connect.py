@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from crow.bridge import loop
-from crow.frontend import frames
+from crow.protocol import frames
 from tests.support.fake_server import FakeServer
 
 ROOT = Path(__file__).parents[2]

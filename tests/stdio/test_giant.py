@@ -13,8 +13,8 @@ from benchmarks.giant import SESSION, Size, make
 from benchmarks.process.client import Agent
 from crow.domain.entries import Assistant, ToolResult, User
 from crow.domain.messages import Text
-from crow.frontend.tool_calls import LINE_BYTES
-from crow.frontend.updates import REPLAY_RESULT_BYTES, REPLAY_RESULTS_BYTES
+from crow.frontend.calls import REPLAY_RESULT_BYTES, REPLAY_RESULTS_BYTES
+from crow.protocol.sizes import LINE_BYTES
 from crow.store.sqlite.store import SqliteStore
 from tests.stdio.conftest import FRESH, ROOT, StartCrow
 from tests.store.scenes import add, begin, history, new_session, result, said

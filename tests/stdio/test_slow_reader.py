@@ -26,8 +26,9 @@ MOST_INSIDE_MB = 16
 ENDS_AT_ONCE = """
 import sys
 from crow.cli import main
-from crow.frontend import agent, transport
-agent.DRAIN_S, transport.CLOSE_S, transport.FINISH_S, transport.STALLED_S = 0.0, 0.0, 3_600.0, 3_600.0
+from crow.frontend import requests
+from crow.protocol import transport
+requests.DRAIN_S, transport.CLOSE_S, transport.FINISH_S, transport.STALLED_S = 0.0, 0.0, 3_600.0, 3_600.0
 sys.exit(main(["acp"]))
 """
 """Starts a process that drops open requests as soon as stdin ends."""

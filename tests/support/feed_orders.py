@@ -16,7 +16,6 @@ import anyio
 import anyio.abc
 from anyio.lowlevel import checkpoint
 
-from crow.agent.sessions.pending import PendingPrompt
 from crow.domain.entries import (
     Announcement,
     Assistant,
@@ -30,17 +29,28 @@ from crow.domain.entries import (
     TurnEnd,
     User,
 )
-from crow.domain.events import CallAnnounced, CallEnded, CallProgressed, EntryStored, Event, TextShown, ThoughtShown
+from crow.domain.events import (
+    CallAnnounced,
+    CallEnded,
+    CallProgressed,
+    EntryStored,
+    Event,
+    TextShown,
+    ThoughtShown,
+    TurnBegan,
+    TurnEnded,
+)
 from crow.domain.messages import Text, ToolCall
 from crow.domain.rendering import INTERRUPTED
-from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.client import SessionClient
 from crow.frontend.clients import SessionClients
 from crow.frontend.cursors import Cursor, CursorGap
 from crow.frontend.missed import Missed
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.questions import Dialogs
 from crow.frontend.queue import ClientQueue
 from crow.frontend.workspace import SharedWorkspace
+from crow.protocol import ClientConnection
+from crow.protocol.params import ClientCapabilities
 from crow.tools.workspace import DiskWorkspace
 from tests.support.shared_host import transcript
 
@@ -148,7 +158,7 @@ class World:
         sender = next((each for each in self.people if body.message_id in each.own), None)
         if sender is not None and sender.attachment is not None and sender.node is node:
             node.clients.note_sender(body.message_id, sender.attachment)
-        node.clients.begin_turn(PendingPrompt(parts=body.parts, text="", message_id=body.message_id), entry)
+        node.clients.put(TurnBegan(message_id=body.message_id, stored=entry))
 
     def show(self, event: Event) -> None:
         """Shows something that is not stored: only the process that runs the turn knows it."""
@@ -182,9 +192,8 @@ class World:
         self.saved = ("", "", "")
         self.is_running = False
         self.store(TurnEnd(stop=cast(Any, stop)))
-        prompt = PendingPrompt(parts=(), text="", message_id="", stop="end_turn")
         for node in self.nodes:
-            node.clients.end_turn(prompt)
+            node.clients.put(TurnEnded(message_id=""))
 
     async def run_step(self, *, is_last: bool) -> str | None:
         """Streams an answer and runs its calls. Returns how the turn was broken off, or None."""

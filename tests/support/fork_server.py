@@ -325,8 +325,8 @@ def _import_all() -> None:
     for module in IMPORTED_LATER:
         importlib.import_module(module)
     from crow.adapters import prepare_calls
-    from crow.frontend.connection import MODELS
     from crow.llm.wires import wire_named
+    from crow.protocol.connection import MODELS
     from crow.settings.types import Section
 
     prepare_calls()

@@ -7,8 +7,8 @@ from typing import Any
 
 from crow.domain.entries import Entry
 from crow.domain.events import EntryStored
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.view import View
+from crow.protocol.params import ClientCapabilities
 
 __all__ = ["Params", "read_log", "reading", "texts"]
 

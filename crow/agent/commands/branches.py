@@ -290,7 +290,7 @@ def _describe_tip(outline: Outline, tip: BranchTip) -> str:
 
 async def _newest_prompt(context: CommandContext) -> Entry | None:
     """Return the newest prompt on the path, even if a compaction has hidden it from the model."""
-    if (entry := context.branch.newest_user()) is not None:
+    if (entry := context.branch.projection.newest_user()) is not None:
         return entry
     prompts = current_prompts(await context.store.outline(context.branch.row.id))
     return await context.store.entry(prompts[-1].entry) if prompts else None

@@ -254,7 +254,7 @@ class Gauge:
         """Return how many characters of a user prompt the model may see, or None for all. This also works for the first
         entry, before there is a prompt entry."""
         measured = self.measured()
-        fixed = measured.fixed if self.branch.prompt is not None else min(_ASSUMED_FIXED, self.window() // 6)
+        fixed = measured.fixed if self.branch.projection.prompt is not None else min(_ASSUMED_FIXED, self.window() // 6)
         return cut_for(text, self._cautious_limits(fixed), measured.scale)
 
     def reading(self) -> ContextMeasured:

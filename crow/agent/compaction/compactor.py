@@ -181,7 +181,7 @@ class Compactor:
     async def _use(self, prepared: PreparedCheckpoint) -> bool:
         """Store the prepared checkpoint and return True. Return False, and store nothing, if the session has changed
         since the checkpoint was prepared, or if the checkpoint does not make the next request small enough."""
-        projection, newer = self._branch.projection, self._branch.entries_after(prepared.leaf)
+        projection, newer = self._branch.projection, self._branch.projection.entries_after(prepared.leaf)
         is_current = projection is prepared.projection and self.model.info.endpoint == prepared.endpoint
         if self.gauge.early_level() is None or not is_current:
             return False
@@ -389,7 +389,7 @@ class Compactor:
         context, drafts, measured = prepared.context, prepared.drafts, going.measured
         prompt = await self._helpers.fresh_prompt() if self._helpers.fresh_prompt else None
         # the summary does not cover entries that arrived after it was begun
-        newer = next((entry.id for entry in self._branch.entries_after(prepared.leaf)), None)
+        newer = next((entry.id for entry in self._branch.projection.entries_after(prepared.leaf)), None)
         for draft in drafts:
             text = prepared.summary.text
             if draft is not drafts[0]:  # the summary lacks the messages that only this draft removes

@@ -7,28 +7,25 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 
 import anyio
 
 from crow.agent import Publisher
 from crow.agent.history.sent_parts import SentParts
+from crow.agent.history.told import Told
 from crow.domain.conversation import Context, Projection
 from crow.domain.entries import (
-    Command,
     Entry,
     ModelRequest,
     NewEntry,
     Note,
     PlanItem,
-    Prompt,
     PromptName,
     ToolResult,
     TurnEnd,
-    User,
 )
 from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
-from crow.domain.events import ContextMeasured, EntryStored, Event
+from crow.domain.events import EntryStored, Event
 from crow.domain.messages import JsonObject, Part, Usage
 from crow.llm import THOUGHT_LEVELS, ThoughtLevel
 from crow.store import BranchStore, SessionChanges, SessionRow, Tail
@@ -55,6 +52,40 @@ class _Pending:
     """Why the last end of a turn was not stored, if another process has changed the session."""
 
 
+@dataclass(slots=True, kw_only=True)
+class _Others:
+    """What is known of other processes that work on the session."""
+
+    own: set[int] | None = None
+    """The entries of this process that `Branch.follow` has not got yet. None if the branch is not followed."""
+    known_to: int = 0
+    """The newest entry of the session that this process knows, on any path."""
+    have_taken_over: bool = False
+    """Whether another process has taken over a turn of this process, and its entries are not in the projection yet."""
+
+
+@dataclass(slots=True)
+class TurnUsage:
+    """What the requests of a turn have used."""
+
+    turn: Usage | None = None
+    """The usage of all requests of this turn and of its subagents. None if there were no requests."""
+    _idle: Usage | None = None
+    """The usage of requests since the last turn. It counts for the next turn."""
+
+    def add(self, usage: Usage) -> None:
+        """Add `usage` to the sum of this turn."""
+        self.turn = usage if self.turn is None else self.turn + usage
+
+    def begin_turn(self) -> None:
+        """Begin a new sum, with what was used since the last turn."""
+        self.turn, self._idle = self._idle, None
+
+    def end_idle(self) -> None:
+        """Keep the sum for the next turn: no turn runs."""
+        self._idle, self.turn = self.turn, None
+
+
 class Branch:
     """A session's path, from the newest valid checkpoint to the leaf.
 
@@ -68,25 +99,19 @@ class Branch:
         self._publisher = publisher
         self._lock = anyio.Lock(fast_acquire=True)
         self._pending = _Pending()
-        self.turn_usage: Usage | None = None
-        """The usage of all requests of this turn and of its subagents. None if there were no requests."""
-        self._idle_usage: Usage | None = None
-        self._known_to = 0
-        self._own: set[int] | None = None
+        self._others = _Others()
+        self.usage = TurnUsage()
         self.claimed_to: int | None = None
         """While this process runs a turn: the id of the entry that was the session's newest when the turn was claimed.
         Otherwise None."""
         self.must_catch_up = False
         """Whether, when the turn was claimed, other processes had stored entries that this process had not published
         yet."""
-        self._has_lost_turn = False
-        """Whether another process has taken over a turn of this process, and its entries are not in the projection
-        yet."""
         self.on_release: Callable[[], object] = lambda: None
         """Called when the turn has been released."""
         self.turn = tail.entries[-1].turn if tail.entries else 0
-        self.told_cost: float | None = None
-        """The last cost that was sent to the client, in USD. None if no cost was sent."""
+        self.told = Told.of(tail.row)
+        """What the clients were last told of the session's row."""
         self.sent_parts = SentParts(tail.row.id)
         """How earlier messages were sent to each endpoint."""
         self._stand_on(tail)
@@ -96,26 +121,17 @@ class Branch:
         self.leaf = tail.row.leaf
         """The newest entry in memory. Another process may have moved the stored leaf."""
         self.projection = Projection(tail.entries)
-        self._has_lost_turn = False
-        self._known_to = max(self._known_to, tail.row.newest_entry, self.leaf or 0)
+        self._others.have_taken_over = False
+        self._others.known_to = max(self._others.known_to, tail.row.newest_entry, self.leaf or 0)
 
     @property
     def entries(self) -> Sequence[Entry]:
         """The entries of the projection, oldest first. Callers must not change the sequence."""
         return self.projection.entries
 
-    def entries_after(self, entry_id: int) -> Sequence[Entry]:
-        """Return the entries of the projection that are newer than the entry `entry_id`, oldest first."""
-        return tuple(reversed(list(takewhile(lambda entry: entry.id > entry_id, reversed(self.entries)))))
-
     def context(self) -> Context:
         """Return the context that the model would get now."""
         return self.projection.context()
-
-    @property
-    def prompt(self) -> Prompt | None:
-        """The prompt entry that applies now."""
-        return self.projection.prompt
 
     @property
     def plan(self) -> tuple[PlanItem, ...]:
@@ -128,21 +144,9 @@ class Branch:
         decides."""
         return next((level for level in THOUGHT_LEVELS if level == self.row.config.get("thought_level")), None)
 
-    def prompt_with(self, message_id: str) -> User | Command | None:
-        """Return the stored prompt with this message id."""
-        bodies = (entry.body for entry in self.entries)
-        return next(
-            (body for body in bodies if isinstance(body, User | Command) and body.message_id == message_id), None
-        )
-
-    def newest_user(self) -> Entry | None:
-        """Return the newest user entry in memory."""
-        return next((entry for entry in reversed(self.entries) if isinstance(entry.body, User)), None)
-
     async def publish(self, event: Event) -> None:
         """Send an event to the client."""
-        if isinstance(event, ContextMeasured):
-            self.told_cost = event.cost
+        self.told.note(event, self.row)
         await self._publisher.publish(event)
 
     async def record(self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None) -> tuple[Entry, ...]:
@@ -193,13 +197,9 @@ class Branch:
                 continue
             is_of_turn = not (isinstance(entry.body, ModelRequest) and entry.body.purpose == "title")
             if entry.usage is not None and is_of_turn:
-                self.add_usage(entry.usage)
+                self.usage.add(entry.usage)
             if entry.cost:
                 self.row = replace(self.row, cost=self.row.cost + entry.cost)
-
-    def add_usage(self, usage: Usage) -> None:
-        """Add `usage` to the sum of this turn."""
-        self.turn_usage = usage if self.turn_usage is None else self.turn_usage + usage
 
     async def refresh_cost(self) -> None:
         """Read the session's cost from the store again, because a subagent may have increased it.
@@ -220,15 +220,17 @@ class Branch:
         """
         async with self._lock:
             if self._pending.requests and not self._pending.end:
-                self.turn_usage = self._idle_usage
-                await self._append(())
-                self._idle_usage, self.turn_usage = self.turn_usage, None
+                self.usage.begin_turn()
+                try:
+                    await self._append(())
+                finally:
+                    self.usage.end_idle()
 
     def _extend(self, stored: Sequence[Entry]) -> None:
         for entry in stored:
             self.projection.add(entry)
             self.leaf = entry.id
-            self._known_to = max(self._known_to, entry.id)
+            self._others.known_to = max(self._others.known_to, entry.id)
 
     async def _publish_stored(self, stored: Sequence[Entry]) -> None:
         for entry in stored:
@@ -250,14 +252,14 @@ class Branch:
                 self.row.id, message_id, parts=parts, leaf=self.leaf, cut=cut, name=name, command_id=command_id
             )
             self.turn, known = start.turn, self.leaf
-            self.turn_usage, self._idle_usage = self._idle_usage, None
+            self.usage.begin_turn()
             # The entries before the prompt end the turn of a process that died. Followers publish them.
             repaired = start.entries if message_id is None else start.entries[:-1]
             self._note_own(start.entries[len(repaired) :])
             self.must_catch_up = start.moved or bool(repaired)
             if not start.moved:
                 self._extend(start.entries)
-                self.claimed_to = self._known_to
+                self.claimed_to = self._others.known_to
                 return False
             try:
                 self._stand_on(await self._store.tail(self.row.id))
@@ -266,7 +268,7 @@ class Branch:
                 interrupted = NewEntry(body=TurnEnd(stop="interrupted"))
                 self._store.disown(self.row.id, leaf=leaf, turn=start.turn, end=[interrupted])
                 raise
-            self.claimed_to = self._known_to
+            self.claimed_to = self._others.known_to
             # Do not tell the user if another process only added notes (such as a new thought level) and request counts.
             own = {entry.id for entry in start.entries}
             added = [entry for entry in self.entries if known is not None and entry.id > known and entry.id not in own]
@@ -275,7 +277,7 @@ class Branch:
 
     def be_followed(self) -> None:
         """Prepare for `follow`. Call this before the first call of `follow`."""
-        self._own = set()
+        self._others.own = set()
 
     async def follow(self, news: News) -> tuple[Entry, ...]:
         """Take over what other processes have changed. The caller passes every `News` of
@@ -283,23 +285,23 @@ class Branch:
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """
-        assert self._own is not None, "be_followed was called"
+        assert self._others.own is not None, "be_followed was called"
         async with self._lock:
             before = self.row
-            foreign = tuple(entry for entry in news.entries if entry.id not in self._own)
+            foreign = tuple(entry for entry in news.entries if entry.id not in self._others.own)
             is_other = news.row.leaf != self.leaf or _settings_of(news.row) != _settings_of(self.row)
-            if foreign or is_other or self._has_lost_turn:
+            if foreign or is_other or self._others.have_taken_over:
                 # The row in the news may be older than what this process has done since.
                 self.row = await self._store.session(self.row.id)
                 try:
-                    if self.claimed_to is None and self._has_lost_turn:
+                    if self.claimed_to is None and self._others.have_taken_over:
                         await self._reload()
                     elif self.claimed_to is None:
-                        await self._advance([entry for entry in foreign if entry.id > self._known_to])
+                        await self._advance([entry for entry in foreign if entry.id > self._others.known_to])
                 except BaseException:  # the same news come again
                     self.row = before
                     raise
-            self._own.difference_update(entry.id for entry in news.entries)
+            self._others.own.difference_update(entry.id for entry in news.entries)
         return foreign
 
     async def _advance(self, entries: Sequence[Entry]) -> None:
@@ -311,7 +313,7 @@ class Branch:
             self._extend([entry])
             self.turn = max(self.turn, entry.turn)
         is_behind = bool(entries) and self.leaf != entries[-1].id
-        has_moved = self.row.leaf != self.leaf and self.row.newest_entry <= self._known_to
+        has_moved = self.row.leaf != self.leaf and self.row.newest_entry <= self._others.known_to
         if is_behind or has_moved or not self.projection.complete:
             await self._reload()
 
@@ -320,8 +322,8 @@ class Branch:
         self.turn = max(self.turn, self.entries[-1].turn if self.entries else 0)
 
     def _note_own(self, stored: Sequence[Entry]) -> None:
-        if self._own is not None:
-            self._own.update(entry.id for entry in stored)
+        if self._others.own is not None:
+            self._others.own.update(entry.id for entry in stored)
 
     def _release(self) -> None:
         self.claimed_to = None
@@ -370,9 +372,9 @@ class Branch:
                 except (LeafMoved, SessionBusy, NoSuchSession) as error:
                     logger.exception("Session %s was changed elsewhere during its turn", self.row.id)
                     self._pending.refusal = error if isinstance(error, StoreError) else None
-                    self._has_lost_turn = self._own is not None
+                    self._others.have_taken_over = self._others.own is not None
                     self._release()
-                    if self._own is not None:  # other processes wait for the end of this turn
+                    if self._others.own is not None:  # other processes wait for the end of this turn
                         self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=self._pending.end)
                         with suppress(StoreError):
                             await self._store.open_session(self.row.id)
@@ -384,9 +386,10 @@ class Branch:
         await self._publish_stored(stored)
 
     async def try_to_settle(self) -> None:
-        """Call `settle`, but only log a failure."""
+        """Call `settle` if it has something to store, but only log a failure."""
         try:
-            await self.settle()
+            if not self.is_settled:
+                await self.settle()
         except StoreError as error:
             logger.warning(
                 "Session %s: could not store the end of the turn; crow will try again: %s", self.row.id, error

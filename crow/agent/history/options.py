@@ -19,9 +19,6 @@ Options: TypeAlias = Mapping[Literal["model", "thought_level"], str]
 """Maps options to their values. These are the options that are restored when the user goes back in the conversation.
 Each change of one of them is stored as an entry."""
 
-SHOWN_KEYS = ("thought_level", "auto_compact")
-"""The keys of a session's configuration that are shown to clients as config options."""
-
 
 async def set_mode(branch: Branch, mode: str) -> None:
     """Change the permission mode, starting with the next call."""

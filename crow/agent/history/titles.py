@@ -39,7 +39,7 @@ _SYSTEM = (
 
 async def set_default_title(branch: Branch) -> None:
     """Use the first line of the newest prompt as the title, unless the session already has a title."""
-    entry = branch.newest_user()
+    entry = branch.projection.newest_user()
     if branch.row.title is not None or entry is None or not isinstance(entry.body, User):
         return
     if title := _default_title(entry.body):

@@ -23,6 +23,7 @@ from crow.domain.errors import CrowError, FilesElsewhere, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, PlanChanged
 from crow.domain.messages import Part
 from crow.domain.rendering import parts_text
+from crow.llm import ThoughtLevel
 from crow.store import Tail, node_of
 from crow.tools import Workspace
 
@@ -69,6 +70,11 @@ class Conversation:
         """The id of the session."""
         return self.branch.row.id
 
+    @property
+    def thought_levels(self) -> tuple[ThoughtLevel, ...] | None:
+        """The thought levels that the session's model takes, or None if that is unknown."""
+        return self.adapters.info(self.branch.row.model).thought_levels
+
     def rules(self) -> tuple[PermissionRule, ...]:
         """Return the rules of the user's file and those of the session."""
         return current_rules(self.adapters.settings().rules, self.branch.row)
@@ -112,7 +118,7 @@ class Conversation:
     async def tell_cost(self) -> None:
         """Tell the client the cost of the session, unless the client already knows it."""
         branch = self.branch
-        if branch.row.cost == (branch.told_cost or 0.0):
+        if branch.row.cost == (branch.told.cost or 0.0):
             return
         with anyio.move_on_after(_TELL_S, shield=True), suppress(CrowError):
             if self.adapters.info(branch.row.model).input_price is not None:

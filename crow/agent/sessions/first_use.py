@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import anyio
@@ -18,12 +18,16 @@ from crow.domain.entries import CallRef
 from crow.domain.errors import NoSuchSession
 from crow.domain.events import NoticeShown
 from crow.domain.text import plural
+from crow.domain.trace_context import use_trace_context
 from crow.store import Store
 from crow.tools import Workspace
 
 logger = logging.getLogger(__name__)
 
 _KNOWN_SESSIONS = 200
+
+_OFFER_AFTER_S = 0.5
+"""Crow looks for sessions of other tools this many seconds after a session in a new directory was opened."""
 
 
 class FirstUse:
@@ -78,7 +82,7 @@ class FirstUse:
         if notice is not None and client.takes_notices:
             await client.publish(notice)
         elif notice is not None and is_new:
-            session.remark_later(notice)
+            session.claims.remark_later(notice)
 
     async def recover_changes(self, session: Session) -> None:
         """Complete or take back the changes of commands that a killed process was moving into a workspace, and say so
@@ -90,7 +94,7 @@ class FirstUse:
             self._has_recovered = True
             try:
                 for each in await layers.recover():
-                    session.remark_later(notice_of_recovery(each))
+                    session.claims.remark_later(notice_of_recovery(each))
             except (OSError, ValueError) as error:
                 logger.warning("What a killed process has left could not be settled: %s", error)
 
@@ -116,6 +120,16 @@ class FirstUse:
         await layers.prune_children(has_session)
 
 
+async def offer_import_soon(session: Session, open_store: Callable[[], Awaitable[Store]]) -> None:
+    """Call `offer_import` after a moment, because the user waits for other work first. Raise no error."""
+    use_trace_context({})
+    await anyio.sleep(_OFFER_AFTER_S)
+    try:
+        await offer_import(session, await open_store())
+    except Exception:
+        logger.exception("Sessions of other tools could not be looked up")
+
+
 async def offer_import(session: Session, store: Store) -> None:
     """If other tools have sessions in the session's directory, say so with the first prompt, with the command that
     imports them. A tool is left out if sessions of it were imported before."""
@@ -127,4 +141,4 @@ async def offer_import(session: Session, store: Store) -> None:
     for one in await anyio.to_thread.run_sync(importable_at, paths, known):
         title = f"{plural(one.sessions, 'session')} of {one.tool} in this directory can be imported"
         words = f"To import all its sessions, run: crow sessions import --from {one.tool}"
-        session.notice_later(NoticeShown(severity="info", title=title, description=words))
+        session.claims.notice_later(NoticeShown(severity="info", title=title, description=words))

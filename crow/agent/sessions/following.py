@@ -6,19 +6,15 @@ import logging
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any, Protocol, cast, get_args
+from typing import cast, get_args
 
 import anyio
 
-from crow.agent.commands import parse
 from crow.agent.feed import Feed
-from crow.agent.history.options import SHOWN_KEYS
-from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
-from crow.agent.templates import ParsedCommand
 from crow.domain.entries import Command, Entry, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError, StoreUnavailable
-from crow.domain.events import EntryStored, Event, ModeChanged, OptionsChanged, PlanChanged, TitleChanged
+from crow.domain.events import EntryStored, Event, PlanChanged, TurnBegan, TurnEnded
 from crow.domain.trace_context import use_trace_context
 from crow.store import SessionRow, Store, Tail
 from crow.store.watching import Draft, News, Watcher
@@ -37,24 +33,6 @@ CATCH_UP_S = 5.0
 PAUSE_S = 0.5
 
 
-class FollowingClients(Protocol):
-    """The clients of a session that are shown what other processes do with it."""
-
-    feed: Feed
-    """The session's feed."""
-    last_turn: dict[str, Any]
-    """The state of the last turn, as clients get it in `_meta["acp/turnState"]`."""
-    on_publish: Callable[[Event], object]
-    """Called with each event of the session before it is sent."""
-
-    def begin_turn(self, prompt: PendingPrompt, stored: Entry | None) -> None:
-        """Show that a turn began, here or in another process. `stored` is the entry of the prompt, or None if the
-        prompt is not stored yet."""
-
-    def end_turn(self, prompt: PendingPrompt) -> None:
-        """Show that a turn has ended, here or in another process."""
-
-
 class Follower:
     """Follows a session in the store, and shows its clients the entries that other processes add.
 
@@ -66,11 +44,12 @@ class Follower:
     The owner must call `begin` before the session runs, and then run `run` until the session is closed.
     """
 
-    def __init__(self, session: Session, clients: FollowingClients) -> None:
+    def __init__(self, session: Session, feed: Feed) -> None:
         self._session = session
-        self._clients = clients
-        self._prompt: PendingPrompt | None = None
+        self._feed = feed
         self._turn_number = 0
+        self._message_id: str | None = None
+        """The message id of the prompt whose turn another process runs. None if no such turn runs."""
         self._read_to = 0
         self._seen = 0
         self._awaited = 0
@@ -80,9 +59,6 @@ class Follower:
         self._is_free = True
         self._news = anyio.Event()
         self._wake = anyio.Event()
-        row = session.branch.row
-        self._title, self._mode, self._options = row.title, row.mode, _options_of(row)  # as last shown to the clients
-        clients.on_publish = self._note_shown
         session.branch.be_followed()
         session.branch.on_release = self._hurry
 
@@ -94,17 +70,17 @@ class Follower:
         if row.state != "running":
             return
         self._session.runs_elsewhere, self._is_free = True, False
-        self._clients.last_turn = {"state": "running"}
+        self._feed.put(TurnBegan(message_id=""))
         self._turn_number = tail.entries[-1].turn if tail.entries else 0
         for entry in tail.entries:
             if entry.turn != self._turn_number:
                 continue
-            if isinstance(entry.body, User) and self._prompt is None:
-                self._prompt = _prompt_of(entry)
-            self._clients.feed.put(EntryStored(entry=entry))
+            if isinstance(entry.body, User) and self._message_id is None:
+                self._message_id = entry.body.message_id
+            self._feed.put(EntryStored(entry=entry))
         if draft is not None:
             for item in self._growth(draft):
-                self._clients.feed.put(item)
+                self._feed.put(item)
 
     async def until_free(self) -> None:
         """See :class:`crow.agent.sessions.session.SessionFollower`."""
@@ -189,7 +165,8 @@ class Follower:
         if claimed_to is None and news.is_elsewhere and news.draft is not None:
             for item in self._growth(news.draft):
                 await branch.publish(item)
-        await self._show_settings()
+        for event in branch.told.missing(branch.row):  # any method of the branch may have read the row
+            await branch.publish(event)
         if is_foreign and branch.plan != plan:
             await branch.publish(PlanChanged(plan=branch.plan))
         if is_foreign and not self._held and not news.is_elsewhere:
@@ -209,52 +186,23 @@ class Follower:
             self._cancelled_turn = turn
             session.cancel()
         is_lost = news.row.state == "running" and not news.is_elsewhere  # this store claimed or ended it unconfirmed
-        if (news.is_orphaned or is_lost) and not is_own and not session.has_turn:  # otherwise its next turn repairs it
+        if (news.is_orphaned or is_lost) and not is_own and not session.queue:  # otherwise its next turn repairs it
             with suppress(StoreError):
                 await session.conversation.adapters.store.open_session(session.id)
 
-    async def _show_settings(self) -> None:
-        """Publish the settings that differ from what the clients were last shown. Any method of the branch may have
-        read them from the store."""
-        branch = self._session.branch
-        if branch.row.title != self._title:
-            await branch.publish(TitleChanged(title=branch.row.title))
-        if branch.row.mode != self._mode:
-            await branch.publish(ModeChanged(mode=branch.row.mode))
-        if _options_of(branch.row) != self._options:
-            await branch.publish(OptionsChanged())
-
-    def _note_shown(self, event: Event) -> None:
-        match event:
-            case TitleChanged(title=title):
-                self._title = title
-            case ModeChanged(mode=mode):
-                self._mode = mode
-            case OptionsChanged():
-                self._options = _options_of(self._session.branch.row)
-
     async def _show(self, entry: Entry) -> None:
         """Publish the events of an entry that another process has stored."""
-        if entry.turn > self._turn_number and isinstance(entry.body, User | Command):
-            self._turn_number, self._prompt = entry.turn, _prompt_of(entry)
-            is_command = isinstance(entry.body, Command)
-            self._clients.begin_turn(self._prompt, None if is_command else entry)
-        await self._session.branch.publish(EntryStored(entry=entry))
-        if isinstance(entry.body, TurnEnd):
-            self._show_end(entry.body)
+        publish, began = self._session.branch.publish, _began(entry)
+        if began is not None and entry.turn > self._turn_number:
+            self._turn_number, self._message_id = entry.turn, began.message_id
+            await publish(began)
+        await publish(EntryStored(entry=entry))
+        if isinstance(entry.body, TurnEnd) and self._message_id is not None:
+            message_id, self._message_id = self._message_id, None
+            await publish(_ended(message_id, entry.body))
 
     def _growth(self, draft: Draft) -> tuple[Event, ...]:
-        return self._clients.feed.growth(draft.message_id, text=draft.text, thought=draft.thought)
-
-    def _show_end(self, end: TurnEnd) -> None:
-        prompt, self._prompt = self._prompt, None
-        if prompt is None:
-            return
-        if end.stop in get_args(StopReason):
-            prompt.stop = cast(StopReason, end.stop)
-        else:
-            prompt.error = CrowError(end.detail or "The turn was interrupted.")
-        self._clients.end_turn(prompt)
+        return self._feed.growth(draft.message_id, text=draft.text, thought=draft.thought)
 
 
 async def draft_of(store: Store, tail: Tail) -> Draft | None:
@@ -269,16 +217,18 @@ async def draft_of(store: Store, tail: Tail) -> Draft | None:
     return None
 
 
-def _options_of(row: SessionRow) -> object:
-    return row.model, *(row.config.get(name) for name in SHOWN_KEYS)
-
-
-def _prompt_of(entry: Entry) -> PendingPrompt:
+def _began(entry: Entry) -> TurnBegan | None:
+    """Return what tells clients that a turn began, if `entry` begins one."""
     match entry.body:
-        case User(parts=parts, message_id=message_id):
-            return PendingPrompt(parts=parts, text="", message_id=message_id, trace_context={})
+        case User(message_id=message_id):
+            return TurnBegan(message_id=message_id, stored=entry)
         case Command(text=text, message_id=message_id):
-            command = parse(text) or ParsedCommand(name="", argument="")
-            return PendingPrompt(parts=(), text=text, message_id=message_id, command=command, trace_context={})
-        case body:
-            raise TypeError(f"{type(body).__name__} begins no turn")
+            return TurnBegan(message_id=message_id, typed=text)
+        case _:
+            return None
+
+
+def _ended(message_id: str, end: TurnEnd) -> TurnEnded:
+    if end.stop in get_args(StopReason):
+        return TurnEnded(message_id=message_id, stop=cast(StopReason, end.stop))
+    return TurnEnded(message_id=message_id, error=CrowError(end.detail or "The turn was interrupted."))

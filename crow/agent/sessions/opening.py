@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from crow.agent import new_session_id
 from crow.agent.history.options import option_changes, options_at, usable_options
@@ -14,26 +14,10 @@ from crow.agent.subagents.kinds import changes_of_own
 from crow.domain.entries import NewEntry, Note
 from crow.domain.errors import LeafMoved, SessionBusy, StoreUnavailable
 from crow.domain.messages import JsonObject
-from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
+from crow.store import NewSession, SessionChanges, SessionRow, SessionSetup, Store, Tail
 from crow.store.codec import changed_config, merged_metadata
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionSetup:
-    """What a session should have when it is opened."""
-
-    cwd: str
-    """The working directory, an absolute path."""
-    directories: tuple[str, ...]
-    """The additional directories, as absolute paths."""
-    model: str | None = None
-    """The model to use. If it is None, a stored session keeps its model, and a new session gets the default model."""
-    config: JsonObject = field(default_factory=dict)
-    """Changes of the session's stored configuration. The value None removes a member."""
-    metadata: JsonObject = field(default_factory=dict)
-    """Changes of the session's stored metadata. The value None removes a member."""
 
 
 def new_session(setup: SessionSetup, *, model: str, mode: str, alias: str | None) -> NewSession:

@@ -1,10 +1,10 @@
-"""Submitted prompts, and who is told about their turns."""
+"""Submitted prompts, and the queue in which they wait."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import anyio
 
@@ -56,6 +56,8 @@ class PendingPrompt:
     in_inbox: bool = False
     """Whether the prompt is in the store's inbox under `message_id`, for example because it waits for an earlier
     turn."""
+    has_begun: bool = False
+    """Whether its turn has been claimed, and the clients were told so."""
     ready: anyio.Event = field(default_factory=anyio.Event)
     """Set when the parts are complete."""
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -80,25 +82,39 @@ class PendingPrompt:
         return self.ready.is_set() and self.command is None and not self.in_inbox
 
 
-class TurnListener(Protocol):
-    """A listener that is told when turns begin and end. The session's task calls the methods, and the same task
-    publishes the events of the turns. So the listener is told of a turn before its first event and after its last."""
+class PromptQueue(deque[PendingPrompt]):
+    """The prompts of a session, in order. The turn of the first one runs or is next."""
 
-    async def turn_began(self, prompt: PendingPrompt) -> None:
-        """Called when the turn of this prompt has been claimed. By then, the prompt has been stored, unless it is a
-        command or calls a server's prompt."""
+    def named(self, name: PromptName) -> PendingPrompt | None:
+        """Return the prompt with this name, or None.
 
-    async def turn_ended(self, prompt: PendingPrompt) -> None:
-        """Called when the turn has ended, or could not begin. The prompt's `stop` and `error` are already set."""
+        :raises ~crow.domain.errors.ArgumentError: it has other content.
+        """
+        for each in self:
+            if each.name is not None and each.name.id == name.id:
+                check_same(name, each.name.digest)
+                return each
+        return None
 
+    @property
+    def waiting(self) -> tuple[PendingPrompt, ...]:
+        """The prompts that wait for an earlier turn."""
+        return tuple(self)[1:]
 
-def first_with(name: PromptName, queue: Iterable[PendingPrompt]) -> PendingPrompt | None:
-    """Return the queued prompt with this name, or None.
+    def revoke(self, prompt: PendingPrompt) -> bool:
+        """Take back a prompt that waits for an earlier turn. Return False if the prompt's own turn is next or has
+        begun.
 
-    :raises ~crow.domain.errors.ArgumentError: it has other content.
-    """
-    for each in queue:
-        if each.name is not None and each.name.id == name.id:
-            check_same(name, each.name.digest)
-            return each
-    return None
+        The prompt may already be in the store's inbox. In that case, the caller removes it from there when
+        `Session.answer` has returned.
+        """
+        return prompt in self.waiting and self.drop(prompt)
+
+    def drop(self, prompt: PendingPrompt) -> bool:
+        """Remove a prompt, which ends as `cancelled`. Return False if it is not in the queue."""
+        if prompt not in self:
+            return False
+        self.remove(prompt)
+        prompt.stop = "cancelled"
+        prompt.done.set()
+        return True

@@ -69,7 +69,7 @@ class TurnReceipts:
         """Return the entries of the turn. After a compaction in the turn, only the store still has all of them."""
         entries = self._branch.entries
         if entries and entries[0].id <= self._began:
-            return self._branch.entries_after(self._began)
+            return self._branch.projection.entries_after(self._began)
         return await self._store.left_behind(self._branch.leaf, self._began, KINDS)
 
     async def _entries_of_subagents(self, own: Sequence[Entry], since: int) -> Sequence[Entry]:

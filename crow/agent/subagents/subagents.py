@@ -171,7 +171,7 @@ class Subagents:
                 await self._work(running, tools, client)
             spent = round(branch.row.cost - cost, 12)
             changes = await self._changes(running, tools)
-            return replace(client.result(branch.row.id, branch.turn_usage, spent or None), changes=changes)
+            return replace(client.result(branch.row.id, branch.usage.turn, spent or None), changes=changes)
         finally:
             await self._forget(running, client)
 
@@ -243,8 +243,8 @@ class Subagents:
     async def _count(self, branch: Branch) -> None:
         """Add the usage of a task to the turn that started the task. The store has already added this usage to the
         session's row."""
-        if branch.turn_usage is not None:
-            self.parent.add_usage(branch.turn_usage)
+        if branch.usage.turn is not None:
+            self.parent.usage.add(branch.usage.turn)
             with anyio.CancelScope(shield=True), suppress(StoreError):
                 await self.parent.refresh_cost()
 
@@ -649,7 +649,7 @@ class _ShownSubagentClient(_SubagentClient):
                     state="idle",
                     stop=self.end.stop,
                     detail=self.end.detail,
-                    usage=branch.turn_usage,
+                    usage=branch.usage.turn,
                 )
             )
 

@@ -277,7 +277,7 @@ class Briefing:
         offered = [one for one in skills if not one.is_from_workspace or self._may_read(Path(one.source))]
         self._facts = facts_now(row.mode, self._instructions.text, servers, offered)
         self._tools = tuple(tools)
-        newest = self._branch.prompt
+        newest = self._branch.projection.prompt
         if (
             newest is not None
             and newest.recorded_here

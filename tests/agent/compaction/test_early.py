@@ -227,7 +227,7 @@ async def test_a_hook_that_stops_the_next_turn_does_not_lose_the_summary(tmp_pat
     answers: list[dict[str, str]] = [{"deny": "not now"}]
 
     async def deny(_: dict[str, Any]) -> dict[str, str] | None:
-        return answers.pop() if "Go on." in repr(run.session.branch.newest_user()) and answers else None
+        return answers.pop() if "Go on." in repr(run.session.branch.projection.newest_user()) and answers else None
 
     model = ScriptedModel(*TALK, GOOD, DONE, info=INFO)
     async with idle(tmp_path, model, hooks=python_hooks({"before_request": [deny]})) as run:

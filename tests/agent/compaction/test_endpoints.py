@@ -168,7 +168,7 @@ class Talk:
 
     def fixed(self) -> float:
         """Estimated tokens of system message and tools."""
-        prompt = self.branch.prompt
+        prompt = self.branch.projection.prompt
         assert prompt is not None
         return estimate_tools(prompt.tools) + len(prompt.system) / 4
 

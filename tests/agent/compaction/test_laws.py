@@ -35,8 +35,8 @@ from crow.domain.entries import (
 from crow.domain.errors import StoreError
 from crow.domain.messages import SystemMessage, Text, UserMessage
 from crow.domain.rendering import parts_text, user_parts
-from crow.frontend.params import ClientCapabilities
 from crow.llm import ModelInfo
+from crow.protocol.params import ClientCapabilities
 from tests.support.compaction import PROMPT, Notes, Simulation, Way, compactor_on, flaky, same_prompt, summariser
 from tests.support.memory_store import MemoryStore
 from tests.support.paths import damaged, problems

@@ -229,7 +229,7 @@ async def test_cancelled_question_leaves_the_files_and_the_undo_as_they_are(tmp_
                 run.session.cancel()
         assert stops == ["cancelled"]
         assert (tmp_path / "a.txt").read_text() == "is"
-        assert isinstance(run.client.events[-2 if ends == "cancelled" else -3], CallEnded)
+        assert isinstance(run.client.events[-3 if ends == "cancelled" else -4], CallEnded)
         assert isinstance((await run.log())[0].body, Command)
         assert run.client.stored(TurnEnd)[-1].stop == "cancelled"
         run.client.never_answers = False

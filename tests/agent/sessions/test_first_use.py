@@ -49,7 +49,7 @@ async def test_the_first_prompt_offers_the_import_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, Any]
 ) -> None:
     set_home(monkeypatch, tmp_path)
-    monkeypatch.setattr("crow.frontend.host._OFFER_AFTER_S", 3_600.0)  # the test looks itself
+    monkeypatch.setattr("crow.agent.sessions.first_use._OFFER_AFTER_S", 3_600.0)  # the test looks itself
     async with shared(tmp_path, *(Say(text=["hi"]) for _ in range(4))) as on:
         monkeypatch.setattr(foreign, "CWD", str(on.cwd))
         foreign.pi(tmp_path)

@@ -18,7 +18,6 @@ import anyio.lowlevel
 import pytest
 
 from crow.agent.history.options import set_mode, set_option
-from crow.agent.sessions.pending import PendingPrompt
 from crow.domain.entries import (
     Assistant,
     Checkpoint,
@@ -33,7 +32,17 @@ from crow.domain.entries import (
     User,
 )
 from crow.domain.errors import AuthError, CrowError, NetworkError, QuotaExceeded, TurnError
-from crow.domain.events import CallAnnounced, CallEnded, EntryStored, NoticeShown, TextShown, TitleChanged
+from crow.domain.events import (
+    CallAnnounced,
+    CallEnded,
+    EntryStored,
+    Event,
+    NoticeShown,
+    TextShown,
+    TitleChanged,
+    TurnBegan,
+    TurnEnded,
+)
 from crow.domain.messages import AssistantMessage, ToolMessage, Usage, UserMessage
 from crow.domain.tokens import estimate_message
 from crow.store import paths
@@ -431,16 +440,16 @@ async def test_a_command_is_answered_without_the_model_and_stored_as_typed(tmp_p
 async def test_a_command_that_was_shown_stays_in_the_history_if_it_is_cancelled_before_its_answer(
     tmp_path: Path,
 ) -> None:
-    class Canceller:
-        async def turn_began(self, prompt: PendingPrompt) -> None:
-            run.session.cancel()
+    class Canceller(NoteTaker):
+        async def publish(self, event: Event) -> None:
+            await super().publish(event)
+            if isinstance(event, TurnBegan):
+                run.session.cancel()
 
-        async def turn_ended(self, prompt: PendingPrompt) -> None:
-            assert prompt.stop == "cancelled"
-
-    async with opened(tmp_path, ScriptedModel()) as run:
-        run.session.listener = Canceller()
+    async with opened(tmp_path, ScriptedModel(), client=Canceller()) as run:
         assert await run.session.prompt(text("/help")) == "cancelled"
+        (ended,) = (event for event in run.client.events if isinstance(event, TurnEnded))
+        assert ended.stop == "cancelled"
         (command,) = run.client.stored(Command)
         assert (command.text, command.answer) == ("/help", "")
         assert await run.kinds() == ["Command", "TurnEnd"]
@@ -555,12 +564,12 @@ async def test_every_announced_call_has_its_own_id(tmp_path: Path) -> None:
         await run.session.prompt(text("Hi"))
         ids = [event.call.call_id for event in run.client.events if isinstance(event, CallAnnounced)]
         assert len(set(ids)) == len(ids) == 3
-        assert isinstance(run.client.events[-1], EntryStored)
+        assert [type(event) for event in run.client.events[-2:]] == [EntryStored, TurnEnded]
         assert all(not isinstance(event, TextShown) or event.text for event in run.client.events)
 
 
 async def test_the_lease_is_renewed_while_a_silent_tool_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crow.agent.sessions.session.RENEW_S", 0.001)
+    monkeypatch.setattr("crow.agent.sessions.prompt_turn.RENEW_S", 0.001)
     model = ScriptedModel(Say(calls=(call("wait"),)), Say(text=["Done."]))
 
     async def lease() -> int:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crow.domain.messages import MAX_DEPTH
-from crow.frontend.frames import FrameError, LineSplitter, encode, line_too_long, parse
+from crow.protocol.frames import FrameError, LineSplitter, encode, line_too_long, parse
 
 REQUEST = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": 1}}
 

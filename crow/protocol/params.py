@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from crow.agent.sessions.opening import SessionSetup
 from crow.domain.entries import PromptName
 from crow.domain.errors import ArgumentError
 from crow.domain.events import ElicitationKind
 from crow.domain.messages import JsonObject
 from crow.domain.text import TITLE_CHARS, on_one_line, shorten
 from crow.domain.trace_context import trace_context_from
-from crow.frontend.frames import describe_member
+from crow.protocol.frames import describe_member
+from crow.store import SessionSetup
 from crow.store.codec import merged_metadata
 from crow.tools.servers import HttpServer, McpServer, StdioServer
 

@@ -1,4 +1,4 @@
-"""Converts session updates, config options and questions from protocol version 1 to version 2."""
+"""Version 2 of the protocol: reads its parameters, and converts updates, options and questions of version 1."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from contextlib import suppress
 from typing import Any
 
 from crow.domain.diff import changed_regions
-from crow.frontend.tool_calls import DiffFields, Fields
-from crow.frontend.updates import PLAN_ID, Update
+from crow.domain.errors import ArgumentError
+from crow.domain.events import ElicitationKind
+from crow.protocol.frames import describe_member, text_in
+from crow.protocol.params import ClientCapabilities, OpenRequest, client_in, open_request_from
+from crow.protocol.tool_calls import DiffFields, Fields
+from crow.protocol.updates import PLAN_ID, Update
 
 FINAL_STATUSES = frozenset({"completed", "failed", "cancelled"})
 
@@ -227,3 +231,70 @@ def _signal_name(words: str | None) -> str | None:
     with suppress(ValueError):
         return signal.Signals(int(words.removeprefix("signal "))).name
     return words
+
+
+def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
+    """Read the client's capabilities from the parameters of `initialize`. All clients of version 2 can show terminals,
+    notices and compactions.
+
+    :raises ArgumentError: a member has the wrong type.
+    """
+    info = _object_in(params, "info")
+    for key in ("name", "version"):
+        text_in(info, key, "info.")
+    offered = _object_in(params, "capabilities") if params.get("capabilities") is not None else {}
+    elicitation, auth = (
+        value if isinstance(value := offered.get(key), dict) else {} for key in ("elicitation", "auth")
+    )
+    kinds: tuple[ElicitationKind, ...] = ("form", "url")
+    return ClientCapabilities(
+        terminal_output=True,
+        terminal_auth=isinstance(auth.get("terminal"), dict),
+        notices=True,
+        compaction=True,
+        boolean_options=True,
+        cancelled_calls=True,
+        question_kinds=frozenset(kind for kind in kinds if isinstance(elicitation.get(kind), dict)),
+        cursors=isinstance(meta := offered.get("_meta"), dict) and meta.get("acp/cursor") is True,
+        client=client_in(info),
+        is_translated=True,
+    )
+
+
+def open_request(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
+    """Read the parameters of `session/new` or `session/resume`. For `may_be_missing`, see `open_request_from`.
+
+    :raises ArgumentError: a parameter cannot be used.
+    """
+    text_in(params, "cwd")
+    for key in ("additionalDirectories", "mcpServers"):
+        if not isinstance(params.get(key), list | None):
+            raise ArgumentError(f"{key} is {describe_member(params[key])}; expected a list.")
+    for index, server in enumerate(params.get("mcpServers") or ()):
+        if isinstance(server, dict) and server.get("type") not in ("stdio", "http"):
+            raise ArgumentError(
+                f"mcpServers[{index}].type is {describe_member(server.get('type'))}; expected stdio or http."
+            )
+    if params.get("systemPrompt") is not None:
+        raise ArgumentError("Version 2 of the protocol has no systemPrompt; send _meta.systemPrompt instead.")
+    return open_request_from(params, may_be_missing=may_be_missing)
+
+
+def wants_replay(params: Mapping[str, Any]) -> bool:
+    """Whether `session/resume` asks for the history. :raises ArgumentError: the value of `replayFrom` is unknown."""
+    match params.get("replayFrom"):
+        case None:
+            return False
+        case {"type": "start"}:
+            return True
+        case other:
+            raise ArgumentError(f'replayFrom is {describe_member(other)}; expected {{"type": "start"}} or null.')
+
+
+def _object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the parameter `key`, which must be an object. :raises ArgumentError: the parameter is missing or is not
+    an object."""
+    value = params.get(key)
+    if not isinstance(value, dict):
+        raise ArgumentError(f"{key} is {describe_member(value)}; expected an object.")
+    return value

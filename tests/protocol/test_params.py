@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from crow.domain.errors import ArgumentError
-from crow.frontend.params import ClientCapabilities, client_capabilities, client_name, mcp_servers_from
+from crow.protocol.params import ClientCapabilities, client_capabilities, client_name, mcp_servers_from
 from crow.tools.servers import HttpServer, StdioServer
 
 

@@ -9,9 +9,10 @@ from crow.domain import entries, events
 from crow.domain.entries import CallRef, PlanItem, ToolResult
 from crow.domain.messages import Part, Usage
 from crow.domain.text import safe, title_line
-from crow.frontend import tool_calls
-from crow.frontend.content import blocks
-from crow.frontend.tool_calls import Fields, limit_text, shown_text, split_text
+from crow.protocol import tool_calls
+from crow.protocol.content import blocks
+from crow.protocol.sizes import limit_json, limit_text, split_text
+from crow.protocol.tool_calls import Fields, shown_text
 
 Update: TypeAlias = dict[str, Any]
 
@@ -25,14 +26,6 @@ _NOTICE_CHARS = 500
 _STEP_CHARS = 1_000
 """At most this many characters of each step of the plan are shown."""
 
-REPLAY_RESULTS_BYTES = 4_600_000
-"""A replay sends about this many bytes of tool results in total."""
-
-REPLAY_RESULT_BYTES = 400
-"""A replay sends at least this many bytes of each tool result, however long the history is."""
-
-_REPLAY_ANSWER_BYTES = 10_000_000
-
 _INTERRUPTED_TURN = "The turn was interrupted."
 
 PLAN_ID = "plan"
@@ -41,36 +34,6 @@ PLAN_ID = "plan"
 PROGRESS_CHARS = 8_000
 """If a running command has no terminal in the client, crow shows at most this many characters from the end of its
 output."""
-
-
-class ViewLimits:
-    """The limits for the parts of each call that a view shows. The longer the log that the view reads, the lower the
-    limits.
-
-    If several logs are read one after the other, such as those of subagents, their total length so far counts.
-    `is_full` means that the client asked for whole results.
-    """
-
-    def __init__(self, *, is_full: bool = False) -> None:
-        self._is_full = is_full
-        self._entries = 0
-        self.calls = tool_calls.FULL if is_full else tool_calls.STANDARD
-        self.answer_bytes = _REPLAY_ANSWER_BYTES
-        """The limit for the answer of a slash command, in bytes."""
-
-    def result_bytes(self, entries: int) -> int | None:
-        """Set the limits for the next history. `entries` is the number of entries in that history.
-
-        Return the maximum number of bytes to read of each tool result, or None to read whole results.
-        """
-        self._entries += entries
-        most = REPLAY_RESULTS_BYTES * 3 // max(1, self._entries)  # about every third entry is a result
-        if self._is_full or most >= tool_calls.STANDARD.text:
-            return None
-        most = max(REPLAY_RESULT_BYTES, most)
-        self.calls = tool_calls.short_limits(most)
-        self.answer_bytes = max(2_000, 4 * most)
-        return most
 
 
 def prompt_updates(message_id: str, parts: Sequence[Part]) -> tuple[Update, ...]:
@@ -98,7 +61,7 @@ def plan_updates(items: Sequence[PlanItem] | None, *, by_id: bool = False) -> tu
         {"content": title_line(item.content, _STEP_CHARS), "priority": item.priority, "status": item.status}
         for item in items
     ]
-    entries = tool_calls.limit_json(plan, tool_calls.OUTPUT_BYTES)
+    entries = limit_json(plan, tool_calls.OUTPUT_BYTES)
     if by_id:
         return (new_update("plan_update", plan={"type": "items", "planId": PLAN_ID, "entries": entries}),)
     return (new_update("plan", entries=entries),)
@@ -122,6 +85,18 @@ def usage_update(event: events.ContextMeasured) -> Update:
     """Return an update with the size of the context, and with the cost if it is known."""
     update = new_update("usage_update", used=max(0, event.used), size=max(0, event.size))
     return update if event.cost is None else update | {"cost": {"amount": event.cost, "currency": "USD"}}
+
+
+def turn_state(turn: events.TurnBegan | events.TurnEnded | None) -> dict[str, Any]:
+    """Return the state of a session, for `_meta["acp/turnState"]`. `turn` is the turn that runs, or the end of the last
+    turn. It is None if neither is known."""
+    match turn:
+        case None:
+            return {"state": "idle"}
+        case events.TurnBegan():
+            return {"state": "running"}
+        case events.TurnEnded(stop=stop, error=error):
+            return {"state": "idle", "stopReason": stop if error is None else "error"}
 
 
 def turn_state_update(state: Mapping[str, Any]) -> Update:

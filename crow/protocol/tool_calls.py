@@ -1,4 +1,4 @@
-"""Converts tool calls into fields for clients, and limits the size of everything that is sent to a client.
+"""Converts tool calls into fields for clients.
 
 Live updates, replays and permission requests use the same functions, so a call looks the same everywhere.
 """
@@ -6,10 +6,9 @@ Live updates, replays and permission requests use the same functions, so a call 
 from __future__ import annotations
 
 import json
-import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -18,22 +17,14 @@ from crow.domain.entries import Announcement, Attachment, Diff, ToolResult
 from crow.domain.messages import is_too_deep
 from crow.domain.rendering import in_title
 from crow.domain.text import safe, title_line
+from crow.protocol.sizes import PIECE_BYTES, TEXT_BYTES, cut, head_and_tail, json_bytes, limit_json
 from crow.tools import PlannedCall
 
 Fields: TypeAlias = dict[str, Any]
 
-LINE_BYTES = 1_000_000
-"""The maximum size of a line that crow sends. The limits for the parts of an update add up to less than this size. All
-sizes in this module are in bytes of JSON."""
-
-_TEXT_BYTES = 50_000
 OUTPUT_BYTES = 100_000
 _INPUT_BYTES = 150_000
 _DIFF_BYTES = 400_000
-PIECE_BYTES = 400_000
-
-PART_BYTES = 900_000
-"""The size limit of a value that can be neither cut nor split. The limit leaves room for the rest of the line."""
 
 _QUESTION_CHARS = 16_000
 """A permission request shows at most this many characters of a command, of a URL, or of a call's arguments."""
@@ -43,7 +34,7 @@ _QUESTION_CHARS = 16_000
 class CallLimits:
     """The limits for the parts of one call, in bytes of JSON."""
 
-    text: int = _TEXT_BYTES
+    text: int = TEXT_BYTES
     """The text of the result."""
     arguments: int = _INPUT_BYTES
     """The arguments."""
@@ -203,13 +194,13 @@ def text_content(text: str) -> Fields:
     return {"type": "content", "content": {"type": "text", "text": text}}
 
 
-def shown_text(text: str, limit: int = _TEXT_BYTES) -> str:
+def shown_text(text: str, limit: int = TEXT_BYTES) -> str:
     """Return a tool's text as it is shown to the client: hidden characters are escaped, and a long text is
     shortened."""
-    return _cut(text, limit, safe)[0]
+    return cut(text, limit, safe)[0]
 
 
-def console_block(text: str, limit: int = _TEXT_BYTES) -> str:
+def console_block(text: str, limit: int = TEXT_BYTES) -> str:
     """Return the output of a command as a Markdown code block."""
     return fenced(shown_text(text, limit), "console")
 
@@ -265,7 +256,7 @@ def question_contents(
 
     def add(text: str, language: str = "") -> None:
         nonlocal hidden
-        part, left_out = _head_and_tail(text, _QUESTION_CHARS)
+        part, left_out = head_and_tail(text, _QUESTION_CHARS)
         blocks.append(fenced(safe(part), language))
         hidden += left_out
 
@@ -389,7 +380,7 @@ def _fitting_regions(diff: Diff, regions: Sequence[DiffHunk], room: int, limit: 
                 break
             # This region alone is too large, so its old text and its new text are cut.
             (old_text, old_hidden), (new_text, new_hidden) = (
-                _cut(text, left // 3, safe) for text in (old_text, new_text)
+                cut(text, left // 3, safe) for text in (old_text, new_text)
             )
             region = replace(region, old_text=old_text, new_text=new_text)
             content, hidden = DiffFields(diff, region, is_cut=True), old_hidden + new_hidden
@@ -415,102 +406,3 @@ class DiffFields(dict[str, Any]):
         self.old_line, self.new_line = region.old_line, region.new_line
         self.is_new = diff.old_text is None
         self.is_cut = is_cut
-
-
-def json_bytes(value: object) -> int:
-    """Return the number of bytes that `value` takes as JSON when it is sent."""
-    return len(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
-
-
-def limit_text(text: str, limit: int = _TEXT_BYTES) -> str:
-    """Return `text` if it takes at most `limit` bytes of JSON. Otherwise return its beginning, a marker and its
-    end."""
-    return _cut(text, limit)[0]
-
-
-def _cut(text: str, limit: int, change: Callable[[str], str] = str) -> tuple[str, int]:
-    """See `limit_text`. Apply `change` to the text that is kept. Also return the number of characters that were left
-    out."""
-    if len(text) <= limit and _fits(shown := change(text), limit):
-        return shown, 0
-    keep = min(limit, len(text))
-    while True:
-        shown, omitted = _head_and_tail(text, keep)
-        shown = change(shown)
-        size = json_bytes(shown)
-        if keep < 2 or size <= limit:
-            return shown, omitted
-        keep = min(keep * limit // size, keep - 1) * 15 // 16
-
-
-def _head_and_tail(text: str, keep: int) -> tuple[str, int]:
-    """Return `text` if it has at most `keep` characters. Otherwise return its beginning, a marker and its end, where
-    beginning and end together have `keep` characters. Also return the number of characters that were left out."""
-    if len(text) <= keep:
-        return text, 0
-    head, tail = text[: keep // 2], text[len(text) - keep // 2 :]
-    omitted = len(text) - len(head) - len(tail)
-    return f"{head}\n[… {omitted:,} characters are not shown here …]\n{tail}", omitted
-
-
-def split_text(text: str, limit: int = PIECE_BYTES) -> list[str]:
-    """Split `text` into pieces of at most `limit` bytes of JSON each. An empty text has no pieces."""
-    if _fits(text, limit):
-        return [text] if text else []
-    step = max(1, (limit - 2) // 6)  # a character takes at most six bytes
-    return [text[at : at + step] for at in range(0, len(text), step)]
-
-
-def limit_json(value: object, limit: int) -> object:
-    """Return a JSON value, with long strings and lists shortened so that it takes at most `limit` bytes."""
-    max_items = 10_000
-    for max_bytes in (limit // 2, 20_000, 5_000, 1_000, 200):
-        if _fits(value, limit):
-            return value
-        value = _shorten(value, max_bytes, max_items)
-        max_items //= 4
-    return value if _fits(value, limit) else {"note": "too large to show here"}
-
-
-def _fits(value: object, limit: int) -> bool:
-    """Whether `value` takes at most `limit` bytes of JSON. Encode the value only if counting its characters does not
-    settle the question."""
-    if isinstance(value, str) and 6 * len(value) + 2 <= limit:
-        return True
-    if isinstance(value, dict) and _most_bytes(value) <= limit:
-        return True
-    return _chars(value) <= limit and json_bytes(value) <= limit
-
-
-def _most_bytes(value: dict[str, object]) -> float:
-    """Return an upper bound for the size of an object as JSON, without encoding the object. Return infinity if a
-    value is not a string, null, a boolean or a small whole number."""
-    total = 2
-    for key, item in value.items():
-        if isinstance(item, str):
-            total += 6 * len(item)
-        elif item is not None and not (isinstance(item, int) and -(2**63) <= item < 2**63):
-            return math.inf
-        total += 6 * len(key) + 30
-    return total
-
-
-def _chars(value: object) -> int:
-    """Return a lower bound of the size of `value`: the number of characters in all its strings. Keys are not
-    counted."""
-    if isinstance(value, str):
-        return len(value)
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return sum(map(_chars, items))
-
-
-def _shorten(value: object, max_bytes: int, max_items: int) -> object:
-    match value:
-        case str():
-            return limit_text(value, max_bytes)
-        case dict():
-            return {key: _shorten(item, max_bytes, max_items) for key, item in list(value.items())[:max_items]}
-        case list() | tuple():
-            return [_shorten(item, max_bytes, max_items) for item in value[:max_items]]
-        case _:
-            return value

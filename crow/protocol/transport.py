@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from crow.domain.errors import EditorError
-from crow.frontend import frames
-from crow.frontend.frames import FrameError, LineSplitter, Message
+from crow.protocol import frames
+from crow.protocol.frames import FrameError, LineSplitter, Message
 
 Observer: TypeAlias = Callable[[Literal["in", "out"], bytes], None]
 """A function that crow calls with each line that it receives or sends. The line comes without the newline, and before

@@ -21,8 +21,8 @@ import anyio.lowlevel
 import pytest
 from acp.connection import Connection
 
-from crow.frontend import transport
-from crow.frontend.transport import StdioTransport
+from crow.protocol import transport
+from crow.protocol.transport import StdioTransport
 
 PIPE_BYTES = 65536
 
@@ -433,7 +433,7 @@ async def test_a_device_that_the_loop_cannot_watch_is_read() -> None:
 def test_prints_and_children_cannot_write_to_claimed_stdout() -> None:
     program = textwrap.dedent("""
         import os, subprocess, sys
-        from crow.frontend.transport import claim_stdio
+        from crow.protocol.transport import claim_stdio
         print("before, still in the buffer")
         with claim_stdio() as (source, sink):
             print("a stray print")
@@ -452,7 +452,7 @@ def test_prints_and_children_cannot_write_to_claimed_stdout() -> None:
 
 
 def test_a_closed_stdin_is_an_error_that_says_so() -> None:
-    program = "from crow.frontend.transport import claim_stdio\nwith claim_stdio(): pass"
+    program = "from crow.protocol.transport import claim_stdio\nwith claim_stdio(): pass"
     command = f"exec {sys.executable} -c '{program}' <&-"
     done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=60, check=False)
     assert b"EditorError: stdin or stdout is closed" in done.stderr

@@ -13,8 +13,8 @@ from urllib.parse import unquote
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import PDF_BYTES, PDF_START, PDF_TYPE, File, Image, Link, Part, Resource, Text
 from crow.domain.rendering import file_name
-from crow.frontend.frames import describe_member, text_in
-from crow.frontend.tool_calls import PIECE_BYTES, limit_text, split_text
+from crow.protocol.frames import describe_member, text_in
+from crow.protocol.sizes import PIECE_BYTES, limit_text, split_text
 
 _URI_BYTES = 20_000
 

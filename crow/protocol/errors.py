@@ -12,9 +12,8 @@ from crow.domain.errors import (
     lacks_memory,
 )
 from crow.domain.text import safe
-from crow.frontend.cursors import CursorGap
-from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, RequestError
-from crow.frontend.tool_calls import limit_text
+from crow.protocol.frames import INTERNAL_ERROR, INVALID_PARAMS, RequestError
+from crow.protocol.sizes import limit_text
 
 AUTH_REQUIRED = -32000
 RESOURCE_NOT_FOUND = -32002
@@ -38,12 +37,8 @@ def error_response(error: CrowError) -> RequestError:
     match error:
         case NoSuchSession():
             return request_error(RESOURCE_NOT_FOUND, str(error), sessionId=limit_text(error.session_id, ID_BYTES))
-        case CursorGap():
-            return request_error(INVALID_PARAMS, str(error), reason="cursor_gap")
-        case FilesElsewhere():
-            return request_error(INVALID_PARAMS, str(error), reason="files_elsewhere")
-        case ArgumentError():
-            return request_error(INVALID_PARAMS, str(error))
+        case ArgumentError() | FilesElsewhere():
+            return request_error(INVALID_PARAMS, str(error), **({"reason": error.reason} if error.reason else {}))
         case AuthError():
             return request_error(AUTH_REQUIRED, str(error), authRequired=True)
         case _:

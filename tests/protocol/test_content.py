@@ -9,8 +9,8 @@ import pytest
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import File, Image, Link, Part, Resource, Text
-from crow.frontend.content import blocks, parts_from, without_repeated_prompts
-from crow.frontend.tool_calls import PART_BYTES, json_bytes
+from crow.protocol.content import blocks, parts_from, without_repeated_prompts
+from crow.protocol.sizes import PART_BYTES, json_bytes
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(20)).decode()
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.frontend.tool_calls import json_bytes, limit_json, limit_text, raw_input, split_text
+from crow.protocol.sizes import json_bytes, limit_json, limit_text, split_text
+from crow.protocol.tool_calls import raw_input
 
 
 def test_text_within_the_limit_is_unchanged() -> None:

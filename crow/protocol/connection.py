@@ -16,10 +16,10 @@ from typing import Any
 import anyio
 from pydantic import BaseModel, Field, ValidationError
 
-from crow.frontend.client import Handler, RequestParams
-from crow.frontend.errors import request_error
-from crow.frontend.frames import INVALID_PARAMS, INVALID_REQUEST, FrameError, Message, RequestError, RequestId
-from crow.frontend.transport import Transport
+from crow.protocol import Handler, RequestParams
+from crow.protocol.errors import request_error
+from crow.protocol.frames import INVALID_PARAMS, INVALID_REQUEST, FrameError, Message, RequestError, RequestId
+from crow.protocol.transport import Transport
 from crow.runtime import models_built_on_use
 
 with models_built_on_use():
