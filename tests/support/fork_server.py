@@ -28,11 +28,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from typing import Any, NoReturn, Self, get_args
 
 from crow.domain.messages import WireName
 
-__all__ = ["ForkedProcess", "ForkedProgram", "start"]
+__all__ = ["ForkedProcess", "ForkedProgram", "command", "put_on_path", "start"]
 
 ROOT = Path(__file__).parents[2]
 REQUEST_BYTES = 1 << 20
@@ -232,6 +233,38 @@ class ForkedProgram:
                 file.close()
 
 
+COMMAND = """
+import json, os, signal, socket, sys
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.connect(sys.argv[1])
+command = {"terminal": False, "closed": [], "encoding": "utf-8"}
+request = {"arguments": sys.argv[2:], "env": dict(os.environ), "cwd": os.getcwd(), "command": command, "is_tied": True}
+socket.send_fds(server, [json.dumps(request).encode()], (0, 1, 2))
+server.recv(16)
+code = int(server.recv(16))
+if code < 0:
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+"""Forks `crow` with its own arguments, environment, directory and files, and exits as that does."""
+
+
+@cache
+def command() -> tuple[str, ...]:
+    """Return the start of a command line that does what `crow` does, for tests that run it from a shell or as a
+    `subprocess`. If it is killed, so is the forked process; other signals do not reach that."""
+    if sys.platform != "linux":
+        return (sys.executable, "-m", "crow")
+    return (sys.executable, "-I", "-S", "-c", COMMAND, _address())
+
+
+def put_on_path(directory: Path) -> None:
+    """Write `command` into the directory as the program `crow`."""
+    directory.mkdir(exist_ok=True)
+    (directory / "crow").write_text(f'#!/bin/sh\nexec {" ".join(map(quote, command()))} "$@"\n', "utf-8")
+    (directory / "crow").chmod(0o755)
+
+
 async def _reader(fd: int, limit: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
     reader = asyncio.StreamReader(limit=limit)
     loop = asyncio.get_running_loop()
@@ -285,7 +318,7 @@ def serve(address: str) -> NoReturn:
         while True:
             for key, _ in selector.select():
                 if key.fileobj == 0:
-                    _end_all([registered.data[0] for registered in selector.get_map().values() if registered.data])
+                    _end_all(list({each.data[0] for each in selector.get_map().values() if each.data}))
                     sys.exit(0)
                 if key.data is None:
                     client, _ = listener.accept()
@@ -300,12 +333,20 @@ def serve(address: str) -> NoReturn:
                         os.close(fd)
                     client.send(str(pid).encode())
                     selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, client))
+                    if "is_tied" in request:
+                        selector.register(client, selectors.EVENT_READ, (pid, client))
+                elif key.fileobj is key.data[1]:  # the command was killed
+                    selector.unregister(key.fileobj)
+                    os.kill(key.data[0], signal.SIGKILL)
+                    os.waitid(os.P_PID, key.data[0], os.WEXITED | os.WNOWAIT)
                 else:
                     pid, client = key.data
+                    if client in selector.get_map():
+                        selector.unregister(client)
                     selector.unregister(key.fileobj)
                     os.close(key.fd)
                     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                    with client:
+                    with client, suppress(BrokenPipeError):  # a killed command does not listen
                         client.send(str(code).encode())
 
 
