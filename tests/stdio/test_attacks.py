@@ -29,6 +29,7 @@ from tests.stdio.test_tools import SERVERS, configured, ended, server, shown
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError, chosen
 from tests.support.fake_endpoint import FakeEndpoint
+from tests.support.fork_server import command
 from tests.tools.conftest import pids_in, runs, until_gone
 
 PAGE = b"<title>Nests</title>" + b"<p>" * 1_600_000
@@ -405,8 +406,9 @@ async def test_undo_restores_no_file_of_an_imported_session(
 
 def crow_sessions(home: Path, *args: str) -> None:
     env = {"CROW_HOME": str(home), "CROW_MODEL": "fake-model", "PATH": os.environ["PATH"]}
-    command = [sys.executable, "-m", "crow", "sessions", *args]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command(), "sessions", *args], env=env, cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -625,7 +627,9 @@ async def test_no_process_outlives_its_command(
 ) -> None:
     """One command ends, one is cancelled, and one runs when crow ends."""
     configured(open_place / "home", '[permissions]\nallow = ["shell"]\n')
-    async with crow(endpoint=endpoint, **started_by(user, open_place)) as agent:
+    as_ourselves = {"env": {"CROW_HOME": str(open_place / "home")}}
+    start = as_ourselves if user is None else started_by(user, open_place)
+    async with crow(endpoint=endpoint, **start) as agent:
         await agent.initialize()
         endpoint.script(fake.calls(("shell", {"command": LEAVE, "access": "full"})), fake.text("ok"))
         session = await agent.new_session(open_place / "work")
