@@ -616,6 +616,8 @@ async def test_no_server_runs_code_of_the_workspace(
     assert "its command is ./server; expected an absolute path or the name of a program on PATH" in states
 
 
+SOON = "from crow.tools import workspace\nworkspace.TERM_S = 0.1\n"
+"""Lets crow kill soon what does not end."""
 LEAVE = "mkfifo f; setsid -f sh -c 'trap \"\" TERM; echo $$ >f; exec sleep 1000 >&- 2>&-'; read pid <f; echo $pid"
 
 
@@ -627,8 +629,14 @@ async def test_no_process_outlives_its_command(
 ) -> None:
     """One command ends, one is cancelled, and one runs when crow ends."""
     configured(open_place / "home", '[permissions]\nallow = ["shell"]\n')
-    as_ourselves = {"env": {"CROW_HOME": str(open_place / "home")}}
-    start = as_ourselves if user is None else started_by(user, open_place)
+    start: dict[str, Any] = {"env": {"CROW_HOME": str(open_place / "home")}, "before": SOON}
+    if user is not None:
+        start = started_by(user, open_place)
+        start["argv"] = (
+            *start["argv"][:-3],
+            "-c",
+            f"{SOON}import sys\nfrom crow.cli import main\nsys.exit(main(['acp']))",
+        )
     async with crow(endpoint=endpoint, **start) as agent:
         await agent.initialize()
         endpoint.script(fake.calls(("shell", {"command": LEAVE, "access": "full"})), fake.text("ok"))
