@@ -131,7 +131,7 @@ soak-compaction: $(READY)
 
 # SOAK_SESSIONS sessions (1000) on the three wires in turn, the first with SOAK_SEED (1000).
 soak-replay: $(READY)
-	$(BIN)/pytest --timeout 0 -n 2 tests/soak/soak_replay.py
+	SOAK_SESSIONS=$(or $(SOAK_SESSIONS),1000) $(BIN)/pytest --timeout 0 -n 2 tests/soak/soak_replay.py tests/telemetry/test_sessions.py
 
 # SOAK_TURNS turns (1000) with random choices from SOAK_SEED (1), at most SOAK_MINUTES minutes (40) on each wire.
 soak-accounts: $(READY)

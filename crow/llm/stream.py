@@ -26,6 +26,7 @@ MAX_ADAPTATIONS = 8
 MAX_BYTES = 1_000_000_000
 """Limits the number of bytes read for one answer, because a server may send empty events forever."""
 _MAX_TRIES = 4
+_FIRST_WAIT_S = 0.5
 _MAX_WAIT_S = 60.0
 _DRAIN_TIMEOUT_S = 0.02
 _CLOSE_TIMEOUT_S = 1.0
@@ -272,5 +273,5 @@ def _retry_wait_s(error: errors.ModelError, tries: int, *, chance: float) -> flo
             return None
     if tries >= max_tries or (asked_s is not None and asked_s > _MAX_WAIT_S):
         return None
-    backoff_s = min(8.0, 0.5 * 2.0 ** (tries - 1)) * (0.75 + 0.5 * chance)
+    backoff_s = min(8.0, _FIRST_WAIT_S * 2.0 ** (tries - 1)) * (0.75 + 0.5 * chance)
     return backoff_s if asked_s is None else asked_s + 0.25 * chance

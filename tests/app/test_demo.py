@@ -25,8 +25,11 @@ def run_demo(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[
 
 
 def test_the_demo_plays_every_scene_with_the_offline_model_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    done = run_demo(tmp_path, OPENAI_API_KEY="sk-of-another-program", OPENAI_BASE_URL="not-a-url", CROW_MODEL="other")
+    others = {"OPENAI_API_KEY": "sk-of-another-program", "OPENAI_BASE_URL": "not-a-url", "CROW_MODEL": "other"}
+    # what an encoding cannot show is escaped
+    done = run_demo(tmp_path, PYTHONIOENCODING="ascii", PYTHONUTF8="0", **others)
     assert (done.returncode, done.stderr) == (0, "")
+    shown = done.stdout.encode().decode("unicode_escape")
     expected = [
         "1. A prompt",
         "you › read README.md",
@@ -48,8 +51,8 @@ def test_the_demo_plays_every_scene_with_the_offline_model_and_leaves_nothing_be
     ]
     position = 0
     for part in expected:
-        assert part in done.stdout[position:], part
-        position = done.stdout.index(part, position) + len(part)
+        assert part in shown[position:], part
+        position = shown.index(part, position) + len(part)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -23,6 +23,7 @@ from crow.cli.reference import reference_of
 from crow.domain.messages import Text
 from crow.store import NewSession
 from crow.store.sqlite.store import SqliteStore
+from tests.support.fork_server import command, put_on_path
 from tests.support.terminal import forkable, start
 
 INITIALIZE = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n'
@@ -199,7 +200,7 @@ def test_a_file_that_is_not_a_database_gives_one_sentence_and_exit_code_1(home: 
 
 
 def test_a_closed_pipe_is_not_reported() -> None:
-    process = subprocess.Popen([sys.executable, "-m", "crow", "config"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([*command(), "config"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()
@@ -233,8 +234,7 @@ def in_bash(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]
     assert bash is not None
     script = place / "crow.bash"
     script.write_bytes(run("completion", "bash").stdout)
-    (place / "crow").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m crow "$@"\n')
-    (place / "crow").chmod(0o700)
+    put_on_path(place)
     (place / "work" / "folder").mkdir(parents=True)
     (place / "work" / "a file.txt").touch()
 
@@ -309,11 +309,11 @@ def test_every_command_and_option_is_in_each_completion_script_and_in_the_manual
     assert main(["man"]) == 0
     manual = capsys.readouterr().out.replace("\\-", "-")
     commands = list(reference_of(whole_parser()).all())
-    assert "crow sessions export" in {" ".join(command.path) for command in commands}
-    for command in commands:
-        assert command.path[-1] in script
-        assert f'"{" ".join(command.path)}' in manual or len(command.path) == 1
-        for flag in (flag for option in command.options for flag in option.flags):
+    assert "crow sessions export" in {" ".join(each.path) for each in commands}
+    for each in commands:
+        assert each.path[-1] in script
+        assert f'"{" ".join(each.path)}' in manual or len(each.path) == 1
+        for flag in (flag for option in each.options for flag in option.flags):
             assert (flag if shell != "fish" else f"-{flag}".replace("---", "-l ").replace("--", "-s ")) in script
             assert flag in manual
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import sqlite3
 import struct
 import subprocess
-import sys
 from contextlib import closing
 from datetime import datetime
 from fcntl import ioctl
@@ -30,6 +30,7 @@ from crow.store.codec import merged_metadata, tags_of, tags_patch
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, new_session, result, said
 from tests.support import foreign_sessions as foreign
+from tests.support.fork_server import command
 
 EVIL = "\x1b]0;owned\x07 title\twith `ticks`"
 
@@ -128,22 +129,13 @@ def test_stats_of_the_disk_say_what_takes_the_room(stored_sessions: Path, capfd:
     assert table[-2].split("\t")[0] == "the whole database"
 
 
-SEVERAL = """
-import json, sys
-from crow.cli import main
-for arguments in json.loads(sys.argv[1]):
-    assert main(["sessions", *arguments]) == 0
-    print("\f", flush=True)
-"""
-
-
 def on_terminal(*commands: tuple[str, ...], width: int, **variables: str) -> list[list[str]]:
     """The lines of each command that a person sees on a terminal of that width."""
     ours, theirs = pty.openpty()
     ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": str(width), **variables}
-    script = [sys.executable, "-c", SEVERAL, json.dumps(commands)]
-    process = subprocess.Popen(script, stdin=theirs, stdout=theirs, env=environment)
+    lines = (f"{shlex.join([*command(), 'sessions', *arguments])} && printf '\\f\\n'" for arguments in commands)
+    process = subprocess.Popen(["sh", "-c", " && ".join(lines)], stdin=theirs, stdout=theirs, env=environment)
     os.close(theirs)
     data = b""
     try:

@@ -384,7 +384,7 @@ async def test_a_turn_goes_on_without_the_client_that_has_sent_it(server: Server
     async with server.client() as client:
         await client.initialize()
         session = await client.new_session(place)
-        await client.start_prompt(session, "count to 30 then write notes.txt: twigs")
+        await client.start_prompt(session, "count to 12 then write notes.txt: twigs")
         await client.wait_for_text(session, "2")
         client.break_off()
     asked: list[str] = []

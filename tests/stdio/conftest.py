@@ -23,7 +23,8 @@ FRESH = (sys.executable, "-m", "crow", "acp")
 class StartCrow(Protocol):
     """Creates a process without starting it. `env` adds to the isolated environment; None removes a variable.
 
-    Without `argv` it is forked from a process that has imported everything; `FRESH` starts a new interpreter.
+    Without `argv` it is forked from a process that has imported everything; `FRESH` starts a new interpreter. The
+    code `before` is run in a forked process before it starts.
     """
 
     def __call__(
@@ -33,6 +34,7 @@ class StartCrow(Protocol):
         answers: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None,
         env: Mapping[str, str | None] | None = None,
         argv: Sequence[str] | None = None,
+        before: str = "",
         client: type[CrowProcess] = CrowProcess,
     ) -> CrowProcess: ...
 
@@ -69,6 +71,7 @@ def crow(home: Path, place: Path) -> StartCrow:
         answers: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None,
         env: Mapping[str, str | None] | None = None,
         argv: Sequence[str] | None = None,
+        before: str = "",
         client: type[CrowProcess] = CrowProcess,
     ) -> CrowProcess:
         variables: dict[str, str | None] = {
@@ -85,11 +88,13 @@ def crow(home: Path, place: Path) -> StartCrow:
                 "CROW_MODEL": "fake-model",
             }
         variables |= env or {}
-        return client(
+        process = client(
             FRESH if argv is None and "PYTHONPATH" in (env or {}) else argv,
             env={name: value for name, value in variables.items() if value is not None},
             cwd=place,
             answers=answers,
         )
+        process.before = before
+        return process
 
     return start

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess
 from tests.support.fake_endpoint import FakeEndpoint, Gate
+from tests.support.fork_server import command
 from tests.support.ledger import Driver, settings_for, stats_of
 
 
@@ -47,7 +47,7 @@ async def test_a_refreshed_price_list_applies_to_later_requests_only(
     session = ""
     for price in (0.000001, 0.00001):
         endpoint.models = [listed(price)]
-        shown = await anyio.run_process([sys.executable, "-m", "crow", "models", "--refresh"], env=env)
+        shown = await anyio.run_process([*command(), "models", "--refresh"], env=env)
         assert b"fake-model" in shown.stdout
         async with crow(endpoint=endpoint) as agent:
             await agent.initialize()

@@ -29,6 +29,7 @@ from tests.stdio.test_tools import SERVERS, configured, ended, server, shown
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError, chosen
 from tests.support.fake_endpoint import FakeEndpoint
+from tests.support.fork_server import command
 from tests.tools.conftest import pids_in, runs, until_gone
 
 PAGE = b"<title>Nests</title>" + b"<p>" * 1_600_000
@@ -405,8 +406,9 @@ async def test_undo_restores_no_file_of_an_imported_session(
 
 def crow_sessions(home: Path, *args: str) -> None:
     env = {"CROW_HOME": str(home), "CROW_MODEL": "fake-model", "PATH": os.environ["PATH"]}
-    command = [sys.executable, "-m", "crow", "sessions", *args]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command(), "sessions", *args], env=env, cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -614,6 +616,8 @@ async def test_no_server_runs_code_of_the_workspace(
     assert "its command is ./server; expected an absolute path or the name of a program on PATH" in states
 
 
+SOON = "from crow.tools import workspace\nworkspace.TERM_S = 0.1\n"
+"""Lets crow kill soon what does not end."""
 LEAVE = "mkfifo f; setsid -f sh -c 'trap \"\" TERM; echo $$ >f; exec sleep 1000 >&- 2>&-'; read pid <f; echo $pid"
 
 
@@ -625,7 +629,15 @@ async def test_no_process_outlives_its_command(
 ) -> None:
     """One command ends, one is cancelled, and one runs when crow ends."""
     configured(open_place / "home", '[permissions]\nallow = ["shell"]\n')
-    async with crow(endpoint=endpoint, **started_by(user, open_place)) as agent:
+    start: dict[str, Any] = {"env": {"CROW_HOME": str(open_place / "home")}, "before": SOON}
+    if user is not None:
+        start = started_by(user, open_place)
+        start["argv"] = (
+            *start["argv"][:-3],
+            "-c",
+            f"{SOON}import sys\nfrom crow.cli import main\nsys.exit(main(['acp']))",
+        )
+    async with crow(endpoint=endpoint, **start) as agent:
         await agent.initialize()
         endpoint.script(fake.calls(("shell", {"command": LEAVE, "access": "full"})), fake.text("ok"))
         session = await agent.new_session(open_place / "work")

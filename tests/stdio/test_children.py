@@ -12,6 +12,7 @@ import pytest
 from crow.tools.sandbox.confiner import choose_sandbox
 from tests.stdio.conftest import FRESH, ROOT, StartCrow
 from tests.support import fake_endpoint as fake
+from tests.support import fork_server
 from tests.support.acp_client import CrowProcess
 from tests.support.fake_endpoint import FakeEndpoint
 from tests.support.server import ServerProcess, WebSocketClient, server_environment
@@ -112,7 +113,8 @@ async def test_no_program_that_a_workspace_planted_on_path_is_started(
         "HOME": str(tmp_path / "user"),
     }
     for workspace in (place, other):
-        async with crow(endpoint=endpoint, env=env, argv=FRESH) as agent:
+        # the first one also imports everything
+        async with crow(endpoint=endpoint, env=env, argv=FRESH if workspace is place else None) as agent:
             await agent.initialize()
             assert not ran.exists(), "at initialize"
             session = await agent.new_session(workspace)
@@ -123,9 +125,10 @@ async def test_no_program_that_a_workspace_planted_on_path_is_started(
                 shown = str(agent.updates(session, "tool_call_update"))
                 assert "needle" in shown
                 assert "one" in shown
+    fresh, forked = [sys.executable, "-m", "crow"], fork_server.command()
     for command in (["doctor"], ["run", "say hi"], ["sessions"], ["models"]):
         await anyio.run_process(
-            [sys.executable, "-m", "crow", *command],
+            [*(fresh if command == ["doctor"] else forked), *command],
             check=False,
             cwd=place,
             env={

@@ -6,10 +6,11 @@ import doctest
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.fork_server import put_on_path
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```console\n(\$ .*?)^```$", re.MULTILINE | re.DOTALL)
@@ -34,9 +35,11 @@ def run(commands: list[str], folder: Path) -> list[str]:
         for name, value in os.environ.items()
         if not name.startswith(("CROW_", "OPENAI_", "GIT_", "MAKE", "MFLAGS"))
     }
+    programs = folder / "programs"
+    put_on_path(programs)
     env |= {
         "CROW_HOME": str(folder / "home"),
-        "PATH": f"{Path(sys.executable).parent}:{env['PATH']}",
+        "PATH": f"{programs}:{env['PATH']}",
         "LC_ALL": "C.UTF-8",
     }
     script = "\n".join(f"{command}\n(exit_code=$?; echo; echo {MARK}; exit $exit_code)" for command in commands)

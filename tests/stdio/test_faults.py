@@ -9,7 +9,6 @@ import os
 import resource
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -25,23 +24,20 @@ from tests.stdio.conftest import ROOT, StartCrow
 from tests.stdio.test_turns import opened, reloaded, wait_for_draft
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError
-from tests.support.disks import FullDisk, full_disk, unprivileged
+from tests.support.disks import WITHOUT_PRIVILEGE, FullDisk, full_disk
 from tests.support.fake_endpoint import FakeEndpoint, Gate
+from tests.support.fork_server import command
 
 KEPT = "and kept " + " ".join(map(str, range(16_000)))
 """Enough to fill the disk of a test."""
 
 
-def waits(seconds: float) -> list[str]:
-    """Starts the process with another limit on waiting for locks (default: 10 s)."""
-    code = f"""
-import sys
-from crow.cli import main
+def waits(seconds: float) -> str:
+    """Code that gives the process another limit on waiting for locks (default: 10 s)."""
+    return f"""
 from crow.store.sqlite.store import SqliteStore
 SqliteStore.open.__func__.__kwdefaults__["busy_timeout_s"] = {seconds}
-sys.exit(main(["acp"]))
 """
-    return [sys.executable, "-c", code]
 
 
 def fingerprint(directory: Path) -> dict[str, str]:
@@ -155,7 +151,7 @@ def destroy(database: Path, table: str) -> None:
 async def repairing(home: Path) -> subprocess.CompletedProcess[bytes]:
     """Run `crow doctor --repair`."""
     env = {"CROW_HOME": str(home), "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
-    return await anyio.run_process([sys.executable, "-m", "crow", "doctor", "--repair"], env=env, check=False)
+    return await anyio.run_process([*command(), "doctor", "--repair"], env=env, check=False)
 
 
 async def test_a_result_changed_on_disk_is_reported_and_the_session_continues(
@@ -191,7 +187,7 @@ async def test_a_read_only_database_is_readable_and_prompts_say_that_nothing_can
     home.chmod(mode)
     before = fingerprint(home)
     try:
-        async with crow(argv=unprivileged([sys.executable, "-m", "crow", "acp"])) as agent:
+        async with crow(before=WITHOUT_PRIVILEGE) as agent:
             await agent.initialize()
             assert [row["sessionId"] for row in (await agent.request("session/list", {}))["sessions"]] == [session]
             for cwd in (tmp_path, place):
@@ -315,7 +311,7 @@ async def test_a_locked_database_is_reported_and_the_session_continues_when_it_i
     endpoint.script(
         fake.text("shown", " and kept", between=[gate]), fake.text("second"), fake.text("third", "", between=[Gate()])
     )
-    async with crow(endpoint=endpoint, argv=waits(0.2)) as agent:
+    async with crow(endpoint=endpoint, before=waits(0.2)) as agent:
         session = await opened(agent, place)
         call = await agent.start_prompt(session, "first")
         await agent.wait_for_text(session, "shown")
@@ -335,7 +331,7 @@ async def test_a_locked_database_is_reported_and_the_session_continues_when_it_i
             "assistant",
             "user",
         ]
-    async with crow(endpoint=endpoint, argv=waits(600)) as agent:
+    async with crow(endpoint=endpoint, before=waits(600)) as agent:
         await reloaded(agent, session, place)
         assert agent.text(session, "user_message_chunk") == "firstsecond"
         assert shown == "shown and kept"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from tests.stdio.conftest import ROOT, StartCrow
 from tests.support.acp_client import CrowProcess, RpcError
 from tests.support.fake_endpoint import FakeEndpoint
+from tests.support.fork_server import command
 
 NOTHING = {"CROW_MODEL": None}
 
@@ -48,10 +48,16 @@ def with_endpoint(endpoint: FakeEndpoint, text: str = "") -> str:
 async def log_in(home: Path, *answers: str) -> None:
     """Run `crow login` in its own process."""
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home)}
-    command = [sys.executable, "-m", "crow", "login"]
     typed = "".join(f"{answer}\n" for answer in answers)
     done = await asyncio.to_thread(
-        subprocess.run, command, input=typed, env=env, text=True, capture_output=True, timeout=60, check=False
+        subprocess.run,
+        [*command(), "login"],
+        input=typed,
+        env=env,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import anyio
@@ -11,18 +10,15 @@ from tests.stdio.conftest import StartCrow
 from tests.stdio.test_turns import opened
 
 AT_ONCE = """
-import sys
 from crow.frontend.idle import IdleTimer
-from crow.cli import main
 IdleTimer.__init__.__kwdefaults__["after_s"] = 0.0
-sys.exit(main(["acp"]))
 """
-"""Starts a process that counts as idle as soon as a turn has ended."""
+"""Lets a process count as idle as soon as a turn has ended."""
 
 
 async def test_the_wal_is_emptied_when_no_turn_runs(crow: StartCrow, home: Path, place: Path) -> None:
     wal = anyio.Path(home / "crow.db-wal")
-    async with crow(argv=[sys.executable, "-c", AT_ONCE]) as agent:
+    async with crow(before=AT_ONCE) as agent:
         session = await opened(agent, place)
         assert (await wal.stat()).st_size > 0
         await agent.prompt(session, "say hello")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,14 @@ import pytest
 from tests.stdio.conftest import StartCrow
 from tests.support import foreign_sessions as foreign
 from tests.support.fake_endpoint import FakeEndpoint, text
+from tests.support.fork_server import command
 
 
 def imported(source: Path, home: Path) -> str:
     """Import a session with the real command; its id."""
-    command = [sys.executable, "-m", "crow", "sessions", "import", str(source), "--json"]
+    line = [*command(), "sessions", "import", str(source), "--json"]
     env = {"PATH": os.environ["PATH"], "CROW_HOME": str(home)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(line, env=env, capture_output=True, text=True, check=True, timeout=120)
     assert done.stderr == ""
     return str(json.loads(done.stdout)["session"])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError, allow_once
 from tests.support.fake_endpoint import FakeEndpoint, Gate
+from tests.support.fork_server import command
 
 
 async def opened(agent: CrowProcess, place: Path, **capabilities: Any) -> str:
@@ -499,8 +499,7 @@ async def test_empty_sessions_of_an_ended_process_are_removed_and_open_ones_work
         mine = await opened(agent, place)
         await agent.load_session(shared, place)
         await dead.kill()
-        command = [sys.executable, "-P", "-m", "crow", "sessions", "vacuum"]
-        await anyio.run_process(command, env={**os.environ, "CROW_HOME": str(home)})
+        await anyio.run_process([*command(), "sessions", "vacuum"], env={**os.environ, "CROW_HOME": str(home)})
         with pytest.raises(RpcError) as raised:
             await agent.load_session(theirs, place)
         assert raised.value.code == -32002

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from tests.stdio.conftest import StartCrow
 from tests.stdio.test_tools import configured, ended, shown
 from tests.support import fake_endpoint as fake
 from tests.support.fake_endpoint import FakeEndpoint
+from tests.support.fork_server import command
 from tests.support.oauth_server import OAuthServer, oauth_server, visit
 
 
@@ -86,7 +86,7 @@ async def test_crow_run_names_the_command(endpoint: FakeEndpoint, home: Path, pl
             "OPENAI_API_KEY": "sk-test-0123456789",
             "CROW_MODEL": "fake-model",
         }
-        argv = [sys.executable, "-m", "crow", "run", "Who am I?"]
+        argv = [*command(), "run", "Who am I?"]
         done = await anyio.to_thread.run_sync(
             lambda: subprocess.run(argv, env=env, cwd=place, capture_output=True, text=True, timeout=120)
         )

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from crow import Sessions
 from tests.sessions.loop import keys, loop_replies
 from tests.stdio.conftest import StartCrow
 from tests.support.fake_endpoint import FakeEndpoint, Gate
+from tests.support.fork_server import command
 
 PROJECT = Path(__file__).parents[2]
 PAGE = (PROJECT / "docs" / "python-api.md").read_text("utf-8")
@@ -33,13 +33,13 @@ async def test_a_loop_that_was_killed_goes_on_and_an_editor_opens_its_session(
     gate = Gate()
     endpoint.script(called, replace(last, steps=(gate, *last.steps)), called, last)
     env = {**os.environ, "CROW_HOME": str(home), "PYTHONPATH": str(PROJECT), **keys(endpoint)}
-    command = [sys.executable, "-c", LOOP]
+    loop = command(LOOP)
     with anyio.fail_after(1200):
-        async with await anyio.open_process(command, cwd=place, env=env) as killed:
+        async with await anyio.open_process(loop, cwd=place, env=env) as killed:
             assert await anyio.to_thread.run_sync(gate.wait_reached, 600)
             killed.kill()
         gate.open()
-        done = await anyio.run_process(command, cwd=place, env=env)
+        done = await anyio.run_process(loop, cwd=place, env=env)
     assert done.stdout.decode() == "It has room.\n"
     assert [message["role"] for message in endpoint.asked[-1].sent["messages"]] == [
         *("system", "user", "assistant", "tool"),  # of the process that was killed
@@ -116,10 +116,10 @@ async def test_a_session_can_be_followed_as_lines_while_another_process_writes(h
         session = await sessions.create(alias="followed")
         hello = {"role": "user", "content": "use sk-1234567890abcdefghij"}
         await session.append(hello, {"role": "assistant", "content": "first"})
-        command = [sys.executable, "-m", "crow", "sessions", "show", "followed", "--follow", "--format", "jsonl"]
+        line = [*command(), "sessions", "show", "followed", "--follow", "--format", "jsonl"]
         env = {**os.environ, "CROW_HOME": str(home), "PYTHONPATH": str(PROJECT)}
         with anyio.fail_after(600):
-            async with await anyio.open_process(command, env=env, stderr=None) as process:
+            async with await anyio.open_process(line, env=env, stderr=None) as process:
                 assert process.stdout is not None
                 data = b""
                 while data.count(b"\n") < 3:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -23,11 +22,12 @@ from crow.bridge.resident import config_file, socket_path, wants_autostart
 from crow.serve.tokens import new_token
 from crow.settings.load import find_paths
 from crow.store.sqlite.store import SqliteStore
-from tests.stdio.conftest import FRESH, ROOT, StartCrow
+from tests.stdio.conftest import ROOT, StartCrow
 from tests.store.scenes import converse, new_session
 from tests.support.acp_client import CrowProcess, allow_once
 from tests.support.fake_endpoint import FakeEndpoint, calls, text
 from tests.support.fake_server import FakeServer
+from tests.support.fork_server import command
 
 INITIALIZE = '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n'
 
@@ -60,15 +60,17 @@ def user(home: Path) -> Iterator[dict[str, str]]:
 
 def serve(env: Mapping[str, str], *options: str) -> tuple[int, str, str]:
     """`crow serve --user`: the exit code, stdout and stderr."""
-    command = [sys.executable, "-m", "crow", "serve", "--user", *options]
-    done = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*command(), "serve", "--user", *options], env=dict(env), capture_output=True, text=True, timeout=120
+    )
     return done.returncode, done.stdout, done.stderr
 
 
 def acp(env: Mapping[str, str], *options: str) -> dict[str, Any]:
     """Initializes a `crow acp`, and returns its answer."""
-    command = [sys.executable, "-m", "crow", "acp", *options]
-    with subprocess.Popen(command, env=dict(env), stdin=-1, stdout=-1, stderr=-1, text=True) as process:
+    with subprocess.Popen(
+        [*command(), "acp", *options], env=dict(env), stdin=-1, stdout=-1, stderr=-1, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -99,7 +101,7 @@ async def test_a_session_of_one_editor_is_watched_and_answered_in_another(
     def start(answer: Any) -> CrowProcess:
         runtime = {"XDG_RUNTIME_DIR": user["XDG_RUNTIME_DIR"]}
         answers = {"session/request_permission": answer}
-        return crow(endpoint=endpoint, argv=FRESH, env=runtime, answers=answers, client=Watcher)
+        return crow(endpoint=endpoint, env=runtime, answers=answers, client=Watcher)
 
     # The user may read the whole database, so the user's own server asks for no token and hides nothing.
     store = await SqliteStore.open(Path(user["CROW_HOME"]) / "crow.db")

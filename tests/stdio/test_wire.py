@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 
 from tests.stdio.conftest import FRESH, ROOT, StartCrow
 from tests.support.acp_client import Call, CrowProcess, RpcError, allow_once
+from tests.support.fork_server import command
 
 MEBIBYTE = 1024 * 1024
 INTRUDER = """
@@ -356,9 +356,15 @@ def test_files_work_in_place_of_pipes(home: Path, place: Path, tmp_path: Path) -
     (tmp_path / "in").write_text(json.dumps(request) + "\n[]\n")
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home), "CROW_MODEL": "offline"}
     with (tmp_path / "in").open("rb") as source, (tmp_path / "out").open("wb") as sink:
-        command = [sys.executable, "-m", "crow", "acp"]
         done = subprocess.run(
-            command, stdin=source, stdout=sink, stderr=subprocess.PIPE, cwd=place, env=env, timeout=60, check=False
+            [*command(), "acp"],
+            stdin=source,
+            stdout=sink,
+            stderr=subprocess.PIPE,
+            cwd=place,
+            env=env,
+            timeout=60,
+            check=False,
         )
     answers = [json.loads(line) for line in (tmp_path / "out").read_bytes().splitlines()]
     assert (done.returncode, done.stderr) == (0, b"")

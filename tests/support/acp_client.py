@@ -92,6 +92,8 @@ class CrowProcess:
     arguments: Sequence[str] = ("acp",)
     program = "crow.cli"
     """The module with the function `main` that a forked process calls."""
+    before = ""
+    """Code that changes constants of crow in the process before it starts."""
 
     def __init__(
         self,
@@ -120,10 +122,16 @@ class CrowProcess:
         self._process: asyncio.subprocess.Process | fork_server.ForkedProcess
         if self._argv is None and sys.platform == "linux":
             self._process = await fork_server.start(
-                self.arguments, env=self._env, cwd=self._cwd, limit=STREAM_BYTES, program=self.program
+                self.arguments,
+                env=self._env,
+                cwd=self._cwd,
+                limit=STREAM_BYTES,
+                program=self.program,
+                before=self.before,
             )
         else:
-            argv = self._argv or [sys.executable, "-m", "crow", *self.arguments]
+            start = f"{self.before}\nimport sys\nfrom {self.program} import main\nsys.exit(main(sys.argv[1:]))"
+            argv = self._argv or [sys.executable, "-c", start, *self.arguments]
             self._process = await asyncio.create_subprocess_exec(
                 *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(self._env), cwd=self._cwd, limit=STREAM_BYTES
             )

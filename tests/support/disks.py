@@ -78,6 +78,15 @@ def unprivileged(argv: list[str]) -> list[str]:
     return [sys.executable, "-c", drop, *argv]
 
 
+WITHOUT_PRIVILEGE = """
+import ctypes
+libc, header, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+assert libc.capget(header, sets) == 0
+for index in range(2):
+    sets[index] &= ~0b110
+assert libc.capset(header, sets) == 0
+"""
+"""Code that drops the same capabilities in the process that runs it."""
 DROP = "[prctl(24, capability, 0, 0, 0) for capability in (1, 2)]"
 """Drops the capabilities to write (CAP_DAC_OVERRIDE) and read (CAP_DAC_READ_SEARCH) any file."""
 

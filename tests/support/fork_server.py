@@ -28,11 +28,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from typing import Any, NoReturn, Self, get_args
 
 from crow.domain.messages import WireName
 
-__all__ = ["ForkedProcess", "ForkedProgram", "start"]
+__all__ = ["ForkedProcess", "ForkedProgram", "command", "put_on_path", "start"]
 
 ROOT = Path(__file__).parents[2]
 REQUEST_BYTES = 1 << 20
@@ -73,6 +74,8 @@ IMPORTED_LATER = (
     "rich.progress",
 )
 """What a running crow imports only when it needs it."""
+WAITS = {"crow.agent.history.titles": ("REST_S", 0.05), "crow.llm.stream": ("_FIRST_WAIT_S", 0.02)}
+"""Pauses of crow, as modules and their constants, and how long they are in forked processes, in seconds."""
 
 
 class ForkedProcess:
@@ -123,12 +126,18 @@ class ForkedProcess:
 
 
 async def start(
-    arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, limit: int, program: str = "crow.cli"
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    limit: int,
+    program: str = "crow.cli",
+    before: str = "",
 ) -> ForkedProcess:
     """Start `crow` with these arguments; `limit` is the buffer limit of the streams in bytes. `program` is the module
-    with the function `main` that gets the arguments."""
+    with the function `main` that gets the arguments; the code `before` is run before it."""
     (child_in, stdin), (stdout, child_out), (stderr, child_err) = os.pipe(), os.pipe(), os.pipe()
-    request = {"arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "program": program}
+    request = {"arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "program": program, "before": before}
     pid, server = _fork(request, child_in, child_out, child_err)
     server.setblocking(False)
     outputs = [await _reader(fd, limit) for fd in (stdout, stderr)]
@@ -232,6 +241,39 @@ class ForkedProgram:
                 file.close()
 
 
+COMMAND = """
+import json, os, signal, socket, sys
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.connect(sys.argv[1])
+command = {"terminal": False, "closed": [], "encoding": "utf-8", "code": sys.argv[2]}
+request = {"arguments": sys.argv[3:], "env": dict(os.environ), "cwd": os.getcwd(), "command": command, "is_tied": True}
+socket.send_fds(server, [json.dumps(request).encode()], (0, 1, 2))
+pid = int(server.recv(16))
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: os.kill(pid, number))
+code = int(server.recv(16))
+if code < 0:
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+"""Forks `crow` with its own arguments, environment, directory and files, and exits as that does."""
+
+
+def command(code: str = "") -> list[str]:
+    """Return the start of a command line that does what `crow` does, or what this code does, for tests that run it from
+    a shell or as a `subprocess`. SIGINT and SIGTERM reach the forked process, and it does not outlive the command."""
+    if sys.platform != "linux":
+        return [sys.executable, *(("-c", code) if code else ("-m", "crow"))]
+    return [sys.executable, "-I", "-S", "-c", COMMAND, _address(), code]
+
+
+def put_on_path(directory: Path) -> None:
+    """Write `command` into the directory as the program `crow`."""
+    directory.mkdir(exist_ok=True)
+    (directory / "crow").write_text(f'#!/bin/sh\nexec {" ".join(map(quote, command()))} "$@"\n', "utf-8")
+    (directory / "crow").chmod(0o755)
+
+
 async def _reader(fd: int, limit: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
     reader = asyncio.StreamReader(limit=limit)
     loop = asyncio.get_running_loop()
@@ -285,7 +327,7 @@ def serve(address: str) -> NoReturn:
         while True:
             for key, _ in selector.select():
                 if key.fileobj == 0:
-                    _end_all([registered.data[0] for registered in selector.get_map().values() if registered.data])
+                    _end_all(list({each.data[0] for each in selector.get_map().values() if each.data}))
                     sys.exit(0)
                 if key.data is None:
                     client, _ = listener.accept()
@@ -300,12 +342,20 @@ def serve(address: str) -> NoReturn:
                         os.close(fd)
                     client.send(str(pid).encode())
                     selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, client))
+                    if "is_tied" in request:
+                        selector.register(client, selectors.EVENT_READ, (pid, client))
+                elif key.fileobj is key.data[1]:  # the command was killed
+                    selector.unregister(key.fileobj)
+                    os.kill(key.data[0], signal.SIGKILL)
+                    os.waitid(os.P_PID, key.data[0], os.WEXITED | os.WNOWAIT)
                 else:
                     pid, client = key.data
+                    if client in selector.get_map():
+                        selector.unregister(client)
                     selector.unregister(key.fileobj)
                     os.close(key.fd)
                     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                    with client:
+                    with client, suppress(BrokenPipeError):  # a killed command does not listen
                         client.send(str(code).encode())
 
 
@@ -324,6 +374,9 @@ def _import_all() -> None:
     """Import everything that crow may import later, and build the models that it would build on first use."""
     for module in IMPORTED_LATER:
         importlib.import_module(module)
+    for module, (name, seconds) in WAITS.items():
+        assert hasattr(sys.modules[module], name)
+        setattr(sys.modules[module], name, seconds)
     from crow.adapters import prepare_calls
     from crow.llm.wires import wire_named
     from crow.protocol.connection import MODELS
@@ -358,6 +411,7 @@ def _run(request: dict[str, object], fds: Sequence[int]) -> NoReturn:
     if "command" in request:
         code = _run_command(**request["command"])  # type: ignore[arg-type]
     else:
+        exec(str(request["before"]), {})
         code = importlib.import_module(str(request["program"])).main(arguments)
     _end(code)
 
@@ -379,8 +433,8 @@ def _end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _run_command(*, terminal: bool, closed: Sequence[int], encoding: str) -> int:
-    """In the child: do what `python -m crow` does."""
+def _run_command(*, terminal: bool, closed: Sequence[int], encoding: str, code: str = "") -> int:
+    """In the child: do what `python -m crow` does, or `python -c` with the code."""
     if terminal:
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -392,6 +446,9 @@ def _run_command(*, terminal: bool, closed: Sequence[int], encoding: str) -> int
     for fd in closed:
         os.close(fd)
         setattr(sys, ("stdin", "stdout", "stderr")[fd], None)
+    if code:
+        exec(code, {"__name__": "__main__"})
+        return 0
     return int(importlib.import_module("crow.__main__").main())
 
 

@@ -12,7 +12,6 @@ import json
 import random
 import re
 import sqlite3
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ import anyio
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import Call, CrowProcess, RpcError
 from tests.support.fake_endpoint import CUT, FakeEndpoint, Gate, Recorded, Reply
+from tests.support.fork_server import command
 
 __all__ = ["MODELS", "Driver", "Ledger", "settings_for", "stats_of"]
 
@@ -163,7 +163,7 @@ class Ledger:
 
 async def stats_of(env: Mapping[str, str]) -> Sequence[Mapping[str, Any]]:
     """Return what `crow sessions stats` prints in this environment, by session and model."""
-    argv = [sys.executable, "-m", "crow", "sessions", "stats", "--by", "session,model", "--json"]
+    argv = [*command(), "sessions", "stats", "--by", "session,model", "--json"]
     done = await anyio.run_process(argv, env=env)
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -14,7 +14,7 @@ from crow.telemetry import collector as module
 from crow.telemetry.collector import OtlpCollector
 from crow.telemetry.live import Sender
 from crow.telemetry.turns import Turn, Turns
-from tests.support.collector import start_collector
+from tests.support.collector import refuse, start_collector
 from tests.support.paths import result_of, said, user
 from tests.telemetry.test_spans import stored
 
@@ -31,10 +31,9 @@ def turn(number: int = 1, answers: int = 1) -> Turn:
 
 def test_what_could_not_be_sent_is_sent_with_the_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_RETRY_S", 0.0)
-    with start_collector() as down:
-        pass
-    sender = OtlpCollector(down.url)
-    sender.send(turn(1), None)
+    with start_collector(refuse(400)) as down:
+        sender = OtlpCollector(down.url)
+        sender.send(turn(1), None)
     assert sender.is_failing
     with start_collector(port=int(down.url.rpartition(":")[2])) as back:
         sender.send(turn(2), None)
@@ -43,24 +42,25 @@ def test_what_could_not_be_sent_is_sent_with_the_next_turn(monkeypatch: pytest.M
     assert back.metrics["gen_ai.invoke_agent.duration"] == pytest.approx(0.004)
 
 
-def test_a_collector_that_fails_is_left_alone_for_some_time() -> None:
+def test_a_collector_that_fails_is_left_alone_for_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with start_collector() as down:
         pass
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")  # less than the first pause before a second try
     sender = OtlpCollector(down.url)
     sender.send(turn(1), None)
     with start_collector(port=int(down.url.rpartition(":")[2])) as back:
         for number in range(5):
             sender.send(turn(number), None)
+    assert sender.is_failing
     assert back.asked == 0
 
 
 def test_only_so_many_spans_and_turns_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_RETRY_S", 0.0)
     monkeypatch.setattr(module, "_SPANS", 10)
-    with start_collector() as down:
-        pass
-    sender = OtlpCollector(down.url)
-    sender.send(turn(1, answers=50), None)
+    with start_collector(refuse(400)) as down:
+        sender = OtlpCollector(down.url)
+        sender.send(turn(1, answers=50), None)
     with start_collector(port=int(down.url.rpartition(":")[2])) as back:
         sender.send(turn(2), None)
     assert len(back.spans) == 10

@@ -22,7 +22,7 @@ from tests.support.conventions import ledger_of, problems_of, read_otlp
 
 __all__ = ["sqlite_store"]
 
-SESSIONS = int(os.environ.get("SOAK_SESSIONS", "60"))
+SESSIONS = int(os.environ.get("SOAK_SESSIONS", "15"))
 ENDPOINTS = ("http://127.0.0.1:8080/v1 m1", "https://api.anthropic.com/v1 claude-sonnet-5", "", "http://[::1 broken")
 STOPS = ("end_turn", "end_turn", "end_turn", "cancelled", "error", "interrupted")
 TOOLS = ("read_file", "nest__echo", "task", "no such\ntool " * 90)

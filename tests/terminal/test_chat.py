@@ -21,6 +21,7 @@ from crow.terminal.form import fields_of
 from crow.terminal.keyboard import HISTORY_BYTES, Choices, ChoicesCompleter, find_files, mentioned_files, open_history
 from crow.terminal.question import QUESTION_LINES, keys_of, question_of
 from crow.terminal.render import Look
+from tests.support import fork_server
 from tests.support.fake_endpoint import HANG, Gate, Reply, calls, chunk, sse, text, usage
 from tests.support.terminal import Shell, Terminal
 
@@ -109,7 +110,7 @@ def test_crow_alone_opens_the_chat_and_keeps_what_is_typed_while_it_starts(shell
 COMPARES_MODES = """
 import subprocess, sys, termios
 before = termios.tcgetattr(0)
-code = subprocess.run([sys.executable, "-P", "-m", "crow", "chat", *sys.argv[1:]]).returncode
+code = subprocess.run(sys.argv[1:]).returncode
 print("exit", code, "unchanged", before == termios.tcgetattr(0), flush=True)
 """
 
@@ -117,7 +118,7 @@ print("exit", code, "unchanged", before == termios.tcgetattr(0), flush=True)
 @pytest.mark.parametrize("arguments", [["--mode", "none"], ["--no-such-option"]])
 def test_a_chat_that_cannot_start_leaves_the_terminal_as_it_was(shell: Shell, arguments: list[str]) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", COMPARES_MODES, *arguments]
+    command = [sys.executable, "-I", "-S", "-c", COMPARES_MODES, *fork_server.command(), "chat", *arguments]
     with subprocess.Popen(
         command, cwd=shell.place, env=shell.env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     ) as process:
