@@ -7,13 +7,17 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from anyio import pytest_plugin
 from hypothesis import HealthCheck, settings
 
+from tests.support import memory
+from tests.support.amounts import EXAMPLES
+
 # On a busy machine, anything may take long.
-settings.register_profile("crow", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("crow", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("crow")
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -29,6 +33,13 @@ setattr(pytest_plugin, "set_current_async_library", lambda _: None)  # noqa: B01
 def anyio_backend() -> str:
     """Everything runs on asyncio: the protocol's SDK does."""
     return "asyncio"
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """Like `tmp_path`, in memory if possible. Packages whose tests store much use it in place of `tmp_path`."""
+    with memory.new_directory() as path:
+        yield path
 
 
 @pytest.fixture(autouse=True)

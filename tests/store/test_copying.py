@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 import tempfile
 import typing
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -26,9 +26,9 @@ from crow.store import SessionChanges, Store
 from crow.store.copying import CopiedConversation, SessionCopy
 from tests.store.scenes import add, begin, bodies, converse, history, new_session, said
 from tests.store.test_exchange import OPERATIONS, build, told
+from tests.support.fork_server import run_script
 from tests.support.postgres import new_database
 
-PROJECT = Path(__file__).parents[2]
 Engine = Literal["sqlite", "postgres"]
 BOTH_WAYS = pytest.mark.parametrize(("here", "there"), [("sqlite", "postgres"), ("postgres", "sqlite")])
 
@@ -253,8 +253,7 @@ async def test_a_copy_that_was_killed_anywhere_is_completed_by_the_next_one(
     await converse(source, "sub", "last")
     expected = await everything(source)
     for writes in (4, 9):  # each process begins with what the one before it left
-        command = [sys.executable, "-c", COPY, *places, str(writes)]
-        done = await anyio.run_process(command, cwd=PROJECT, check=False)
+        done = await anyio.to_thread.run_sync(partial(run_script, COPY, *places, str(writes), check=False))
         assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     target = await databases.open(places[1])
     outcomes = [one.outcome for one in await copied(source, target)]

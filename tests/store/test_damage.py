@@ -39,9 +39,8 @@ from tests.store.scenes import (
     result,
     said,
 )
+from tests.support.fork_server import run_script
 from tests.support.paths import problems
-
-PROJECT = Path(__file__).parents[2]
 
 CHANGED = "could not be read: it is damaged: its checksum is wrong."
 
@@ -418,7 +417,7 @@ asyncio.run(main(Path(sys.argv[1])))
 async def test_entries_in_the_write_ahead_log_are_recovered_too(tmp_path: Path, whole: Whole, page: int) -> None:
     path = tmp_path / "crow.db"
     path.write_bytes(whole.content)
-    await anyio.run_process([sys.executable, "-c", KILLED, str(path)], cwd=PROJECT)
+    run_script(KILLED, str(path))
     path.write_bytes(damaged(path.read_bytes(), page, "ones", random.Random(0)))
     done = repair(path)
     assert done.copy is not None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +12,7 @@ import pytest
 
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import begin, converse, make_older, new_session
-from tests.support.disks import unprivileged
-
-PROJECT = Path(__file__).parents[2]
+from tests.support.fork_server import run_script
 
 KILLED = """
 import asyncio, os, sys
@@ -46,7 +42,7 @@ async def made(home: Path) -> Path:
 
 def kill_in_the_middle(path: Path, *, keeps_index: bool = True) -> None:
     """A process writes and dies: what it wrote is in the write-ahead log alone."""
-    subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=PROJECT, check=True)
+    run_script(KILLED, str(path))
     assert Path(f"{path}-wal").stat().st_size
     if not keeps_index:
         Path(f"{path}-shm").unlink()
@@ -65,6 +61,9 @@ def read_only(home: Path, *, files: int, directory: int) -> Iterator[None]:
 
 
 RUN = """
+import ctypes
+header, nothing = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+assert ctypes.CDLL(None, use_errno=True).capset(header, nothing) == 0
 import io, json, sys
 from contextlib import redirect_stderr, redirect_stdout
 from crow.cli import main
@@ -77,13 +76,12 @@ for arguments in json.loads(sys.argv[1]):
     ran.append((code, out.buffer.getvalue().decode(), err.getvalue()))
 print(json.dumps(ran))
 """
+"""Gives up the privileges of root, which ignores file modes, and runs commands."""
 
 
 def crow(home: Path, *commands: Sequence[str]) -> list[tuple[int, str, str]]:
     """Exit code, stdout and stderr of several `crow sessions ...`, without the privileges of root."""
-    command = unprivileged([sys.executable, "-c", RUN, json.dumps(commands)])
-    env = {"CROW_HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(PROJECT)}
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    done = run_script(RUN, json.dumps(commands), env={"CROW_HOME": str(home), "PATH": os.environ["PATH"]})
     return [(code, out, err) for code, out, err in json.loads(done.stdout)]
 
 

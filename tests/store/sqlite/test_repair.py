@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import sqlite3
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -31,8 +30,8 @@ from tests.store.damaged_files import (
     write,
 )
 from tests.store.scenes import history
-
-PROJECT = Path(__file__).parents[3]
+from tests.support.amounts import some
+from tests.support.fork_server import run_script
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +57,12 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 async def test_damaged_files_are_repaired(tmp_path: Path, other: Whole) -> None:
     """`make soak-repair` repairs all damaged files of a larger database."""
-    whole = await build_whole(tmp_path / "whole.db", turns=5)
+    whole = await build_whole(tmp_path / "whole.db", turns=4)
     logged = await with_log(tmp_path / "logged.db", whole, *(f"<{90_000 + turn}> in the log" for turn in range(6)))
-    some = list(corpus(whole, logged, other, seed=7, every=32))
-    assert len(some) >= 69
-    for damaged in some:
+    damaged_copies = list(corpus(whole, logged, other, seed=7, every=32))
+    assert len(damaged_copies) >= 35
+    assert sum(damaged.is_empty for damaged in damaged_copies) >= 1
+    for damaged in damaged_copies:
         path = tmp_path / "damaged" / "crow.db"
         path.parent.mkdir()
         try:
@@ -183,7 +183,7 @@ async def test_shares_and_tokens_survive_a_damaged_value(tmp_path: Path, whole: 
     await store.close()
 
 
-@pytest.mark.parametrize("part", range(1, 11))
+@pytest.mark.parametrize("part", some(range(1, 11), 3))
 async def test_a_cut_file_of_any_length_is_recovered(tmp_path: Path, large: Whole, part: int) -> None:
     path = tmp_path / "crow.db"
     path.write_bytes(large.content[: large.pages * part // 11 * PAGE_BYTES])
@@ -277,7 +277,7 @@ print(repair.repair(Path(sys.argv[1])).outcome)
 """
 
 
-@pytest.mark.parametrize("calls", range(16))
+@pytest.mark.parametrize("calls", some(range(16), 2))
 async def test_a_repair_that_is_killed_anywhere_is_taken_up(tmp_path: Path, logged: Whole, calls: int) -> None:
     path = tmp_path / "crow.db"
     content = bytearray(logged.content)
@@ -286,9 +286,7 @@ async def test_a_repair_that_is_killed_anywhere_is_taken_up(tmp_path: Path, logg
     log = bytearray(logged.log)
     log[32 + 24 + 2_000] ^= 4
     path.with_name("crow.db-wal").write_bytes(log)
-    ended = await anyio.run_process(
-        [sys.executable, "-c", KILLED, str(path), str(calls)], cwd=PROJECT, check=False, stderr=None
-    )
+    ended = run_script(KILLED, str(path), str(calls), check=False)
     assert ended.returncode in (0, 9)
     if (tmp_path / "crow.db.repaired").exists():
         with pytest.raises(StoreUnavailable, match=r"A repair of .* was interrupted\. Run crow doctor --repair"):

@@ -415,7 +415,7 @@ def test_a_workspace_on_another_file_system_is_kept_and_undone() -> None:
         (root / "src" / "b").write_text("b\n")
         before = picture(str(root))
         layer = place.open([root])
-        changes = changes_of(layer, root, "echo >> a; rm -r src; mkdir n; echo > n/1; ln n/1 n/2; truncate -s 1G n/s")
+        changes = changes_of(layer, root, "echo >> a; rm -r src; mkdir n; echo > n/1; ln n/1 n/2; truncate -s 64M n/s")
         done = prepare(place, layer, changes)
         apply(done)
         layer.drop()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.amounts import some
 from tests.tools.layers.trees import LINES, check_round
 
 
@@ -15,7 +16,7 @@ def test_a_destructive_line_is_undone_and_redone_to_the_byte(number: int, tmp_pa
     check_round(tmp_path, random.Random(number), LINES[number], kills=False)
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", some(range(20), 3))
 def test_a_kill_leaves_what_the_next_start_completes_or_takes_back(number: int, tmp_path: Path) -> None:
     rng = random.Random(1_000 + number)
     check_round(tmp_path, rng, rng.choice(LINES), kills=True)

@@ -67,7 +67,7 @@ LINES = [
     "rm -f link-in; echo file > link-in; ln -sfn /etc link-out",
     "rm -rf empty; echo file > empty",
     "rm -f a.py; mkdir a.py; echo in > a.py/in",
-    "truncate -s 1G sparse; dd if=/dev/urandom of=sparse bs=4096 seek=9000 count=1 conv=notrunc status=none",
+    "truncate -s 64M sparse; dd if=/dev/urandom of=sparse bs=4096 seek=9000 count=1 conv=notrunc status=none",
     "chmod 770 . src; chmod 700 build/* src/inner",
     "touch -d 2001-01-01 src old; chmod 755 old",
     "rm -rf .git && git init -q && git add -A && git -c user.email=a@b -c user.name=a commit -qm first",
@@ -93,9 +93,9 @@ def make_tree(root: Path, rng: random.Random) -> None:
     (root / "src" / "binary").write_bytes(rng.randbytes(3_000))
     (root / "holes").touch()
     os.truncate(root / "holes", 1 << 22)
-    git(root, "init", "-q", "-b", "main")
-    git(root, "config", "user.email", "a@b")
-    git(root, "config", "user.name", "a")
+    git(root, "init", "-q", "-b", "main", "--template=")
+    with (root / ".git" / "config").open("a") as config:
+        config.write("[user]\n\temail = a@b\n\tname = a\n")
     git(root, "add", "-A")
     git(root, "commit", "-qm", "first")
     (root / "src" / "later.py").write_text("foo later\n")
