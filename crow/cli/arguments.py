@@ -108,10 +108,13 @@ def _add_acp_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also serve the draft of protocol version 2 to clients that ask for it",
     )
+    _add_connect_arguments(parser, "connect the editor to the crow serve at ADDRESS")
+
+
+def _add_connect_arguments(parser: argparse.ArgumentParser, words: str) -> None:
+    """Add the options that name a server. `words` says what the command does with it."""
     parser.add_argument(
-        "--connect",
-        metavar="ADDRESS",
-        help="connect the editor to the crow serve at ADDRESS: a ws:// or wss:// URL, or the path of a Unix socket",
+        "--connect", metavar="ADDRESS", help=f"{words}: a ws:// or wss:// URL, or the path of a Unix socket"
     )
     parser.add_argument(
         "--token-file",
@@ -149,6 +152,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     from crow.terminal.chat import add_arguments
 
+    _add_connect_arguments(parser, "chat through the crow serve at ADDRESS")
     add_arguments(parser)
 
 

@@ -95,6 +95,13 @@ class Display:
         self.block = kind
         await self._write(f"{gap}{text}")
 
+    async def prompt(self, text: str) -> None:
+        """Show a prompt that was not typed here just now."""
+        sign = "You:" if self._look.has_words else ">"
+        lines = text.strip().splitlines() or [""]
+        more = f" … (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
+        await self.begin_block("prompt", self._look.paint("dim", f"{sign} {on_one_line(lines[0])[:300]}{more}") + "\n")
+
     async def turn(self, turn: Sequence[Params]) -> None:
         """Show the prompt of a stored turn, and the end of the turn's last message."""
         prompt, messages = "", dict[str, str]()
@@ -107,10 +114,7 @@ class Display:
                     messages[name] = messages.get(name, "") + text
                 case {"sessionUpdate": "tool_call"}:
                     calls += 1
-        sign = "You:" if self._look.has_words else ">"
-        lines = prompt.strip().splitlines() or [""]
-        more = f" … (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
-        await self.begin_block("prompt", self._look.paint("dim", f"{sign} {on_one_line(lines[0])[:300]}{more}") + "\n")
+        await self.prompt(prompt)
         if calls:
             await self.say(f"({plural(calls, 'tool call')})")
         if messages:
