@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from crow.bridge import USERS_FAULT, UnusableServer, server_at
 from crow.bridge.loop import Bridge, Times
+from crow.bridge.websocket import Address
 from crow.domain.errors import CrowError, UserError
 from crow.frontend import frames
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, FrameError, RequestError
@@ -33,6 +34,7 @@ MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 
 _MAX_WAITING_MESSAGES = 100
 _MAX_QUESTIONS = 50
+_LEAVE_S = 2.0
 
 _UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What code raises that reads a message of an unexpected form."""
@@ -75,6 +77,39 @@ async def connect_to(
         place, token = server_at(address, token_file)
     except UnusableServer as error:
         raise UserError(str(error)) from None
+    main = asyncio.current_task()
+    assert main is not None
+    async with _bridged(place, token, client, observe) as connection:
+        leave = asyncio.create_task(connection.ended.wait())
+        leave.add_done_callback(lambda task: task.cancelled() or main.cancel())
+        try:
+            params = {
+                "protocolVersion": PROTOCOL_VERSION,
+                "clientCapabilities": dict(capabilities),
+                "clientInfo": {"name": "crow", "version": __version__},
+            }
+            try:
+                await connection.call("initialize", params)
+            except RequestError as error:
+                raise connection.failure or CrowError(str(error)) from None
+            yield connection
+        except asyncio.CancelledError:
+            if not connection.ended.is_set():
+                raise
+            main.uncancel()
+            raise connection.failure or CrowError(f"The connection to {address} has ended.") from None
+        except _UNEXPECTED as error:
+            logger.exception("The server's answer could not be used")
+            raise CrowError(f"{address} sent an answer that crow does not understand.") from error
+        finally:
+            leave.cancel()
+
+
+@asynccontextmanager
+async def _bridged(
+    place: Address, token: str, client: RemoteClient, observe: Observer | None
+) -> AsyncIterator[RemoteConnection]:
+    """Run a bridge in a thread, and read what it passes on."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     sink = os.dup(theirs.fileno())  # `poll` needs a descriptor of its own for each direction
@@ -99,34 +134,12 @@ async def connect_to(
     thread = threading.Thread(target=carry, name="bridge", daemon=True)
     thread.start()
     tasks = [asyncio.create_task(each) for each in (connection.read(reader), connection.dispatch())]
-    main = asyncio.current_task()
-    assert main is not None
-    leave = asyncio.create_task(connection.ended.wait())
-    leave.add_done_callback(lambda task: task.cancelled() or main.cancel())
     try:
-        params = {
-            "protocolVersion": PROTOCOL_VERSION,
-            "clientCapabilities": dict(capabilities),
-            "clientInfo": {"name": "crow", "version": __version__},
-        }
-        try:
-            await connection.call("initialize", params)
-        except RequestError as error:
-            raise connection.failure or CrowError(str(error)) from None
         yield connection
-    except asyncio.CancelledError:
-        if not connection.ended.is_set():
-            raise
-        main.uncancel()
-        raise connection.failure or CrowError(f"The connection to {address} has ended.") from None
-    except _UNEXPECTED as error:
-        logger.exception("The server's answer could not be used")
-        raise CrowError(f"{address} sent an answer that crow does not understand.") from error
     finally:
-        leave.cancel()
         connection.withdraw_all()
         bridge.stop()
-        await asyncio.shield(asyncio.to_thread(thread.join, 2.0))
+        await asyncio.shield(asyncio.to_thread(thread.join, _LEAVE_S))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
