@@ -170,7 +170,7 @@ class Chat:
         self._tasks: set[asyncio.Task[None]] = set()
         self._plan: Any = None
         self._has_prompted = self._has_said_where_files_are = self._runs_elsewhere = False
-        self._mode = self._model = self._usage = ""
+        self._mode = self._model = self._usage = self._unfinished = ""
         self._tokens = 0
 
     async def run(self, cwd: str | None) -> int:
@@ -399,7 +399,7 @@ class Chat:
 
     async def _finish_typing(self) -> None:
         """Make sure that no key that was meant for another line answers the question that is about to be shown."""
-        if self._typed.line and self._look.has_styles:
+        if (self._typed.line or self._keyboard.is_typing) and self._look.has_styles:
             await self._write(f"  {self._look.paint('dim', 'You were typing. Enter: answer this question')}\n")
             await self._keyboard.key(ENTERS)
         self._keyboard.discard()
@@ -480,7 +480,7 @@ class Chat:
     async def _refresh_sessions(self) -> None:
         with suppress(RequestError, ConnectionError):
             others = await self._other_sessions(_COMPLETED_SESSIONS)
-            known = {alias_of(each) or each["sessionId"]: each.get("title", "") for each in others}
+            known = {alias_of(each) or str(each["sessionId"]): str(each.get("title", "")) for each in others}
             self._choices.arguments |= {"session": known, "bring": known}
 
     def _interrupt(self, main: asyncio.Task[Any]) -> None:
@@ -606,10 +606,10 @@ class Chat:
             case "compaction_update" if update["status"] == "failed":
                 await self._display.say(f"Compaction failed: {update.get('error', '')}", is_warning=True)
             case "usage_update":
-                self._tokens = update["used"]
+                self._tokens = int(update["used"])
                 self._usage = usage_of(update["used"], update["size"], update.get("cost", {}).get("amount"))
             case "current_mode_update":
-                self._mode = update["currentModeId"]
+                self._mode = str(update["currentModeId"])
             case "user_message_chunk":  # another client of the session sent this prompt
                 await self._display.prompt(update["content"].get("text", ""))
             case "session_info_update":
@@ -619,7 +619,7 @@ class Chat:
             case "config_option_update":
                 self._take_options(update["configOptions"])
             case "available_commands_update":
-                commands = {each["name"]: each["description"] for each in update["availableCommands"]}
+                commands = {str(each["name"]): str(each["description"]) for each in update["availableCommands"]}
                 self._choices.commands = commands | OWN_COMMANDS
 
     def _take_options(self, options: Sequence[Mapping[str, Any]]) -> None:
@@ -629,7 +629,7 @@ class Chat:
                     self._mode = mode
                 case {"id": "model", "currentValue": str(model), "options": list(models)}:
                     self._model = model
-                    self._choices.arguments["model"] = {one["value"]: "" for one in models}
+                    self._choices.arguments["model"] = {str(one["value"]): "" for one in models}
 
     def _take_turn_state(self, holder: Params) -> None:
         """Remember whether a turn runs, from the metadata that a server sends."""
@@ -652,13 +652,15 @@ class Chat:
         )
 
     async def _write(self, text: str) -> None:
-        if not text:
-            return
+        text = self._unfinished + text
+        self._unfinished = ""
         if self._is_prompting:
             await self._screen.print_rendered(text)
-        else:
+            return
+        lines, end, self._unfinished = text.rpartition("\n")  # the prompt is drawn over a line that has not ended
+        if end:
             async with self._keyboard.set_aside():
-                await self._screen.print_rendered(text)
+                await self._screen.print_rendered(lines + end)
 
     # Keeping the last turns of a stored session.
 

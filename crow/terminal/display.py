@@ -14,6 +14,8 @@ from crow.terminal.screen import Screen
 _REPLAYED_LINES = 16
 """The maximum number of lines that the chat shows of each turn's last message when it resumes a session."""
 
+_TITLE_CHARS = 2_000
+
 
 class Display:
     """The conversation as it is shown. `write` prints rendered text, wherever the cursor is."""
@@ -51,7 +53,7 @@ class Display:
         call_id, is_new = update["toolCallId"], update["toolCallId"] not in self.calls
         call = self.calls.setdefault(call_id, {})
         call |= update
-        status, title = call.get("status", "pending"), plain_title(call.get("title", "Tool call"))
+        status, title = call.get("status", "pending"), plain_title(call.get("title", "Tool call")[:_TITLE_CHARS])
         if status in ("completed", "failed"):
             del self.calls[call_id]
             self._screen.label = ""
@@ -112,8 +114,11 @@ class Display:
                     prompt += text
                 case {"sessionUpdate": "agent_message_chunk", "messageId": str(name), "content": {"text": str(text)}}:
                     messages[name] = messages.get(name, "") + text
-                case {"sessionUpdate": "tool_call"}:
-                    calls += 1
+                case {"sessionUpdate": "tool_call" | "tool_call_update" as kind, "toolCallId": str(name)}:
+                    calls += kind == "tool_call"
+                    self.calls[name] = self.calls.get(name, {}) | dict(update)
+                    if self.calls[name].get("status") in ("completed", "failed"):
+                        del self.calls[name]
         await self.prompt(prompt)
         if calls:
             await self.say(f"({plural(calls, 'tool call')})")

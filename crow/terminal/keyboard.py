@@ -92,6 +92,11 @@ class Keyboard(Protocol):
         called with the texts to send into the running turn. Other methods that read keys come first meanwhile."""
         ...
 
+    @property
+    def is_typing(self) -> bool:
+        """Whether a prompt is being edited and not empty."""
+        ...
+
     def interrupt(self) -> bool:
         """Handle a Ctrl-C that was pressed while no turn ran. Return False if the keyboard is not waiting for input."""
         ...
@@ -269,6 +274,11 @@ class LineEditor:
         with _without_echo(sys.stdin.fileno()), self._collector.running(lambda data: changed(typed.feed(data))):
             yield
 
+    @property
+    def is_typing(self) -> bool:
+        """See `Keyboard`."""
+        return self._session.app.is_running and bool(self._session.default_buffer.text)
+
     def interrupt(self) -> bool:
         """See `Keyboard`. Nothing is done here, because the line editor itself reads Ctrl-C as a key."""
         return get_app_or_none() is not None
@@ -334,6 +344,11 @@ class PlainKeyboard:
         """See `Keyboard`."""
         with self._collector.running(lambda data: changed(typed.feed_lines(data))):
             yield
+
+    @property
+    def is_typing(self) -> bool:
+        """See `Keyboard`. The terminal itself edits the line, so nothing is known of it."""
+        return False
 
     def interrupt(self) -> bool:
         """See `Keyboard`."""

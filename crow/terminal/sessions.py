@@ -126,7 +126,7 @@ def _chosen_model(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _set_mode(connection: Connection, session_id: str, opened: Params, mode: str | None) -> None:
-    if mode and opened.get("modes", {}).get("currentModeId") != mode:
+    if mode and (opened.get("modes") or {}).get("currentModeId") != mode:
         await connection.call("session/set_mode", {"sessionId": session_id, "modeId": mode})
 
 
