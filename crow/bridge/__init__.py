@@ -16,8 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from crow.bridge.loop import Bridge
+    from crow.bridge.websocket import Address
 
-__all__ = ["connect_editor", "connect_to_resident", "run_if_asked", "run_with_resident", "start_resident"]
+__all__ = [
+    "UnusableServer",
+    "connect_editor",
+    "connect_to_resident",
+    "run_if_asked",
+    "run_with_resident",
+    "server_at",
+    "start_resident",
+]
 
 FAILED, USERS_FAULT = 1, 2
 """The exit codes after an error. `USERS_FAULT` means that the user can correct the cause."""
@@ -93,20 +102,33 @@ def start_resident() -> str:
 def connect_editor(address: str, token_file: str | None) -> int:
     """Carry messages between the editor on stdin and stdout and the server at `address`. Return the exit code."""
     from crow.bridge.loop import Bridge
-    from crow.bridge.websocket import Address, BadAddress
 
     try:
         os.fstat(0), os.fstat(1)
     except OSError:
         return _fail("stdin or stdout is closed. An editor must start `crow acp` with a pipe for each of them.")
     try:
-        place = Address(address)
-        token = _token(token_file)
-    except (BadAddress, _UnusableToken) as error:
+        place, token = server_at(address, token_file)
+    except UnusableServer as error:
         return _fail(str(error))
-    if token and not place.is_tls and not place.is_loopback:
-        return _fail(f"The token would travel to {address} unencrypted. Use wss://, or a tunnel to 127.0.0.1.")
     return _run(Bridge(place, token=token, handles_signals=True))
+
+
+def server_at(address: str, token_file: str | None) -> tuple[Address, str]:
+    """Return the address of a server in parts, and the token for it. The token may be empty.
+
+    :raises UnusableServer: the address or the token cannot be used.
+    """
+    from crow.bridge.websocket import Address, BadAddress
+
+    try:
+        place = Address(address)
+    except BadAddress as error:
+        raise UnusableServer(str(error)) from None
+    token = _token(token_file)
+    if token and not place.is_tls and not place.is_loopback:
+        raise UnusableServer(f"The token would travel to {address} unencrypted. Use wss://, or a tunnel to 127.0.0.1.")
+    return place, token
 
 
 def _run(bridge: Bridge) -> int:
@@ -117,21 +139,21 @@ def _run(bridge: Bridge) -> int:
     return exit_code
 
 
-class _UnusableToken(Exception):
-    """The token cannot be used."""
+class UnusableServer(Exception):
+    """The address of a server or the token for it cannot be used."""
 
 
 def _token(file: str | None) -> str:
     """Read the token from `file`, or from CROW_TOKEN if `file` is None. Return an empty string if there is no token.
 
-    :raises UnusableToken: the file cannot be read, others can read it, or it does not hold a token.
+    :raises UnusableServer: the file cannot be read, others can read it, or it does not hold a token.
     """
     if file is None:
         source, token = "CROW_TOKEN", os.environ.get("CROW_TOKEN", "").strip()
     else:
         source, token = file, _read_token(file)
     if not all("!" <= character <= "~" for character in token):
-        raise _UnusableToken(f"{source} does not hold a token: a token is one word in plain ASCII.")
+        raise UnusableServer(f"{source} does not hold a token: a token is one word in plain ASCII.")
     return token
 
 
@@ -142,16 +164,16 @@ def _read_token(file: str) -> str:
             status = os.fstat(fd)
             mode = stat.S_IMODE(status.st_mode)
             if not stat.S_ISREG(status.st_mode):
-                raise _UnusableToken(f"{file} is not a file; name the file that holds the token.")
+                raise UnusableServer(f"{file} is not a file; name the file that holds the token.")
             if mode & 0o077:
-                raise _UnusableToken(f"{file} can be read by others (mode {mode:o}); run chmod 600 {file}.")
+                raise UnusableServer(f"{file} can be read by others (mode {mode:o}); run chmod 600 {file}.")
             token = os.read(fd, _MAX_TOKEN_BYTES + 1)
         finally:
             os.close(fd)
     except OSError as error:
-        raise _UnusableToken(f"The token file {file} cannot be read: {error.strerror}.") from error
+        raise UnusableServer(f"The token file {file} cannot be read: {error.strerror}.") from error
     if not token.strip() or len(token) > _MAX_TOKEN_BYTES or not token.isascii():
-        raise _UnusableToken(f"{file} does not hold a token: a token is one word in plain ASCII.")
+        raise UnusableServer(f"{file} does not hold a token: a token is one word in plain ASCII.")
     return token.decode().strip()
 
 

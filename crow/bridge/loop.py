@@ -84,6 +84,7 @@ class Bridge:
         token: str = "",
         wire: WebSocket | None = None,
         start_server: Callable[[], str] | None = None,
+        on_change: Callable[[], object] | None = None,
         source: int = 0,
         sink: int = 1,
         handles_signals: bool = False,
@@ -92,7 +93,7 @@ class Bridge:
         messages from the file descriptor `source`, and writes messages for the editor to `sink`.
 
         If no server listens, the bridge calls `start_server`, which starts a server. `start_server` returns an empty
-        string, or the reason why the server did not start.
+        string, or the reason why the server did not start. The bridge calls `on_change` when `is_connected` changes.
         """
         self._address, self._token = address, token
         self._source, self._sink = source, sink
@@ -107,6 +108,7 @@ class Bridge:
         self._delay_s = 0.0
         self._next_attempt_at = 0.0
         self._gone_since: float | None = time.monotonic()
+        self._on_change = on_change
         self._heard_at = 0.0
         self._pinged_at: float | None = None
         self._ask_again_at = 0.0
@@ -148,6 +150,17 @@ class Bridge:
         """Act as if stdin had ended. A signal handler or another thread may call this method."""
         self._is_at_end = True
         self._wake()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether messages reach the server now. Another thread may ask."""
+        return self._gone_since is None
+
+    def _set_gone_since(self, time_s: float | None) -> None:
+        has_changed = (time_s is None) is not self.is_connected
+        self._gone_since = time_s
+        if has_changed and self._on_change is not None:
+            self._on_change()
 
     # Reading and writing.
 
@@ -398,7 +411,7 @@ class Bridge:
                 self._cookies[name.strip()] = value.strip()
         early, self._early = self._early, []
         if self._journal is None:
-            self._gone_since = None
+            self._set_gone_since(None)
             for line in early:
                 self._editor_sent(line, len(line))
         else:
@@ -420,7 +433,7 @@ class Bridge:
         self._wire, self._ask_again_at = None, 0.0
         if self._exit_code is None:  # otherwise the reason for the end is already known
             self.problem = f"{self._address.text}: {why}"
-        self._gone_since = self._gone_since or time.monotonic()
+        self._set_gone_since(self._gone_since or time.monotonic())
         if self._unnoted or self._journal is not None:
             self._load_journal().lost()
             self._take_output()
@@ -443,7 +456,7 @@ class Bridge:
         if journal is not None:
             was_gone = self._gone_since is not None
             if journal.is_live and was_gone and self._wire is not None:
-                self._gone_since = None
+                self._set_gone_since(None)
                 self._ask_again_at = time.monotonic() + self.times.ask_again if journal.has_old else 0.0
             self._take_output()
             if self._wire is not None and journal.to_server:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -12,8 +12,55 @@ from crow.version import __version__
 _AddCommand: TypeAlias = Callable[..., argparse.ArgumentParser]
 """Adds a command of `crow sessions`: its name, function and help, and how many sessions it takes, if any."""
 
+_GROUPS: Mapping[str, Mapping[str, str]] = {
+    "Talk": {
+        "chat": "talk with crow in the terminal",
+        "run": "run one prompt; the answer goes to stdout",
+        "demo": "see crow at work, without a key",
+    },
+    "Set up": {
+        "login": "choose an endpoint, a key and a model",
+        "models": "list the models of an endpoint",
+        "mcp": "list, add and try MCP servers, and log in to them",
+        "config": "print the settings, and where each comes from",
+        "doctor": "check configuration, database, model and tools",
+    },
+    "Look back": {
+        "sessions": "list, show, search, export and remove sessions",
+        "replay": "compare the requests of a session with what was sent",
+        "trace": "print a recording of an ACP connection",
+    },
+    "Serve": {
+        "acp": "serve an editor on stdin and stdout",
+        "serve": "serve several clients over WebSocket",
+    },
+    "Shell": {
+        "completion": "print a completion script for bash, zsh or fish",
+        "man": "print the manual page; to read it: crow man | man -l -",
+    },
+}
+"""The commands in groups, with a few words about each, for a help that fits into a terminal of 24 lines."""
+
+_ABOUT = """\
+A coding agent for editors that speak the Agent Client Protocol. Without a
+command, crow opens the chat in a terminal, and runs crow acp for an editor."""
+
 _EVERY_COMMAND = ("run", "chat", "serve", "sessions", "replay", "mcp")
 """The commands whose arguments are added only if the command line names them."""
+
+
+class _CrowParser(argparse.ArgumentParser):
+    """The parser of the whole command line, with a help that fits into one screen."""
+
+    def format_help(self) -> str:
+        """See `ArgumentParser`."""
+        commands = [
+            f"{group if number == 0 else '':<11}{name:<12}{words}"
+            for group, commands in _GROUPS.items()
+            for number, (name, words) in enumerate(commands.items())
+        ]
+        end = "Details: crow COMMAND --help, crow man. Version: crow --version."
+        return "\n".join(["usage: crow [COMMAND] [OPTION ...]", "", _ABOUT, "", *commands, "", end, ""])
 
 
 def whole_parser() -> argparse.ArgumentParser:
@@ -27,7 +74,7 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     Some commands have arguments whose definitions import other modules. These arguments are added only if `arguments`
     names the command.
     """
-    parser = argparse.ArgumentParser(
+    parser = _CrowParser(
         prog="crow",
         description="A coding agent for editors that speak the Agent Client Protocol.",
         epilog="Without a command, crow opens the chat in a terminal, and runs crow acp if an editor starts it.",
@@ -35,7 +82,7 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"crow {__version__}")
     parser.add_argument("--setup", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(command=None)
-    parsers = parser.add_subparsers(metavar="COMMAND")
+    parsers = parser.add_subparsers(metavar="COMMAND", parser_class=argparse.ArgumentParser)
 
     settings = _settings_arguments()
 
@@ -108,10 +155,13 @@ def _add_acp_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also serve the draft of protocol version 2 to clients that ask for it",
     )
+    _add_connect_arguments(parser, "connect the editor to the crow serve at ADDRESS")
+
+
+def _add_connect_arguments(parser: argparse.ArgumentParser, words: str) -> None:
+    """Add the options that name a server. `words` says what the command does with it."""
     parser.add_argument(
-        "--connect",
-        metavar="ADDRESS",
-        help="connect the editor to the crow serve at ADDRESS: a ws:// or wss:// URL, or the path of a Unix socket",
+        "--connect", metavar="ADDRESS", help=f"{words}: a ws:// or wss:// URL, or the path of a Unix socket"
     )
     parser.add_argument(
         "--token-file",
@@ -149,6 +199,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     from crow.terminal.chat import add_arguments
 
+    _add_connect_arguments(parser, "chat through the crow serve at ADDRESS")
     add_arguments(parser)
 
 

@@ -41,6 +41,7 @@ from crow.protocol.params import (
     sent_prompts,
     session_alias,
     session_metadata,
+    session_name,
     wants_directories,
     wants_full_replay,
 )
@@ -131,6 +132,7 @@ class Methods:
                 "providers/set": self._set_provider,
                 "providers/disable": self._disable_provider,
                 "_session/steering": self._steer,
+                "_session/prompts": self.stored.prompts,
             },
             cancel=self.cancel,
             check=check,
@@ -269,6 +271,9 @@ class Methods:
     async def list(self, params: RequestParams) -> dict[str, Any]:
         store = await self.sessions.store.get()
         limit, archived = 50, archived_filter(params)
+        if (name := session_name(params)) is not None:
+            found = await self.stored.named(name)
+            return {"sessions": [session_info(row, tells_archived="archived" in params) for row in found[:limit]]}
         while True:
             page = await store.sessions(
                 cwd=params.get("cwd"), cursor=params.get("cursor"), limit=limit, archived=archived
@@ -394,6 +399,8 @@ def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, 
     if row.additional_directories:
         info["additionalDirectories"] = list(row.additional_directories)
     about: dict[str, Any] = {"metadata": dict(row.metadata)} if row.metadata else {}
+    if row.alias is not None:
+        about["alias"] = row.alias
     if node := node_of(row):
         about["node"] = node
     if about:

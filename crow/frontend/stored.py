@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from crow.domain.errors import NoSuchSession
 from crow.domain.events import SessionChange, SessionListChanged, TitleChanged
+from crow.domain.text import first_line
 from crow.frontend.requests import Requests
 from crow.frontend.sessions import ClientSessions
 from crow.protocol import RequestParams
+from crow.protocol.frames import text_in
 from crow.protocol.params import new_title
 from crow.store import SessionChanges, SessionRow
+
+_LISTED_PROMPTS = 500
+_SCANNED_SESSIONS = 1_000
 
 
 class StoredSessions:
@@ -91,6 +97,32 @@ class StoredSessions:
         is_open = hosted is not None and not hosted.session.closing
         await (await self._sessions.store.get()).session(session_id)
         return {"status": "open" if is_open else "saved"}
+
+    async def prompts(self, params: RequestParams) -> dict[str, Any]:
+        """Return the newest prompts of the session's branch, oldest first, with the numbers that `/rewind` takes.
+
+        :raises NoSuchSession: the session does not exist.
+        """
+        prompts = (await (await self._sessions.store.get()).outline(text_in(params, "sessionId"))).prompts
+        numbered = list(enumerate((first_line(prompt.text) for prompt in prompts), 1))[-_LISTED_PROMPTS:]
+        return {"prompts": [{"number": number, "text": text} for number, text in numbered]}
+
+    async def named(self, name: str) -> Sequence[SessionRow]:
+        """Return the sessions that `name` may mean, most recently used first: the session with this id. If there is
+        none, the session with this alias. If there is none, all sessions whose id begins with `name` or whose title is
+        `name`."""
+        store = await self._sessions.store.get()
+        with suppress(NoSuchSession):
+            return [await store.session(name)]
+        if (known := await store.session_by_alias(name)) is not None:
+            return [known]
+        found: list[SessionRow] = []
+        cursor: str | None = None
+        while True:
+            page = await store.sessions(cursor=cursor, limit=_SCANNED_SESSIONS, archived=None)
+            found += [row for row in page.rows if row.id.startswith(name) or row.title == name]
+            if (cursor := page.cursor) is None:
+                return found
 
     def _announce(self, row: SessionRow, change: SessionChange) -> None:
         event = SessionListChanged(session_id=row.id, change=change, title=row.title)

@@ -205,6 +205,13 @@ def session_alias(params: Mapping[str, Any]) -> str | None:
     return alias
 
 
+def session_name(params: Mapping[str, Any]) -> str | None:
+    """Read `_meta.crow.name` of a `session/list`: the id, alias or title of the sessions to list, or the start of
+    their ids. Return None to list all sessions."""
+    name = _crow_meta(params).get("name")
+    return name if isinstance(name, str) and name else None
+
+
 def session_metadata(params: Mapping[str, Any]) -> JsonObject:
     """Read `_meta.crow.metadata`, an object to merge into the session's metadata. If a member is null, merging removes
     that member.

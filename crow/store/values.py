@@ -253,6 +253,21 @@ class Outline:
     session left most recently. If several ends have the same newest message on their paths, only the first of these
     ends is listed."""
 
+    def points_of(self, tip: BranchTip) -> list[BranchPoint]:
+        """Return the prompts, labels and checkpoints of a branch, oldest first."""
+        by_entry = {point.entry: point for point in self.points}
+        points: list[BranchPoint] = []
+        at = tip.point
+        while at is not None:
+            points.append(by_entry[at])
+            at = by_entry[at].previous
+        return points[::-1]
+
+    @property
+    def prompts(self) -> list[BranchPoint]:
+        """The prompts of the current branch, oldest first."""
+        return [point for point in self.points_of(self.tips[0]) if point.kind == "prompt"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:

@@ -11,34 +11,23 @@ import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from crow.agent.commands.branches import current_prompts
 from crow.agent.permissions.rules import MODES
 from crow.domain.errors import ArgumentError
-from crow.domain.text import first_line, on_one_line, plural, safe
+from crow.domain.text import plural, safe
 from crow.protocol.frames import RequestError
 from crow.runtime import importing
 from crow.settings import OFFLINE, Loaded
-from crow.store import SessionRow
-from crow.terminal.browser import open_page
-from crow.terminal.connection import (
-    OpenedSession,
-    Params,
-    TerminalConnection,
-    add_session_arguments,
-    check_session_options,
-    connect,
-    error_of,
-    open_session,
-    session_ids,
-)
+from crow.terminal.connection import Connection, Params, connect, error_of, session_ids
+from crow.terminal.dialog import Dialog
 from crow.terminal.display import Display
 from crow.terminal.early import EARLY_KEYS
-from crow.terminal.form import FormField, fields_of
+from crow.terminal.form import fields_of
 from crow.terminal.help import HELP, OWN_COMMANDS, PLAIN_HELP
 from crow.terminal.keyboard import (
     Choices,
@@ -47,18 +36,24 @@ from crow.terminal.keyboard import (
     LineEditor,
     PlainKeyboard,
     mentioned_files,
+    mentions_file,
     open_history,
 )
 from crow.terminal.picker import Choice, pick
 from crow.terminal.prompt import IMAGE_TYPES, image_block, text_block
 from crow.terminal.question import keys_of, question_of
-from crow.terminal.render import (
-    look_of,
-    plan_of,
-    usage_of,
-    wrapped,
-)
+from crow.terminal.remote import RemoteConnection, connect_to
+from crow.terminal.render import look_of, plan_of, usage_of, wrapped
 from crow.terminal.screen import Screen, interrupts, shell_quoted, write
+from crow.terminal.sessions import (
+    OpenedSession,
+    add_session_arguments,
+    alias_of,
+    check_session_options,
+    find_session,
+    list_sessions,
+    open_session,
+)
 from crow.terminal.status import notification, status_line
 from crow.terminal.typed import ENTERS, TypedText
 
@@ -69,6 +64,7 @@ CAPABILITIES: Mapping[str, Any] = {
 }
 
 _PICKED_SESSIONS = 200
+_COMPLETED_SESSIONS = 50
 _REPLAYED_TURNS = 2
 _REPLAYED_UPDATES = 4_000
 _HISTORY_UPDATES = frozenset(
@@ -112,7 +108,9 @@ def run_chat(load: Callable[[], Loaded], options: argparse.Namespace, log_in: Ca
             raise ArgumentError(
                 f'crow chat needs a terminal, and {name} is not one. In scripts and pipes, use crow run "PROMPT".'
             )
-    cwd = check_session_options(options)
+    if options.connect is not None and options.base_url:
+        raise ArgumentError("--base-url has no effect with --connect: the settings of the server apply.")
+    cwd = check_session_options(options, is_remote=options.connect is not None)
     while True:
         loaded = load()
         if loaded.problem is not None:
@@ -161,7 +159,7 @@ class Chat:
         self._choices = Choices(Path.cwd(), arguments={"mode": dict.fromkeys(MODES, "")})
         self._keyboard: Keyboard = PlainKeyboard()
         self._is_first = False
-        self._connection: TerminalConnection | None = None
+        self._link: Connection | None = None
         self._session = OpenedSession("", "", {}, is_new=True)
         self._interrupts = 0
         self._begun_at = 0.0
@@ -171,7 +169,8 @@ class Chat:
         self._replayed: deque[deque[Params]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._plan: Any = None
-        self._mode = self._model = self._usage = ""
+        self._has_prompted = self._has_said_where_files_are = self._runs_elsewhere = False
+        self._mode = self._model = self._usage = self._unfinished = ""
         self._tokens = 0
 
     async def run(self, cwd: str | None) -> int:
@@ -180,10 +179,9 @@ class Chat:
         assert main is not None
         with interrupts(lambda: self._interrupt(main), ["SIGINT"]), interrupts(main.cancel, ["SIGTERM", "SIGHUP"]):
             try:
-                async with connect(self._loaded, self, reload=self._reload, capabilities=CAPABILITIES) as connection:
-                    self._connection = connection
-                    if not (self._options.session or self._options.newest):
-                        await self._check_model(connection)
+                async with self._connect() as self._link:
+                    if not (self._server or self._options.session or self._options.newest):
+                        await self._check_model()
                     self._open_keyboard()
                     try:
                         await self._open(self._options, cwd)
@@ -191,20 +189,35 @@ class Chat:
                         raise error_of(error) from None
                     await self._say_importable()
                     await self._talk()
-                    if (row := await self._row()).has_prompt:
-                        await self._display.say(_how_to_return(row))
+                    if self._has_prompted or not self._session.is_new:
+                        await self._display.say(await self._how_to_return())
             except asyncio.CancelledError:
                 if self._session.id:
                     with suppress(OSError):
-                        print(f"\nCome back with: crow chat --session {self._session.id}")
+                        print(f"\n{self._return_command(self._session.id)}")
                 return 130
             finally:
                 self._screen.clear()
         return 0
 
-    async def _check_model(self, connection: TerminalConnection) -> None:
+    def _connect(self) -> AbstractAsyncContextManager[Connection]:
+        if not self._server:
+            return connect(self._loaded, self, reload=self._reload, capabilities=CAPABILITIES)
+        return connect_to(self._server, self._options.token_file, self, capabilities=CAPABILITIES)
+
+    @property
+    def _server(self) -> str:
+        """The address of the server. Empty if crow works in this process."""
+        return self._options.connect or ""
+
+    @property
+    def _connection(self) -> Connection:
+        assert self._link is not None, "the chat has begun"
+        return self._link
+
+    async def _check_model(self) -> None:
         try:
-            await connection.call("authenticate", {"methodId": "configured"})
+            await self._connection.call("authenticate", {"methodId": "configured"})
         except RequestError as error:
             raise _NoModel(str(error)) from None
 
@@ -215,19 +228,21 @@ class Chat:
 
     async def _open(self, options: argparse.Namespace, cwd: str | None) -> None:
         """Open the session that the options name, and show the end of its history."""
-        assert self._connection is not None, "the chat has begun"
         self._replayed = deque(maxlen=_REPLAYED_TURNS)
         try:
-            opened = await open_session(self._connection, self._loaded, options, cwd, is_replayed=True)
+            opened = await open_session(self._connection, options, cwd, is_replayed=True)
             turns = self._replayed
         finally:
             self._replayed = None
-        self._session, self._choices.cwd, self._plan = opened, Path(opened.cwd), None
+        self._session, self._plan, self._has_prompted = opened, None, False
+        self._choices.cwd = None if self._server else Path(opened.cwd)
         self._display.calls.clear()
-        self._take_options(opened.response["configOptions"])
+        self._take_options(opened.response.get("configOptions", ()))
+        self._take_turn_state(opened.response)
         self._mode = options.mode or self._mode  # the response was sent before --mode was set
         name = f" · session {options.session}" if options.session else ""
-        await self._display.say(f"crow · {self._status()} · {opened.cwd}{name}")
+        place = f"{opened.cwd} at {self._server}" if self._server else opened.cwd
+        await self._display.say(f"crow · {self._status()} · {place}{name}")
         if opened.notice:
             await self._display.say(opened.notice)
         if opened.is_new:
@@ -238,7 +253,7 @@ class Chat:
 
     async def _say_importable(self) -> None:
         """In the user's first chat, say how many sessions of other tools can be imported."""
-        if not self._is_first:
+        if not self._is_first or self._server:
             return
         with importing():
             from crow.store.importers import importable  # takes 10 ms, and only the first chat needs it
@@ -253,7 +268,7 @@ class Chat:
     async def _talk(self) -> None:
         """Read prompts and send them, until the user leaves."""
         while True:
-            await self._refresh_sessions()
+            self._start(self._refresh_sessions())
             self._display.block = ""
             try:
                 text = await self._next_text()
@@ -276,9 +291,9 @@ class Chat:
                     text = f"{name} {value}"
                 case "/help" if not argument:
                     await self._display.markdown("help", PLAIN_HELP if self._look.has_words else HELP)
-            alias = (await self._row()).alias if name == "/new" else None
+            alias = await self._alias() if name == "/new" else ""
             await self._prompt(text)
-            if alias is not None:  # `/new` has given this name to the new session
+            if alias:  # `/new` has given this name to the new session
                 await self._go_to(alias)
 
     async def _next_text(self) -> str:
@@ -294,10 +309,10 @@ class Chat:
         return await self._keyboard.prompt(f"\n{sign}", default=self._typed.take_all())
 
     async def _prompt(self, text: str) -> None:
-        assert self._connection is not None, "the chat has begun"
         params = await self._prompt_params(text)
         if params is None:
             return
+        self._has_prompted = True
         self._is_prompting, self._interrupts, self._screen.label = True, 0, ""
         self._begun_at, self._screen.status = time.monotonic(), self._turn_status
         stop = ""
@@ -330,8 +345,14 @@ class Chat:
 
     async def _prompt_params(self, text: str) -> Params | None:
         """Return the parameters of a prompt. If a file that it mentions cannot be used, say so and return None."""
+        if self._choices.cwd is None and mentions_file(text) and not self._has_said_where_files_are:
+            self._has_said_where_files_are = True
+            await self._display.say(
+                "@ attaches no files here, because they are on the server. The model reads them by their paths."
+            )
         try:
-            files = [_file_block(path) for path in mentioned_files(text, self._choices.cwd)]
+            cwd = self._choices.cwd
+            files = [] if cwd is None else [_file_block(path) for path in mentioned_files(text, cwd)]
         except ArgumentError as error:
             await self._display.problem(str(error))
             return None
@@ -362,7 +383,6 @@ class Chat:
 
     async def _steer(self, text: str) -> None:
         """Send a text into the running turn. If the turn has ended meanwhile, the text becomes the next prompt."""
-        assert self._connection is not None, "the chat has begun"
         async with self._writing:
             if (params := await self._prompt_params(text)) is None:
                 return
@@ -379,7 +399,7 @@ class Chat:
 
     async def _finish_typing(self) -> None:
         """Make sure that no key that was meant for another line answers the question that is about to be shown."""
-        if self._typed.line and self._look.has_styles:
+        if (self._typed.line or self._keyboard.is_typing) and self._look.has_styles:
             await self._write(f"  {self._look.paint('dim', 'You were typing. Enter: answer this question')}\n")
             await self._keyboard.key(ENTERS)
         self._keyboard.discard()
@@ -396,11 +416,11 @@ class Chat:
     async def _go_to(self, name: str) -> None:
         """Run `/session`: open the session that `name` means. Without a name, show this session, and let the user pick
         another one."""
-        assert self._connection is not None, "the chat has begun"
         before = self._session.id
         if not name:
-            await self._display.say(f"This session is {before}. {_how_to_return(await self._row())}")
-            name = await self._pick(await self._other_sessions(), "/session") or ""
+            await self._display.say(f"This session is {before}. {await self._how_to_return()}")
+            others = await self._other_sessions(_PICKED_SESSIONS)
+            name = await self._pick([Choice(each["sessionId"], _line_of(each)) for each in others], "/session") or ""
         if not name:
             return
         options = argparse.Namespace(session=name, newest=False, model=None, mode=None)
@@ -413,9 +433,19 @@ class Chat:
             with suppress(RequestError):
                 await self._connection.call("session/close", {"sessionId": before})
 
-    async def _row(self) -> SessionRow:
-        assert self._connection is not None, "the chat has begun"
-        return await self._connection.store.session(self._session.id)
+    async def _alias(self) -> str:
+        """Return the session's alias, or an empty text."""
+        found = await find_session(self._connection, self._session.id)
+        return alias_of(found) if found is not None else ""
+
+    async def _how_to_return(self) -> str:
+        """Return a sentence that says how to come back to this session."""
+        alias = await self._alias()
+        return self._return_command(shell_quoted(alias) if alias else self._session.id)
+
+    def _return_command(self, session: str) -> str:
+        connect = f"--connect {shell_quoted(self._server)} " if self._server else ""
+        return safe(f"Come back with: crow chat {connect}--session {session}")
 
     async def _pick(self, choices: Sequence[Choice], command: str) -> str | None:
         """Let the user pick the argument of a command. Return None if the user picks nothing."""
@@ -440,25 +470,22 @@ class Chat:
 
     async def _prompts(self) -> list[Choice]:
         """Return the prompts of the session's path, oldest first. Their numbers are those of `/rewind`."""
-        assert self._connection is not None, "the chat has begun"
-        prompts = current_prompts(await self._connection.store.outline(self._session.id))
-        return [Choice(str(number), first_line(prompt.text)) for number, prompt in enumerate(prompts, 1)]
+        prompts = (await self._connection.call("_session/prompts", {"sessionId": self._session.id}))["prompts"]
+        return [Choice(str(int(prompt["number"])), str(prompt["text"])) for prompt in prompts]
 
-    async def _other_sessions(self) -> list[Choice]:
-        assert self._connection is not None, "the chat has begun"
-        page = await self._connection.store.sessions(limit=_PICKED_SESSIONS)
-        rows = [row for row in page.rows if row.id != self._session.id]
-        return [Choice(row.id, _line_of(row)) for row in rows]
+    async def _other_sessions(self, most: int) -> list[Params]:
+        listed = await list_sessions(self._connection, most)
+        return [each for each in listed if each["sessionId"] != self._session.id]
 
     async def _refresh_sessions(self) -> None:
-        assert self._connection is not None, "the chat has begun"
-        page = await self._connection.store.sessions(limit=50)
-        known = {row.alias or row.id: row.title or "" for row in page.rows if row.id != self._session.id}
-        self._choices.arguments |= {"session": known, "bring": known}
+        with suppress(RequestError, ConnectionError):
+            others = await self._other_sessions(_COMPLETED_SESSIONS)
+            known = {alias_of(each) or str(each["sessionId"]): str(each.get("title", "")) for each in others}
+            self._choices.arguments |= {"session": known, "bring": known}
 
     def _interrupt(self, main: asyncio.Task[Any]) -> None:
         """Handle Ctrl-C. During a turn, the first press cancels the turn, and the second leaves the chat."""
-        if not self._is_prompting or self._connection is None:
+        if not self._is_prompting:
             if not self._keyboard.interrupt():
                 main.cancel()
             return
@@ -481,12 +508,14 @@ class Chat:
         if self._replayed is not None and params["update"]["sessionUpdate"] in _HISTORY_UPDATES:
             self._keep(params["update"])
             return
+        if self._replayed is None and params["sessionId"] != self._session.id:
+            return  # the session was left a moment ago
         async with self._writing:
             await self._show(params["update"])
 
     async def ask_permission(self, params: Params) -> dict[str, Any]:
         """See `TerminalClient`."""
-        async with self._writing:
+        async with self._writing, self._keyboard.set_aside():
             with self._screen.paused():
                 await self._notify("crow asks for permission")
                 text, options = question_of(self._look, params)
@@ -514,53 +543,30 @@ class Chat:
                 if self._is_prompting:
                     await self._notify("crow asks a question")
                 await self._display.begin_block("question", self._look.paint("bold", params["message"]) + "\n")
+                dialog = Dialog(self._look, self._write, self._choose, self._keyboard.line)
                 if params["mode"] == "url":
-                    return await self._offer_page(params["url"])
-                return await self._fill_in(fields_of(params["requestedSchema"]))
+                    return await dialog.offer_page(params["url"])
+                return await dialog.fill_in(fields_of(params["requestedSchema"]))
 
-    async def _offer_page(self, url: str) -> dict[str, Any]:
-        await self._write(f"  {safe(url)}\n")
-        match await self._choose({"y": "open this page", "n": "decline"}):
-            case "y":
-                has_display = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-                if not has_display or not await asyncio.to_thread(open_page, url):
-                    await self._write("  No browser could be opened here; open the page yourself.\n")
-                return {"action": "accept"}
-            case "n":
-                return {"action": "decline"}
-        return {"action": "cancel"}
+    # See RemoteClient.
 
-    async def _fill_in(self, fields: Sequence[FormField]) -> dict[str, Any]:
-        match await self._choose({"y": "answer", "n": "decline"}):
-            case "n":
-                return {"action": "decline"}
-            case "y":
-                pass
-            case _:
-                return {"action": "cancel"}
-        content: dict[str, Any] = {}
-        try:
-            for field in fields:
-                value = await self._fill_in_field(field)
-                if value is not None:
-                    content[field.name] = value
-        except (EOFError, Interrupted):
-            return {"action": "cancel"}
-        return {"action": "accept", "content": content}
+    def connection_changed(self) -> None:
+        """See `RemoteClient`."""
+        self._keyboard.refresh()
+        if not self._look.has_styles:  # nothing else shows it
+            trouble = self._trouble or f"Connected to {self._server}."
+            self._start(self.warn(trouble))
 
-    async def _fill_in_field(self, field: FormField) -> Any:
-        lines = [field.description] if field.description else []
-        lines += [f"{number}) {name}" for number, (_, name) in enumerate(field.choices, 1)]
-        lines += ["You can enter several, separated by commas."] if field.kind == "array" else []
-        for line in lines:
-            await self._write(f"  {self._look.paint('dim', on_one_line(line))}\n")
-        hint = " (y/n)" if field.kind == "boolean" else "" if field.is_required else " (optional)"
-        while True:
-            typed = await self._keyboard.line(f"  {on_one_line(field.title)}{hint}: ", default=field.default_text)
-            try:
-                return field.value_of(typed)
-            except ValueError as error:
-                await self._write(f"  {self._look.paint('bad', on_one_line(str(error)))}\n")
+    async def warn(self, words: str) -> None:
+        """See `RemoteClient`."""
+        async with self._writing:
+            await self._display.say(words, is_warning=True)
+
+    @property
+    def _trouble(self) -> str:
+        """Says that the server cannot be reached now. Empty if it can."""
+        is_lost = isinstance(self._link, RemoteConnection) and not self._link.is_connected
+        return "Reconnecting to the server" if is_lost else ""
 
     async def _choose(self, keys: Mapping[str, str]) -> str:
         for key, words in keys.items():
@@ -571,7 +577,6 @@ class Chat:
         return await self._keyboard.key(keys.keys())
 
     async def _cancel_turn(self) -> None:
-        assert self._connection is not None, "the chat has begun"
         await self._connection.cancel(self._session.id)
 
     # Showing.
@@ -601,14 +606,20 @@ class Chat:
             case "compaction_update" if update["status"] == "failed":
                 await self._display.say(f"Compaction failed: {update.get('error', '')}", is_warning=True)
             case "usage_update":
-                self._tokens = update["used"]
+                self._tokens = int(update["used"])
                 self._usage = usage_of(update["used"], update["size"], update.get("cost", {}).get("amount"))
             case "current_mode_update":
-                self._mode = update["currentModeId"]
+                self._mode = str(update["currentModeId"])
+            case "user_message_chunk":  # another client of the session sent this prompt
+                await self._display.prompt(update["content"].get("text", ""))
+            case "session_info_update":
+                self._take_turn_state(update)
+                if not self._runs_elsewhere:
+                    await self._display.end_message()
             case "config_option_update":
                 self._take_options(update["configOptions"])
             case "available_commands_update":
-                commands = {each["name"]: each["description"] for each in update["availableCommands"]}
+                commands = {str(each["name"]): str(each["description"]) for each in update["availableCommands"]}
                 self._choices.commands = commands | OWN_COMMANDS
 
     def _take_options(self, options: Sequence[Mapping[str, Any]]) -> None:
@@ -618,25 +629,38 @@ class Chat:
                     self._mode = mode
                 case {"id": "model", "currentValue": str(model), "options": list(models)}:
                     self._model = model
-                    self._choices.arguments["model"] = {one["value"]: "" for one in models}
+                    self._choices.arguments["model"] = {str(one["value"]): "" for one in models}
+
+    def _take_turn_state(self, holder: Params) -> None:
+        """Remember whether a turn runs, from the metadata that a server sends."""
+        if isinstance(state := holder.get("_meta", {}).get("acp/turnState"), Mapping):
+            self._runs_elsewhere = state.get("state") == "running"
 
     def _status(self) -> str:
-        return " · ".join(filter(None, [self._model or "no model", self._mode, self._usage]))
+        turn = "a turn is running" if self._runs_elsewhere and not self._is_prompting else ""
+        return " · ".join(filter(None, [self._trouble, turn, self._model or "no model", self._mode, self._usage]))
 
     def _turn_status(self, label: str, columns: int) -> str:
         seconds, is_stopping = time.monotonic() - self._begun_at, self._interrupts > 0
         return status_line(
-            label, columns, seconds=seconds, tokens=self._tokens, mode=self._mode, is_stopping=is_stopping
+            (not is_stopping and self._trouble) or label,
+            columns,
+            seconds=seconds,
+            tokens=self._tokens,
+            mode=self._mode,
+            is_stopping=is_stopping,
         )
 
     async def _write(self, text: str) -> None:
-        if not text:
-            return
+        text = self._unfinished + text
+        self._unfinished = ""
         if self._is_prompting:
             await self._screen.print_rendered(text)
-        else:
+            return
+        lines, end, self._unfinished = text.rpartition("\n")  # the prompt is drawn over a line that has not ended
+        if end:
             async with self._keyboard.set_aside():
-                await self._screen.print_rendered(text)
+                await self._screen.print_rendered(lines + end)
 
     # Keeping the last turns of a stored session.
 
@@ -651,15 +675,11 @@ class Chat:
             self._replayed[-1].append(update)
 
 
-def _line_of(row: SessionRow) -> str:
+def _line_of(session: Params) -> str:
     """Return a session as a line of a list: when it was used, its title, its alias and its workspace."""
-    when = time.strftime("%b %d %H:%M", time.localtime(row.updated_ms / 1000))
-    return f"{when}  " + " · ".join(filter(None, [row.title or row.id, row.alias, row.cwd]))
-
-
-def _how_to_return(row: SessionRow) -> str:
-    """Return a sentence that says how to come back to this session."""
-    return f"Come back with: crow chat --session {shell_quoted(row.alias) if row.alias else row.id}"
+    when = datetime.fromisoformat(session["updatedAt"]).astimezone().strftime("%b %d %H:%M")
+    title = session.get("title") or session["sessionId"]
+    return f"{when}  " + " · ".join(filter(None, [title, alias_of(session), session["cwd"]]))
 
 
 def _file_block(path: str) -> dict[str, Any]:

@@ -3,24 +3,19 @@ stream."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
-import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import anyio
 
 from crow import adapters
-from crow.agent.permissions.rules import MODES
 from crow.app import Wiring, recording
-from crow.domain.errors import ArgumentError, CrowError, UserError
+from crow.domain.errors import CrowError, UserError
 from crow.frontend.agent import serve
 from crow.frontend.methods import PROTOCOL_VERSION
 from crow.protocol import Handler, RequestParams, frames
@@ -28,23 +23,12 @@ from crow.protocol.errors import AUTH_REQUIRED, RESOURCE_NOT_FOUND
 from crow.protocol.frames import INVALID_PARAMS, METHOD_NOT_FOUND, RequestError
 from crow.protocol.transport import Observer
 from crow.settings import Loaded
-from crow.store import SessionRow, Store
-from crow.store.admin import SessionMatch, only_match
+from crow.store import Store
 from crow.version import __version__
 
 logger = logging.getLogger(__name__)
 
 Params = Mapping[str, Any]
-
-_LOOKS_LIKE_ID = re.compile(
-    r"crow-.*"
-    r"|task-[0-9a-f]{3,16}"
-    r"|(claude-code|codex|pi|opencode|goose|openai-json)-(ses_.*|[0-9a-f_-]*[0-9][0-9a-f_-]*)"
-    r"|[0-9a-f]{8}-[0-9a-f-]{4,27}|[0-9a-f]{12,}",
-    re.DOTALL,
-)
-"""An id of a session, of a subagent, of an imported session, or of a session in its tool, or the start of one. A new
-session does not get such a text as its alias, because the user meant a stored session."""
 
 
 class TerminalClient(Protocol):
@@ -66,6 +50,41 @@ class TerminalClient(Protocol):
     async def elicit(self, params: Params) -> dict[str, Any]:
         """Answer `elicitation/create`. This method is called only if the client's `capabilities` offer elicitation."""
         ...
+
+
+class Connection(Protocol):
+    """A client's connection to a front end, in this process or elsewhere."""
+
+    @property
+    def cwd(self) -> str | None:
+        """The workspace of new sessions if the user names none. None if this machine does not know."""
+        ...
+
+    async def call(self, method: str, params: Params) -> Any:
+        """Send a request and return the result. If this call is cancelled, the front end is asked to cancel the
+        request.
+
+        :raises RequestError: the response is an error. :raises ConnectionError: the connection has ended.
+        """
+        ...
+
+    async def cancel(self, session_id: str) -> None:
+        """Cancel the session's turn. The response to its prompt then has the stop reason `cancelled`."""
+        ...
+
+
+async def ask_client(client: TerminalClient, method: str, params: Params) -> dict[str, Any]:
+    """Let the client handle a request of the front end, and return the client's answer. Only questions to the user are
+    answered.
+
+    :raises RequestError: the front end may not send this request.
+    """
+    match method:
+        case "session/request_permission":
+            return await client.ask_permission(params)
+        case "elicitation/create":
+            return await client.elicit(params)
+    raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": method})
 
 
 @asynccontextmanager
@@ -127,16 +146,17 @@ class TerminalConnection:
     # The client's side.
 
     @property
+    def cwd(self) -> str:
+        """See `Connection`."""
+        return os.getcwd()
+
+    @property
     def store(self) -> Store:
         """The front end's store. Use it only for reading, and only after a session was opened."""
         return self._store()
 
     async def call(self, method: str, params: Params) -> Any:
-        """Send a request and return the result. If this call is cancelled, the front end is asked to cancel the
-        request.
-
-        :raises RequestError: the response is an error. :raises ConnectionError: the connection has ended.
-        """
+        """See `Connection`."""
         request_id = next(self._ids)
         message = frames.parse(frames.encode({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}))
         assert isinstance(message, dict), "a client in this process sends valid messages"
@@ -154,7 +174,7 @@ class TerminalConnection:
             raise
 
     async def cancel(self, session_id: str) -> None:
-        """Cancel the session's turn. The response to its prompt then has the stop reason `cancelled`."""
+        """See `Connection`."""
         await self._send("session/cancel", {"sessionId": session_id})
 
     async def _send(self, method: str, params: Params) -> None:
@@ -177,7 +197,7 @@ class TerminalConnection:
         try:
             result = await self._handle(method, params, False)
         except RequestError as error:
-            self._record("out", {"id": params.request_id, "error": _error_object(error)})
+            self._record("out", {"id": params.request_id, "error": error_object(error)})
             if not response.done():
                 response.set_exception(error)
             return
@@ -234,7 +254,7 @@ class TerminalConnection:
         try:
             answer = await self._ask(method, params)
         except RequestError as error:
-            self._record("in", {"id": request_id, "error": _error_object(error)})
+            self._record("in", {"id": request_id, "error": error_object(error)})
             raise
         except asyncio.CancelledError:
             self._record("out", {"method": "$/cancel_request", "params": {"requestId": request_id}})
@@ -256,17 +276,12 @@ class TerminalConnection:
         if self._failure is not None:
             raise ConnectionError("The client has failed.")
         try:
-            match method:
-                case "session/request_permission":
-                    return await self._client.ask_permission(params)
-                case "elicitation/create":
-                    return await self._client.elicit(params)
+            return await ask_client(self._client, method, params)
         except RequestError:
             raise
         except Exception as error:
             self._end_with(error)
             raise ConnectionError("The client has failed.") from error
-        raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": method})
 
     def _record(self, direction: Literal["in", "out"], message: Params) -> None:
         """Encode a message as a line of JSON, as a byte stream would carry it, and pass the line to `observe`."""
@@ -280,127 +295,6 @@ class TerminalConnection:
         self.stop()
 
 
-async def find_session(loaded: Loaded, name: str) -> SessionRow | None:
-    """Return the session that `name` means, as for every command: see :meth:`crow.store.admin.Admin.matches`. Return
-    None if there is no such session, so that `name` can become the alias of a new one.
-
-    :raises ~crow.domain.errors.ArgumentError: `name` may mean several sessions, or it looks like an id that no session
-        has.
-    """
-    found: Sequence[SessionMatch] = ()
-    if not adapters.is_empty(loaded):
-        store = await adapters.open_store(loaded)
-        try:
-            found = await adapters.open_admin(store).matches(name)
-            if found:
-                return await store.session(only_match(name, found).id)
-        finally:
-            await store.close()
-    if _LOOKS_LIKE_ID.fullmatch(name):
-        only_match(name, found)
-    return None
-
-
-def add_session_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that choose the session and its workspace."""
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--session",
-        metavar="SESSION",
-        help="continue this session, named by its id, the start of its id, its alias or its title; if there is none,"
-        " start a session with this alias",
-    )
-    which.add_argument("--continue", dest="newest", action="store_true", help="continue the newest session of --cwd")
-    parser.add_argument(
-        "--cwd", metavar="DIR", help="the workspace (default: the workspace of the --session, or the current directory)"
-    )
-
-
-def check_session_options(options: argparse.Namespace) -> str | None:
-    """Check --mode and --cwd, and return the directory of --cwd. :raises ArgumentError: one of them cannot be used."""
-    if options.mode is not None and options.mode not in MODES:
-        raise ArgumentError(f'--mode is "{options.mode}"; expected one of {", ".join(MODES)}.')
-    if options.session is not None and not options.session.strip():
-        raise ArgumentError("--session is empty; expected the id, alias or title of a session.")
-    if options.cwd is None:
-        return None
-    if not os.path.isdir(options.cwd):
-        raise ArgumentError(f'--cwd is "{options.cwd}", which is not an existing directory.')
-    return str(Path(options.cwd).resolve())
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedSession:
-    """An open session."""
-
-    id: str
-    cwd: str
-    response: Params
-    """The response to the request that opened the session."""
-    is_new: bool
-    """Whether the session has just been created, so that it has no messages yet."""
-    alias: str = ""
-    """The alias that the user gave to a new session with `--session`. Empty for other sessions."""
-
-    @property
-    def notice(self) -> str:
-        """A sentence for the user about a new session with an alias, or an empty text."""
-        return f'No session "{self.alias}" exists, so a new one with this alias begins.' if self.alias else ""
-
-
-async def open_session(
-    connection: TerminalConnection,
-    loaded: Loaded,
-    options: argparse.Namespace,
-    cwd: str | None,
-    *,
-    is_replayed: bool = False,
-) -> OpenedSession:
-    """Open the session that the options name. If `is_replayed` is true, the client first gets the history of a stored
-    session.
-
-    :raises ArgumentError: the session to continue or to copy does not exist. :raises RequestError: the session cannot
-        be opened.
-    """
-    here, is_fork = cwd or os.getcwd(), getattr(options, "fork", False)
-    meta: dict[str, Any] = {}
-    known: str | None = None
-    if options.newest:
-        known = await _newest_session(connection, here)
-    elif options.session:
-        found = await find_session(loaded, options.session)
-        if found is not None:
-            known, here = found.id, cwd or found.cwd
-        elif is_fork:
-            raise ArgumentError(
-                f'There is no session "{options.session}" to copy. Run "crow sessions" to list the sessions.'
-            )
-        else:
-            meta["crow"] = {"alias": options.session}
-    params: dict[str, Any] = {"cwd": here, "mcpServers": []}
-    if known is None:
-        opened = await connection.call("session/new", params | ({"_meta": meta} if meta else {}))
-        return OpenedSession(opened["sessionId"], here, opened, is_new=True, alias=options.session or "")
-    meta = {"_meta": {"model": options.model}} if options.model else {}
-    method = "session/fork" if is_fork else "session/load" if is_replayed else "session/resume"
-    opened = await connection.call(method, params | meta | {"sessionId": known})
-    session_id = opened["sessionId"] if is_fork else known
-    session = {"sessionId": session_id}
-    if is_fork and options.model:
-        value = {"configId": "model", "value": options.model}
-        await connection.call("session/set_config_option", session | value)
-    if options.mode:
-        await connection.call("session/set_mode", session | {"modeId": options.mode})
-    return OpenedSession(session_id, here, opened, is_new=False)
-
-
-async def _newest_session(connection: TerminalConnection, cwd: str) -> str:
-    listed = await connection.call("session/list", {"cwd": cwd})
-    if not listed["sessions"]:
-        raise ArgumentError(f"There is no session in {cwd} to continue. To start one, leave out --continue.")
-    return str(listed["sessions"][0]["sessionId"])
-
-
 async def session_ids(loaded: Loaded) -> tuple[str, ...]:
     """Return the ids of all stored sessions."""
     store = await adapters.open_store(loaded)
@@ -410,7 +304,8 @@ async def session_ids(loaded: Loaded) -> tuple[str, ...]:
         await store.close()
 
 
-def _error_object(error: RequestError) -> dict[str, Any]:
+def error_object(error: RequestError) -> dict[str, Any]:
+    """Return the error of a response."""
     data = {} if error.data is None else {"data": error.data}
     return {"code": error.code, "message": str(error), **data}
 

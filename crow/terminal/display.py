@@ -14,6 +14,8 @@ from crow.terminal.screen import Screen
 _REPLAYED_LINES = 16
 """The maximum number of lines that the chat shows of each turn's last message when it resumes a session."""
 
+_TITLE_CHARS = 2_000
+
 
 class Display:
     """The conversation as it is shown. `write` prints rendered text, wherever the cursor is."""
@@ -51,7 +53,7 @@ class Display:
         call_id, is_new = update["toolCallId"], update["toolCallId"] not in self.calls
         call = self.calls.setdefault(call_id, {})
         call |= update
-        status, title = call.get("status", "pending"), plain_title(call.get("title", "Tool call"))
+        status, title = call.get("status", "pending"), plain_title(call.get("title", "Tool call")[:_TITLE_CHARS])
         if status in ("completed", "failed"):
             del self.calls[call_id]
             self._screen.label = ""
@@ -95,6 +97,13 @@ class Display:
         self.block = kind
         await self._write(f"{gap}{text}")
 
+    async def prompt(self, text: str) -> None:
+        """Show a prompt that was not typed here just now."""
+        sign = "You:" if self._look.has_words else ">"
+        lines = text.strip().splitlines() or [""]
+        more = f" … (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
+        await self.begin_block("prompt", self._look.paint("dim", f"{sign} {on_one_line(lines[0])[:300]}{more}") + "\n")
+
     async def turn(self, turn: Sequence[Params]) -> None:
         """Show the prompt of a stored turn, and the end of the turn's last message."""
         prompt, messages = "", dict[str, str]()
@@ -105,12 +114,12 @@ class Display:
                     prompt += text
                 case {"sessionUpdate": "agent_message_chunk", "messageId": str(name), "content": {"text": str(text)}}:
                     messages[name] = messages.get(name, "") + text
-                case {"sessionUpdate": "tool_call"}:
-                    calls += 1
-        sign = "You:" if self._look.has_words else ">"
-        lines = prompt.strip().splitlines() or [""]
-        more = f" … (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
-        await self.begin_block("prompt", self._look.paint("dim", f"{sign} {on_one_line(lines[0])[:300]}{more}") + "\n")
+                case {"sessionUpdate": "tool_call" | "tool_call_update" as kind, "toolCallId": str(name)}:
+                    calls += kind == "tool_call"
+                    self.calls[name] = self.calls.get(name, {}) | dict(update)
+                    if self.calls[name].get("status") in ("completed", "failed"):
+                        del self.calls[name]
+        await self.prompt(prompt)
         if calls:
             await self.say(f"({plural(calls, 'tool call')})")
         if messages:

@@ -25,7 +25,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
 from prompt_toolkit.styles import Style
 
 from crow.domain.text import on_one_line, safe
-from crow.terminal.screen import discard_input, next_input, write
+from crow.terminal.screen import discard_input, next_input, read_into, write
 from crow.terminal.typed import ENTERS, TypedText
 
 HISTORY_BYTES = 1_000_000
@@ -51,8 +51,8 @@ class Interrupted(Exception):
 class Choices:
     """The words that completion offers."""
 
-    cwd: Path
-    """The workspace."""
+    cwd: Path | None
+    """The workspace. None if its files are elsewhere, so that they cannot be completed."""
     commands: dict[str, str] = field(default_factory=dict)
     """Maps the names of slash commands to descriptions."""
     arguments: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -92,8 +92,17 @@ class Keyboard(Protocol):
         called with the texts to send into the running turn. Other methods that read keys come first meanwhile."""
         ...
 
+    @property
+    def is_typing(self) -> bool:
+        """Whether a prompt is being edited and not empty."""
+        ...
+
     def interrupt(self) -> bool:
         """Handle a Ctrl-C that was pressed while no turn ran. Return False if the keyboard is not waiting for input."""
+        ...
+
+    def refresh(self) -> None:
+        """Show again what is below the prompt."""
         ...
 
 
@@ -119,6 +128,8 @@ class ChoicesCompleter(Completer):
                     yield Completion(value, -len(typed), display=on_one_line(shown), display_meta=meta)
 
     def _files(self, typed: str, length: int) -> Iterator[Completion]:
+        if self._choices.cwd is None:
+            return
         for path in islice(find_files(self._choices.cwd, typed), _MAX_COMPLETIONS):
             text = f'"{path}"' if " " in path else path
             yield Completion(text, -length, display=path)
@@ -156,6 +167,13 @@ def find_files(cwd: Path, typed: str) -> Iterator[str]:
 
 def _is_typable(path: str) -> bool:
     return on_one_line(path) == path and '"' not in path
+
+
+def mentions_file(text: str) -> bool:
+    """Return whether a prompt mentions something with `@` that looks like a file, and not like a resource of an MCP
+    server."""
+    names = (match[1] or match[2] for match in _MENTION.finditer(text))
+    return any(":" not in name and re.search(r"[./]\w", name) for name in names)
 
 
 def mentioned_files(text: str, cwd: Path) -> list[str]:
@@ -256,9 +274,18 @@ class LineEditor:
         with _without_echo(sys.stdin.fileno()), self._collector.running(lambda data: changed(typed.feed(data))):
             yield
 
+    @property
+    def is_typing(self) -> bool:
+        """See `Keyboard`."""
+        return self._session.app.is_running and bool(self._session.default_buffer.text)
+
     def interrupt(self) -> bool:
         """See `Keyboard`. Nothing is done here, because the line editor itself reads Ctrl-C as a key."""
         return get_app_or_none() is not None
+
+    def refresh(self) -> None:
+        """See `Keyboard`."""
+        self._session.app.invalidate()
 
 
 class PlainKeyboard:
@@ -303,18 +330,25 @@ class PlainKeyboard:
     @asynccontextmanager
     async def set_aside(self) -> AsyncIterator[None]:
         """See `Keyboard`."""
-        is_waiting = self._interrupted is not None
-        if is_waiting:
+        waiting, message = self._interrupted, self._message
+        if waiting is not None:
             await write(sys.stdout, "\n")
         yield
-        if is_waiting:
-            await write(sys.stdout, self._message)
+        if waiting is not None:  # a question may have read lines itself meanwhile
+            self._interrupted, self._message = waiting, message
+            read_into(sys.stdin.fileno(), waiting)
+            await write(sys.stdout, message)
 
     @contextmanager
     def collect(self, typed: TypedText, changed: Callable[[tuple[str, ...]], object]) -> Iterator[None]:
         """See `Keyboard`."""
         with self._collector.running(lambda data: changed(typed.feed_lines(data))):
             yield
+
+    @property
+    def is_typing(self) -> bool:
+        """See `Keyboard`. The terminal itself edits the line, so nothing is known of it."""
+        return False
 
     def interrupt(self) -> bool:
         """See `Keyboard`."""
@@ -323,6 +357,9 @@ class PlainKeyboard:
         if not self._interrupted.done():
             self._interrupted.set_exception(Interrupted())
         return True
+
+    def refresh(self) -> None:
+        """See `Keyboard`. Nothing is below the prompt."""
 
     async def _read(self, message: str) -> str:
         self._message = message

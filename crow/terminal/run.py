@@ -23,14 +23,12 @@ from crow.terminal.answer import AnswerSchema, json_in, read_schema
 from crow.terminal.connection import (
     Params,
     TerminalConnection,
-    add_session_arguments,
-    check_session_options,
     connect,
     error_of,
-    open_session,
 )
 from crow.terminal.prompt import read_prompt, text_block
 from crow.terminal.screen import Screen, answer_at, interrupts, open_terminal, question_of, shell_quoted
+from crow.terminal.sessions import add_session_arguments, check_session_options, open_session
 
 DONE, FAILED, USAGE, LIMIT, REFUSED, UNVERIFIED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 """Exit codes."""
@@ -204,7 +202,7 @@ class _RunClient:
                 ) as connection:
                     self._connection = connection
                     try:
-                        opened = await open_session(connection, self._loaded, self._options, cwd)
+                        opened = await open_session(connection, self._options, cwd)
                         self._session_id = opened.id
                         if opened.notice:
                             await self._screen.say(f"crow: {opened.notice}")

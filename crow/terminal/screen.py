@@ -275,6 +275,15 @@ async def next_input(fd: int, ready: asyncio.Future[bytes] | None = None) -> byt
     early, set an exception on `ready`."""
     loop = asyncio.get_running_loop()
     typed: asyncio.Future[bytes] = loop.create_future() if ready is None else ready
+    read_into(fd, typed)
+    try:
+        return await typed
+    finally:
+        loop.remove_reader(fd)
+
+
+def read_into(fd: int, typed: asyncio.Future[bytes]) -> None:
+    """Set the result of `typed` to the next input at this terminal."""
 
     def read() -> None:
         if not typed.done():
@@ -283,11 +292,7 @@ async def next_input(fd: int, ready: asyncio.Future[bytes] | None = None) -> byt
             except OSError:  # the terminal is gone
                 typed.set_result(b"")
 
-    loop.add_reader(fd, read)
-    try:
-        return await typed
-    finally:
-        loop.remove_reader(fd)
+    asyncio.get_running_loop().add_reader(fd, read)
 
 
 def discard_input(fd: int) -> None:

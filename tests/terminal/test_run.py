@@ -21,8 +21,8 @@ from crow.store.importers import TOOLS
 from crow.store.importers.parts import stable_id
 from crow.store.sqlite.store import SqliteStore
 from crow.terminal.answer import json_in
-from crow.terminal.connection import _LOOKS_LIKE_ID
 from crow.terminal.screen import QUESTION_LINES, question_of
+from crow.terminal.sessions import _LOOKS_LIKE_ID
 from tests.store.scenes import begin
 from tests.support.fake_endpoint import HANG, Reply, calls, chunk, failing, sse, text
 from tests.support.terminal import Shell

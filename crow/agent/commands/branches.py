@@ -167,7 +167,7 @@ async def history(context: CommandContext, argument: str) -> str:
     most = None if argument == "all" else int(argument or _MAX_LISTED)
     outline = await context.store.outline(context.branch.row.id)
     lines, number = [], 0
-    for point in _points_of(outline, outline.tips[0]):
+    for point in outline.points_of(outline.tips[0]):
         match point.kind:
             case "prompt":
                 number += 1
@@ -243,7 +243,7 @@ async def find_place(context: CommandContext, name: str) -> Place:
         return Place(entry=entry.id, words=f"at entry {name}")
     outline = await context.store.outline(row.id)
     if name.isdecimal() and name.isascii():
-        prompts = current_prompts(outline)
+        prompts = outline.prompts
         if not 1 <= int(name) <= len(prompts):
             raise ArgumentError(f"There is no prompt {name}; this branch has {len(prompts)}. `/history` lists them.")
         point = prompts[int(name) - 1]
@@ -262,23 +262,8 @@ def _labelled(point: BranchPoint) -> str:
     return f" ({_label_list(point.labels)})" if point.labels else ""
 
 
-def _points_of(outline: Outline, tip: BranchTip) -> list[BranchPoint]:
-    """Return the prompts, labels and checkpoints of a branch, oldest first."""
-    by_entry = {point.entry: point for point in outline.points}
-    points: list[BranchPoint] = []
-    at = tip.point
-    while at is not None:
-        points.append(by_entry[at])
-        at = by_entry[at].previous
-    return points[::-1]
-
-
-def current_prompts(outline: Outline) -> list[BranchPoint]:
-    return [point for point in _points_of(outline, outline.tips[0]) if point.kind == "prompt"]
-
-
 def _describe_tip(outline: Outline, tip: BranchTip) -> str:
-    points = _points_of(outline, tip)
+    points = outline.points_of(tip)
     prompts = [point for point in points if point.kind == "prompt"]
     labels = [quote(label) for point in points for label in point.labels]
     count = plural(len(prompts), "prompt")
@@ -292,7 +277,7 @@ async def _newest_prompt(context: CommandContext) -> Entry | None:
     """Return the newest prompt on the path, even if a compaction has hidden it from the model."""
     if (entry := context.branch.projection.newest_user()) is not None:
         return entry
-    prompts = current_prompts(await context.store.outline(context.branch.row.id))
+    prompts = (await context.store.outline(context.branch.row.id)).prompts
     return await context.store.entry(prompts[-1].entry) if prompts else None
 
 

@@ -1,0 +1,313 @@
+"""`crow chat --connect` in a pseudo terminal: through a real `crow serve`, and with hostile servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fake_endpoint import Gate, Reply, calls, chunk, sse, text, usage
+from tests.support.fake_server import Connection, FakeServer, Message
+from tests.support.terminal import Program, Shell
+
+ENTER, CTRL_C, CTRL_D, ESCAPE = "\r", "\x03", "\x04", "\x1b"
+READY = "\x1b[?2004h"
+"""The line editor asks for marked pastes when it begins to read keys."""
+
+
+@contextmanager
+def serving(shell: Shell, *options: str) -> Iterator[tuple[Program, str]]:
+    """A `crow serve` on a Unix socket, with the home of the shell, and its address."""
+    path = shell.place.parent / "s.sock"
+    with shell.start("serve", "--listen", str(path), *options) as server:
+        assert server.stderr is not None
+        log = iter(server.stderr.readline, b"")
+        assert any(b"The server listens" in line for line in log), "the server has ended"
+        threading.Thread(target=lambda: list(log), daemon=True).start()
+        try:
+            yield server, str(path)
+        finally:
+            server.kill()
+
+
+def elsewhere(shell: Shell) -> dict[str, str]:
+    """The environment of a client that has nothing of the server."""
+    home = shell.place.parent / "client"
+    home.mkdir(exist_ok=True)
+    return {"CROW_HOME": str(home), "CROW_MODEL": "", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}
+
+
+def held(*pieces: str) -> tuple[Reply, Gate]:
+    """An answer whose last piece waits until the gate is open."""
+    gate, *first = Gate(), *(sse(chunk({"role": "assistant", "content": piece}), done=False) for piece in pieces[:-1])
+    return Reply(steps=(*first, gate, sse(chunk({"content": pieces[-1]}), chunk(finish="stop"), usage()))), gate
+
+
+def test_a_chat_elsewhere_asks_lists_rewinds_and_continues(shell: Shell) -> None:
+    write = calls(("write_file", {"path": "a.txt", "content": "hello\n"}))
+    shell.endpoint.script(write, text("Done."), text("Again."), text("Fresh."))
+    (shell.place / "note.txt").write_text("secret of the workspace")
+    env = elsewhere(shell)
+    with serving(shell) as (_, address):
+        with shell.in_terminal("chat", "--session", "work", "--connect", address, **env) as terminal:
+            terminal.wait_for(READY)
+            terminal.type(f"read @note.txt{ENTER}")
+            terminal.wait_for("@ attaches no files here")
+            terminal.wait_for("Esc")
+            terminal.type("y")
+            terminal.wait_for("Done.")
+            terminal.wait_for(READY)
+            terminal.type(f"second{ENTER}")
+            terminal.wait_for("Again.")
+            terminal.wait_for(READY)
+            terminal.type(f"/rewind{ENTER}")
+            terminal.wait_for("2) second")
+            terminal.type(f"2{ENTER}")
+            terminal.wait_for("Now before prompt 2")
+            terminal.wait_for(READY)
+            terminal.type(f"/new{ENTER}")
+            terminal.wait_for("is now the alias")
+            terminal.wait_for(READY)
+            terminal.type(f"third{ENTER}")
+            terminal.wait_for("Fresh.")
+            terminal.wait_for(READY)
+            terminal.type(f"/session{ENTER}")
+            terminal.wait_for("1) ")
+            terminal.type(f"1{ENTER}")
+            terminal.wait_for("is now the alias")
+            terminal.wait_for(READY)
+            terminal.type(CTRL_D)
+            assert terminal.wait() == 0
+            back = re.search(r"Come back with: crow chat --connect '\S+'\s+--session (crow-\S+)", terminal.shown)
+            assert back is not None
+        assert (shell.place / "a.txt").read_text() == "hello\n"
+        with shell.in_terminal("chat", "--session", back[1][:16], "--connect", address, "--plain", **env) as terminal:
+            terminal.wait_for("You: /new")
+            terminal.wait_for("You: ")
+    assert "secret of the workspace" not in shell.asked(0)
+    assert not list((shell.place.parent / "client").glob("*.db")), "the client stores no sessions"
+
+
+def test_an_answer_goes_on_after_the_server_was_killed_and_nothing_is_lost_or_twice(shell: Shell) -> None:
+    slow, gate = held("The first half ", "never arrives.")
+    shell.endpoint.script(slow, text("The second answer."))
+    with serving(shell) as (server, address):
+        terminal_of = shell.in_terminal("chat", "--connect", address, **elsewhere(shell))
+        with terminal_of as terminal:
+            terminal.wait_for(READY)
+            terminal.type(f"begin{ENTER}")
+            terminal.wait_for("The first half")
+            server.send_signal(signal.SIGKILL)
+            server.wait(60)
+            terminal.wait_for("Reconnecting to the server")
+            terminal.type(f"go on{ENTER}")
+            terminal.wait_for("queued: go on")
+            with serving(shell):
+                terminal.wait_for("was interrupted")
+                terminal.wait_for("go on")  # the turn did not end by itself, so the queued text stands in the prompt
+                terminal.wait_for(READY)
+                terminal.type(ENTER)
+                terminal.wait_for("The second answer.")
+                terminal.wait_for(READY)
+                terminal.type(CTRL_D)
+                assert terminal.wait() == 0
+            gate.open()
+    assert terminal.shown.count("The first half") == 1
+    assert terminal.shown.count("The second answer.") == 1
+    assert [json.loads(shell.asked(number))[-1]["content"] for number in (0, 1)] == ["begin", "go on"]
+
+
+def test_a_prompt_of_another_client_is_shown_and_asked_about_while_a_line_is_typed(shell: Shell) -> None:
+    write = calls(("write_file", {"path": "a.txt", "content": "hello\n"}))
+    shell.endpoint.script(write, text("One line", " without an end"), text("Then this."))
+    env = elsewhere(shell)
+    with serving(shell) as (_, address):
+        options = ("--session", "shared", "--connect", address)
+        with (
+            shell.in_terminal("chat", *options, **env) as first,
+            shell.in_terminal("chat", "--plain", *options, **env) as plain,
+        ):
+            first.wait_for(READY)
+            plain.wait_for("You: ")
+            with shell.in_terminal("chat", *options, **env) as watching:
+                watching.wait_for(READY)
+                watching.type("half a line")
+                watching.wait_for("line")
+                first.type(f"write it{ENTER}")
+                watching.wait_for("> write it")
+                watching.wait_for("You were typing. Enter: answer this question")
+                watching.type("y")
+                watching.type(ENTER)
+                watching.wait_for("stop the turn")
+                watching.type("y")
+                watching.wait_for("One line without an end")
+                watching.wait_for("half a line")
+            first.wait_for("One line without an end")
+            plain.wait_for("You: write it")
+            plain.wait_for("Type ")
+            plain.wait_for("One line without an end")
+            plain.wait_for("You: ")
+            plain.type(f"and now{ENTER}")
+            plain.wait_for("Then this.")
+
+
+def test_what_cannot_work_elsewhere_is_said_before_connecting(shell: Shell) -> None:
+    for arguments, words in (
+        (("--connect", "http://x", "--plain"), "starts with http://; expected ws://, wss:// or the path of a socket."),
+        (("--connect", "no.sock"), "there is no such socket"),
+        (("--connect", "no.sock", "--base-url", "http://x"), "the settings of the server apply"),
+        (("--connect", "ws://192.0.2.1/acp", "--token-file", "token"), "The token would travel to ws://192.0.2.1/acp"),
+    ):
+        token = shell.place / "token"
+        token.write_text("crow_x")
+        token.chmod(0o600)
+        with shell.in_terminal("chat", *arguments, **elsewhere(shell)) as terminal:
+            assert terminal.wait() == 2
+            assert words in " ".join(terminal.shown.split())
+
+
+class HostileServer(FakeServer):
+    """A server that sends what it likes: `messages` at each prompt, and `results` as the answers of methods."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.messages: list[Message | bytes] = []
+        self.results: dict[str, Any] = {}
+
+    def _handle(self, connection: Connection, data: bytes) -> None:
+        message = json.loads(data)
+        method, request_id = message.get("method"), message.get("id")
+        if method == "session/prompt" or method in self.results:
+            self.received.append(message)
+            for each in self.messages if method == "session/prompt" else ():
+                connection.frame(1, each) if isinstance(each, bytes) else connection.send(each)
+            if (result := self.results.get(method, {"stopReason": "end_turn"})) is not None:
+                connection.send({"id": request_id, "result": result})
+            return
+        super()._handle(connection, data)
+
+
+@contextmanager
+def hostile(shell: Shell) -> Iterator[HostileServer]:
+    """A hostile server in a thread. Its socket is `shell.place.parent / "h.sock"`."""
+    server, ready, ended = HostileServer(shell.place.parent / "h.sock"), threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with server:
+            ready.set()
+            await asyncio.to_thread(ended.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(60)
+    try:
+        yield server
+    finally:
+        ended.set()
+        thread.join(60)
+
+
+ATTACK = "\x1b]0;owned\x07\x1b[2J\u202e\x9b2J\x08\r"
+
+
+def update(**members: Any) -> Message:
+    return {"method": "session/update", "params": {"sessionId": "s1", "update": members}}
+
+
+def chunk_of(words: Any) -> Message:
+    return update(sessionUpdate="agent_message_chunk", messageId="m", content={"type": "text", "text": words})
+
+
+OPTIONS = [{"optionId": ATTACK, "name": f"Allow{ATTACK}", "kind": "allow_once"}]
+CALL = {"toolCallId": "t", "title": f"`rm`{ATTACK}", "kind": "edit"}
+DIFF = {"type": "diff", "path": f"/etc/x{ATTACK}", "oldText": f"a{ATTACK}", "newText": f"b{ATTACK}\n"}
+
+
+@pytest.mark.parametrize("look", [(), ("--plain",)], ids=["styled", "plain"])
+def test_a_hostile_server_writes_no_control_characters_and_reads_no_files(shell: Shell, look: tuple[str, ...]) -> None:
+    with hostile(shell) as server:
+        server.results = {
+            "session/new": {
+                "sessionId": "s1",
+                "configOptions": [{"id": "model", "currentValue": f"m{ATTACK}", "options": [{"value": f"m{ATTACK}"}]}],
+            },
+            "session/list": {"sessions": [{"sessionId": ATTACK, "title": ATTACK, "cwd": ATTACK, "updatedAt": "?"}]},
+        }
+        server.messages = [
+            {"id": 1, "method": "fs/read_text_file", "params": {"sessionId": "s1", "path": "/etc/passwd"}},
+            {"id": 2, "method": "terminal/create", "params": {"sessionId": "s1", "command": "id"}},
+            {"id": 3, "method": "session/request_permission", "params": {"sessionId": "s1"}},
+            {"id": 4, "method": "elicitation/create", "params": {"mode": "url", "url": "file:///x", "message": ATTACK}},
+            *(b"{", b"[]", b'"x"', b'{"jsonrpc":"2.0","method":7}', b"[" * 100_000, b"{" * 9_000_000, b"\x1b[2J"),
+            {"id": 99, "result": {}},
+            update(sessionUpdate="usage_update", used="many", size=[]),
+            update(sessionUpdate="plan", entries=[{"content": ATTACK, "status": ATTACK}]),
+            update(sessionUpdate="notice", title=ATTACK, description=ATTACK, severity=[]),
+            update(sessionUpdate="available_commands_update", availableCommands=[{"name": 5, "description": ATTACK}]),
+            update(sessionUpdate="current_mode_update", currentModeId={"x": ATTACK}),
+            update(sessionUpdate="tool_call", **CALL, content=[DIFF], status="pending"),
+            update(sessionUpdate="tool_call_update", toolCallId="t", status="completed"),
+            update(sessionUpdate="tool_call_update", toolCallId="t", title="x" * 3_000_000, status="failed"),
+            chunk_of({"not": "text"}),
+            chunk_of(f"Shown{ATTACK} here. "),
+            {"id": 5, "method": "session/request_permission"}
+            | {"params": {"sessionId": "s1", "toolCall": CALL | {"content": [DIFF]}, "options": OPTIONS}},
+            chunk_of("The end."),
+        ]
+        address = str(shell.place.parent / "h.sock")
+        with shell.in_terminal("chat", *look, "--connect", address, **elsewhere(shell)) as terminal:
+            terminal.wait_for("You: " if look else READY)
+            terminal.type(f"begin{ENTER}")
+            terminal.wait_for("does not understand")
+            terminal.wait_for("Allow this?")
+            terminal.wait_for("y, then Enter" if look else "stop the turn")
+            terminal.type(f"y{ENTER}" if look else "y")
+            terminal.wait_for("The end.")
+            terminal.wait_for("You: " if look else READY)
+            terminal.type(f"{CTRL_D}")
+            assert terminal.wait() == 0
+        answers = {each["id"]: each for each in server.received if "method" not in each}
+        assert [answers[number]["error"]["code"] for number in (1, 2, 3)] == [-32601, -32601, -32602]
+        assert answers[4]["result"] == {"action": "cancel"}
+        assert answers[5]["result"]["outcome"] == {"outcome": "selected", "optionId": ATTACK}
+        asked = [each["params"] for each in server.received if each.get("method") == "session/prompt"]
+        assert asked == [{"sessionId": "s1", "prompt": [{"type": "text", "text": "begin"}]}]
+    shown = terminal.shown
+    assert not {"\x1b]0;", "\x1b[2J", "\u202e", "\x9b"} & set(re.findall(r"\x1b\]0;|\x1b\[2J|\u202e|\x9b", shown))
+    assert not look or "\x1b" not in shown
+
+
+def test_an_answer_of_an_unexpected_form_ends_the_chat_with_a_sentence(shell: Shell) -> None:
+    with hostile(shell) as server:
+        server.results = {"session/new": {"sessionId": [ATTACK]}}
+        address = str(shell.place.parent / "h.sock")
+        for result in ({}, {"sessionId": "s1", "configOptions": 5}):
+            server.results = {"session/new": result}
+            with shell.in_terminal("chat", "--connect", address, **elsewhere(shell)) as terminal:
+                assert terminal.wait() == 1
+                assert "sent an answer that crow does not understand" in " ".join(terminal.shown.split())
+                assert "Traceback" not in terminal.shown
+
+
+def test_ctrl_c_leaves_a_server_that_answers_nothing_and_floods(shell: Shell) -> None:
+    with hostile(shell) as server:
+        server.results = {"session/new": {"sessionId": "s1"}, "session/prompt": None}
+        server.messages = [chunk_of("[*_`" * 20 + "\n")] * 20_000
+        address = str(shell.place.parent / "h.sock")
+        with shell.in_terminal("chat", "--connect", address, **elsewhere(shell)) as terminal:
+            terminal.wait_for(READY)
+            terminal.type(f"begin{ENTER}")
+            terminal.wait_for("[*_")
+            terminal.type(CTRL_C)
+            terminal.wait_for("Cancelling")
+            terminal.type(CTRL_C)
+            terminal.wait_for("Come back with: crow chat --connect")
+            assert terminal.wait() == 130
