@@ -85,6 +85,7 @@ async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[
     try:
         await _report_importable(store, report)
         await _check_model(loaded, store, report)
+        await _check_credentials(loaded, report)
         async with adapters.orphans_ended():
             await _check_tools(loaded, servers, report)
             await _check_confinement(loaded, report)
@@ -482,6 +483,20 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
             report(Finding(check, "failed", server.detail or "it does not answer", advice))
 
 
+async def _check_credentials(loaded: Loaded, report: Report) -> None:
+    """Read each credential for a host, and report whether that worked. Nothing is sent to the host."""
+    settings = loaded.settings.credentials.values()
+    for found, credential in zip(settings, adapters.configured_credentials(loaded), strict=True):
+        check = f"credential {credential.host}"
+        try:
+            await anyio.to_thread.run_sync(credential.read)
+        except errors.ConfigError as error:
+            report(Finding(check, "failed", str(error), f"Correct its table in {loaded.paths.config_file}."))
+            continue
+        words = f'from {found.source}, in the header {found.header}; access is "{found.access}"'
+        report(Finding(check, "ok", words))
+
+
 async def _check_confinement(loaded: Loaded, report: Report) -> None:
     """Report which sandbox confines commands. Then, in a temporary directory, run commands that try to break out of
     it."""
@@ -492,6 +507,9 @@ async def _check_confinement(loaded: Loaded, report: Report) -> None:
         workspace = adapters.open_workspace(lambda: loaded, str(folder), ())
         status = await workspace.sandbox_status()
         report(_sandbox_finding(status, loaded.paths))
+        if loaded.settings.credentials and (status.has_network or not status.has_overlay):
+            words = "are not used: only commands in layers, without `network = true`, have crow's proxy"
+            report(Finding("credentials", "warning", words))
         if status.name:
             await try_to_escape(workspace, loaded.paths, report, has_network=status.has_network)
         await workspace.reap()

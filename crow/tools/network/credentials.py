@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import ssl
@@ -141,15 +142,19 @@ class Credentials:
         variables = {}
         for name in (*_BUNDLE_VARIABLES, *_MORE_VARIABLES, *(name for name in _IF_SET if name in env)):
             given = env.get(name) or (None if name in _MORE_VARIABLES else env.get("SSL_CERT_FILE") or usual)
-            bundle = own if given is None else folder / f"{name}.pem"
-            if given is not None:
-                _write(bundle, _content(given) + b"\n" + self._authority.pem)
-            variables[name] = str(bundle)
+            variables[name] = str(own if given is None else self._bundle(given, folder))
         settings = [setting for host in self._by_host for setting in _git_settings(host, own)]
         first = int(env["GIT_CONFIG_COUNT"]) if env.get("GIT_CONFIG_COUNT", "").isdecimal() else 0
         for number, (key, value) in enumerate(settings, first):
             variables |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
         return variables | {"GIT_CONFIG_COUNT": str(first + len(settings))}
+
+    def _bundle(self, given: str, folder: Path) -> Path:
+        """Return a file with the certificates in the file `given`, and crow's own."""
+        bundle = folder / f"{hashlib.sha256(os.fsencode(given)).hexdigest()[:16]}.pem"
+        if not bundle.exists():
+            _write(bundle, _content(given) + b"\n" + self._authority.pem)
+        return bundle
 
 
 def _git_settings(host: Host, bundle: Path) -> list[tuple[str, str]]:

@@ -33,6 +33,11 @@ class Gate:
         self.refused: dict[str, str] = {}
         """Why the command did not reach hosts, by the hosts."""
 
+    @property
+    def has_allowed(self) -> bool:
+        """Whether the command was allowed to reach a host."""
+        return any(not verdict.refusal for verdict in self._verdicts.values())
+
     async def verdict(self, host: Host, clock: Clock, use: Use | None = None) -> HostVerdict:
         """Return whether the command may reach a host, and use a credential there. `clock` stops meanwhile."""
         about = str(host) if use is None or not use.place else use.place

@@ -31,6 +31,8 @@ def use_of(host: Host, method: bytes, target: str, headers: Sequence[tuple[bytes
 
     :raises ~crow.domain.errors.ArgumentError: servers may disagree about what it does.
     """
+    if not {".", ".."}.isdisjoint(target.partition("?")[0].split("/")):
+        raise ArgumentError("servers disagree about the dots in the path of the request")
     url = normalize_url(f"https://{host}{target}")
     path, _, query = url.removeprefix(f"https://{host}").partition("?")
     path = re.sub("/+", "/", unquote(path))
