@@ -19,7 +19,7 @@ import anyio.to_thread
 from pydantic import SecretStr
 
 from crow.agent.hooks import Hook
-from crow.domain.errors import ArgumentError
+from crow.domain.errors import ArgumentError, ConfigError
 from crow.domain.protected_names import ProtectedNames
 from crow.export.links import PageLinks
 from crow.export.redact import Redactor, redactor
@@ -362,6 +362,20 @@ def configured_credentials(loaded: Loaded, roots: Sequence[str] = ()) -> tuple[C
         )
         for host, settings in loaded.settings.credentials.items()
     )
+
+
+def try_credentials(loaded: Loaded) -> list[tuple[str, str, str]]:
+    """Read each credential. Return its host, where it comes from, and what is wrong with it or an empty string."""
+    found = []
+    settings = loaded.settings.credentials.values()
+    for each, credential in zip(settings, configured_credentials(loaded), strict=True):
+        words, problem = f'from {each.source}, in the header {each.header}; access is "{each.access}"', ""
+        try:
+            credential.read()
+        except ConfigError as error:
+            problem = str(error)
+        found.append((str(credential.host), words, problem))
+    return found
 
 
 def own_folders(paths: Paths, cwd: str) -> tuple[Path, ...]:

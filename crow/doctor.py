@@ -85,7 +85,8 @@ async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[
     try:
         await _report_importable(store, report)
         await _check_model(loaded, store, report)
-        await _check_credentials(loaded, report)
+        for host, words, problem in await anyio.to_thread.run_sync(adapters.try_credentials, loaded):
+            report(Finding(f"credential {host}", "failed" if problem else "ok", problem or words))
         async with adapters.orphans_ended():
             await _check_tools(loaded, servers, report)
             await _check_confinement(loaded, report)
@@ -481,20 +482,6 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
             )
             advice = "" if "crow mcp login" in server.detail else advice
             report(Finding(check, "failed", server.detail or "it does not answer", advice))
-
-
-async def _check_credentials(loaded: Loaded, report: Report) -> None:
-    """Read each credential for a host, and report whether that worked. Nothing is sent to the host."""
-    settings = loaded.settings.credentials.values()
-    for found, credential in zip(settings, adapters.configured_credentials(loaded), strict=True):
-        check = f"credential {credential.host}"
-        try:
-            await anyio.to_thread.run_sync(credential.read)
-        except errors.ConfigError as error:
-            report(Finding(check, "failed", str(error), f"Correct its table in {loaded.paths.config_file}."))
-            continue
-        words = f'from {found.source}, in the header {found.header}; access is "{found.access}"'
-        report(Finding(check, "ok", words))
 
 
 async def _check_confinement(loaded: Loaded, report: Report) -> None:
