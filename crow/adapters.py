@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ import anyio.to_thread
 from pydantic import SecretStr
 
 from crow.agent.hooks import Hook
-from crow.domain.errors import ArgumentError
+from crow.domain.errors import ArgumentError, ConfigError
 from crow.domain.protected_names import ProtectedNames
 from crow.export.links import PageLinks
 from crow.export.redact import Redactor, redactor
@@ -32,6 +32,7 @@ from crow.log import mask_in_log
 from crow.programs import Programs
 from crow.runtime import forbid_inspection, name_processor, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target, names_offered, target_of
+from crow.settings.credentials import CredentialSettings, read_credential
 from crow.settings.endpoints import messages_url_at, preset_at, run_key_command
 from crow.settings.load import Paths
 from crow.settings.servers import expand_variables
@@ -62,6 +63,7 @@ if TYPE_CHECKING:  # imported later, because `initialize` is answered without th
     from crow.store.postgres.store import PostgresStore
     from crow.telemetry.live import Collector
     from crow.tools.mcp.client import McpToolbox, ToolSettings
+    from crow.tools.network.credentials import Credential
 
 
 class EndpointModel(Model, Protocol):
@@ -219,9 +221,15 @@ def _tool_settings(loaded: _LoadedSource, asker: LoginAsker | None = None) -> To
 
 
 def open_workspace(
-    loaded: _LoadedSource, cwd: str, directories: Sequence[str], *, is_bounded: bool = False
+    loaded: _LoadedSource,
+    cwd: str,
+    directories: Sequence[str],
+    *,
+    is_bounded: bool = False,
+    on_secret: Callable[[str], object] = lambda _secret: None,
 ) -> Workspace:
-    """Open the workspace on disk. Tools cannot write crow's own files, and commands cannot read the keys.
+    """Open the workspace on disk. Tools cannot write crow's own files, and commands cannot read the keys. `on_secret`
+    gets each secret that crow reads later.
 
     If `is_bounded` is true, tools cannot leave the workspace. Commands then see no directories below `serve.roots`
     except those of the workspace.
@@ -238,7 +246,7 @@ def open_workspace(
         own_folders=_own_folders(loaded(), cwd),
         own_readable=(config / "skills", config / "agents", config / "commands"),
         names=protected_names(loaded()),
-        confiner=_open_confiner(loaded(), cwd, directories, is_bounded=is_bounded),
+        confiner=_open_confiner(loaded(), cwd, directories, is_bounded=is_bounded, on_secret=on_secret),
         is_bounded=is_bounded,
         programs=programs,
         keeps_ignored=loaded().settings.permissions.keep_ignored,
@@ -290,7 +298,12 @@ def _server_files(loaded: Loaded) -> tuple[Path, ...]:
 
 
 def _open_confiner(
-    loaded: Loaded, cwd: str, directories: Sequence[str], *, is_bounded: bool = False
+    loaded: Loaded,
+    cwd: str,
+    directories: Sequence[str],
+    *,
+    is_bounded: bool,
+    on_secret: Callable[[str], object],
 ) -> Confiner | None:
     """Return the object that confines the commands of a workspace, or None if `sandbox.enabled` is off."""
     sandbox, paths = loaded.settings.sandbox, loaded.paths
@@ -298,9 +311,11 @@ def _open_confiner(
         return None
 
     # These imports take 10 ms, and `initialize` is answered without them.
+    from crow.tools.network.credentials import Credentials
     from crow.tools.sandbox.confiner import KernelConfiner
     from crow.tools.sandbox.policy import SandboxOptions
 
+    roots = [os.path.realpath(root) for root in (cwd, *directories)]
     files = (
         paths.config_file,
         paths.log_file,
@@ -319,8 +334,48 @@ def _open_confiner(
         caches=paths.cache_dir / "commands",
         layers=paths.layers,
         names=protected_names(loaded),
+        credentials=Credentials(configured_credentials(loaded, roots), on_secret),
     )
     return KernelConfiner([Path(cwd), *map(Path, directories)], options)
+
+
+def configured_credentials(loaded: Loaded, roots: Sequence[str] = ()) -> tuple[Credential, ...]:
+    """Return the credentials in the user's settings file. No program below `roots` is started to read them."""
+    from crow.tools.network.credentials import Credential
+    from crow.tools.network.hosts import parse_host
+
+    folder = loaded.paths.config_file.parent
+
+    def is_inside(path: Path) -> bool:
+        return any(map(path.is_relative_to, roots))
+
+    def read(host: str, settings: CredentialSettings) -> tuple[str, str]:
+        return read_credential(host, settings, Programs(loaded.paths.programs).find("git"), is_inside)
+
+    return tuple(
+        Credential(
+            host=parse_host(host, 443),
+            read=partial(read, host, settings),
+            header=settings.header,
+            access=settings.access,
+            ca_file=None if settings.ca_file is None else folder / os.path.expanduser(settings.ca_file),
+        )
+        for host, settings in loaded.settings.credentials.items()
+    )
+
+
+def try_credentials(loaded: Loaded) -> list[tuple[str, str, str]]:
+    """Read each credential. Return its host, where it comes from, and what is wrong with it or an empty string."""
+    found = []
+    settings = loaded.settings.credentials.values()
+    for each, credential in zip(settings, configured_credentials(loaded), strict=True):
+        words, problem = f'from {each.source}, in the header {each.header}; access is "{each.access}"', ""
+        try:
+            credential.read()
+        except ConfigError as error:
+            problem = str(error)
+        found.append((str(credential.host), words, problem))
+    return found
 
 
 def own_folders(paths: Paths, cwd: str) -> tuple[Path, ...]:
@@ -388,7 +443,8 @@ def hidden_keys(loaded: Loaded) -> HiddenKeys:
     """Return the keys to hide from child processes, and the secrets to hide in the results of tools."""
     keys = loaded.keys
     passed = loaded.settings.sandbox.pass_env
-    return HiddenKeys(variables=keys.variables, values=keys.values, others=keys.others, passed=passed)
+    kept = frozenset(each.token_env for each in loaded.settings.credentials.values() if each.token_env is not None)
+    return HiddenKeys(variables=keys.variables, values=keys.values, others=keys.others, passed=passed, kept=kept)
 
 
 def protect_process(loaded: Loaded) -> None:

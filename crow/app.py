@@ -284,6 +284,13 @@ class Wiring:
             self._add_printed_keys(key)
             self._mask([key])
 
+    def _note_secret(self, secret: str) -> None:
+        """Hide a credential for a host, also in the results of tools. Other than a key, child processes may have it."""
+        keys = self._loaded.keys
+        if secret not in keys.others:
+            self._loaded = replace(self._loaded, keys=replace(keys, others=(*keys.others, secret)))
+            self._mask([secret])
+
     def _add_printed_keys(self, *printed: str) -> None:
         keys = self._loaded.keys
         self._loaded = replace(self._loaded, keys=replace(keys, values=(*keys.values, *printed)))
@@ -314,7 +321,9 @@ class Wiring:
         return read_templates(self._loaded.paths.config_file.parent / "commands", taken=taken)
 
     def _open_workspace(self, cwd: str, directories: Sequence[str]) -> Workspace:
-        return adapters.open_workspace(lambda: self._loaded, cwd, directories, is_bounded=self.is_bounded())
+        return adapters.open_workspace(
+            lambda: self._loaded, cwd, directories, is_bounded=self.is_bounded(), on_secret=self._note_secret
+        )
 
     async def sandbox_status(self) -> SandboxStatus:
         """Return whether this machine has a working sandbox, and what the sandbox can do."""

@@ -85,6 +85,8 @@ async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[
     try:
         await _report_importable(store, report)
         await _check_model(loaded, store, report)
+        for host, words, problem in await anyio.to_thread.run_sync(adapters.try_credentials, loaded):
+            report(Finding(f"credential {host}", "failed" if problem else "ok", problem or words))
         async with adapters.orphans_ended():
             await _check_tools(loaded, servers, report)
             await _check_confinement(loaded, report)
@@ -492,6 +494,9 @@ async def _check_confinement(loaded: Loaded, report: Report) -> None:
         workspace = adapters.open_workspace(lambda: loaded, str(folder), ())
         status = await workspace.sandbox_status()
         report(_sandbox_finding(status, loaded.paths))
+        if loaded.settings.credentials and (status.has_network or not status.has_overlay):
+            words = "are not used: only commands in layers, without `network = true`, have crow's proxy"
+            report(Finding("credentials", "warning", words))
         if status.name:
             await try_to_escape(workspace, loaded.paths, report, has_network=status.has_network)
         await workspace.reap()

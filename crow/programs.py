@@ -296,9 +296,11 @@ class CommandFailed(Exception):
     """A command of the user failed. The message is a clause, such as `did not end within 5 s`."""
 
 
-def output_of(command: Sequence[str], *, timeout_s: float) -> str:
-    """Run a command from the user's own file, whose program is a path, and return what it prints. This function blocks
-    until the command ends.
+def output_of(
+    command: Sequence[str], *, timeout_s: float, data: bytes = b"", env: Mapping[str, str] | None = None
+) -> str:
+    """Run a command from the user's own file, whose program is a path, with `data` as its input, and return what it
+    prints. This function blocks until the command ends. Without `env`, the command gets crow's whole environment.
 
     :raises CommandFailed: the command cannot be started, takes too long, or ends with another exit code than 0. Then
         the message ends with the last line of its stderr.
@@ -306,11 +308,12 @@ def output_of(command: Sequence[str], *, timeout_s: float) -> str:
     try:
         done = subprocess.run(  # noqa: S603 - the command comes from the user's own file
             command,
-            stdin=subprocess.DEVNULL,
+            input=data,
             capture_output=True,
             timeout=timeout_s,
             check=False,
-            env=os.environ,  # the default is the initial environment, in which crow has overwritten secrets
+            # the default is the initial environment, in which crow has overwritten secrets
+            env=os.environ if env is None else env,
         )
     except subprocess.TimeoutExpired:
         raise CommandFailed(f"did not end within {timeout_s:g} s") from None

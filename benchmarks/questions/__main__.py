@@ -40,7 +40,7 @@ from crow.agent.permissions.rules import (
 from crow.settings import load_settings
 from crow.tools import CommandAccess, Outcome, PlannedCall, Ports
 from crow.tools.layers import Changes
-from crow.tools.network import Host, HostVerdict
+from crow.tools.network import Host, HostVerdict, Use
 from crow.tools.network.hosts import parse_host
 from crow.tools.network.registries import siblings_of
 from tests.tools.conftest import FixedPlan
@@ -288,7 +288,7 @@ class Reviewer:
                     self._asks[name] += isinstance(decision, Ask)
                 known |= {host, *siblings_of(host)}
 
-    async def review_host(self, _call_id: str, _host: Host) -> HostVerdict:
+    async def review_host(self, _call_id: str, _host: Host, _use: Use | None = None) -> HostVerdict:
         """See :class:`crow.tools.ChangeReviewer`. Nothing is reached."""
         return HostVerdict(refusal="no command of the corpus reaches the network")
 

@@ -24,6 +24,7 @@ from pydantic.fields import FieldInfo
 from crow.domain.errors import ConfigError
 from crow.domain.secret_values import holds_secret, secrets_in
 from crow.domain.text import describe
+from crow.settings.credentials import CREDENTIAL_HOST, CredentialSettings
 from crow.settings.endpoints import PRESETS, dotted_key, fallback_of, fallback_problem, names_offered
 from crow.settings.servers import VARIABLE
 from crow.settings.types import Section
@@ -60,10 +61,12 @@ _NAMED: Mapping[str, type[Section]] = {
     "providers": ProviderSettings,
     "models": NamedModel,
     "mcp_servers": McpServerSettings,
+    "credentials": CredentialSettings,
 }
 _NEEDED: Mapping[type[Section], str] = {
     McpServerSettings: 'a table with either "command" or "url"',
     HookSettings: 'a table with "event" and "command"',
+    CredentialSettings: 'a table with one of "from_git = true", "token_env" and "token_command"',
 }
 """The end of the error message for a table whose values are valid one by one, but not together."""
 _OF_THE_ENDPOINT = ("api_key", "api_key_env", "headers")
@@ -114,7 +117,7 @@ class _EndpointKeys:
     values: tuple[str, ...] = field(default=(), repr=False)
     """The endpoint keys, including unused ones, and the tokens in headers."""
     others: tuple[str, ...] = field(default=(), repr=False)
-    """The tokens of MCP servers."""
+    """The tokens of MCP servers and of credentials for hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,13 +154,19 @@ class Loaded:
         """Return the value of each key in `sources`. Values that may be secret are `SecretStr`."""
         settings = self.settings
         servers = {name: server.masked() for name, server in settings.mcp_servers.items()}
-        found: dict[str, object] = {"models": settings.models, "providers": {}, "mcp_servers": servers}
+        found: dict[str, object] = {
+            "models": settings.models,
+            "providers": {},
+            "mcp_servers": servers,
+            "credentials": {},
+        }
         found["hooks"] = tuple(hook.masked() for hook in settings.hooks)
         found["checks"] = settings.checks
         for section in _SECTIONS:
             found |= {f"{section}.{key}": value for key, value in getattr(settings, section)}
         found |= {f"database.{key}": value for key, value in settings.database.shown().items()}
-        for kind, tables in (("providers", settings.providers), ("models", settings.models)):
+        named = (("providers", settings.providers), ("models", settings.models), ("credentials", settings.credentials))
+        for kind, tables in named:
             for name, table in tables.items() if isinstance(tables, Mapping) else ():
                 found |= {f"{dotted_key(kind, name)}.{key}": getattr(table, key) for key in table.model_fields_set}
         for key, value in found.items():
@@ -336,6 +345,9 @@ class _SettingsReader:
             self._problems.append(f"{self._file}: {name} is {shown}; expected a table: [{name}]")
         elif place[0] == "mcp_servers" and not 1 <= len(place[1]) <= 64:
             self._problems.append(f"{self._file}: {name}: the name of a server must have 1 to 64 characters")
+        elif place[0] == "credentials" and not CREDENTIAL_HOST.fullmatch(place[1]):
+            expected = "expected a host name in lower case, such as git.example.com or git.example.com:8443"
+            self._problems.append(f"{self._file}: {name} names no host; {expected}")
         else:
             self._tables[place] = {key: _Given(inner, self._file.name) for key, inner in value.items()}
 
@@ -489,6 +501,8 @@ def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> _Endpo
     servers = _tables(_inner(tree, "mcp_servers").values())
     others = [secret for table in servers for secret in _secrets_in(table, "headers", _SECRET_HEADER, env)]
     others += [secret for table in servers for secret in _secrets_in(table, "env", _SECRET_VARIABLE, env)]
+    tokens = [str(table.get("token_env")) for table in _tables(_inner(tree, "credentials").values())]
+    others += [env[name].strip() for name in tokens if name in env]
     clients = [{"secret": {"secret": table.get("oauth_client_secret")}} for table in servers]
     others += [secret for table in clients for secret in _secrets_in(table, "secret", _SECRET_VARIABLE, env)]
     others += [

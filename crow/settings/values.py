@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from pydantic import Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
+from crow.settings.credentials import CredentialSettings
 from crow.settings.types import (
     Body,
     Count,
@@ -625,6 +626,10 @@ class Settings(Section):
         Expected("a table for each server: [mcp_servers.NAME] with command or url"),
     ] = Field(default_factory=dict)
     """MCP servers for every session, by name."""
+    credentials: Annotated[Mapping[str, CredentialSettings], Expected("a table for each host: [credentials.HOST]")] = (
+        Field(default_factory=dict)
+    )
+    """Credentials for HTTPS requests of confined commands, by host. Crow adds them outside of the sandbox."""
     hooks: Annotated[
         tuple[HookSettings, ...], Field(strict=False), Expected("tables [[hooks]], each with event and command")
     ] = ()

@@ -13,7 +13,7 @@ from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.messages import Image, JsonObject, ToolCall, ToolSpec, Usage
 from crow.tools.layers import Changes, Layer
 from crow.tools.layers.session import Layers
-from crow.tools.network import CommandNetwork, Host, HostVerdict
+from crow.tools.network import CommandNetwork, Host, HostVerdict, Use
 from crow.tools.process import Process
 from crow.tools.sampling import Sampler
 from crow.tools.tasks import AGENT_CONTEXT as AGENT_CONTEXT
@@ -572,8 +572,9 @@ class ChangeReviewer(Protocol):
         are kept, otherwise the reason for the model. `command` is the plan of the command, if an earlier call started
         it."""
 
-    async def review_host(self, call_id: str, host: Host) -> HostVerdict:
-        """Decide whether the command of a call may reach a host, and ask the user where needed."""
+    async def review_host(self, call_id: str, host: Host, use: Use | None = None) -> HostVerdict:
+        """Decide whether the command of a call may reach a host and use the user's credential there, and ask the user
+        where needed."""
 
 
 class Plan(Protocol):

@@ -74,10 +74,12 @@ class HiddenKeys:
     passed: tuple[str, ...] = ()
     """Globs. Commands do not get variables that hold other secrets, except those whose names match one of these
     globs."""
+    kept: frozenset[str] = frozenset()
+    """Variables that commands do not get in any case. They hold what crow adds to the requests of commands."""
 
     def _withholds(self, name: str, value: str) -> bool:
         """Return whether a variable must not reach a command."""
-        if self.hides(name, value):
+        if self.hides(name, value) or name in self.kept:
             return True
         is_passed = any(fnmatchcase(name, pattern) for pattern in self.passed)
         return not is_passed and holds_secret(name, value, os.path.lexists)

@@ -270,7 +270,7 @@ class DiskWorkspace:
                 sentences.extend(await self._check(process))
 
             with anyio.move_on_after(timeout_s) as timeout:
-                async with _connected(network, listeners, timeout):
+                async with _connected(network, listeners, timeout, self._confiner):
                     await _show_output(process, retained, on_output, check)
             if timeout.cancelled_caught:
                 await process.end(TERM_S)
@@ -493,10 +493,15 @@ class _SpawnedCommand:
 
 
 def _connected(
-    network: CommandNetwork | None, listeners: Sequence[socket.socket], clock: anyio.CancelScope
+    network: CommandNetwork | None,
+    listeners: Sequence[socket.socket],
+    clock: anyio.CancelScope,
+    confiner: Confiner | None,
 ) -> AbstractAsyncContextManager[None]:
     """Serve the network of a command, if it has one."""
-    return nullcontext() if network is None or not listeners else network.serving(listeners[0], clock)
+    if network is None or confiner is None or not listeners:
+        return nullcontext()
+    return network.serving(listeners[0], clock, confiner.credentials)
 
 
 async def _show_output(

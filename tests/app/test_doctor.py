@@ -541,3 +541,17 @@ def test_traces_are_reported_only_if_the_user_wants_them(run: Run, tmp_path: Pat
     assert line("[telemetry]\ncontent = true\n") == []
     (found,) = line("[telemetry]\nenabled = true\n")
     assert found.endswith("traces without content are sent to a collector")
+
+
+def test_each_credential_is_read_and_never_shown(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        '[credentials."git.test"]\ntoken_env = "MINE"\n[credentials."api.test"]\ntoken_env = "UNSET"\naccess = "read"\n'
+    )
+    done = run(tmp_path, "doctor", MINE="value-of-the-user", CROW_MODEL="offline")
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert any('credential git.test from MINE, in the header Authorization; access is "ask"' in line for line in lines)
+    assert any("credential api.test the environment variable UNSET is not set" in line for line in lines)
+    assert any("credentials are not used: only commands in layers" in line for line in lines)
+    shown = run(tmp_path, "config", MINE="value-of-the-user").stdout
+    assert 'credentials."git.test".token_env' in shown
+    assert "value-of-the-user" not in done.stdout + shown

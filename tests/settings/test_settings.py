@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crow.adapters import hidden_keys
+from crow.domain.errors import ConfigError
 from crow.settings import Loaded, Settings, fallback_of, load_settings
+from crow.settings.credentials import read_credential
 from crow.settings.load import setting_keys
 
 
@@ -96,7 +100,7 @@ def test_empty_flags_and_variables_count_as_not_given(home: Path) -> None:
         ('[modle]\nname = "x"', "there is no setting modle.name; did you mean model.name?"),
         (
             "[zzz]",
-            "there is no setting zzz; expected one of models, providers, mcp_servers, hooks, checks, model.name, ",
+            "there is no setting zzz; expected one of models, providers, mcp_servers, credentials, hooks, checks, ",
         ),
         ("hooks = 3", "hooks is 3; expected tables [[hooks]], each with event and command"),
         ("[[hooks]]", 'hooks[1] must be a table with "event" and "command"'),
@@ -122,6 +126,27 @@ def test_empty_flags_and_variables_count_as_not_given(home: Path) -> None:
             '[models.a]\nfallback = "b"\n[models.b]\nfallback = "c"\n[models.c]\nfallback = "b"',
             'models.b.fallback is "c"; the fallbacks go round in a circle: b → c → b',
         ),
+        (
+            '[credentials."git.test"]',
+            'credentials."git.test" must be a table with one of "from_git = true", "token_env" ',
+        ),
+        (
+            '[credentials."git.test"]\nfrom_git = true\ntoken_env = "A"',
+            'credentials."git.test" must be a table with one of',
+        ),
+        ('[credentials."Git.Test"]\nfrom_git = true', 'credentials."Git.Test" names no host; expected a host name in '),
+        ('[credentials."10.0.0.5"]\nfrom_git = true', 'credentials."10.0.0.5" names no host; expected a host name in '),
+        ('[credentials."https://a.test"]\nfrom_git = true', 'credentials."https://a.test" names no host; expected a '),
+        ('[credentials."*.test"]\nfrom_git = true', 'credentials."*.test" names no host; expected a host name in '),
+        (
+            '[credentials."a.test"]\ntoken_command = "x"',
+            'credentials."a.test".token_command is "x"; expected a command',
+        ),
+        (
+            '[credentials."a.test"]\nfrom_git = true\nheader = "A: b"',
+            'credentials."a.test".header is "A: b"; expected the name of a header',
+        ),
+        ("credentials = 3", "credentials is 3; expected a table for each host: [credentials.HOST]"),
         ("name =", "not valid TOML: "),
     ],
 )
@@ -370,6 +395,49 @@ def test_secrets_in_headers_and_of_servers_are_known(home: Path) -> None:
         """
     keys = load(home, toml, TOKEN="t0").keys
     assert (keys.values, keys.others) == (("key-in-header", "dXNlcjpwYXNz"), ("t0", "t0-2"))
+
+
+def test_a_credential_is_shown_without_its_value_and_its_variable_is_kept(home: Path) -> None:
+    toml = '[credentials."git.test:8443"]\ntoken_env = "MINE"\nuser = "dev"\naccess = "read"'
+    loaded = load(home, toml, MINE="the-value")
+    assert {key: value for key, value in loaded.values().items() if key.startswith("credentials")} == {
+        'credentials."git.test:8443".token_env': "MINE",
+        'credentials."git.test:8443".user': "dev",
+        'credentials."git.test:8443".access': "read",
+    }
+    assert loaded.keys.others == ("the-value",)
+    assert "the-value" not in repr(loaded)
+    keys = hidden_keys(loaded)
+    assert keys.withholds("MINE", "the-value")
+    assert replace(keys, passed=("MINE",)).withholds("MINE", "the-value")
+    assert not keys.hides("MINE", "the-value"), "the user's own programs may have it"
+
+
+@pytest.mark.parametrize(("lines", "expected"), [
+    ('token_env = "MINE"', "Bearer the-value"),
+    ('token_env = "MINE"\nuser = "dev"', "Basic ZGV2OnRoZS12YWx1ZQ=="),
+    ('token_env = "MINE"\nheader = "X-Api-Key"', "the-value"),
+    ('token_command = ["/bin/echo", "token the-value"]', "token the-value"),
+])  # fmt: skip
+def test_the_forms_of_a_credential(home: Path, monkeypatch: pytest.MonkeyPatch, lines: str, expected: str) -> None:
+    monkeypatch.setenv("MINE", "the-value")
+    settings = load(home, f'[credentials."a.test"]\n{lines}').settings.credentials["a.test"]
+    assert read_credential("a.test", settings, None)[1] == expected
+
+
+@pytest.mark.parametrize(("lines", "words"), [
+    ("from_git = true", "there is no git that crow can trust"),
+    ('token_env = "UNSET"', "the environment variable UNSET is not set"),
+    ('token_env = "LINES"', "what LINES gave is not one line of plain ASCII"),
+    ('token_command = ["/bin/true"]', "token_command printed nothing"),
+    ('token_command = ["/nowhere"]', "there is no program /nowhere"),
+])  # fmt: skip
+def test_what_is_no_credential_is_named(home: Path, monkeypatch: pytest.MonkeyPatch, lines: str, words: str) -> None:
+    monkeypatch.setenv("LINES", "a\nX: b")
+    settings = load(home, f'[credentials."a.test"]\n{lines}').settings.credentials["a.test"]
+    with pytest.raises(ConfigError) as raised:
+        read_credential("a.test", settings, None)
+    assert str(raised.value) == words
 
 
 # the database

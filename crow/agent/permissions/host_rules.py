@@ -6,23 +6,35 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from crow.agent.permissions.rules import NETWORK, Allow, Ask, Decision, PermissionRule, Refuse, decide
+from crow.agent.permissions.rules import NETWORK, NETWORK_WRITE, Allow, Ask, Decision, PermissionRule, Refuse, decide
 from crow.tools import Coverage, PlannedCall
 from crow.tools.network.hosts import PORTS, REGISTRIES, Host, covers_host, names_host
 from crow.tools.network.registries import siblings_of
+from crow.tools.network.uses import Use
 
 
 def decide_about_host(
-    name: str, call: PlannedCall, host: Host, mode: str, rules: Sequence[PermissionRule], *, is_bounded: bool = False
+    name: str,
+    call: PlannedCall,
+    host: Host,
+    mode: str,
+    rules: Sequence[PermissionRule],
+    *,
+    use: Use | None = None,
+    is_bounded: bool = False,
 ) -> tuple[Decision, PlannedCall]:
-    """Decide whether the command of a call may reach a host. Also return the host as a planned call, about which the
-    user can be asked.
+    """Decide whether the command of a call may reach a host, and use a credential there. Also return the host as a
+    planned call, about which the user can be asked. If something may be changed with the credential, one question is
+    enough for both.
 
     Rules about hosts come first. A rule that lets the command run with full access also lets it reach hosts. Nobody is
     asked about a literal address: only a rule of the user can name it.
     """
-    asked = _plan_of_host(call, host, siblings_at(call, host, mode, rules))
+    asked = _plan_of_host(call, host, siblings_at(call, host, mode, rules), use)
     decision = decide(NETWORK, asked, mode, rules)
+    if use is not None and use.place and not isinstance(decision, Refuse):
+        asked = _plan_of_write(call, use)
+        decision = decide(NETWORK_WRITE, asked, mode, rules)
     if not isinstance(decision, Ask):
         return decision, asked
     whole = replace(call, command_access="full", requested_access="full", changed=())
@@ -43,13 +55,24 @@ def siblings_at(call: PlannedCall, host: Host, mode: str, rules: Sequence[Permis
     )
 
 
-def _plan_of_host(call: PlannedCall, host: Host, others: Sequence[Host] = ()) -> PlannedCall:
+def _plan_of_write(call: PlannedCall, use: Use) -> PlannedCall:
+    """Return a planned call that stands for what a command may change at a host with the user's credential."""
+    return PlannedCall(
+        announcement=call.announcement,
+        access="fetch",
+        review_text=f"The command runs. It wants to {use.words}\n\n{call.coverage.argument or ''}",
+        coverage=Coverage(rule_tool=NETWORK_WRITE, argument=use.place),
+    )
+
+
+def _plan_of_host(call: PlannedCall, host: Host, others: Sequence[Host] = (), use: Use | None = None) -> PlannedCall:
     """Return a planned call that stands for the connection of a command to a host, and to others of its registry."""
+    words = f"connect to: {host}" if use is None else use.words
     also = f" (and {', '.join(map(str, others))}, of the same registry)" if others else ""
     return PlannedCall(
         announcement=call.announcement,
         access="fetch",
-        review_text=f"The command runs. It wants to connect to: {host}{also}\n\n{call.coverage.argument or ''}",
+        review_text=f"The command runs. It wants to {words}{also}\n\n{call.coverage.argument or ''}",
         coverage=Coverage(rule_tool=NETWORK, argument=str(host)),
     )
 

@@ -53,7 +53,7 @@ from crow.store import SessionChanges
 from crow.tools import Coverage, PlannedCall, Workspace
 from crow.tools.layers import Changes
 from crow.tools.layers.describe import summary_of
-from crow.tools.network import Host, HostVerdict
+from crow.tools.network import Host, HostVerdict, Use
 from crow.tools.network.registries import Registries, find_registries
 from crow.tools.sampling import SamplingRequest
 
@@ -127,8 +127,10 @@ class Permissions:
         self._whole = whole or self
         self.reviews: dict[str, _Review] = {} if whole is None else whole.reviews
         """For each running call, decides whether what its command has changed in a layer is kept."""
-        self.hosts: dict[str, Callable[[Host], Awaitable[HostVerdict]]] = {} if whole is None else whole.hosts
-        """For each running call, decides whether its command may reach a host."""
+        self.hosts: dict[str, Callable[[Host, Use | None], Awaitable[HostVerdict]]] = (
+            {} if whole is None else whole.hosts
+        )
+        """For each running call, decides whether its command may reach a host, and use a credential there."""
 
     def narrowed(self, mode: str) -> Permissions:
         """Return the session's permissions, limited to what `mode` allows. Later changes of the session's mode and
@@ -182,21 +184,24 @@ class Permissions:
             return "The call has ended, so its changes were dropped."
         return await decide_about(changes, command)
 
-    async def review_host(self, call_id: str, host: Host) -> HostVerdict:
+    async def review_host(self, call_id: str, host: Host, use: Use | None = None) -> HostVerdict:
         """See :class:`crow.tools.ChangeReviewer`."""
         decide_about = self.hosts.get(call_id)
-        return HostVerdict(refusal="the call has ended") if decide_about is None else await decide_about(host)
+        return HostVerdict(refusal="the call has ended") if decide_about is None else await decide_about(host, use)
 
-    async def judge_host(self, ref: CallRef, call: ToolCall, plan: PlannedCall, host: Host) -> HostVerdict | None:
-        """Decide whether the command of a call may reach a host. Return None if the user cancelled the turn instead of
-        answering."""
+    async def judge_host(
+        self, ref: CallRef, call: ToolCall, plan: PlannedCall, host: Host, use: Use | None = None
+    ) -> HostVerdict | None:
+        """Decide whether the command of a call may reach a host, and use a credential there. Return None if the user
+        cancelled the turn instead of answering."""
         row, is_bounded = self._branch.row, self._workspace.is_bounded
         rules = current_rules(self._whole.rules, row)
-        decision, asked = decide_about_host(call.name, plan, host, self._mode, rules, is_bounded=is_bounded)
+        decision, asked = decide_about_host(call.name, plan, host, self._mode, rules, use=use, is_bounded=is_bounded)
         also: tuple[Host, ...] = ()
         if isinstance(decision, Ask):
             also = siblings_at(plan, host, self._mode, rules)
-            about = ToolCall(id=call.id, name=NETWORK, arguments=json.dumps({"host": str(host)}))
+            name = asked.coverage.rule_tool or NETWORK
+            about = ToolCall(id=call.id, name=name, arguments=json.dumps({"host": asked.coverage.argument}))
             found = await self._ask(ref, about, asked, decision)
             if found is None:
                 return None

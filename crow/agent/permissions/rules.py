@@ -41,6 +41,7 @@ _WITH_ARGUMENT = (
     "sampling",
     "shell_changes",
     "network",
+    "network_write",
 )
 _SEARCHES = ("grep", "list_files")
 _CHANGES = ("edit_file", "write_file", "apply_patch")
@@ -48,6 +49,8 @@ _KEPT_CHANGES = "shell_changes"
 """The name in rules for what commands change in their layers."""
 NETWORK = "network"
 """The name in rules for the hosts that commands reach."""
+NETWORK_WRITE = "network_write"
+"""The name in rules for what commands may change at hosts with the user's credential."""
 _ASKED_BY_CONTENT = ("skill", "task")
 """Tools that load a file of the workspace, such as a skill, only if the user allows it. If the file's content changes,
 crow asks the user again."""
@@ -632,6 +635,8 @@ def rule_words(rule: PermissionRule) -> str:
     shown = f"`{shorten(line, 60)}`"
     if rule.tool == NETWORK:
         return f"commands to connect to {shown} {place}"
+    if rule.tool == NETWORK_WRITE:
+        return f"commands to change {shown} with your credential {place}"
     if rule.tool == "sampling":
         return f"requests of {shown} to your model {place}"
     limit = f" with access {rule.access}" if rule.access in ("read", "write") else ""

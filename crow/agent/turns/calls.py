@@ -27,7 +27,7 @@ from crow.domain.messages import ToolCall
 from crow.tools import Outcome, PlannedCall, Toolbox
 from crow.tools.layers import Changes
 from crow.tools.layers.describe import diffs_of
-from crow.tools.network import Host, HostVerdict
+from crow.tools.network import Host, HostVerdict, Use
 
 _CUT_CHARS = 48_000
 """The model sees at most this many characters of a result."""
@@ -241,10 +241,10 @@ class Calls:
                 self.dismissed = True
                 return "The user cancelled, so all changes were dropped."
 
-    async def _review_host(self, opened: _OpenCall, plan: PlannedCall, host: Host) -> HostVerdict:
-        """Decide whether a running command may reach a host."""
+    async def _review_host(self, opened: _OpenCall, plan: PlannedCall, host: Host, use: Use | None) -> HostVerdict:
+        """Decide whether a running command may reach a host, and use a credential there."""
         async with self._reviewing:
-            verdict = await self._permissions.judge_host(opened.ref, opened.call, plan, host)
+            verdict = await self._permissions.judge_host(opened.ref, opened.call, plan, host, use)
         if verdict is None:
             self.dismissed = True
             return HostVerdict(refusal="the user cancelled the turn")

@@ -115,7 +115,9 @@ async def _run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
     hidden = statuses.note(codes, earlier)
     end = _describe_end(code, timeout_s) or hidden
     shown = await invocation.context.outputs.shown(output.removesuffix("\n"))
-    hint = _explain(invocation.context, command, access, output, has_failed=code != 0 or hidden != "")
+    has_failed = code != 0 or hidden != ""
+    is_served = gate is not None and gate.has_allowed and not has_failed
+    hint = "" if is_served else _explain(invocation.context, command, access, output, has_failed=has_failed)
     unreached = "" if gate is None else gate.describe()
     announcement = Announcement(title=in_title(title_line(command)), kind="execute")
     return Outcome(

@@ -7,7 +7,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from crow.tools.network.credentials import Credentials
 from crow.tools.network.hosts import Host
+from crow.tools.network.uses import Use
 
 LISTENER_PORT = 20_219
 """The port of crow's proxy on the loopback interface of each command. Commands share no loopback interface."""
@@ -37,9 +39,12 @@ class Clock(Protocol):
 class CommandNetwork(Protocol):
     """The network of one command."""
 
-    def serving(self, listener: socket.socket, clock: Clock) -> AbstractAsyncContextManager[None]:
+    def serving(
+        self, listener: socket.socket, clock: Clock, credentials: Credentials
+    ) -> AbstractAsyncContextManager[None]:
         """Accept the connections of a command until the block ends. `listener` listens in the command's network
-        namespace, and is closed at the end. `clock` stops while the user is asked."""
+        namespace, and is closed at the end. `clock` stops while the user is asked. `credentials` are added to requests
+        that may use them."""
 
 
-__all__ = ["LISTENER_PORT", "Clock", "CommandNetwork", "Host", "HostVerdict"]
+__all__ = ["LISTENER_PORT", "Clock", "CommandNetwork", "Credentials", "Host", "HostVerdict", "Use"]

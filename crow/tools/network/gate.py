@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from crow.tools.network import Clock, Host, HostVerdict
+from crow.tools.network.uses import Use
 
 MAX_HOSTS = 200
 """A command that asks for more hosts gets no other."""
@@ -17,12 +18,13 @@ _PRIVATE = (
 
 
 class Gate:
-    """The decisions about one command. `judge` decides about a host, and may ask the user.
+    """The decisions about one command. `judge` decides about a host, or about a use of a credential there. It may ask
+    the user.
 
     A question stays open if the command gives up its connection, and its answer holds for all later ones.
     """
 
-    def __init__(self, judge: Callable[[Host], Awaitable[HostVerdict]]) -> None:
+    def __init__(self, judge: Callable[[Host, Use | None], Awaitable[HostVerdict]]) -> None:
         self._judge = judge
         self._verdicts: dict[str, HostVerdict] = {}
         self._lock = anyio.Lock()
@@ -31,13 +33,19 @@ class Gate:
         self.refused: dict[str, str] = {}
         """Why the command did not reach hosts, by the hosts."""
 
-    async def verdict(self, host: Host, clock: Clock) -> HostVerdict:
-        """Return whether the command may reach a host. `clock` stops meanwhile."""
-        known = self._verdicts.get(str(host))
+    @property
+    def has_allowed(self) -> bool:
+        """Whether the command was allowed to reach a host."""
+        return any(not verdict.refusal for verdict in self._verdicts.values())
+
+    async def verdict(self, host: Host, clock: Clock, use: Use | None = None) -> HostVerdict:
+        """Return whether the command may reach a host, and use a credential there. `clock` stops meanwhile."""
+        about = str(host) if use is None or not use.place else use.place
+        known = self._verdicts.get(about)
         if known is None:
             with _Stopped(self, clock):
                 async with self._lock:
-                    known = self._verdicts.get(str(host)) or await self._decide(host)
+                    known = self._verdicts.get(about) or await self._decide(about, host, use)
         if known.refusal:
             self.refuse(host, known.refusal)
         return known
@@ -47,14 +55,14 @@ class Gate:
         if len(self.refused) < MAX_HOSTS:
             self.refused.setdefault(str(host), reason)
 
-    async def _decide(self, host: Host) -> HostVerdict:
+    async def _decide(self, about: str, host: Host, use: Use | None) -> HostVerdict:
         if len(self._verdicts) >= MAX_HOSTS:
             return HostVerdict(refusal=f"the command asked for more than {MAX_HOSTS} hosts")
-        found = await self._judge(host)
+        found = await self._judge(host, use)
         if host.is_address and not found.is_named and not found.refusal:
             found = HostVerdict(refusal=_PRIVATE.format(host=host))
-        self._verdicts[str(host)] = found
-        for other in found.also:
+        self._verdicts[about] = found
+        for other in (*found.also, *(() if found.refusal else (host,))):
             self._verdicts.setdefault(str(other), found)
         return found
 

@@ -2,26 +2,33 @@
 
 `CONNECT` carries TLS alone, and each ClientHello must name the host of the request. A plain request is parsed and
 written anew, over a connection of its own, so that no host can be reached behind another one. Crow resolves the names
-itself and connects to the addresses that it has checked. What is inside of TLS cannot be seen.
+itself and connects to the addresses that it has checked. What is inside of TLS cannot be seen, except at hosts for
+which the user has a credential: there, the proxy answers with a certificate of its own and adds the credential.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import anyio
 import anyio.abc
 import h11
+from anyio.streams.tls import TLSStream
 
-from crow.domain.errors import ArgumentError
+from crow.domain.errors import ArgumentError, ConfigError
 from crow.domain.text import safe
 from crow.tools.network import Clock, Host
+from crow.tools.network.credentials import Added, Credential, Credentials, problem_of
 from crow.tools.network.gate import Gate
 from crow.tools.network.hosts import parse_host
+from crow.tools.network.masking import Masked
 from crow.tools.network.records import ClientRecords
+from crow.tools.network.uses import use_of
 from crow.tools.web import checked_address
 
 logger = logging.getLogger(__name__)
@@ -35,6 +42,7 @@ _CONNECT_S = 30.0
 _IDLE_S = 600.0
 _CHUNK = 65_536
 HTTP_PORT, HTTPS_PORT = 80, 443
+_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 _HOP_BY_HOP = frozenset(
     (
@@ -44,6 +52,14 @@ _HOP_BY_HOP = frozenset(
     )
 )
 """Headers that are not passed on. Those about the body are made anew."""
+_NOT_WITH_CREDENTIAL = frozenset(
+    (
+        *(b"accept-encoding", b"range", b"if-range", b"forwarded", b"x-original-url", b"x-rewrite-url"),
+        *(b"x-http-method", b"x-http-method-override", b"x-method-override", b"x-forwarded-host"),
+    )
+)
+"""Headers that are not passed on with a credential: they could make a server do something else than the request says,
+or show the credential in a form that crow does not recognise."""
 _READING = frozenset((b"GET", b"HEAD"))
 _METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"PROPFIND", b"REPORT"))
 
@@ -66,11 +82,11 @@ class Proxy:
         self._slots = anyio.Semaphore(MAX_CONNECTIONS)
 
     @asynccontextmanager
-    async def serving(self, listener: socket.socket, clock: Clock) -> AsyncIterator[None]:
+    async def serving(self, listener: socket.socket, clock: Clock, credentials: Credentials) -> AsyncIterator[None]:
         """See :class:`crow.tools.network.CommandNetwork`."""
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._accept, listener, clock)
+            tasks.start_soon(self._accept, listener, clock, credentials)
             try:
                 yield
             except Exception as error:  # noqa: BLE001  # the task group would wrap it in a group
@@ -79,20 +95,20 @@ class Proxy:
         if failure is not None:
             raise failure
 
-    async def _accept(self, listener: socket.socket, clock: Clock) -> None:
+    async def _accept(self, listener: socket.socket, clock: Clock, credentials: Credentials) -> None:
         async with (
             await anyio.abc.SocketListener.from_socket(listener) as accepting,
             anyio.create_task_group() as tasks,
         ):
             while True:
                 await self._slots.acquire()  # before a connection takes one of crow's open files
-                tasks.start_soon(self._serve, await accepting.accept(), clock)
+                tasks.start_soon(self._serve, await accepting.accept(), clock, credentials)
 
-    async def _serve(self, stream: anyio.abc.SocketStream, clock: Clock) -> None:
+    async def _serve(self, stream: anyio.abc.SocketStream, clock: Clock, credentials: Credentials) -> None:
         try:
             async with stream:
                 with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-                    await _Connection(self._gate, self._resolve, clock, stream).serve()
+                    await _ProxyConnection(self._gate, self._resolve, clock, stream, credentials).serve()
         finally:
             self._slots.release()
 
@@ -108,9 +124,12 @@ class _Refused(Exception):
 
 
 class _Connection:
-    """One connection of a command with the proxy."""
+    """One connection of a command, with the proxy or through it with a host."""
 
-    def __init__(self, gate: Gate, resolve: Resolve, clock: Clock, stream: anyio.abc.SocketStream) -> None:
+    default_port: int
+    """The port that URLs and the header Host may leave out."""
+
+    def __init__(self, gate: Gate, resolve: Resolve, clock: Clock, stream: anyio.abc.ByteStream) -> None:
         self._gate = gate
         self._resolve = resolve
         self._clock = clock
@@ -126,10 +145,8 @@ class _Connection:
                 if waiting.cancelled_caught or not isinstance(request, h11.Request):
                     return
                 _check_version(request)
-                if request.method == b"CONNECT":
-                    await self._tunnel(request)
+                if not await self._handle(request):
                     return
-                await self._forward(request)
                 if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
                     return
                 self._http.start_next_cycle()
@@ -140,6 +157,10 @@ class _Connection:
             await self._answer(error.error_status_hint, f"this is not a request to a proxy: {error}")
         except h11.LocalProtocolError as error:
             logger.info("A connection of a command ended: %s", error)
+
+    async def _handle(self, request: h11.Request) -> bool:
+        """Answer a request. Return whether another one may follow. :raises _Refused: it is not answered."""
+        raise NotImplementedError
 
     async def _next(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """Return what the command sends next."""
@@ -167,57 +188,44 @@ class _Connection:
             await self._send(h11.Data(data=body))
             await self._send(h11.EndOfMessage())
 
-    async def _connect(self, host: Host, *, is_plain: bool, method: bytes = b"") -> anyio.abc.SocketStream:
-        """Connect to a host that the command may reach."""
-        verdict = await self._gate.verdict(host, self._clock)
-        if verdict.refusal:
-            raise _Refused(403, host, verdict.refusal)
-        if is_plain and verdict.is_read_only and method not in _READING:
-            raise _Refused(403, host, f"only GET and HEAD are allowed, not {method.decode('ascii', 'replace')[:20]}")
+    async def _reach(self, host: Host, *, allow_private: bool) -> anyio.abc.SocketStream:
+        """Connect to a host that the command may reach. :raises _Refused: this is not possible."""
         try:
             with anyio.fail_after(_CONNECT_S):
-                address = await self._resolve(host.name, host.port, verdict.is_named)
+                address = await self._resolve(host.name, host.port, allow_private)
                 return await anyio.connect_tcp(address, host.port)
         except ArgumentError as error:
             raise _Refused(403 if "private" in str(error) else 502, host, str(error)) from None
         except OSError as error:
             raise _Refused(502, host, f"no connection: {error.strerror or error}") from None
 
-    async def _tunnel(self, request: h11.Request) -> None:
-        host = _parsed(request.target)
-        _check_host_header(request.headers, host, HTTPS_PORT)
-        upstream = await self._connect(host, is_plain=False)
-        async with upstream:
-            await self._stream.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
-            records = ClientRecords(host.name)
-            early = self._http.trailing_data[0]
+    async def _forward(
+        self,
+        request: h11.Request,
+        host: Host,
+        target: bytes,
+        upstream: anyio.abc.ByteStream,
+        *,
+        headers: _Headers,
+        masked: Masked,
+    ) -> None:
+        """Send a request to its host with these headers, and the masked response back."""
+        http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
+        name = f"[{host.name}]" if ":" in host.name else host.name
+        place = name if host.port == self.default_port else f"{name}:{host.port}"
+        every = [(b"Host", place.encode()), *headers, (b"Connection", b"close"), *_framing(request.headers)]
+        await upstream.send(http.send(h11.Request(method=request.method, target=target, headers=every)) or b"")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._send_body, http, upstream)
             try:
-                await _relay(self._stream, upstream, records, early)
-            except ArgumentError as error:
-                self._gate.refuse(host, str(error))
+                await self._send_response(http, upstream, request.method, masked)
+            except h11.ProtocolError:
+                await self._answer(502, f"{host} did not answer with HTTP")
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
+                logger.info("The connection to %s ended: %s", host, error)
+            tasks.cancel_scope.cancel()
 
-    async def _forward(self, request: h11.Request) -> None:
-        """Send a plain request to its host, and the response back."""
-        host, target = _target(request)
-        _check_host_header(request.headers, host, HTTP_PORT)
-        _check_framing(request.headers)
-        async with await self._connect(host, is_plain=True, method=request.method) as upstream:
-            http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
-            place = str(host) if host.port == HTTP_PORT else f"{str(host).removesuffix(f':{host.port}')}:{host.port}"
-            headers = [(b"Host", place.encode()), *_passed_on(request.headers), (b"Connection", b"close")]
-            headers += _framing(request.headers)
-            await upstream.send(http.send(h11.Request(method=request.method, target=target, headers=headers)) or b"")
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._send_body, http, upstream)
-                try:
-                    await self._send_response(http, upstream, request.method)
-                except h11.ProtocolError:
-                    await self._answer(502, f"{host} did not answer with HTTP")
-                except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
-                    logger.info("The connection to %s ended: %s", host, error)
-                tasks.cancel_scope.cancel()
-
-    async def _send_body(self, http: h11.Connection, upstream: anyio.abc.SocketStream) -> None:
+    async def _send_body(self, http: h11.Connection, upstream: anyio.abc.ByteStream) -> None:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, h11.ProtocolError, OSError):
             while True:
                 event = await self._next()
@@ -229,7 +237,9 @@ class _Connection:
                 else:
                     return
 
-    async def _send_response(self, http: h11.Connection, upstream: anyio.abc.SocketStream, method: bytes) -> None:
+    async def _send_response(
+        self, http: h11.Connection, upstream: anyio.abc.ByteStream, method: bytes, masked: Masked
+    ) -> None:
         while True:
             while (event := http.next_event()) is h11.NEED_DATA:
                 http.receive_data(await _receive(upstream))
@@ -237,19 +247,191 @@ class _Connection:
                 case h11.InformationalResponse():
                     continue
                 case h11.Response():
+                    self._note_status(event.status_code)
                     has_body = method != b"HEAD" and event.status_code not in (204, 304)
-                    headers = _passed_on(event.headers)
+                    headers = [(name, masked.whole(value)) for name, value in _passed_on(event.headers)]
                     headers += _framing(event.headers) if has_body or method == b"HEAD" else []
-                    await self._send(
-                        h11.Response(status_code=event.status_code, reason=bytes(event.reason), headers=headers)
-                    )
+                    reason = masked.whole(bytes(event.reason))
+                    await self._send(h11.Response(status_code=event.status_code, reason=reason, headers=headers))
                 case h11.Data():
-                    await self._send(h11.Data(data=event.data))
+                    await self._send(h11.Data(data=masked.feed(bytes(event.data))))
                 case h11.EndOfMessage():
+                    await self._send(h11.Data(data=masked.end()))
                     await self._send(h11.EndOfMessage())
                     return
                 case _:
                     return
+
+    def _note_status(self, status: int) -> None:
+        """Called with the status of each response."""
+
+
+class _ProxyConnection(_Connection):
+    """One connection of a command with the proxy."""
+
+    default_port = HTTP_PORT
+
+    def __init__(
+        self, gate: Gate, resolve: Resolve, clock: Clock, stream: anyio.abc.SocketStream, credentials: Credentials
+    ) -> None:
+        super().__init__(gate, resolve, clock, stream)
+        self._socket = stream
+        self._credentials = credentials
+
+    async def _handle(self, request: h11.Request) -> bool:
+        if request.method != b"CONNECT":
+            await self._forward_plain(request)
+            return True
+        host = _parsed(request.target)
+        _check_host_header(request.headers, host, HTTPS_PORT)
+        credential = self._credentials.find(host)
+        if credential is None:
+            await self._tunnel(host)
+        else:
+            await self._intercept(credential)
+        return False
+
+    async def _connect(self, host: Host, *, is_plain: bool, method: bytes = b"") -> anyio.abc.SocketStream:
+        verdict = await self._gate.verdict(host, self._clock)
+        if verdict.refusal:
+            raise _Refused(403, host, verdict.refusal)
+        if is_plain and verdict.is_read_only and method not in _READING:
+            raise _Refused(403, host, _only_reading(method))
+        return await self._reach(host, allow_private=verdict.is_named)
+
+    async def _tunnel(self, host: Host) -> None:
+        upstream = await self._connect(host, is_plain=False)
+        async with upstream:
+            await self._stream.send(_ESTABLISHED)
+            records = ClientRecords(host.name)
+            early = self._http.trailing_data[0]
+            try:
+                await _relay(self._socket, upstream, records, early)
+            except ArgumentError as error:
+                self._gate.refuse(host, str(error))
+
+    async def _forward_plain(self, request: h11.Request) -> None:
+        """Send a plain request to its host, and the response back."""
+        host, target = _target(request)
+        _check_host_header(request.headers, host, HTTP_PORT)
+        _check_framing(request.headers)
+        async with await self._connect(host, is_plain=True, method=request.method) as upstream:
+            headers = _passed_on(request.headers)
+            await self._forward(request, host, target, upstream, headers=headers, masked=Masked())
+
+    async def _intercept(self, credential: Credential) -> None:
+        """Answer a command in place of a host, for which the user has a credential. The user is asked when the first
+        request says what the command wants there."""
+        if self._http.trailing_data[0]:
+            raise _Refused(400, credential.host, "TLS began before the proxy had answered")
+        try:
+            own, checking = await self._credentials.contexts(credential)
+        except OSError as error:
+            raise _Refused(502, credential.host, f"its ca_file cannot be used: {error.strerror}") from None
+        await self._stream.send(_ESTABLISHED)
+        try:
+            with anyio.fail_after(_HEAD_S):
+                inner = await TLSStream.wrap(self._stream, server_side=True, ssl_context=own, standard_compatible=False)
+        except (ssl.SSLError, anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError) as error:
+            self._gate.refuse(credential.host, _failed_handshake(error))
+            return
+        async with inner:
+            connection = _CredentialConnection(self._gate, self._resolve, self._clock, inner, credential)
+            await connection.serve_with(self._credentials, checking)
+
+
+class _CredentialConnection(_Connection):
+    """One TLS connection of a command, which believes to talk to the host of a credential."""
+
+    default_port = HTTPS_PORT
+
+    def __init__(
+        self, gate: Gate, resolve: Resolve, clock: Clock, stream: anyio.abc.ByteStream, credential: Credential
+    ) -> None:
+        super().__init__(gate, resolve, clock, stream)
+        self._credential = credential
+        self._is_added = False
+
+    async def serve_with(self, credentials: Credentials, checking: ssl.SSLContext) -> None:
+        """Serve requests until the connection ends. `checking` checks the certificate of the host."""
+        self._credentials = credentials
+        self._checking = checking
+        await self.serve()
+
+    async def _handle(self, request: h11.Request) -> bool:
+        host, text = self._credential.host, request.target.decode("ascii", "replace")
+        if request.method not in _METHODS:
+            raise _Refused(405, host, "the proxy knows no such method")
+        if not text.startswith("/") or "#" in text or not text.isascii():
+            raise _Refused(400, host, "this is not the path of a request")
+        _check_host_header(request.headers, host, HTTPS_PORT)
+        _check_framing(request.headers)
+        header = self._credential.header.encode()
+        self._is_added = all(name != header.lower() for name, _ in request.headers)
+        await self._check_use(request, text)
+        added = await self._added() if self._is_added else Added(b"", ())
+        dropped = _NOT_WITH_CREDENTIAL if self._is_added else frozenset[bytes]()
+        headers = [(name, value) for name, value in _passed_on(request.headers) if name not in dropped]
+        if self._is_added:
+            headers += [(header, added.value), (b"Accept-Encoding", b"identity")]
+        async with await self._reach(host, allow_private=True) as plain:
+            try:
+                with anyio.fail_after(_CONNECT_S):
+                    upstream = await TLSStream.wrap(
+                        plain, hostname=host.name, ssl_context=self._checking, standard_compatible=False
+                    )
+            except ssl.SSLError as error:
+                reason = getattr(error, "verify_message", None) or error.reason or "no TLS"
+                raise _Refused(502, host, f"its certificate or connection is not valid: {reason}") from None
+            except (anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError):
+                raise _Refused(502, host, "it does not answer with TLS") from None
+            masked = Masked(added.secrets)
+            await self._forward(request, host, request.target, upstream, headers=headers, masked=masked)
+        return True
+
+    async def _check_use(self, request: h11.Request, target: str) -> None:
+        """Check that the command may do this. :raises _Refused: it may not."""
+        host, use = self._credential.host, None
+        if self._is_added:
+            try:
+                use = use_of(host, request.method, target, list(request.headers))
+            except ArgumentError as error:
+                raise _Refused(400, host, str(error)) from None
+            if use.place and self._credential.access == "read":
+                raise _Refused(403, host, "the user's credential for it is only for reading")
+            use = use if self._credential.access == "ask" else replace(use, place="")
+        verdict = await self._gate.verdict(host, self._clock, use)
+        if verdict.refusal:
+            raise _Refused(403, host, verdict.refusal)
+        if verdict.is_read_only and request.method not in _READING:
+            raise _Refused(403, host, _only_reading(request.method))
+
+    async def _added(self) -> Added:
+        try:
+            return await self._credentials.added(self._credential)
+        except ConfigError as error:
+            logger.warning("There is no credential for %s: %s", self._credential.host, error)
+            reason = f"the user's credential for it cannot be read: {problem_of(error)}; `crow doctor` says more"
+            raise _Refused(502, self._credential.host, reason) from None
+
+    def _note_status(self, status: int) -> None:
+        if status == 401 and self._is_added:
+            self._credentials.forget(self._credential)
+            self._gate.refuse(self._credential.host, "it did not accept the user's credential (status 401)")
+
+
+def _only_reading(method: bytes) -> str:
+    return f"only GET and HEAD are allowed, not {method.decode('ascii', 'replace')[:20]}"
+
+
+def _failed_handshake(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or ""
+    if "UNKNOWN_CA" in reason or "CERTIFICATE_UNKNOWN" in reason or "BAD_CERTIFICATE" in reason:
+        return (
+            "the program does not trust the certificate with which crow adds the user's credential; it may ignore "
+            "$SSL_CERT_FILE"
+        )
+    return f"no TLS connection with HTTP/1.1 to exactly this host: {reason or 'the program ended it'}"
 
 
 def _check_version(request: h11.Request) -> None:
@@ -322,7 +504,7 @@ def _passed_on(headers: _Headers) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in headers if name not in _HOP_BY_HOP and name not in named]
 
 
-async def _receive(stream: anyio.abc.SocketStream) -> bytes:
+async def _receive(stream: anyio.abc.ByteStream) -> bytes:
     """Return the next bytes, or none at the end."""
     try:
         with anyio.fail_after(_IDLE_S):

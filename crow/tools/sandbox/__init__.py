@@ -11,6 +11,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, SandboxStatus
 from crow.tools.layers import Layer, Overlay, Place
+from crow.tools.network import Credentials
 from crow.tools.process import Process
 
 ConfinedAccess: TypeAlias = Literal["read", "write"]
@@ -100,6 +101,10 @@ class Confiner(Protocol):
     @property
     def confines(self) -> bool:
         """See :meth:`crow.tools.Workspace.confines`."""
+
+    @property
+    def credentials(self) -> Credentials:
+        """The credentials that may be added to requests of commands."""
 
     async def status(self) -> SandboxStatus:
         """See :meth:`crow.tools.Workspace.sandbox_status`."""

@@ -27,6 +27,7 @@ import anyio.to_thread
 from crow.programs import SYSTEM_PROGRAMS, Programs
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, SandboxStatus
 from crow.tools.layers import Layer, Place
+from crow.tools.network import Credentials
 from crow.tools.network.environment import proxy_environment
 from crow.tools.network.listeners import Listeners
 from crow.tools.process import Process
@@ -192,6 +193,11 @@ class KernelConfiner:
             return self._choice is not None and self._choice.sandbox is not None
         return self.options.enabled == "required"
 
+    @property
+    def credentials(self) -> Credentials:
+        """See :class:`crow.tools.sandbox.Confiner`."""
+        return self.options.credentials
+
     async def status(self) -> SandboxStatus:
         """See :class:`crow.tools.sandbox.Confiner`."""
         options = self.options
@@ -242,6 +248,9 @@ class KernelConfiner:
             and not prepared.confinement.has_network
         ):
             variables |= proxy_environment(variables, self._policy.download_places(prepared.places))
+            if self.credentials:
+                trusting = partial(self.credentials.environment, variables, prepared.places.trust)
+                variables |= await anyio.to_thread.run_sync(trusting)
             begin = partial(choice.sandbox.start, before=partial(self._listen, on_listener))
         process = await begin(
             argv,
@@ -477,7 +486,7 @@ class Private:
         name = hashlib.sha256(b"\0".join(os.fsencode(path) for path in roots[:1])).hexdigest()[:16]
         place = root if caches is None else Path(os.path.realpath(caches)) / name
         caches_of_commands = place / "caches"
-        for path in (root / "temporary", caches_of_commands / PYTEST_CACHE, place / "kept"):
+        for path in (root / "temporary", root / "trust", caches_of_commands / PYTEST_CACHE, place / "kept"):
             _create_private(path)
         if caches is not None:
             _remove_unused(place.parent, name)
@@ -486,7 +495,9 @@ class Private:
         with suppress(OSError):
             os.utime(place)
         (root / "hidden").touch(mode=0o000)
-        directories = PrivateDirectories(temporary=root / "temporary", caches=caches_of_commands, blank=root / "hidden")
+        directories = PrivateDirectories(
+            temporary=root / "temporary", caches=caches_of_commands, blank=root / "hidden", trust=root / "trust"
+        )
         return cls(root=root, directories=directories, kept=place / "kept", lock=lock)
 
     def new_layers(self, number: int) -> Path:

@@ -15,6 +15,7 @@ from typing import Literal
 from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames
 from crow.programs import SYSTEM_PROGRAMS, Programs, own_trees
 from crow.tools.layers import Overlay
+from crow.tools.network.credentials import NO_CREDENTIALS, Credentials
 from crow.tools.protection import secret_places
 from crow.tools.sandbox import ConfinedAccess, Confinement
 from crow.tools.sandbox.protected import Snapshot
@@ -139,6 +140,8 @@ class SandboxOptions:
     """Unix sockets that commands can use, or directories that contain them, from the user's settings."""
     programs: Programs = SYSTEM_PROGRAMS
     """Finds the programs that start confined commands."""
+    credentials: Credentials = NO_CREDENTIALS
+    """The credentials that may be added to requests of commands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +154,8 @@ class PrivateDirectories:
     """For the caches of package managers."""
     blank: Path
     """An empty file that nobody can read."""
+    trust: Path
+    """For the certificates that commands trust. They can read it, but not change it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +261,7 @@ class Policy:
         readable = [path for path in found.toolchains if is_inside_any(path, masked)]
         readable += shown
         readable += self._named(self.options.readable)
+        readable += [private.trust] if self.options.credentials else []
         trees = (repository.tree for repository in self._outer_repositories())
         readable += [tree for tree in trees if not is_inside_any(tree, self.roots)]
         has_network = access == "write" and self.options.network

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from crow.agent.permissions.rules import Allow, Refuse, user_rules
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.tools import Coverage, PlannedCall
-from crow.tools.network import Host, HostVerdict
+from crow.tools.network import Credentials, Host, HostVerdict, Use
 from crow.tools.network.gate import Gate
 from crow.tools.network.proxy import Proxy, Resolve
 
@@ -47,6 +48,8 @@ class Server:
                 self.received[number] += data
                 if data.startswith((b"GET", b"POST", b"HEAD")):
                     await writer.drain()
+                    if not writer.can_write_eof():
+                        return
                     writer.write_eof()
         except OSError:
             pass
@@ -55,9 +58,9 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(response: bytes = RESPONSE) -> AsyncIterator[Server]:
+async def serving(response: bytes = RESPONSE, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
     server = Server(response=response)
-    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
+    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0, ssl=tls)
     server.port = listener.sockets[0].getsockname()[1]
     try:
         yield server
@@ -109,16 +112,17 @@ async def proxying(
     resolve: Resolve = resolve_to_loopback,
     mode: str = "ask",
     answer: bool = False,
+    credentials: Credentials | None = None,
 ) -> AsyncIterator[Client]:
     """A proxy with these rules. Each question is answered with `answer`."""
     rules, asked = user_rules(allow, deny), []
 
-    async def judge(host: Host) -> HostVerdict:
-        decision, _ = decide_about_host("shell", CALL, host, mode, rules)
+    async def judge(host: Host, use: Use | None) -> HostVerdict:
+        decision, plan = decide_about_host("shell", CALL, host, mode, rules, use=use)
         if isinstance(decision, Refuse):
             return HostVerdict(refusal=decision.words)
         if not isinstance(decision, Allow):
-            asked.append(str(host))
+            asked.append(plan.coverage.argument or "")
             if not answer:
                 return HostVerdict(refusal="the user did not allow it")
         return HostVerdict(is_named=is_named_host(host, rules), is_read_only=is_read_only_host(host, rules))
@@ -128,7 +132,7 @@ async def proxying(
     gate = Gate(judge)
     address = listener.getsockname()
     with anyio.CancelScope() as clock:
-        async with Proxy(gate, resolve).serving(listener, clock):
+        async with Proxy(gate, resolve).serving(listener, clock, credentials or Credentials()):
             yield Client(address, gate, asked)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from crow.agent.permissions.host_rules import siblings_at
 from crow.agent.permissions.rules import user_rules
-from crow.tools.network import Host, HostVerdict
+from crow.tools.network import Host, HostVerdict, Use
 from crow.tools.network.gate import Gate
 from crow.tools.network.proxy import MAX_CONNECTIONS, resolve_host
 from tests.tools.network.servers import CALL, RESPONSE, hello, proxying, record, serving
@@ -137,7 +137,7 @@ async def test_a_head_without_end_is_refused() -> None:
 async def test_the_time_limit_of_a_command_stops_while_the_user_is_asked() -> None:
     asked, answered = anyio.Event(), anyio.Event()
 
-    async def judge(_host: Host) -> HostVerdict:
+    async def judge(_host: Host, _use: Use | None) -> HostVerdict:
         asked.set()
         await answered.wait()
         return HostVerdict()
@@ -152,7 +152,7 @@ async def test_the_time_limit_of_a_command_stops_while_the_user_is_asked() -> No
 
 
 async def test_a_command_cannot_ask_about_any_number_of_hosts() -> None:
-    async def judge(_host: Host) -> HostVerdict:
+    async def judge(_host: Host, _use: Use | None) -> HostVerdict:
         return HostVerdict(refusal="no")
 
     gate, clock = Gate(judge), anyio.CancelScope()
@@ -164,7 +164,7 @@ async def test_a_command_cannot_ask_about_any_number_of_hosts() -> None:
 async def test_one_answer_covers_the_hosts_of_a_registry_for_this_command() -> None:
     asked = []
 
-    async def judge(host: Host) -> HostVerdict:
+    async def judge(host: Host, _use: Use | None) -> HostVerdict:
         asked.append(str(host))
         rules = user_rules([], ["network(files.pythonhosted.org)"] if len(asked) > 2 else [])
         return HostVerdict(also=siblings_at(CALL, host, "ask", rules))

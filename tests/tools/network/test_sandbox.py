@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from crow.programs import SYSTEM_PROGRAMS
-from crow.tools.network import LISTENER_PORT, Host, HostVerdict, enter
+from crow.tools.network import LISTENER_PORT, Host, HostVerdict, Use, enter
 from crow.tools.network.gate import Gate
 from crow.tools.network.proxy import Proxy
 from tests.tools.confined import USERS, Place, as_user, unwatched
@@ -41,7 +41,7 @@ def readable_helper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 async def run_line(place: Place, line: str, allowed: Sequence[str] = (), **options: Any) -> tuple[int | None, str, str]:
     """Run a command line in a layer. Return its exit code and output, and what the model is told about hosts."""
 
-    async def judge(host: Host) -> HostVerdict:
+    async def judge(host: Host, _use: Use | None) -> HostVerdict:
         return HostVerdict() if str(host) in allowed else HostVerdict(refusal="the user did not allow it")
 
     workspace = place.open(layers=place.base / "layers", **options)

@@ -1,0 +1,53 @@
+"""What the requests of commands do at a host with the user's credential. Pure functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import parse_qs, unquote
+
+from crow.domain.errors import ArgumentError
+from crow.tools.network.hosts import Host
+from crow.tools.urls import normalize_url
+
+READING = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PROPFIND", b"REPORT"))
+_FETCH, _PUSH = "/git-upload-pack", "/git-receive-pack"
+_FETCH_TYPE = b"application/x-git-upload-pack-request"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a request does with a credential."""
+
+    words: str
+    """In words for the user, such as `git push to git.example.com/team/app`."""
+    place: str = ""
+    """What the request may change: host and path, as rules for `network_write` name it. Empty if it only reads."""
+
+
+def use_of(host: Host, method: bytes, target: str, headers: Sequence[tuple[bytes, bytes]]) -> Use:
+    """Return what a request does. `target` is its path with the query.
+
+    :raises ~crow.domain.errors.ArgumentError: servers may disagree about what it does.
+    """
+    if not {".", ".."}.isdisjoint(target.partition("?")[0].split("/")):
+        raise ArgumentError("servers disagree about the dots in the path of the request")
+    url = normalize_url(f"https://{host}{target}")
+    path, _, query = url.removeprefix(f"https://{host}").partition("?")
+    path = re.sub("/+", "/", unquote(path))
+    if not path.isprintable():
+        raise ArgumentError("the path of the request has control characters")
+    if method == b"GET" and path.endswith("/info/refs") and _PUSH[1:] in parse_qs(query).get("service", ()):
+        return _push(host, path.removesuffix("/info/refs"))
+    types = [value.strip().lower() for name, value in headers if name == b"content-type"]
+    if method in READING or (method == b"POST" and path.endswith(_FETCH) and types == [_FETCH_TYPE]):
+        return Use(f"connect to: {host}, with your credential")
+    if method == b"POST" and path.endswith(_PUSH):
+        return _push(host, path.removesuffix(_PUSH))
+    return Use(f"{method.decode('ascii')} https://{host}{path}, with your credential", f"{host}{path}")
+
+
+def _push(host: Host, path: str) -> Use:
+    place = f"{host}{path.removesuffix('.git')}"
+    return Use(f"git push to {place}, with your credential", place)
