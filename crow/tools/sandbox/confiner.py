@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +33,7 @@ from crow.tools.process import Process
 from crow.tools.protection import is_protected
 from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
 from crow.tools.sandbox.denied import DeniedFiles
+from crow.tools.sandbox.launched import Launcher, NotLaunchedError
 from crow.tools.sandbox.policy import (
     MAX_READ_ONLY,
     PYTEST_CACHE,
@@ -184,6 +185,7 @@ class KernelConfiner:
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._listeners = Listeners()
+        self._launcher = Launcher()
 
     @property
     def confines(self) -> bool:
@@ -233,27 +235,35 @@ class KernelConfiner:
                 f'The command was not run, because no sandbox can limit it to the access "{access}": {problem} '
                 'Use the access "full"; the user will be asked.',
             )
-        prepared = await anyio.to_thread.run_sync(self._prepare, choice.sandbox, access, directory, excluded, layer)
-        variables = {name: value for name, value in env.items() if name not in REMOVED} | dict(prepared.env)
-        begin = choice.sandbox.start
-        if (
-            on_listener is not None
-            and isinstance(choice.sandbox, bubblewrap.Bubblewrap)
-            and not prepared.confinement.has_network
-        ):
-            variables |= proxy_environment(variables, self._policy.download_places(prepared.places))
-            begin = partial(choice.sandbox.start, before=partial(self._listen, on_listener))
-        process = await begin(
-            argv,
-            prepared.confinement,
-            cwd=cwd,
-            env=variables,
-            on_output=on_output,
-            on_errors=on_errors,
-            takes_input=takes_input,
-        )
-        self._prepared[process] = prepared
-        return process
+        ways: list[Callable[..., Awaitable[Process]]] = [choice.sandbox.start]
+        is_connected = False
+        if isinstance(choice.sandbox, bubblewrap.Bubblewrap):
+            is_connected = on_listener is not None and not (access == "write" and self.options.network)
+            if on_listener is not None and is_connected:
+                ways = [partial(choice.sandbox.start, before=partial(self._listen, on_listener))]
+            if self._launcher.works:
+                ways.insert(0, partial(self._launcher.start, on_listener=on_listener if is_connected else None))
+        prepare = partial(self._prepare, choice.sandbox, access, directory, excluded, layer)
+        while True:
+            begin, prepared = ways.pop(0), await anyio.to_thread.run_sync(prepare)
+            variables = {name: value for name, value in env.items() if name not in REMOVED} | dict(prepared.env)
+            if is_connected:
+                variables |= proxy_environment(variables, self._policy.download_places(prepared.places))
+            try:
+                process = await begin(
+                    argv,
+                    prepared.confinement,
+                    cwd=cwd,
+                    env=variables,
+                    on_output=on_output,
+                    on_errors=on_errors,
+                    takes_input=takes_input,
+                )
+            except NotLaunchedError as error:
+                logger.warning("The sandbox's helper could not start a command, so bubblewrap starts it: %s", error)
+            else:
+                self._prepared[process] = prepared
+                return process
 
     async def _listen(self, on_listener: Callable[[socket.socket], None], pid: int) -> None:
         try:
@@ -354,6 +364,7 @@ class KernelConfiner:
     async def close(self) -> None:
         """See :class:`crow.tools.sandbox.Confiner`."""
         await self._listeners.close()
+        await self._launcher.close()
         private, self._private = self._private, None
         if private is not None:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_S):

@@ -1,0 +1,277 @@
+"""Starts confined commands with the help of :mod:`crow.tools.sandbox.launcher`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Literal
+
+import anyio
+
+from crow.tools.network import LISTENER_PORT
+from crow.tools.process import KILL, Process, start, starting
+from crow.tools.sandbox import Confinement, launcher
+from crow.tools.sandbox.bubblewrap import descendants_of, mount_options, overlays_of
+from crow.tools.sandbox.seccomp import missing_architecture, namespace_filter
+from crow.tools.sandbox.transport import adopt
+
+_TIMEOUT_S = 10.0
+_REPORT_BYTES = 2_048
+
+
+class NotLaunchedError(OSError):
+    """The helper cannot start commands on this machine, or not this one. The command did not begin."""
+
+
+class _NoProgramError(NotLaunchedError):
+    """The helper works, but there is no such program or working directory."""
+
+
+class Launcher:
+    """The helper process of one session. `close` ends it."""
+
+    def __init__(self) -> None:
+        self.works = not missing_architecture()
+        """False once the helper has failed. Then bubblewrap starts the commands."""
+        self._process: Process | None = None
+        self._connection: socket.socket | None = None
+        self._lock = anyio.Lock()
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        confinement: Confinement,
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        on_output: Callable[[bytes], None],
+        on_errors: Callable[[bytes], None] | None = None,
+        takes_input: bool = False,
+        on_listener: Callable[[socket.socket], None] | None = None,
+    ) -> Process:
+        """Start a confined command. See :meth:`crow.tools.sandbox.Confiner.start`.
+
+        :raises NotLaunchedError: the helper does not work here; another sandbox may.
+        """
+        process = _LaunchedProcess(on_output, on_errors)
+        listens = on_listener is not None and not confinement.has_network
+        plan = plan_of(argv, confinement, cwd=cwd, env=process.marked(env), port=LISTENER_PORT if listens else 0)
+        own, report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own.setblocking(False)
+        streams = _Streams(takes_input=takes_input, has_errors=on_errors is not None)
+        # Cancelling the start would leave a command behind that nobody ends.
+        with anyio.CancelScope(shield=True):
+            try:
+                with report, streams, starting():
+                    handles = [_file_with(plan), report.fileno(), *streams.inner]
+                    try:
+                        pid = await self._ask(confinement.has_network, handles)
+                    finally:
+                        os.close(handles[0])
+                    child = _Child(pid, streams, own)
+                    await adopt(child, process)
+                await _begun(own, on_listener)
+            except BaseException as error:
+                if process.pid:
+                    await process.end(0)
+                else:
+                    streams.close()
+                own.close()
+                self.works = self.works and isinstance(error, _NoProgramError)
+                raise
+        return process
+
+    async def _ask(self, has_network: bool, handles: Sequence[int]) -> int:
+        """Return the id of a new process, which gets these open files. :raises NotLaunchedError: there is none."""
+        async with self._lock:
+            connection = self._connection or await self._start()
+            try:
+                with anyio.fail_after(_TIMEOUT_S):
+                    socket.send_fds(connection, [b"network" if has_network else b"none"], handles)
+                    await anyio.wait_readable(connection)
+                    answer = connection.recv(32)
+            except (OSError, TimeoutError) as error:
+                await self.close()
+                raise NotLaunchedError(f"the helper of the sandbox does not answer: {error}") from error
+        pid = int(answer or b"-1")
+        if pid <= 0:
+            raise NotLaunchedError(-pid, f"no namespaces: {os.strerror(-pid)}")
+        return pid
+
+    async def _start(self) -> socket.socket:
+        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own.setblocking(False)
+        with other:
+            try:
+                self._process = await start(
+                    [sys.executable, "-I", "-S", launcher.__file__, str(other.fileno())],
+                    cwd=Path(os.sep),
+                    env={},  # commands are started from a copy of this process
+                    on_output=lambda _: None,
+                    inherited=(other.fileno(),),
+                )
+            except OSError as error:
+                own.close()
+                raise NotLaunchedError(str(error)) from error
+            except BaseException:
+                own.close()
+                raise
+        self._connection = own
+        return own
+
+    async def close(self) -> None:
+        """End the helper process. Commands that it has started go on."""
+        process, self._process = self._process, None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        if process is not None:
+            with anyio.CancelScope(shield=True):
+                await process.end(0)
+
+
+async def _begun(report: socket.socket, on_listener: Callable[[socket.socket], None] | None) -> None:
+    """Wait until the command has begun. :raises NotLaunchedError: it could not be confined."""
+    with anyio.move_on_after(_TIMEOUT_S):
+        await anyio.wait_readable(report)
+    try:
+        answer, handles, _, _ = socket.recv_fds(report, _REPORT_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+    except OSError as error:
+        raise NotLaunchedError(f"the command does not begin: {error}") from error
+    if answer != b"ready":
+        kind, _, reason = answer.decode(errors="replace").partition(" ")
+        raise (_NoProgramError if kind == "missing" else NotLaunchedError)(reason or "the sandbox was ended")
+    if handles and on_listener is not None:
+        listener = socket.socket(fileno=handles[0])
+        listener.setblocking(False)
+        on_listener(listener)
+
+
+def plan_of(argv: Sequence[str], confinement: Confinement, *, cwd: Path, env: Mapping[str, str], port: int) -> bytes:
+    """Return what the helper has to do for a command."""
+    overlays = overlays_of(confinement)
+    options = mount_options(confinement, "mounted" if overlays else "none", overlays)
+    plan = {
+        "overlays": [(str(each.root), str(each.upper), str(each.work)) for each in overlays],
+        "mounts": list(options),
+        "has_own_network": not confinement.has_network,
+        "port": port,
+        "uid": os.getuid(),
+        "gid": os.getgid(),
+        "filter": namespace_filter(has_unix_sockets=bool(confinement.sockets)).decode("latin-1"),
+        "cwd": os.path.realpath(cwd),
+        "argv": [*argv],
+        "env": {**env},
+    }
+    return json.dumps(plan).encode()
+
+
+def _file_with(data: bytes) -> int:
+    """Return an open file in memory."""
+    handle = os.memfd_create("crow-plan")
+    os.write(handle, data)
+    os.lseek(handle, 0, os.SEEK_SET)
+    return handle
+
+
+class _Streams:
+    """Standard input, output and error of a command. As a context manager, it closes the command's ends."""
+
+    def __init__(self, *, takes_input: bool, has_errors: bool) -> None:
+        self.stdin: IO[bytes] | None = None
+        self.stderr: IO[bytes] | None = None
+        if takes_input:
+            stdin, writer = os.pipe()
+            self.stdin = open(writer, "wb", buffering=0)  # noqa: SIM115 - closed by the transport
+        else:
+            stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        reader, stdout = os.pipe()
+        self.stdout: IO[bytes] = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by the transport
+        stderr = stdout
+        if has_errors:
+            reader, stderr = os.pipe()
+            self.stderr = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by the transport
+        self.inner = (stdin, stdout, stderr)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_error: object) -> Literal[False]:
+        for handle in {*self.inner}:
+            os.close(handle)
+        return False
+
+    def close(self) -> None:
+        """Close crow's own ends."""
+        for file in filter(None, (self.stdin, self.stdout, self.stderr)):
+            file.close()
+
+
+class _Child:
+    """The first process of a sandbox, which is crow's child. See :class:`crow.tools.sandbox.transport.Child`."""
+
+    def __init__(self, pid: int, streams: _Streams, report: socket.socket) -> None:
+        self.pid = pid
+        self.stdin: IO[bytes] | None = streams.stdin
+        self.stdout: IO[bytes] | None = streams.stdout
+        self.stderr: IO[bytes] | None = streams.stderr
+        self.returncode: int | None = None
+        self.left_others = False
+        self._report = report
+
+    def poll(self) -> int | None:
+        """Return how the command ended, or None while it runs."""
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int:
+        """Wait for the end of the sandbox, and return how the command ended."""
+        return self._wait(0) or 0
+
+    def _wait(self, options: int) -> int | None:
+        if self.returncode is not None:
+            return self.returncode
+        try:
+            pid, status = os.waitpid(self.pid, options)
+        except ChildProcessError:
+            pid, status = self.pid, 0xFF00
+        if pid:
+            self.returncode = os.waitstatus_to_exitcode(status)
+            with suppress(OSError, ValueError):
+                words = self._report.recv(_REPORT_BYTES).split()
+                if words[:1] == [b"ended"]:
+                    self.returncode, self.left_others = int(words[1]), words[2] == b"1"
+            self._report.close()
+        return self.returncode
+
+    def send_signal(self, sig: int, /) -> None:
+        """Signal the first process. It ignores everything but SIGKILL, which ends the whole sandbox."""
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+
+class _LaunchedProcess(Process):
+    """A command in a sandbox of the helper. `pid` is the first process of the sandbox."""
+
+    @property
+    def left_others(self) -> bool:
+        """Whether other processes in the sandbox were still running when the command ended. If so, they ended with the
+        sandbox."""
+        return bool(self._transport.get_extra_info("child").left_others)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send SIGKILL to the whole sandbox, and any other signal to all processes inside it."""
+        inside = [] if number == KILL else descendants_of(self.pid)
+        if not inside:  # the signal is SIGKILL, or the command has not begun yet
+            self._transport.send_signal(KILL)
+        for pid in inside:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+    async def is_alive(self) -> bool:
+        """Return whether the sandbox still runs."""
+        return not self.exited.is_set()
