@@ -7,12 +7,13 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Literal
 
 import anyio
+import anyio.to_thread
 
 from crow.tools.network import LISTENER_PORT
 from crow.tools.process import KILL, Process, start, starting
@@ -65,23 +66,21 @@ class Launcher:
         own, report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own.setblocking(False)
         streams = _Streams(takes_input=takes_input, has_errors=on_errors is not None)
+        child = None
         # Cancelling the start would leave a command behind that nobody ends.
         with anyio.CancelScope(shield=True):
             try:
-                with report, streams, starting():
-                    handles = [_file_with(plan), report.fileno(), *streams.inner]
-                    try:
-                        pid = await self._ask(confinement.has_network, handles)
-                    finally:
-                        os.close(handles[0])
+                with starting():
+                    with report, streams, _file_with(plan) as file:
+                        pid = await self._ask(confinement.has_network, (file, report.fileno(), *streams.inner))
                     child = _Child(pid, streams, own)
+                    await _begun(own, on_listener)
                     await adopt(child, process)
-                await _begun(own, on_listener)
             except BaseException as error:
-                if process.pid:
-                    await process.end(0)
-                else:
-                    streams.close()
+                if child is not None:
+                    child.send_signal(KILL)
+                    await anyio.to_thread.run_sync(child.wait)
+                streams.close()
                 own.close()
                 self.works = self.works and isinstance(error, _NoProgramError)
                 raise
@@ -172,12 +171,14 @@ def plan_of(argv: Sequence[str], confinement: Confinement, *, cwd: Path, env: Ma
     return json.dumps(plan).encode()
 
 
-def _file_with(data: bytes) -> int:
-    """Return an open file in memory."""
-    handle = os.memfd_create("crow-plan")
-    os.write(handle, data)
-    os.lseek(handle, 0, os.SEEK_SET)
-    return handle
+@contextmanager
+def _file_with(data: bytes) -> Iterator[int]:
+    """Open a file in memory."""
+    with open(os.memfd_create("crow-plan"), "wb") as file:
+        file.write(data)
+        file.flush()
+        file.seek(0)
+        yield file.fileno()
 
 
 class _Streams:

@@ -151,28 +151,38 @@ def begin(kernel: Kernel, proc: int, handles: Sequence[int]) -> NoReturn:
     """Be the first process of a sandbox."""
     report = socket.socket(fileno=handles[1])
     try:
-        for handle in handles:
-            os.set_inheritable(handle, False)
-        os.setsid()
-        with open(handles[0], "rb") as file:
-            plan = json.loads(file.read())
-        map_ids(proc, 0, plan["uid"], 0, plan["gid"])
-        mount_all(kernel, plan)
-        listener = open_network(plan["port"]) if plan["has_own_network"] else None
-        give_up(kernel, proc, plan)
-        try:
-            command = start_command(plan, handles[2:])
-        except OSError as error:
-            report.send(f"missing {error}".encode(errors="replace")[:MAX_REASON])
-            return
+        command, listener = set_up(kernel, proc, handles)
         # if crow has died meanwhile, this fails, and the end of this process ends the command
         socket.send_fds(report, [b"ready"], [] if listener is None else [listener.fileno()])
         keep_only(report.fileno())
         follow(report, command)
     except BaseException as error:  # noqa: BLE001 - crow raises it
-        report.send(f"failed {error}".encode(errors="replace")[:MAX_REASON])
+        kind = "missing" if isinstance(error, NotStartedError) else "failed"
+        report.send(f"{kind} {error}".encode(errors="replace")[:MAX_REASON])
     finally:
         os._exit(1)
+
+
+class NotStartedError(Exception):
+    """The sandbox works, but the command cannot be started in it."""
+
+
+def set_up(kernel: Kernel, proc: int, handles: Sequence[int]) -> tuple[int, socket.socket | None]:
+    """Make the sandbox of this process and start the command in it. Return the command's process id, and a socket that
+    listens for crow, if it wants one."""
+    for handle in handles:
+        os.set_inheritable(handle, False)
+    os.setsid()
+    with open(handles[0], "rb") as file:
+        plan = json.loads(file.read())
+    map_ids(proc, 0, plan["uid"], 0, plan["gid"])
+    mount_all(kernel, plan)
+    listener = open_network(plan["port"]) if plan["has_own_network"] else None
+    give_up(kernel, proc, plan)
+    try:
+        return start_command(plan, handles[2:]), listener
+    except OSError as error:
+        raise NotStartedError(error) from error
 
 
 def map_ids(proc: int, inner_uid: int, outer_uid: int, inner_gid: int, outer_gid: int) -> None:
