@@ -143,6 +143,17 @@ def look(layer: Layer, rules: LookRules | None = None, *, is_live: bool = False)
     return changes
 
 
+def is_untouched(layer: Layer) -> bool:
+    """Return whether commands have changed nothing in a layer, judged by its top directories."""
+    for overlay in layer.overlays:
+        own, before = os.lstat(overlay.upper), os.lstat(overlay.root)
+        if own.st_mode != before.st_mode or os.listdir(overlay.upper):
+            return False
+        if xattrs_of(str(overlay.upper)) != xattrs_of(str(overlay.root)):
+            return False
+    return True
+
+
 def is_time(operation: Operation) -> bool:
     """Return whether nothing but the time of a directory has changed."""
     same = (operation.before.mode, operation.before.xattrs) == (operation.after.mode, operation.after.xattrs)

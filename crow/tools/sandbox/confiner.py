@@ -419,7 +419,8 @@ class KernelConfiner:
         """See :class:`crow.tools.sandbox.Confiner`."""
         if self.options.enabled == "off" or self.options.layers is None:
             return None
-        sandbox = (await self._choose()).sandbox
+        # only the start of a command has to know whether the sandbox can still be trusted
+        sandbox = (self._choice or await self._choose()).sandbox
         if sandbox is None or not sandbox.has_overlay:
             return None
         return await anyio.to_thread.run_sync(self._open_layer, sandbox)
@@ -445,7 +446,7 @@ class KernelConfiner:
         except OSError:
             return False
         try:
-            tried = self._policy.confinement("write", private.directories, overlays=layer.overlays)
+            tried = self._policy.confinement("write", private.directories, overlays=layer.renew())
             return sandbox.run(["/bin/sh", "-c", ":"], tried, cwd=self._policy.roots[0]).returncode == 0
         finally:
             layer.drop()

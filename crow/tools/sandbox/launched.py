@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import signal
 import socket
@@ -163,12 +163,12 @@ def plan_of(argv: Sequence[str], confinement: Confinement, *, cwd: Path, env: Ma
         "port": port,
         "uid": os.getuid(),
         "gid": os.getgid(),
-        "filter": namespace_filter(has_unix_sockets=bool(confinement.sockets)).decode("latin-1"),
+        "filter": namespace_filter(has_unix_sockets=bool(confinement.sockets)),
         "cwd": os.path.realpath(cwd),
         "argv": [*argv],
         "env": {**env},
     }
-    return json.dumps(plan).encode()
+    return marshal.dumps(plan)
 
 
 @contextmanager
