@@ -235,35 +235,38 @@ class KernelConfiner:
                 f'The command was not run, because no sandbox can limit it to the access "{access}": {problem} '
                 'Use the access "full"; the user will be asked.',
             )
-        ways: list[Callable[..., Awaitable[Process]]] = [choice.sandbox.start]
+        has_network = access == "write" and self.options.network
         is_connected = False
-        if isinstance(choice.sandbox, bubblewrap.Bubblewrap):
-            is_connected = on_listener is not None and not (access == "write" and self.options.network)
-            if on_listener is not None and is_connected:
-                ways = [partial(choice.sandbox.start, before=partial(self._listen, on_listener))]
-            if self._launcher.works:
-                ways.insert(0, partial(self._launcher.start, on_listener=on_listener if is_connected else None))
+        begin: Callable[..., Awaitable[Process]] = choice.sandbox.start
+        if isinstance(choice.sandbox, bubblewrap.Bubblewrap) and on_listener is not None and not has_network:
+            is_connected = True
+            begin = partial(choice.sandbox.start, before=partial(self._listen, on_listener))
         prepare = partial(self._prepare, choice.sandbox, access, directory, excluded, layer)
-        while True:
-            begin, prepared = ways.pop(0), await anyio.to_thread.run_sync(prepare)
+
+        async def run(begin: Callable[..., Awaitable[Process]]) -> Process:
+            prepared = await anyio.to_thread.run_sync(prepare)
             variables = {name: value for name, value in env.items() if name not in REMOVED} | dict(prepared.env)
             if is_connected:
                 variables |= proxy_environment(variables, self._policy.download_places(prepared.places))
+            process = await begin(
+                argv,
+                prepared.confinement,
+                cwd=cwd,
+                env=variables,
+                on_output=on_output,
+                on_errors=on_errors,
+                takes_input=takes_input,
+            )
+            self._prepared[process] = prepared
+            return process
+
+        if isinstance(choice.sandbox, bubblewrap.Bubblewrap) and self._launcher.works:
             try:
-                process = await begin(
-                    argv,
-                    prepared.confinement,
-                    cwd=cwd,
-                    env=variables,
-                    on_output=on_output,
-                    on_errors=on_errors,
-                    takes_input=takes_input,
-                )
+                async with self._launcher.reserved(has_network=has_network) as reservation:
+                    return await run(partial(reservation.start, on_listener=on_listener if is_connected else None))
             except NotLaunchedError as error:
                 logger.warning("The sandbox's helper could not start a command, so bubblewrap starts it: %s", error)
-            else:
-                self._prepared[process] = prepared
-                return process
+        return await run(begin)
 
     async def _listen(self, on_listener: Callable[[socket.socket], None], pid: int) -> None:
         try:

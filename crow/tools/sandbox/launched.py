@@ -7,8 +7,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Literal
 
@@ -44,6 +44,78 @@ class Launcher:
         self._connection: socket.socket | None = None
         self._lock = anyio.Lock()
 
+    @asynccontextmanager
+    async def reserved(self, *, has_network: bool) -> AsyncIterator[Reservation]:
+        """Let the helper prepare a sandbox, which `Reservation.start` uses. It is ended if that is not called.
+
+        :raises NotLaunchedError: the helper does not work here; another sandbox may.
+        """
+        report, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        report.setblocking(False)
+        reservation = Reservation(report)
+        with starting():
+            try:
+                with other:
+                    connection = self._connection or await self._start()
+                    try:
+                        socket.send_fds(
+                            connection, [b"no network" if has_network else b"own network"], [other.fileno()]
+                        )
+                    except OSError as error:
+                        raise NotLaunchedError(f"the helper of the sandbox has ended: {error}") from error
+                yield reservation
+            except NotLaunchedError as error:
+                if not isinstance(error, _NoProgramError):
+                    self.works = False
+                    await self.close()
+                raise
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await reservation.close()
+
+    async def _start(self) -> socket.socket:
+        async with self._lock:
+            if self._connection is not None:
+                return self._connection
+            own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            own.setblocking(False)
+            with other:
+                try:
+                    self._process = await start(
+                        [sys.executable, "-I", "-S", launcher.__file__, str(other.fileno())],
+                        cwd=Path(os.sep),
+                        env={},  # commands are started from a copy of this process
+                        on_output=lambda _: None,
+                        inherited=(other.fileno(),),
+                    )
+                except OSError as error:
+                    own.close()
+                    raise NotLaunchedError(str(error)) from error
+                except BaseException:
+                    own.close()
+                    raise
+            self._connection = own
+            return own
+
+    async def close(self) -> None:
+        """End the helper process. Commands that it has started go on."""
+        process, self._process = self._process, None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        if process is not None:
+            with anyio.CancelScope(shield=True):
+                await process.end(0)
+
+
+class Reservation:
+    """A sandbox that the helper prepares."""
+
+    def __init__(self, report: socket.socket) -> None:
+        self._report = report
+        self._has_started = False
+        self._pid = 0
+
     async def start(
         self,
         argv: Sequence[str],
@@ -58,98 +130,71 @@ class Launcher:
     ) -> Process:
         """Start a confined command. See :meth:`crow.tools.sandbox.Confiner.start`.
 
-        :raises NotLaunchedError: the helper does not work here; another sandbox may.
+        :raises NotLaunchedError: this is not possible. The command has not begun.
         """
         process = _LaunchedProcess(on_output, on_errors)
-        listens = on_listener is not None and not confinement.has_network
-        plan = plan_of(argv, confinement, cwd=cwd, env=process.marked(env), port=LISTENER_PORT if listens else 0)
-        own, report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        own.setblocking(False)
-        streams = _Streams(takes_input=takes_input, has_errors=on_errors is not None)
-        child = None
+        port = 0 if on_listener is None else LISTENER_PORT
+        plan = plan_of(argv, confinement, cwd=cwd, env=process.marked(env), port=port)
         # Cancelling the start would leave a command behind that nobody ends.
         with anyio.CancelScope(shield=True):
+            streams = _Streams(takes_input=takes_input, has_errors=on_errors is not None)
             try:
-                with starting():
-                    with report, streams, _file_with(plan) as file:
-                        pid = await self._ask(confinement.has_network, (file, report.fileno(), *streams.inner))
-                    child = _Child(pid, streams, own)
-                    await _begun(own, on_listener)
-                    await adopt(child, process)
-            except BaseException as error:
-                if child is not None:
-                    child.send_signal(KILL)
-                    await anyio.to_thread.run_sync(child.wait)
+                with streams, _file_with(plan) as file:
+                    await self._find_pid()
+                    socket.send_fds(self._report, [b"plan"], (file, *streams.inner))
+                await self._begun(on_listener)
+                child = _Child(self._pid, streams, self._report)
+                self._has_started = True
+                await adopt(child, process)
+            except BaseException:
                 streams.close()
-                own.close()
-                self.works = self.works and isinstance(error, _NoProgramError)
                 raise
         return process
 
-    async def _ask(self, has_network: bool, handles: Sequence[int]) -> int:
-        """Return the id of a new process, which gets these open files. :raises NotLaunchedError: there is none."""
-        async with self._lock:
-            connection = self._connection or await self._start()
-            try:
-                with anyio.fail_after(_TIMEOUT_S):
-                    socket.send_fds(connection, [b"network" if has_network else b"none"], handles)
-                    await anyio.wait_readable(connection)
-                    answer = connection.recv(32)
-            except (OSError, TimeoutError) as error:
-                await self.close()
-                raise NotLaunchedError(f"the helper of the sandbox does not answer: {error}") from error
-        pid = int(answer or b"-1")
-        if pid <= 0:
-            raise NotLaunchedError(-pid, f"no namespaces: {os.strerror(-pid)}")
-        return pid
+    async def _find_pid(self) -> None:
+        """Find out which process it is. :raises NotLaunchedError: there is none."""
+        if not self._pid:
+            answer, _ = await self._answer()
+            self._pid = int(answer or b"-1")
+            if self._pid <= 0:
+                raise NotLaunchedError(-self._pid, f"no namespaces: {os.strerror(-self._pid)}")
 
-    async def _start(self) -> socket.socket:
-        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        own.setblocking(False)
-        with other:
-            try:
-                self._process = await start(
-                    [sys.executable, "-I", "-S", launcher.__file__, str(other.fileno())],
-                    cwd=Path(os.sep),
-                    env={},  # commands are started from a copy of this process
-                    on_output=lambda _: None,
-                    inherited=(other.fileno(),),
-                )
-            except OSError as error:
-                own.close()
-                raise NotLaunchedError(str(error)) from error
-            except BaseException:
-                own.close()
-                raise
-        self._connection = own
-        return own
+    async def _begun(self, on_listener: Callable[[socket.socket], None] | None) -> None:
+        """Wait until the command has begun. :raises NotLaunchedError: it could not be confined."""
+        answer, handles = await self._answer()
+        if answer != b"ready":
+            kind, _, reason = answer.decode(errors="replace").partition(" ")
+            raise (_NoProgramError if kind == "missing" else NotLaunchedError)(reason or "the sandbox was ended")
+        if handles and on_listener is not None:
+            listener = socket.socket(fileno=handles[0])
+            listener.setblocking(False)
+            on_listener(listener)
+
+    async def _answer(self) -> tuple[bytes, Sequence[int]]:
+        with anyio.move_on_after(_TIMEOUT_S):
+            await anyio.wait_readable(self._report)
+        try:
+            answer, handles, _, _ = socket.recv_fds(self._report, _REPORT_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise NotLaunchedError(f"the helper of the sandbox does not answer: {error}") from error
+        return answer, handles
 
     async def close(self) -> None:
-        """End the helper process. Commands that it has started go on."""
-        process, self._process = self._process, None
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-        if process is not None:
-            with anyio.CancelScope(shield=True):
-                await process.end(0)
+        """End the sandbox, if no command was started in it."""
+        if self._has_started:
+            return
+        with suppress(NotLaunchedError):
+            await self._find_pid()
+        self._report.close()
+        if self._pid > 0:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, KILL)
+            await anyio.to_thread.run_sync(_reap, self._pid)
 
 
-async def _begun(report: socket.socket, on_listener: Callable[[socket.socket], None] | None) -> None:
-    """Wait until the command has begun. :raises NotLaunchedError: it could not be confined."""
-    with anyio.move_on_after(_TIMEOUT_S):
-        await anyio.wait_readable(report)
-    try:
-        answer, handles, _, _ = socket.recv_fds(report, _REPORT_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-    except OSError as error:
-        raise NotLaunchedError(f"the command does not begin: {error}") from error
-    if answer != b"ready":
-        kind, _, reason = answer.decode(errors="replace").partition(" ")
-        raise (_NoProgramError if kind == "missing" else NotLaunchedError)(reason or "the sandbox was ended")
-    if handles and on_listener is not None:
-        listener = socket.socket(fileno=handles[0])
-        listener.setblocking(False)
-        on_listener(listener)
+def _reap(pid: int) -> None:
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)
 
 
 def plan_of(argv: Sequence[str], confinement: Confinement, *, cwd: Path, env: Mapping[str, str], port: int) -> bytes:
@@ -159,10 +204,7 @@ def plan_of(argv: Sequence[str], confinement: Confinement, *, cwd: Path, env: Ma
     plan = {
         "overlays": [(str(each.root), str(each.upper), str(each.work)) for each in overlays],
         "mounts": list(options),
-        "has_own_network": not confinement.has_network,
         "port": port,
-        "uid": os.getuid(),
-        "gid": os.getgid(),
         "filter": namespace_filter(has_unix_sockets=bool(confinement.sockets)),
         "cwd": os.path.realpath(cwd),
         "argv": [*argv],

@@ -20,10 +20,12 @@ import stat
 import struct
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
-HANDLES = 5
-"""How many open files come with a request: plan, report, and the command's standard input, output and error."""
+HANDLES = 4
+"""How many open files come with a plan: the plan itself, and the command's standard input, output and error."""
+BACKLOG = 128
 
 MAX_REASON = 1_000
 
@@ -51,6 +53,13 @@ class Kernel:
 
     def __init__(self) -> None:
         self._libc = ctypes.PyDLL(None, use_errno=True)
+        self._libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+        self._libc.mount.argtypes = (*[ctypes.c_char_p] * 3, ctypes.c_ulong, ctypes.c_char_p)
+        self._libc.syscall.restype = ctypes.c_long
+        self.uid, self.gid = os.getuid(), os.getgid()
+        """Those of crow."""
+        self.proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        """The /proc of crow."""
 
     def clone(self, flags: int) -> int:
         """Copy this process. Return the id of the copy, or 0 in the copy."""
@@ -60,35 +69,35 @@ class Kernel:
     def mount(self, kind: str | None, place: str, flags: int, options: str = "") -> None:
         """Mount a new file system, or change the mounts at a place if there is no `kind`."""
         name = None if kind is None else kind.encode()
-        done = self._libc.mount(name, os.fsencode(place), name, ctypes.c_ulong(flags), os.fsencode(options))
-        self._checked(done, f"mount {kind or ''} {place}")
+        if self._libc.mount(name, os.fsencode(place), name, flags, os.fsencode(options)):
+            raise _last_error(f"mount {kind or ''} {place}")
 
     def tree(self, path: str, *, is_recursive: bool = True) -> int:
         """Return an open copy of the mounts at a path, which is mounted nowhere."""
         flags = OPEN_TREE_CLONE | os.O_CLOEXEC | (AT_RECURSIVE if is_recursive else 0)
-        return self._call(f"open_tree {path}", OPEN_TREE, AT_FDCWD, os.fsencode(path), flags)
+        return self._call(path, OPEN_TREE, AT_FDCWD, os.fsencode(path), flags)
 
     def limit(self, handle: int, path: str, attributes: int, *, is_recursive: bool = True) -> None:
         """Add attributes to an open tree, or to the mounts at a path."""
         wanted = (ctypes.c_uint64 * 4)(attributes)
         flags = (AT_EMPTY_PATH if handle != AT_FDCWD else 0) | (AT_RECURSIVE if is_recursive else 0)
-        size = ctypes.sizeof(wanted)
-        self._call(f"mount_setattr {path}", MOUNT_SETATTR, handle, os.fsencode(path), flags, wanted, size)
+        self._call(path, MOUNT_SETATTR, handle, os.fsencode(path), flags, wanted, ctypes.sizeof(wanted))
 
     def put(self, tree: int, place: str) -> None:
         """Mount an open tree at a place, and close it."""
         flags = MOVE_FROM_HANDLE | MOVE_FOLLOWS_LINKS
-        self._call(f"move_mount {place}", MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(place), flags)
+        self._call(place, MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(place), flags)
         os.close(tree)
 
     def enter_user_namespace(self) -> None:
         """Move this process into a new user namespace."""
-        self._checked(self._libc.unshare(CLONE_NEWUSER), "unshare")
+        if self._libc.unshare(CLONE_NEWUSER):
+            raise _last_error("unshare")
 
-    def control(self, option: int, first: object = 0, second: object = 0) -> None:
+    def control(self, option: int, first: int = 0, second: int = 0) -> None:
         """Set an option of this process. See `man 2 prctl`."""
-        arguments = map(_long, (option, first, second, 0, 0))
-        self._checked(self._libc.prctl(*arguments), f"prctl {option}")
+        if self._libc.prctl(option, first, second, 0, 0):
+            raise _last_error(f"prctl {option}")
 
     def drop_capabilities(self) -> None:
         """Give up all capabilities, for this process and for all programs that it starts."""
@@ -99,59 +108,55 @@ class Kernel:
                 break
         self.control(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
         header, none = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
-        self._checked(self._libc.capset(header, none), "capset")
+        if self._libc.capset(header, none):
+            raise _last_error("capset")
 
     def filter_calls(self, program: bytes) -> None:
         """Install a filter of system calls, for this process and for all programs that it starts."""
         code = ctypes.create_string_buffer(program, len(program))
         described = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
-        self.control(PR_SET_SECCOMP, 2, ctypes.create_string_buffer(described, len(described)))
+        self.control(PR_SET_SECCOMP, 2, ctypes.addressof(ctypes.create_string_buffer(described, len(described))))
 
-    def _call(self, what: str, *arguments: object) -> int:
-        return self._checked(self._libc.syscall(*map(_long, arguments)), what)
-
-    @staticmethod
-    def _checked(result: int, what: str) -> int:
+    def _call(self, what: str, number: int, *arguments: object) -> int:
+        wide = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+        result = int(self._libc.syscall(ctypes.c_long(number), *wide))
         if result < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"{what}: {os.strerror(number)}")
+            raise _last_error(f"call {number} {what}")
         return result
 
 
-def _long(argument: object) -> object:
-    """Return an argument of a call that takes any number of arguments: whole numbers as wide as a register."""
-    return ctypes.c_long(argument) if isinstance(argument, int) else argument
+def _last_error(what: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{what}: {os.strerror(number)}")
 
 
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that no command can interrupt the first process of its sandbox
     kernel = Kernel()
-    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     gc.disable()
     gc.freeze()
     while True:
-        request, handles, _, _ = socket.recv_fds(connection, 16, HANDLES)
-        if not request:
+        request, handles, _, _ = socket.recv_fds(connection, 16, 1)
+        if not handles:
             return
-        network = 0 if request == b"network" else CLONE_NEWNET
-        try:
-            pid = kernel.clone(CLONE_PARENT | NAMESPACES | network)
-        except OSError as error:
-            pid = -(error.errno or 1)
-        if pid == 0:
-            connection.close()
-            begin(kernel, proc, handles)
-        for handle in handles:
-            os.close(handle)
-        connection.send(b"%d" % pid)
+        with socket.socket(fileno=handles[0]) as report:
+            network = CLONE_NEWNET if request == b"own network" else 0
+            try:
+                pid = kernel.clone(CLONE_PARENT | NAMESPACES | network)
+            except OSError as error:
+                pid = -(error.errno or 1)
+            if pid == 0:
+                connection.close()
+                begin(kernel, report, has_own_network=bool(network))
+            with suppress(OSError):  # crow no longer wants it
+                report.send(b"%d" % pid)
 
 
-def begin(kernel: Kernel, proc: int, handles: Sequence[int]) -> NoReturn:
+def begin(kernel: Kernel, report: socket.socket, *, has_own_network: bool) -> NoReturn:
     """Be the first process of a sandbox."""
-    report = socket.socket(fileno=handles[1])
     try:
-        command, listener = set_up(kernel, proc, handles)
+        command, listener = set_up(kernel, report, has_own_network=has_own_network)
         # if crow has died meanwhile, this fails, and the end of this process ends the command
         socket.send_fds(report, [b"ready"], [] if listener is None else [listener.fileno()])
         keep_only(report.fileno())
@@ -167,20 +172,28 @@ class NotStartedError(Exception):
     """The sandbox works, but the command cannot be started in it."""
 
 
-def set_up(kernel: Kernel, proc: int, handles: Sequence[int]) -> tuple[int, socket.socket | None]:
+def set_up(kernel: Kernel, report: socket.socket, *, has_own_network: bool) -> tuple[int, socket.socket | None]:
     """Make the sandbox of this process and start the command in it. Return the command's process id, and a socket that
     listens for crow, if it wants one."""
+    os.setsid()
+    mask = os.umask(0)
+    map_ids(kernel.proc, 0, kernel.uid, 0, kernel.gid)
+    kernel.mount(None, "/", MS_REC | MS_SLAVE)
+    devices = {name: kernel.tree(f"/dev/{name}", is_recursive=False) for name in DEVICES}
+    if has_own_network:
+        start_loopback()
+    # crow finds out meanwhile what the command may do
+    _, handles, _, _ = socket.recv_fds(report, 16, HANDLES)
     for handle in handles:
         os.set_inheritable(handle, False)
-    os.setsid()
     with open(handles[0], "rb") as file:
         plan = marshal.loads(file.read())  # noqa: S302 - from crow, which runs in the same Python
-    map_ids(proc, 0, plan["uid"], 0, plan["gid"])
-    mount_all(kernel, plan)
-    listener = open_network(plan["port"]) if plan["has_own_network"] else None
-    give_up(kernel, proc, plan)
+    mount_all(kernel, plan, devices)
+    os.umask(mask)
+    listener = listening(plan["port"]) if plan["port"] else None
+    give_up(kernel, plan["filter"])
     try:
-        return start_command(plan, handles[2:]), listener
+        return start_command(plan, handles[1:]), listener
     except OSError as error:
         raise NotStartedError(error) from error
 
@@ -199,33 +212,31 @@ def map_ids(proc: int, inner_uid: int, outer_uid: int, inner_gid: int, outer_gid
             os.close(handle)
 
 
-def mount_all(kernel: Kernel, plan: Mapping[str, Any]) -> None:
+def mount_all(kernel: Kernel, plan: Mapping[str, Any], devices: Mapping[str, int]) -> None:
     """Make the view of the file system: everything is read-only, except what the options of the plan say. They are
     bubblewrap's, in the same order."""
-    mask = os.umask(0)
-    kernel.mount(None, "/", MS_REC | MS_SLAVE)
     for root, upper, work in plan["overlays"]:
         os.chdir(root)  # the root's name may have characters with a meaning
         kernel.mount("overlay", ".", 0, f"userxattr,volatile,lowerdir=.,upperdir={upper},workdir={work}")
     os.chdir("/")
-    # all sources are opened before anything hides them
-    devices = {name: kernel.tree(f"/dev/{name}", is_recursive=False) for name in DEVICES}
-    trees = []
-    for option, *arguments in plan["mounts"]:
-        if option in ("--bind", "--ro-bind"):
-            tree = kernel.tree(arguments[0])
-            kernel.limit(tree, "", NO_SUID | NO_DEVICES | (READ_ONLY if option == "--ro-bind" else 0))
-            trees.append(tree)
+    # all sources are opened before anything hides them, and those of which only one is written to before all is limited
+    trees: dict[int, int] = {}
+    for number, (option, *arguments) in enumerate(plan["mounts"]):
+        if option == "--bind":
+            trees[number] = kernel.tree(arguments[0])
+            kernel.limit(trees[number], "", NO_SUID | NO_DEVICES)
     kernel.limit(AT_FDCWD, "/", NO_SUID | NO_DEVICES | READ_ONLY)
+    for number, (option, *arguments) in enumerate(plan["mounts"]):
+        if option == "--ro-bind":
+            trees[number] = kernel.tree(arguments[0])
     mount_devices(kernel, devices)
     kernel.mount("proc", "/proc", NO_SUID | NO_DEVICES | NO_EXEC)
-    for option, *arguments in plan["mounts"]:
+    for number, (option, *arguments) in enumerate(plan["mounts"]):
         place = arguments[-1]
         match option:
             case "--bind" | "--ro-bind":
-                tree = trees.pop(0)
-                make_place(place, is_directory=stat.S_ISDIR(os.fstat(tree).st_mode))
-                kernel.put(tree, place)
+                make_place(place, is_directory=stat.S_ISDIR(os.fstat(trees[number]).st_mode))
+                kernel.put(trees[number], place)
             case "--dir":
                 make_place(place, is_directory=True)
             case "--tmpfs" | "--perms":
@@ -236,14 +247,13 @@ def mount_all(kernel: Kernel, plan: Mapping[str, Any]) -> None:
                 kernel.limit(AT_FDCWD, place, READ_ONLY, is_recursive=False)
             case _:
                 raise ValueError(f"unknown option {option}")
-    os.umask(mask)
 
 
 def mount_devices(kernel: Kernel, devices: Mapping[str, int]) -> None:
     """Make a /dev with the devices that every program may use, and terminals of its own."""
     kernel.mount("tmpfs", "/dev", NO_SUID | NO_DEVICES, "mode=0755")
     for name, tree in devices.items():
-        make_place(f"/dev/{name}", is_directory=False)
+        os.close(os.open(f"/dev/{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
         kernel.limit(tree, "", NO_SUID)
         kernel.put(tree, f"/dev/{name}")
     for name, target in LINKS.items():
@@ -264,30 +274,31 @@ def make_place(path: str, *, is_directory: bool) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
 
 
-def open_network(port: int) -> socket.socket | None:
-    """Start the loopback interface, and return a socket that listens on it, if there is a port."""
+def start_loopback() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         (flags,) = struct.unpack_from("h", fcntl.ioctl(control, SIOCGIFFLAGS, struct.pack("16sh14x", b"lo", 0)), 16)
         fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | IFF_UP))
-    if not port:
-        return None
+
+
+def listening(port: int) -> socket.socket:
+    """Return a socket that listens on the loopback interface."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", port))
-    listener.listen(128)
+    listener.listen(BACKLOG)
     return listener
 
 
-def give_up(kernel: Kernel, proc: int, plan: Mapping[str, Any]) -> None:
+def give_up(kernel: Kernel, call_filter: bytes) -> None:
     """Give up all rights: from now on, this process may do no more than the command."""
     # another user namespace, which has no rights over the mounts
     kernel.enter_user_namespace()
-    map_ids(proc, plan["uid"], 0, plan["gid"], 0)
-    os.close(proc)
+    map_ids(kernel.proc, kernel.uid, 0, kernel.gid, 0)
+    os.close(kernel.proc)
     kernel.control(PR_SET_NO_NEW_PRIVS, 1)
     kernel.drop_capabilities()
     kernel.control(PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.control(PR_SET_DUMPABLE, 0)  # the command cannot look into this process, nor change it
-    kernel.filter_calls(plan["filter"])
+    kernel.filter_calls(call_filter)
 
 
 def start_command(plan: Mapping[str, Any], streams: Sequence[int]) -> int:
