@@ -33,7 +33,7 @@ from crow.tools.process import Process
 from crow.tools.protection import is_protected
 from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
 from crow.tools.sandbox.denied import DeniedFiles
-from crow.tools.sandbox.launched import Launcher, NotLaunchedError
+from crow.tools.sandbox.launched import LaunchedProcess, Launcher, NotLaunchedError
 from crow.tools.sandbox.policy import (
     MAX_READ_ONLY,
     PYTEST_CACHE,
@@ -288,7 +288,9 @@ class KernelConfiner:
         roots = () if prepared is None else [each.root for each in prepared.confinement.overlays]
         if roots and not process.exited.is_set():
             try:
-                await self._listeners.refresh(process.pid, roots)
+                # nobody may look into the first process of the helper's sandboxes
+                pid = process.command_pid if isinstance(process, LaunchedProcess) else process.pid
+                await self._listeners.refresh(pid, roots)
             except (OSError, TimeoutError) as error:
                 logger.warning("A command in the background may see old files: %s", error)
 

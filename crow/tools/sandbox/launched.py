@@ -132,7 +132,7 @@ class Reservation:
 
         :raises NotLaunchedError: this is not possible. The command has not begun.
         """
-        process = _LaunchedProcess(on_output, on_errors)
+        process = LaunchedProcess(on_output, on_errors)
         port = 0 if on_listener is None else LISTENER_PORT
         plan = plan_of(argv, confinement, cwd=cwd, env=process.marked(env), port=port)
         # Cancelling the start would leave a command behind that nobody ends.
@@ -167,6 +167,7 @@ class Reservation:
             raise (_NoProgramError if kind == "missing" else NotLaunchedError)(reason or "the sandbox was ended")
         if handles and on_listener is not None:
             listener = socket.socket(fileno=handles[0])
+            listener.set_inheritable(False)
             listener.setblocking(False)
             on_listener(listener)
 
@@ -174,7 +175,7 @@ class Reservation:
         with anyio.move_on_after(_TIMEOUT_S):
             await anyio.wait_readable(self._report)
         try:
-            answer, handles, _, _ = socket.recv_fds(self._report, _REPORT_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            answer, handles, _, _ = socket.recv_fds(self._report, _REPORT_BYTES, 1)
         except OSError as error:
             raise NotLaunchedError(f"the helper of the sandbox does not answer: {error}") from error
         return answer, handles
@@ -297,8 +298,13 @@ class _Child:
             os.kill(self.pid, sig)
 
 
-class _LaunchedProcess(Process):
+class LaunchedProcess(Process):
     """A command in a sandbox of the helper. `pid` is the first process of the sandbox."""
+
+    @property
+    def command_pid(self) -> int:
+        """The id of a process of the command, whose namespaces can be entered; 0 if there is none."""
+        return next(iter(descendants_of(self.pid)), 0)
 
     @property
     def left_others(self) -> bool:

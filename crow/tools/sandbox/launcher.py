@@ -137,7 +137,7 @@ def main() -> None:
     gc.disable()
     gc.freeze()
     while True:
-        request, handles, _, _ = socket.recv_fds(connection, 16, 1)
+        request, handles = received(connection, 1)
         if not handles:
             return
         with socket.socket(fileno=handles[0]) as report:
@@ -151,6 +151,14 @@ def main() -> None:
                 begin(kernel, report, has_own_network=bool(network))
             with suppress(OSError):  # crow no longer wants it
                 report.send(b"%d" % pid)
+
+
+def received(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:
+    """Return the next message and the open files in it, which no command may inherit."""
+    message, handles, _, _ = socket.recv_fds(connection, 16, count)
+    for handle in handles:
+        os.set_inheritable(handle, False)
+    return message, handles
 
 
 def begin(kernel: Kernel, report: socket.socket, *, has_own_network: bool) -> NoReturn:
@@ -183,9 +191,7 @@ def set_up(kernel: Kernel, report: socket.socket, *, has_own_network: bool) -> t
     if has_own_network:
         start_loopback()
     # crow finds out meanwhile what the command may do
-    _, handles, _, _ = socket.recv_fds(report, 16, HANDLES)
-    for handle in handles:
-        os.set_inheritable(handle, False)
+    _, handles = received(report, HANDLES)
     with open(handles[0], "rb") as file:
         plan = marshal.loads(file.read())  # noqa: S302 - from crow, which runs in the same Python
     mount_all(kernel, plan, devices)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames
-from crow.programs import SYSTEM_PROGRAMS, Programs, own_trees
+from crow.programs import SYSTEM_PROGRAMS, Programs, needed_trees, own_trees
 from crow.tools.layers import Overlay
 from crow.tools.protection import secret_places
 from crow.tools.sandbox import ConfinedAccess, Confinement
@@ -349,7 +349,7 @@ class Policy:
         folders = [Path("/etc"), *(() if home is None else (home, *(home / name for name in _FOLDERS)))]
         stamp = tuple(_modified_ns(folder) for folder in (*folders, *self.options.own))
         if not self._places or self._places[0].stamp != stamp:
-            toolchains, hidden = tuple(self._toolchains(home)), tuple(self._hidden())
+            toolchains, hidden = (*self._toolchains(home), *self._needed(home)), tuple(self._hidden())
             self._places[:] = [FoundPlaces(stamp=stamp, toolchains=toolchains, hidden=hidden)]
         return self._places[0]
 
@@ -389,6 +389,13 @@ class Policy:
         yield from self._program_places(chain(*named), home)
         for place in self._program_places(self.env.get("PATH", "").split(os.pathsep), home):
             yield _installed_tree(place, home)
+
+    def _needed(self, home: Path | None) -> Iterator[Path]:
+        """Return where crow and its Python are, because some tools are programs of crow that run confined."""
+        own = self.writable_roots()
+        for tree in needed_trees():
+            if os.path.isdir(tree) and not is_inside_any(tree, own) and (home is None or not _is_general(tree, home)):
+                yield tree
 
     def _program_places(self, paths: Iterable[str], home: Path) -> Iterator[Path]:
         own = self.writable_roots()
