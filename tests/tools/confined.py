@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import sys
 import tempfile
 import traceback
 import warnings
@@ -27,8 +26,6 @@ from crow.tools.workspace import DiskWorkspace
 
 NOBODY = 65_534
 USERS = ("root", "nobody") if os.geteuid() == 0 else ("user",)
-INTERPRETER = (sys.prefix, sys.base_prefix)
-"""Where the tests' own Python is, for commands that use it."""
 
 
 async def unwatched(_text: str) -> None: ...
@@ -62,7 +59,7 @@ class Place:
     def open(self, root: Path | None = None, *more: Path, **options: Any) -> DiskWorkspace:
         """A workspace whose commands are confined. `options` are fields of `SandboxOptions`."""
         directories = [root or self.root, *more]
-        settings = {"own": (self.own,), "caches": self.base / "caches", "readable": INTERPRETER, **options}
+        settings = {"own": (self.own,), "caches": self.base / "caches", **options}
         confiner = KernelConfiner(directories, SandboxOptions(**settings), self.sandboxes)
         self.opened.append(DiskWorkspace(directories[0], directories[1:], confiner=confiner))
         return self.opened[-1]

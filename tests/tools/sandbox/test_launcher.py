@@ -36,7 +36,7 @@ def scenario(command: str, access: Any = "write") -> Any:
     """Return the result of a command that the helper has started."""
 
     async def ran(place: Place) -> Any:
-        workspace = place.open(readable=())
+        workspace = place.open()
         result = await run(workspace, access, command)
         assert launcher_of(workspace).works
         return result
@@ -49,11 +49,10 @@ def test_a_command_inherits_no_open_file_of_the_helper() -> None:
 
 
 def test_a_command_cannot_look_into_the_first_process_nor_end_it() -> None:
-    code, output = scenario(
-        "cat /proc/1/environ /proc/1/mem /proc/1/maps /proc/1/fd/*; readlink /proc/1/cwd /proc/1/root /proc/1/exe "
-        "/proc/1/fd/* /proc/1/ns/*; echo x >/proc/1/mem; for s in INT TERM HUP QUIT KILL STOP SEGV USR1 ALRM; do kill -$s 1; done; kill -9 -1; "
-        "echo done; exit 7"
-    )
+    files = "/proc/1/environ /proc/1/mem /proc/1/maps /proc/1/fd/*"
+    links = "/proc/1/cwd /proc/1/root /proc/1/exe /proc/1/fd/* /proc/1/ns/*"
+    kills = "for s in INT TERM HUP QUIT KILL STOP SEGV USR1 ALRM; do kill -$s 1; done; kill -9 -1"
+    code, output = scenario(f"cat {files}; readlink {links}; echo x >/proc/1/mem; {kills}; echo done; exit 7")
     assert code == 7
     errors = ("Permission denied", "No such process", "No such device or address", "Read-only file system")
     assert [line for line in output.splitlines() if not line.endswith(errors)] == ["done"], output
@@ -78,7 +77,7 @@ def test_the_helper_has_none_of_crows_variables(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("CROW_TEST_TOKEN", "sk-very-secret")
 
     async def ran(place: Place) -> Any:
-        workspace = place.open(readable=())
+        workspace = place.open()
         result = await run(workspace, "write", "cat /proc/*/environ")
         process = launcher_of(workspace)._process
         assert process is not None
@@ -94,7 +93,7 @@ def test_where_the_helper_fails_bubblewrap_confines_the_same_commands(monkeypatc
     monkeypatch.setattr(sys, "executable", "/bin/false")
 
     async def ran(place: Place) -> Any:
-        workspace = place.open(readable=())
+        workspace = place.open()
         results = [await run(workspace, "write", "echo x >new; cat new; ls ~"), await run(workspace, "read", "exit 3")]
         return results, launcher_of(workspace).works
 
@@ -104,7 +103,7 @@ def test_where_the_helper_fails_bubblewrap_confines_the_same_commands(monkeypatc
 
 def test_a_helper_that_was_killed_is_replaced_by_bubblewrap_and_its_commands_go_on() -> None:
     async def ran(place: Place) -> Any:
-        workspace = place.open(readable=())
+        workspace = place.open()
         output = ""
 
         def note(text: str) -> None:
@@ -128,7 +127,7 @@ def test_a_helper_that_was_killed_is_replaced_by_bubblewrap_and_its_commands_go_
 
 def test_a_program_that_does_not_exist_is_an_error_of_the_command_and_not_of_the_helper() -> None:
     async def ran(place: Place) -> Any:
-        workspace = place.open(readable=())
+        workspace = place.open()
         confiner = workspace._confiner
         assert confiner is not None
         output = bytearray()
@@ -144,7 +143,7 @@ def test_a_program_that_does_not_exist_is_an_error_of_the_command_and_not_of_the
 
 def test_a_start_that_is_cancelled_leaves_no_process() -> None:
     async def ran(place: Place) -> Any:
-        workspace = place.open(readable=())
+        workspace = place.open()
         await run(workspace, "write", "true")  # the helper runs
         for _ in range(20):
             async with anyio.create_task_group() as tasks:
