@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import sys
 import tempfile
 import traceback
 import warnings
@@ -27,8 +26,6 @@ from crow.tools.workspace import DiskWorkspace
 
 NOBODY = 65_534
 USERS = ("root", "nobody") if os.geteuid() == 0 else ("user",)
-INTERPRETER = (sys.prefix, sys.base_prefix)
-"""Where the tests' own Python is, for commands that use it."""
 
 
 async def unwatched(_text: str) -> None: ...
@@ -40,6 +37,8 @@ class Place:
 
     base: Path
     sandboxes: Sandboxes = field(default_factory=Sandboxes)
+    opened: list[DiskWorkspace] = field(default_factory=list)
+    """What `open` has returned. It is closed at the end of the scenario."""
 
     @property
     def home(self) -> Path:
@@ -60,12 +59,10 @@ class Place:
     def open(self, root: Path | None = None, *more: Path, **options: Any) -> DiskWorkspace:
         """A workspace whose commands are confined. `options` are fields of `SandboxOptions`."""
         directories = [root or self.root, *more]
-        settings = {"own": (self.own,), "caches": self.base / "caches", "readable": INTERPRETER, **options}
-        return DiskWorkspace(
-            directories[0],
-            directories[1:],
-            confiner=KernelConfiner(directories, SandboxOptions(**settings), self.sandboxes),
-        )
+        settings = {"own": (self.own,), "caches": self.base / "caches", **options}
+        confiner = KernelConfiner(directories, SandboxOptions(**settings), self.sandboxes)
+        self.opened.append(DiskWorkspace(directories[0], directories[1:], confiner=confiner))
+        return self.opened[-1]
 
 
 @contextmanager
@@ -119,7 +116,11 @@ async def guarded(scenario: Callable[[Place], Awaitable[Any]], needs: str, place
     if not choice.sandbox.name.startswith(needs):
         return {"no sandbox": f"needs {needs}; {choice.sandbox.name} confines commands here"}
     async with orphans_ended():  # as in crow itself
-        return await scenario(place)
+        try:
+            return await scenario(place)
+        finally:
+            for workspace in place.opened:
+                await workspace.close()
 
 
 def in_child(scenario: Callable[[Place], Coroutine[Any, Any, Any]], place: Place) -> Any:

@@ -14,6 +14,7 @@ from crow.tools.layers.states import (
     MAX_DEPTH,
     MAX_ENTRIES,
     OPEN_DIRECTORY,
+    Fingerprint,
     State,
     TooLargeError,
     Walked,
@@ -27,6 +28,7 @@ from crow.tools.layers.states import (
     state_of,
     status_of,
     strip_xattrs,
+    tree_state,
     walk,
     xattrs_of,
 )
@@ -143,6 +145,17 @@ def look(layer: Layer, rules: LookRules | None = None, *, is_live: bool = False)
     return changes
 
 
+def is_untouched(layer: Layer) -> bool:
+    """Return whether commands have changed nothing in a layer, judged by its top directories."""
+    for overlay in layer.overlays:
+        own, before = os.lstat(overlay.upper), os.lstat(overlay.root)
+        if own.st_mode != before.st_mode or os.listdir(overlay.upper):
+            return False
+        if xattrs_of(str(overlay.upper)) != xattrs_of(str(overlay.root)):
+            return False
+    return True
+
+
 def is_time(operation: Operation) -> bool:
     """Return whether nothing but the time of a directory has changed."""
     same = (operation.before.mode, operation.before.xattrs) == (operation.after.mode, operation.after.xattrs)
@@ -250,10 +263,11 @@ class _Look:
         if not self._changes.is_live and (kind == "directory" or before is not None or status.st_mode & 0o6000):
             self._clean(name, above)
         is_same = before is not None and self._has_same_content(name, above, below, status, before)
+        after = None
         if kind == "directory":
             if before is not None:
                 self._list_below(path, name, below, "deleted", is_ignored)
-            self._list_below(path, name, above, "created", is_ignored)
+            after = self._list_below(path, name, above, "created", is_ignored)
         else:
             action: Literal["created", "changed"] = "created" if before is None else "changed"
             self._list(action, path, status, is_ignored, name, above, is_same=is_same)
@@ -262,7 +276,7 @@ class _Look:
                 root=self._root,
                 path=path,
                 before=old,
-                after=state_of(name, above),
+                after=after or state_of(name, above),
                 source=f"{self._overlay.upper}/{path}",
                 inode=status.st_ino,
                 is_ignored=is_ignored,
@@ -327,11 +341,11 @@ class _Look:
         if len(self._changes.dropped) < MAX_DROPPED:
             self._changes.dropped.append(f"{self._root}/{path}")
 
-    def _clean(self, name: str, above: int) -> None:
+    def _clean(self, name: str, above: int, status: os.stat_result | None = None) -> None:
         """Remove the kernel's notes from what will be moved into the workspace, and what cannot be kept there."""
         place = proc_path(above, name)
         strip_xattrs(place)
-        status = os.lstat(place)
+        status = status or os.lstat(place)
         if stat.S_ISREG(status.st_mode):
             if status.st_mode & (stat.S_ISUID | stat.S_ISGID):
                 os.chmod(place, stat.S_IMODE(status.st_mode) & 0o1777)
@@ -352,7 +366,7 @@ class _Look:
                         os.unlink(each, dir_fd=inner)
                     has_removed = True
                 else:
-                    self._clean(each, inner)
+                    self._clean(each, inner, state)
             if has_removed:
                 os.utime(inner, ns=(times.st_atime_ns, times.st_mtime_ns))
 
@@ -386,17 +400,19 @@ class _Look:
 
     def _list_below(
         self, path: str, name: str, directory: int, action: Literal["created", "deleted"], is_ignored: bool
-    ) -> None:
-        """List a file, or all files in a directory."""
+    ) -> State | None:
+        """List a file, or all files in a directory. Return the state of a directory."""
         status = os.lstat(name, dir_fd=directory)
         if not stat.S_ISDIR(status.st_mode):
             self._list(action, path, status, is_ignored, name, directory)
-            return
+            return None
         with opened(name, directory) as inner:
             count = 0
             ignored_below = ""
+            fingerprint = Fingerprint(Walked())
             for below, each in walk(inner):
                 self._count()
+                fingerprint.add(below, each)
                 full = f"{path}/{below}"
                 is_directory = stat.S_ISDIR(each.st_mode)
                 is_inside = bool(ignored_below) and full.startswith(ignored_below)
@@ -414,6 +430,7 @@ class _Look:
                 self._list(action, full, each, is_out, below, inner)
             if not count:
                 self._list(action, path, status, is_ignored, name, directory)
+            return tree_state(status, inner, fingerprint)
 
     def _list(
         self,
