@@ -18,7 +18,7 @@ from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, Prompt, Restore
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured
-from crow.domain.messages import AssistantMessage, ToolCall, Usage
+from crow.domain.messages import AssistantMessage, JsonObject, ToolCall, Usage
 from crow.domain.tokens import estimate_text
 from crow.llm import ModelInfo
 from crow.store import SessionChanges
@@ -209,6 +209,24 @@ class Gauge:
         """Return limits that respect the learned window, even while crow tests whether the endpoint accepts a larger
         window."""
         return self.limits(fixed, window=self._used_part(self.context_window.cautious_tokens(self.info)))
+
+    def recorded(self) -> JsonObject:
+        """Return what the limits are computed from, except for the context: the windows in tokens, the calibration, and
+        the user's settings that are not the default. A replay computes the limits again from this."""
+        info, policy, window = self.info, self.settings, self.window()
+        cautious = self._used_part(self.context_window.cautious_tokens(info))
+        values = {
+            "window": window,
+            "cautious": None if cautious == window else cautious,
+            "configured": self.limits(0).is_configured or None,
+            "output": info.max_output_tokens,
+            "calibration": self.branch.row.calibration,
+            "manual": not policy.auto or None,
+            "threshold": policy.threshold,
+            "target": policy.target,
+            "keep_tokens": policy.keep_tokens,
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
     def is_full(self) -> bool:
         """Return whether compaction is due."""
