@@ -142,7 +142,9 @@ class LoggedStore:
         """Begin with the turn of the next entry."""
         first = self.ahead[0]
         self._key, self.has_parked = (first.session, first.turn), False
-        self.limits = self.limits_ahead() or self.limits
+        ahead = next(filter(is_request, self.upcoming()), None)
+        if ahead is not None and (sent := sent_by(ahead)) is not None and sent.endpoint != self.endpoint:
+            self.endpoint, self.limits = sent.endpoint, None
         self.decides = self.limits_ahead() is not None and not self._is_case
 
     def upcoming(self) -> Iterator[Entry]:
@@ -167,6 +169,13 @@ class LoggedStore:
         """Return what was recorded with the next request of the turn."""
         sent = next((sent for entry in self.upcoming() if is_request(entry) and (sent := sent_by(entry))), None)
         return LoggedLimits.read(sent.limits) if sent is not None else None
+
+    def limits_now(self) -> LoggedLimits | None:
+        """Return what decides about compactions now: what was recorded with the next request or, until an endpoint
+        refuses a request as too long, with the last one."""
+        before = takewhile(lambda entry: not is_request(entry), self.upcoming())
+        is_refused = any(isinstance(e.body, Checkpoint | Mask) and e.body.reason == "overflow" for e in before)
+        return self.limits if is_refused and self.limits is not None else self.limits_ahead() or self.limits
 
     def next_checkpoint(self) -> Checkpoint | None:
         """Return the next checkpoint, also that of the next turn."""
@@ -226,14 +235,18 @@ class LoggedStore:
 
     def _others(self, ahead: Sequence[Entry], *, is_before_request: bool = False) -> int:
         """Return how many entries come from outside before the next one that a turn makes by itself. Before a request,
-        its own failed attempts and the prompt entry of a checkpoint do not count."""
-        for count, entry in enumerate(ahead):
-            is_prompt = isinstance(entry.body, Prompt) and self.decides
-            after = ahead[count + 1].body if is_prompt and count + 1 < len(ahead) else None
-            is_held = is_before_request and (is_request(entry) or isinstance(after, Checkpoint))
-            if self._is_compared(entry.body) or is_held:
-                return count
-        return len(ahead)
+        its own failed attempts do not count, nor does what was stored with a checkpoint."""
+        ends = (
+            n
+            for n, entry in enumerate(ahead)
+            if self._is_compared(entry.body) or (is_before_request and is_request(entry))
+        )
+        end = next(ends, len(ahead))
+        if is_before_request and self.decides and end < len(ahead) and isinstance(ahead[end].body, Checkpoint):
+            end -= end > 0 and isinstance(ahead[end - 1].body, Prompt)
+            while end > 0 and isinstance(ahead[end - 1].body, ModelRequest):
+                end -= 1
+        return end
 
     def mode_ahead(self) -> str:
         """Return the mode at the next request."""

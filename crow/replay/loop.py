@@ -49,7 +49,8 @@ from crow.replay.log import Diverged, LoggedStore, is_request, named, sent_by
 from crow.store import BranchStore, Tail
 from crow.tools import OnOutput, Outcome, PlannedCall, Toolbox, Workspace
 
-_EDITS = frozenset({"apply_patch", "edit_file", "write_file"})
+_EDITORS = frozenset({"apply_patch", "edit_file"})
+_EDITS = _EDITORS | {"write_file"}
 _SHELLS = frozenset({"shell", "shell_output"})
 """Tools that shorten their own results."""
 _CYCLES = 2_000
@@ -133,7 +134,7 @@ class LoggedTurns:
             return "error"
 
     def _new_compactor(self) -> Compactor:
-        limits = self._store.limits
+        limits = self._store.limits_now()
         policy = limits.policy if limits is not None else CompactionPolicy()
         policy = replace(policy, auto=policy.auto and self._store.decides, early=0.5)
         gauge = Gauge(self.branch, lambda: self._model.info, policy, self._window)
@@ -206,8 +207,10 @@ class LoggedTurns:
     def _overflow(self) -> ContextOverflow:
         """Return the error of a request that was too long. What crow learned from it is in the next record."""
         ahead, gauge = self._store.limits_ahead(), self._compactor.gauge if self._compactor is not None else None
-        if ahead is not None and gauge is not None and not gauge.measured().is_reported:
-            self.branch.row = self._store.row = replace(self._store.row, calibration=ahead.calibration)
+        if ahead is not None and gauge is not None:
+            measured = gauge.measured()
+            after = 2 * ahead.calibration - measured.scale if measured.is_reported else ahead.calibration
+            self.branch.row = self._store.row = replace(self._store.row, calibration=after)
         return ContextOverflow("The request was too long.")
 
     def _stream(self, entry: Entry, body: Assistant) -> LoggedStream:
@@ -250,6 +253,11 @@ class LoggedTurns:
         shown = self._answer.announcements
         was_started, result = next(state for ref, state in self._steps.items() if ref.index == index)
         return shown[index] if index < len(shown) else None, was_started, result
+
+    def is_edit(self, tool: str) -> bool:
+        """Return whether a tool edits files, and is on offer. Of the two editors only one is listed, but both work."""
+        offered = {spec.name for spec in self.branch.prompt.tools} if self.branch.prompt is not None else set()
+        return tool in _EDITS and bool(offered & (_EDITORS if tool in _EDITORS else {tool}))
 
     async def result_of(self, ref: CallRef) -> Entry:
         """Wait until the results that came earlier were stored. Then return that of this call."""
@@ -327,8 +335,7 @@ class _LoggedModel:
     def info(self) -> ModelInfo:
         """See :class:`crow.llm.Model`."""
         request = next(filter(is_request, self._store.upcoming()), None)
-        sent, limits = sent_by(request) if request is not None else None, self._store.limits_ahead()
-        limits = limits or self._store.limits
+        sent, limits = sent_by(request) if request is not None else None, self._store.limits_now()
         return ModelInfo(
             name=request.model if request is not None else "",
             endpoint=sent.endpoint if sent is not None else self._store.endpoint,
@@ -390,7 +397,7 @@ class _LoggedToolbox:
         return PlannedCall(
             announcement=announcement or Announcement(title=call.name),
             access="none",
-            is_barrier=was_started and call.name in _EDITS,
+            is_barrier=self._turns.is_edit(call.name),
             fault=body.text if isinstance(body, ToolResult) and not was_started else None,
         )
 
@@ -461,7 +468,7 @@ class _LoggedWindow(ContextWindow):
 
     def cautious_tokens(self, info: ModelInfo) -> int:
         """See :class:`ContextWindow`."""
-        limits = self._log.limits_ahead() or self._log.limits
+        limits = self._log.limits_now()
         return limits.cautious if limits is not None else self.declared(info)
 
     def is_test_due(self, info: ModelInfo) -> bool:  # noqa: ARG002
