@@ -33,6 +33,7 @@ from crow.domain.messages import JsonObject, SentRequest
 from crow.domain.text import describe, on_one_line, quote
 from crow.store import SessionChanges, SessionRow, Tail
 
+_TURNS_AHEAD = 3
 _MOST_TOKENS = 10**9
 _CALIBRATION = (0.01, 100.0)
 _FROM_THE_MODEL = frozenset({"compaction_id", "method", "model_calls", "summary"})
@@ -127,21 +128,21 @@ class LoggedStore:
         """That of the newest answer."""
         self._source, self._until, self._is_case = source, until, is_case
         self._key = ("", 0)
+        self._turns_ahead = 0
         self._to_take = 0
 
     async def fill(self) -> bool:
         """Read ahead. Return False at the end of the path."""
-        while len({(entry.session, entry.turn) for entry in self.ahead}) < 3:
-            entry = await anext(self._source, None)
-            if entry is None:
-                break
+        while self._turns_ahead < _TURNS_AHEAD and (entry := await anext(self._source, None)) is not None:
+            newest = self.ahead[-1] if self.ahead else None
+            self._turns_ahead += newest is None or _turn_of(newest) != _turn_of(entry)
             self.ahead.append(entry)
         return bool(self.ahead)
 
     def begin_turn(self) -> None:
         """Begin with the turn of the next entry."""
         first = self.ahead[0]
-        self._key, self.has_parked = (first.session, first.turn), False
+        self._key, self.has_parked = _turn_of(first), False
         ahead = next(filter(is_request, self.upcoming()), None)
         if ahead is not None and (sent := sent_by(ahead)) is not None and sent.endpoint != self.endpoint:
             self.endpoint, self.limits = sent.endpoint, None
@@ -150,7 +151,7 @@ class LoggedStore:
     def upcoming(self) -> Iterator[Entry]:
         """Yield the entries of the turn that are still to come, until its end."""
         for entry in self.ahead:
-            if (entry.session, entry.turn) != self._key:
+            if _turn_of(entry) != self._key:
                 return
             yield entry
             if isinstance(entry.body, TurnEnd):
@@ -209,23 +210,31 @@ class LoggedStore:
         if changes is not None and "calibration" in changes:
             self.row = replace(self.row, calibration=changes["calibration"])
         count, self._to_take = self._to_take, 0
+        if count:
+            return self._take(count)
         if release and self.has_parked:
-            count = sum(1 for _ in self.upcoming())
-        elif not count:
-            ahead = list(self.upcoming())
-            for new in entries:
-                if self._is_compared(new.body):
-                    count += self._others(ahead[count:])
-                    found = ahead[count] if count < len(ahead) else None
-                    if words := difference(new.body, found):
-                        raise Diverged(words)
+            return self._take(sum(1 for _ in self.upcoming()))
+        if not entries:
+            return self._take(self._outside())
+        ahead = self.upcoming()
+        for new in entries:
+            if self._is_compared(new.body):
+                found = None
+                for found in ahead:
                     count += 1
-            count = count if entries else self._others(ahead, is_before_request=True)
-        return tuple(self._take() for _ in range(count))
+                    if self._is_compared(found.body):
+                        break
+                if words := difference(new.body, found if found and self._is_compared(found.body) else None):
+                    raise Diverged(words)
+        return self._take(count)
 
-    def _take(self) -> Entry:
+    def _take(self, count: int) -> tuple[Entry, ...]:
+        return tuple(self._take_one() for _ in range(count))
+
+    def _take_one(self) -> Entry:
         entry = self.ahead.popleft()
         self.taken += 1
+        self._turns_ahead -= not self.ahead or _turn_of(self.ahead[0]) != _turn_of(entry)
         self.row = replace(self.row, leaf=entry.id, mode=_mode_at(self.row.mode, entry))
         if isinstance(entry.body, Assistant):
             self.endpoint = entry.body.endpoint or self.endpoint
@@ -233,25 +242,24 @@ class LoggedStore:
             self.limits = limits
         return entry
 
-    def _others(self, ahead: Sequence[Entry], *, is_before_request: bool = False) -> int:
-        """Return how many entries come from outside before the next one that a turn makes by itself. Before a request,
-        its own failed attempts do not count, nor does what was stored with a checkpoint."""
-        ends = (
-            n
-            for n, entry in enumerate(ahead)
-            if self._is_compared(entry.body) or (is_before_request and is_request(entry))
-        )
-        end = next(ends, len(ahead))
-        if is_before_request and self.decides and end < len(ahead) and isinstance(ahead[end].body, Checkpoint):
-            end -= end > 0 and isinstance(ahead[end - 1].body, Prompt)
-            while end > 0 and isinstance(ahead[end - 1].body, ModelRequest):
-                end -= 1
-        return end
+    def _outside(self) -> int:
+        """Return how many entries come from outside before the next request. Its own failed attempts do not count, nor
+        does what was stored with a checkpoint."""
+        before: list[Entry] = []
+        for entry in self.upcoming():
+            if self._is_compared(entry.body) or is_request(entry):
+                if isinstance(entry.body, Checkpoint) and before and isinstance(before[-1].body, Prompt):
+                    before.pop()
+                while isinstance(entry.body, Checkpoint) and before and isinstance(before[-1].body, ModelRequest):
+                    before.pop()
+                break
+            before.append(entry)
+        return len(before)
 
     def mode_ahead(self) -> str:
-        """Return the mode at the next request."""
+        """Return the mode at the next request if the log has a new one before it, or an empty string."""
         before = takewhile(lambda entry: not isinstance(entry.body, Assistant), self.upcoming())
-        return reduce(_mode_at, before, self.row.mode)
+        return reduce(_mode_at, before, "")
 
     async def session(self, session_id: str) -> SessionRow:  # noqa: ARG002
         """Return the row."""
@@ -268,6 +276,10 @@ class LoggedStore:
 
     async def save_draft(self, session_id: str, **piece: object) -> None:
         """Save nothing."""
+
+
+def _turn_of(entry: Entry) -> tuple[str, int]:
+    return entry.session, entry.turn
 
 
 def _mode_at(mode: str, entry: Entry) -> str:
@@ -314,7 +326,7 @@ def _added(body: Body) -> str:
             full = f"; the context has {body.tokens_before:,} tokens, the threshold is {body.threshold or 0:,}"
             return f"{_kind(body)} (reason: {body.reason}{full})"
         case Reminder(text=text):
-            return f"{_kind(body)} ({quote(text)})"
+            return f"{_kind(body)} ({quote(on_one_line(text))})"
         case _:
             return _kind(body)
 

@@ -102,9 +102,13 @@ class LoggedTurns:
         await self._new_compactor().on_command(argument)
 
     async def run(self) -> None:
-        """Run the turn whose prompt was taken. :raises Diverged: it does not do what the log says."""
+        """Run the turn whose prompt was taken.
+
+        :raises Diverged: it does not do what the log says.
+        """
         store, branch = self._store, self.branch
-        branch.turn = store.ahead[0].turn
+        if "mode" not in facts_told(branch.entries):  # then the log need not have a change back to the default
+            store.row = replace(store.row, mode=store.mode_ahead() or "ask")
         prepared = self._compactor.prepared if self._compactor is not None else None
         compactor = self._compactor = self._new_compactor()
         compactor.prepared = prepared
@@ -154,7 +158,7 @@ class LoggedTurns:
     def _sync(self) -> None:
         """Set the mode and, unless a compaction comes first, the calibration to those of the next request."""
         store = self._store
-        store.row = replace(store.row, mode=store.mode_ahead())
+        store.row = replace(store.row, mode=store.mode_ahead() or store.row.mode)
         ahead, following = store.limits_ahead(), store.next_compared()
         if ahead is not None and not (following and isinstance(following.body, Checkpoint | Mask)):
             store.row = replace(store.row, calibration=ahead.calibration)
