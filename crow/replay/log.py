@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from itertools import dropwhile, islice, takewhile
+from typing import NoReturn
 
 from crow.agent.compaction.budget import CompactionPolicy
 from crow.domain.entries import (
@@ -120,6 +121,8 @@ class LoggedStore:
         """How many entries the branch has got."""
         self.has_parked = False
         """The log does not go on where the turn is, because it was cancelled or killed there."""
+        self.difference = ""
+        """What the turn does that the log does not say."""
         self.decides = False
         """Whether compactions are decided again. Otherwise, they are those of the log."""
         self.limits: LoggedLimits | None = None
@@ -142,7 +145,7 @@ class LoggedStore:
     def begin_turn(self) -> None:
         """Begin with the turn of the next entry."""
         first = self.ahead[0]
-        self._key, self.has_parked = _turn_of(first), False
+        self._key, self.has_parked, self.difference = _turn_of(first), False, ""
         ahead = next(filter(is_request, self.upcoming()), None)
         if ahead is not None and (sent := sent_by(ahead)) is not None and sent.endpoint != self.endpoint:
             self.endpoint, self.limits = sent.endpoint, None
@@ -225,8 +228,16 @@ class LoggedStore:
                     if self._is_compared(found.body):
                         break
                 if words := difference(new.body, found if found and self._is_compared(found.body) else None):
-                    raise Diverged(words)
+                    self.diverge(words)
         return self._take(count)
+
+    def diverge(self, words: str) -> NoReturn:
+        """End the turn, because it does not do what the log says. The first reason counts.
+
+        :raises Diverged: always.
+        """
+        self.difference = self.difference or words
+        raise Diverged(self.difference)
 
     def _take(self, count: int) -> tuple[Entry, ...]:
         return tuple(self._take_one() for _ in range(count))

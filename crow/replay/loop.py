@@ -183,7 +183,7 @@ class LoggedTurns:
         is_early_end = isinstance(body, TurnEnd) and body.stop not in ("error", "cancelled", "interrupted")
         is_compaction = isinstance(body, Checkpoint | Mask) and not requests and body.reason != "overflow"
         if is_early_end or is_compaction or isinstance(body, Reminder | ToolResult):
-            raise Diverged(f"today a request comes where the log has {named(last)}{self._fullness(body)}")
+            store.diverge(f"today a request comes where the log has {named(last)}{self._fullness(body)}")
         for entry in requests:
             self._on_request(entry, request)
         match body:
@@ -273,8 +273,8 @@ class LoggedTurns:
         while (following := store.next_compared()) is not result:
             await anyio.lowlevel.checkpoint()
             cycles, seen = (cycles + 1, seen) if store.taken == seen else (0, store.taken)
-            if cycles > _CYCLES:
-                raise Diverged(f"today {named(result)} comes before {named(following)}, in the log after it")
+            if cycles > _CYCLES or store.difference:
+                store.diverge(f"today {named(result)} comes before {named(following)}, in the log after it")
         return result
 
 

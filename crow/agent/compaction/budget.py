@@ -23,6 +23,12 @@ from crow.domain.tokens import estimate_text
 from crow.llm import ModelInfo
 from crow.store import SessionChanges
 
+_THRESHOLD = 0.85
+"""Compaction starts at this share of the window, if the user has set nothing else."""
+
+_RESERVE = 20_000
+"""This many tokens of a window, but at most a fifth of it, are left free."""
+
 _ASSUMED_FIXED = 6_000
 """While there is no prompt entry, crow assumes that the system message and the tools take this many tokens, or a sixth
 of the window if that is less."""
@@ -333,10 +339,10 @@ def limits_for(
     """Return the limits for a window of `window` tokens (4,000 to 2 million). The system message and the tools take
     `fixed` tokens. `max_output` is None if it is unknown."""
     output = None if max_output is None else min(max_output, window // 4)
-    wanted = tokens_of(0.85 if settings.threshold is None else settings.threshold, window)
+    wanted = tokens_of(_THRESHOLD if settings.threshold is None else settings.threshold, window)
     if isinstance(settings.threshold, int):  # a number of tokens may be less than any conversation needs
         wanted = max(wanted, fixed + 2 * MIN_ROOM)
-    threshold = min(wanted, window - max(min(20_000, window // 5), output or 0))
+    threshold = min(wanted, window - max(min(_RESERVE, window // 5), output or 0))
     room = max(0, threshold - fixed)
     target = 0.5 if settings.target is None else settings.target
     keep = 20_000 if settings.keep_tokens is None else settings.keep_tokens
