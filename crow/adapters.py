@@ -193,7 +193,12 @@ def open_scratch_toolbox(cwd: Path, ports: Ports) -> AbstractAsyncContextManager
     """Return a context manager that opens the built-in tools for a scratch directory, which they cannot leave."""
     from crow.tools.mcp.client import open_toolbox
 
-    return open_toolbox(DiskWorkspace(cwd, is_bounded=True), ports, ())
+    return open_toolbox(scratch_workspace(cwd), ports, ())
+
+
+def scratch_workspace(cwd: Path) -> Workspace:
+    """Return a scratch directory as a workspace, which tools cannot leave."""
+    return DiskWorkspace(cwd, is_bounded=True)
 
 
 def _tool_settings(loaded: _LoadedSource, asker: LoginAsker | None = None) -> ToolSettings:

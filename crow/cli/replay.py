@@ -16,7 +16,15 @@ import anyio.to_thread
 from pydantic import ValidationError
 
 from crow import __version__
-from crow.adapters import endpoint_of, open_admin, open_model, open_scratch_toolbox, open_store_at, open_store_to_read
+from crow.adapters import (
+    endpoint_of,
+    open_admin,
+    open_model,
+    open_scratch_toolbox,
+    open_store_at,
+    open_store_to_read,
+    scratch_workspace,
+)
 from crow.agent.compaction.budget import CompactionPolicy
 from crow.cli.loading import load
 from crow.cli.output import Column, print_json, print_table, say
@@ -25,9 +33,10 @@ from crow.domain.errors import ArgumentError, ModelError
 from crow.domain.text import plural, safe
 from crow.llm import Model
 from crow.llm.sent import extra_digest
-from crow.replay.case import import_case, replays, with_subagents
+from crow.replay.case import import_case, with_subagents
 from crow.replay.edits import ReplayedEdit, replayed_edits
 from crow.replay.requests import LoggedRequest, Rebuilder, ReplayedRequest, logged_requests, request_of
+from crow.replay.turns import replayed_requests
 from crow.replay.whatif import Change, WouldSend, what_if
 from crow.settings import Loaded
 from crow.settings.endpoints import names_offered, target_of
@@ -125,10 +134,13 @@ async def _compare(
 ) -> int:
     """Print which requests are identical, and the first difference."""
     found: list[ReplayedRequest] = []
-    async for each in replays(store, sessions, rebuilder, is_case=is_case):
-        found.append(each)
-        if options.json:
-            print_json([asdict(each)])
+    with tempfile.TemporaryDirectory(prefix="crow-replay-") as folder:
+        place = scratch_workspace(Path(folder))
+        for session in sessions:
+            async for each in replayed_requests(store, session, rebuilder, place, is_case=is_case):
+                found.append(each)
+                if options.json:
+                    print_json([asdict(each)])
     edits: list[ReplayedEdit] = []
     for session in () if is_case else sessions:  # masking has changed the files in a case
         async for edit in replayed_edits(store, session, open_scratch_toolbox):
@@ -153,7 +165,8 @@ def _print_edits(edits: list[ReplayedEdit]) -> None:
 
 def _print_comparison(sessions: list[str], found: list[ReplayedRequest], counts: Mapping[str, int]) -> None:
     subagents = f" and {plural(len(sessions) - 1, 'subagent')}" if len(sessions) > 1 else ""
-    say(f"{sessions[0]}{subagents}: {plural(len(found), 'request')}, built again by crow {__version__}")
+    turns = plural(len({(each.session, each.turn) for each in found}), "turn")
+    say(f"{sessions[0]}{subagents}: {plural(len(found), 'request')} of {turns}, run again by crow {__version__}")
     versions = sorted({each.version[:40] for each in found if each.version})[:_SHOWN]
     sent_by = f", sent by crow {' and '.join(versions)}" if versions else ""
     size = sum(each.size for each in found if each.outcome == "identical")

@@ -44,7 +44,7 @@ MAX_CASE_BYTES = 2 * 1024 * 1024 * 1024
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 """A PNG of one pixel, in place of each image: a picture cannot be masked."""
 
-_IDS = frozenset({"message_id", "compaction_id", "digest", "checks", "version", "mime_type", "after_hash"})
+_IDS = frozenset({"limits", "message_id", "compaction_id", "digest", "checks", "version", "mime_type", "after_hash"})
 """Fields that are never masked."""
 
 
@@ -86,13 +86,11 @@ async def with_subagents(store: Store, session_id: str) -> list[str]:
     return found
 
 
-async def replays(
-    store: Store, sessions: Iterable[str], rebuilder: Rebuilder, *, is_case: bool = False
-) -> AsyncIterator[ReplayedRequest]:
+async def replays(store: Store, sessions: Iterable[str], rebuilder: Rebuilder) -> AsyncIterator[ReplayedRequest]:
     """Yield the requests of the sessions, built again."""
     for session in sessions:
         async for each in logged_requests(store, session):
-            yield rebuilder.replay(each, is_case=is_case)
+            yield rebuilder.replay(each)
 
 
 async def import_case(admin: Admin, path: Path) -> list[str]:
@@ -169,7 +167,7 @@ def _case_digest(logged: LoggedRequest, sent: SentRequest, *, is_proved: bool) -
     if dialect is None or body is None or not is_proved:
         return replace(sent, digest="", checks="", extra="", is_case=True)
     new = sent_request(body, request_of(logged, sent), endpoint=sent.endpoint, dialect=dialect, limit=sent.limit)
-    return replace(new, version=sent.version, is_case=True)
+    return replace(new, version=sent.version, limits=sent.limits, is_case=True)
 
 
 def _with_digests(path: Path, digests: Mapping[int, SentRequest]) -> Iterable[tuple[Record, Body | None]]:

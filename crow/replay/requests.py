@@ -82,12 +82,16 @@ async def logged_requests(store: Store, session_id: str) -> AsyncIterator[Logged
     """Yield the requests of a session and of all its branches, but not those of its subagents. The current branch comes
     first."""
     known: set[int] = set()
-    async for each in _requests_on(partial(_path, store, session_id), known):
-        yield each
-    async for left in left_branches(store, session_id):
-        path = partial(_path, store, session_id, until=left[0].parent, then=left)
+    async for path in paths(store, session_id):
         async for each in _requests_on(path, known):
             yield each
+
+
+async def paths(store: Store, session_id: str) -> AsyncIterator[Callable[[], AsyncIterator[Entry]]]:
+    """Yield functions that read the paths of a session: first that of the current branch, then the others."""
+    yield partial(_path, store, session_id)
+    async for left in left_branches(store, session_id):
+        yield partial(_path, store, session_id, until=left[0].parent, then=left)
 
 
 async def _path(

@@ -18,10 +18,16 @@ from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, Prompt, Restore
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured
-from crow.domain.messages import AssistantMessage, ToolCall, Usage
+from crow.domain.messages import AssistantMessage, JsonObject, ToolCall, Usage
 from crow.domain.tokens import estimate_text
 from crow.llm import ModelInfo
 from crow.store import SessionChanges
+
+_THRESHOLD = 0.85
+"""Compaction starts at this share of the window, if the user has set nothing else."""
+
+_RESERVE = 20_000
+"""This many tokens of a window, but at most a fifth of it, are left free."""
 
 _ASSUMED_FIXED = 6_000
 """While there is no prompt entry, crow assumes that the system message and the tools take this many tokens, or a sixth
@@ -210,6 +216,24 @@ class Gauge:
         window."""
         return self.limits(fixed, window=self._used_part(self.context_window.cautious_tokens(self.info)))
 
+    def recorded(self) -> JsonObject:
+        """Return what the limits are computed from, except for the context: the windows in tokens, the calibration, and
+        the user's settings that are not the default. A replay computes the limits again from this."""
+        info, policy, window = self.info, self.settings, self.window()
+        cautious = self._used_part(self.context_window.cautious_tokens(info))
+        values = {
+            "window": window,
+            "cautious": None if cautious == window else cautious,
+            "configured": self.limits(0).is_configured or None,
+            "output": info.max_output_tokens,
+            "calibration": self.branch.row.calibration,
+            "manual": not policy.auto or None,
+            "threshold": policy.threshold,
+            "target": policy.target,
+            "keep_tokens": policy.keep_tokens,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
     def is_full(self) -> bool:
         """Return whether compaction is due."""
         measured = self.measured()
@@ -315,10 +339,10 @@ def limits_for(
     """Return the limits for a window of `window` tokens (4,000 to 2 million). The system message and the tools take
     `fixed` tokens. `max_output` is None if it is unknown."""
     output = None if max_output is None else min(max_output, window // 4)
-    wanted = _tokens_of(0.85 if settings.threshold is None else settings.threshold, window)
+    wanted = _tokens_of(_THRESHOLD if settings.threshold is None else settings.threshold, window)
     if isinstance(settings.threshold, int):  # a number of tokens may be less than any conversation needs
         wanted = max(wanted, fixed + 2 * MIN_ROOM)
-    threshold = min(wanted, window - max(min(20_000, window // 5), output or 0))
+    threshold = min(wanted, window - max(min(_RESERVE, window // 5), output or 0))
     room = max(0, threshold - fixed)
     target = 0.5 if settings.target is None else settings.target
     keep = 20_000 if settings.keep_tokens is None else settings.keep_tokens

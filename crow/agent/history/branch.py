@@ -188,7 +188,7 @@ class Branch:
                 self._stand_on(await self._store.tail(self.row.id))
             if changes is not None:
                 self.row = await self._store.session(self.row.id)
-        return stored[len(requests) :]
+        return stored[max(0, len(stored) - len(entries)) :]
 
     def _count(self, stored: Sequence[Entry]) -> None:
         """Add the usage of the `stored` entries to the turn's sum, and their cost to the session's row."""

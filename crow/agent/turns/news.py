@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from crow.agent.history.branch import Branch
-from crow.agent.turns.inbox import Inbox
 from crow.agent.turns.prompt import Briefing
 from crow.domain.entries import NewEntry, Reminder, ToolResult, User
 from crow.domain.messages import ToolCall
@@ -22,6 +21,17 @@ _REPEATED = (
 )
 
 
+class WaitingNews(Protocol):
+    """What has happened outside of the turn; see :class:`crow.agent.turns.inbox.Inbox`."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something that the model does not know yet."""
+
+    async def deliver(self) -> None:
+        """Store it for the model."""
+
+
 class News:
     """Tells the model of one turn what has happened since its last request.
 
@@ -29,7 +39,7 @@ class News:
     that the model repeats itself.
     """
 
-    def __init__(self, branch: Branch, briefing: Briefing, inbox: Inbox | None) -> None:
+    def __init__(self, branch: Branch, briefing: Briefing, inbox: WaitingNews | None) -> None:
         self._branch = branch
         self._briefing = briefing
         self._inbox = inbox

@@ -47,10 +47,10 @@ MODES = {
     "user is asked about commands with full access, fetch, external tools and other places.",
 }
 
-_SECTIONS = ("date", "mode", "servers", "skills", "instructions")
+SECTIONS = ("date", "mode", "servers", "skills", "instructions")
 """The sections whose text may change during a session."""
 
-_TAG = re.compile(rf"<(?=/?(?:reminder|environment|skill|{'|'.join(_SECTIONS)})\b)", re.IGNORECASE)
+_TAG = re.compile(rf"<(?=/?(?:reminder|environment|skill|{'|'.join(SECTIONS)})\b)", re.IGNORECASE)
 
 
 def facts_now(
@@ -157,7 +157,7 @@ def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
                 kept = {name: text for name, text in told.items() if name in ("mode", "servers")}
                 told = kept | _sections_in(system, ("date", "skills", "instructions"))
             case Reminder(text=text):
-                told |= _sections_in(text, _SECTIONS)
+                told |= _sections_in(text, SECTIONS)
             case _:
                 pass
     return told
@@ -269,14 +269,17 @@ class Briefing:
             Path(self._branch.row.cwd), may_read, contains=self._contains, user_file=self._user_file
         )
 
+    def learn(self, facts: Mapping[str, str], tools: Sequence[ToolSpec] = ()) -> None:
+        """Remember the current text of each section, and the tools on offer."""
+        self._facts, self._tools = dict(facts), tuple(tools)
+
     async def begin_turn(
         self, tools: Sequence[ToolSpec], servers: Sequence[ServerStatus], skills: Sequence[SkillInfo]
     ) -> None:
         """Remember the current facts, and write a prompt entry if the newest one is out of date."""
         row = self._branch.row
         offered = [one for one in skills if not one.is_from_workspace or self._may_read(Path(one.source))]
-        self._facts = facts_now(row.mode, self._instructions.text, servers, offered)
-        self._tools = tuple(tools)
+        self.learn(facts_now(row.mode, self._instructions.text, servers, offered), tools)
         newest = self._branch.projection.prompt
         if (
             newest is not None

@@ -226,7 +226,12 @@ class Requests:
         """Store the usage of requests that gave no answer. Each request is counted only once."""
         info, new = self.model.info, attempts[self._counted :]
         self._counted += len(new)
+        new = [replace(each, sent=self._with_limits(each.sent)) for each in new]
         self._branch.store_with_next([request_entry(each, info, sent=self._sent, purpose="answer") for each in new])
+
+    def _with_limits(self, sent: SentRequest | None) -> SentRequest | None:
+        """Add to the record of a request what decided about compactions."""
+        return sent and replace(sent, limits=self._gauge.recorded())
 
     def _assistant(
         self, message_id: str, answer: Answer, plans: Sequence[PlannedCall] = (), *, sent: SentRequest | None
@@ -245,7 +250,7 @@ class Requests:
                 wire=answer.wire,
                 announcements=tuple(plan.announcement for plan in plans),
                 cut=self._gauge.cut_calls(answer.calls) if answer.calls else None,
-                sent=sent,
+                sent=self._with_limits(sent),
             ),
             model=info.name,
             usage=answer.usage,

@@ -24,8 +24,7 @@ from crow.agent.hooks import BranchHooks
 from crow.agent.permissions.judge import Permissions
 from crow.agent.turns.calls import Calls
 from crow.agent.turns.cost import Budget
-from crow.agent.turns.inbox import Inbox
-from crow.agent.turns.news import News
+from crow.agent.turns.news import News, WaitingNews
 from crow.agent.turns.prompt import Briefing
 from crow.agent.turns.requests import Requests, Standby
 from crow.domain import errors
@@ -65,7 +64,7 @@ class Turn:
         bounded_by: str = "limits.steps_per_turn",
         budget: Budget | None = None,
         standby: Standby | None = None,
-        inbox: Inbox | None = None,
+        inbox: WaitingNews | None = None,
         find_late_tools: FindLateTools | None = None,
     ) -> None:
         """After `steps` requests, or when `budget` is spent, the turn stops with the reason `max_turn_requests`. The

@@ -1,0 +1,577 @@
+"""Runs the turns of a stored session again: today's loop, with the model, the tools and the user of the log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import dropwhile, takewhile
+from typing import Any, TypeAlias, cast
+
+import anyio
+import anyio.lowlevel
+
+from crow.agent import Client, PermissionAnswer, PermissionQuestion
+from crow.agent.compaction.budget import CompactionPolicy, Gauge
+from crow.agent.compaction.compactor import Compactor, Helpers
+from crow.agent.compaction.summary import SYSTEM
+from crow.agent.compaction.window import DEFAULT_WINDOW, ContextWindow
+from crow.agent.history.branch import Branch
+from crow.agent.hooks import BranchHooks, Hooks
+from crow.agent.permissions.judge import Permissions
+from crow.agent.turns.cost import Budget
+from crow.agent.turns.prompt import SECTIONS, Briefing, facts_told
+from crow.agent.turns.requests import Standby
+from crow.agent.turns.turn import Turn
+from crow.domain.entries import (
+    Announcement,
+    Assistant,
+    CallRef,
+    Checkpoint,
+    Custom,
+    Entry,
+    Mask,
+    NewEntry,
+    Prompt,
+    Remark,
+    Reminder,
+    Skill,
+    Started,
+    ToolResult,
+    TurnEnd,
+    User,
+)
+from crow.domain.errors import ContextOverflow, CrowError, ModelError, NetworkError
+from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
+from crow.domain.messages import Answer, SystemMessage, ToolCall
+from crow.llm import Attempt, Delta, Model, ModelInfo, Request, TextDelta, ThoughtDelta
+from crow.replay.log import Diverged, LoggedStore, is_request, named, sent_by
+from crow.store import BranchStore, Tail
+from crow.tools import OnOutput, Outcome, PlannedCall, Toolbox, Workspace
+
+_EDITORS = frozenset({"apply_patch", "edit_file"})
+_EDITS = _EDITORS | {"write_file"}
+_SHELLS = frozenset({"shell", "shell_output"})
+"""Tools that shorten their own results."""
+_CYCLES = 2_000
+"""A call waits for the results before its own during at most this many rounds of the event loop in which nothing
+happens."""
+_LIMITS = ("Stopped after ", " has cost ")
+"""The remarks with which a turn stops at a limit that the user has set."""
+
+OnRequest: TypeAlias = Callable[[Entry, Request], None]
+"""Gets the entry of the log, and the request that today's code sends in its place."""
+
+
+class LoggedTurns:
+    """Runs the turns of one path again."""
+
+    def __init__(self, store: LoggedStore, workspace: Workspace, on_request: OnRequest) -> None:
+        self._store = store
+        self._workspace = workspace
+        self._on_request = on_request
+        self._scope = anyio.CancelScope()
+        self._window = _LoggedWindow(store)
+        self._answer = Assistant(text="", message_id="")
+        self._steps: Mapping[CallRef, tuple[bool, Entry | None]] = {}
+        """For each call of the newest answer: whether it was started, and its result."""
+        self._compactor: Compactor | None = None
+        self.begin(())
+
+    def begin(self, entries: Sequence[Entry]) -> None:
+        """Go on behind these entries, which are all that is in use of the path."""
+        tail = Tail(row=self._store.row, entries=tuple(entries))
+        self.branch = Branch(cast("BranchStore", self._store), _NobodyAsked(), tail)  # a turn calls no other method
+        self._model = _LoggedModel(self, self._store)
+        self._briefing = _LoggedBriefing(self.branch, self._store)
+
+    async def take(self, count: int) -> None:
+        """Take the next entries over as they are."""
+        self._store.take_next(count)
+        await self.branch.store_only(())
+
+    async def prepare(self) -> None:
+        """Write the summary that the next turn may use, if the log says that it was written between the turns."""
+        checkpoint = self._store.next_checkpoint()
+        if checkpoint is not None and checkpoint.reason == "early" and self._compactor is not None:
+            self._compactor.prepared = await self._compactor.prepare()
+
+    async def compact(self, argument: str) -> None:
+        """Compact as `/compact` does. :raises Diverged: the log says something else."""
+        self._sync()
+        await self._new_compactor().on_command(argument)
+
+    async def run(self) -> None:
+        """Run the turn whose prompt was taken.
+
+        :raises Diverged: it does not do what the log says.
+        """
+        store, branch = self._store, self.branch
+        if "mode" not in facts_told(branch.entries):  # then the log need not have a change back to the default
+            store.row = replace(store.row, mode=store.mode_ahead() or "ask")
+        prepared = self._compactor.prepared if self._compactor is not None else None
+        compactor = self._compactor = self._new_compactor()
+        compactor.prepared = prepared
+        turn = Turn(
+            branch,
+            compactor,
+            cast("Toolbox", _LoggedToolbox(self)),  # a turn calls no other method
+            briefing=self._briefing,
+            permissions=Permissions(branch, _NobodyAsked(), self._workspace),
+            hooks=BranchHooks(Hooks(), branch, self._workspace, _ignore),
+            steps=2**31,
+            budget=_LoggedBudget(store),
+            standby=_LoggedStandby(store, self._model),
+            inbox=_LoggedInbox(self, store),
+        )
+        end = TurnEnd(stop="cancelled")
+        with anyio.CancelScope() as self._scope:
+            end = TurnEnd(stop=await self._stop_of(turn))
+        await turn.end(end)
+
+    async def _stop_of(self, turn: Turn) -> Any:
+        try:
+            return await turn.run()
+        except Diverged:
+            raise
+        except CrowError:
+            return "error"
+
+    def _new_compactor(self) -> Compactor:
+        limits = self._store.limits_now()
+        policy = limits.policy if limits is not None else CompactionPolicy()
+        policy = replace(policy, auto=policy.auto and self._store.decides, early=0.5)
+        gauge = Gauge(self.branch, lambda: self._model.info, policy, self._window)
+        helpers = Helpers(fresh_prompt=self._briefing.fresh_prompt, read_file=self._read_file)
+        return Compactor(gauge, self._model, helpers)
+
+    async def _read_file(self, path: str) -> str | None:
+        checkpoint = self._store.next_checkpoint()
+        shown = checkpoint.files_shown if checkpoint is not None else ()
+        return next((file.text for file in shown if file.path == path), None)
+
+    async def deliver(self) -> None:
+        """Take over what came from outside before the next request."""
+        await self.branch.store_only(())
+        self._sync()
+
+    def _sync(self) -> None:
+        """Set the mode and, unless a compaction comes first, the calibration to those of the next request."""
+        store = self._store
+        store.row = replace(store.row, mode=store.mode_ahead() or store.row.mode)
+        ahead, following = store.limits_ahead(), store.next_compared()
+        if ahead is not None and not (following and isinstance(following.body, Checkpoint | Mask)):
+            store.row = replace(store.row, calibration=ahead.calibration)
+        self.branch.row = store.row
+
+    # The model of the log.
+
+    async def answer_of(self, request: Request) -> LoggedStream:
+        """Return what the log says of the next request.
+
+        :raises Diverged: the log has no request here.
+        :raises ModelError: the request failed.
+        """
+        store, requests, last = self._store, list[Entry](), None
+        for entry in store.upcoming():
+            if is_request(entry):
+                requests.append(entry)
+            if entry is store.next_compared():
+                last = entry
+                break
+        body = last.body if last is not None else None
+        is_early_end = isinstance(body, TurnEnd) and body.stop not in ("error", "cancelled", "interrupted")
+        is_compaction = isinstance(body, Checkpoint | Mask) and not requests and body.reason != "overflow"
+        if is_early_end or is_compaction or isinstance(body, Reminder | ToolResult):
+            store.diverge(f"today a request comes where the log has {named(last)}{self._fullness(body)}")
+        for entry in requests:
+            self._on_request(entry, request)
+        match body:
+            case Assistant():
+                assert last is not None
+                return self._stream(last, body)
+            case Checkpoint(reason="overflow") | Mask(reason="overflow"):
+                return LoggedStream(None, self._overflow())
+            case Checkpoint() | Mask():
+                return LoggedStream(None, NetworkError("The endpoint was down."))
+            case TurnEnd(stop="error", detail=detail):
+                return LoggedStream(None, ModelError(detail))
+            case _:
+                return LoggedStream(None, park=self.park)
+
+    def _fullness(self, body: object) -> str:
+        if self._compactor is None or not isinstance(body, Checkpoint | Mask):
+            return ""
+        used, threshold = self._compactor.gauge.used(), self._compactor.gauge.limits().threshold
+        return (
+            f"; the context has {used:,} tokens today and the threshold is {threshold:,}, in the log they were "
+            f"{body.tokens_before:,} and {body.threshold or 0:,}"
+        )
+
+    def _overflow(self) -> ContextOverflow:
+        """Return the error of a request that was too long. What crow learned from it is in the next record."""
+        ahead, gauge = self._store.limits_ahead(), self._compactor.gauge if self._compactor is not None else None
+        if ahead is not None and gauge is not None:
+            measured = gauge.measured()
+            after = 2 * ahead.calibration - measured.scale if measured.is_reported else ahead.calibration
+            self.branch.row = self._store.row = replace(self._store.row, calibration=after)
+        return ContextOverflow("The request was too long.")
+
+    def _stream(self, entry: Entry, body: Assistant) -> LoggedStream:
+        """Return an answer as it arrived. Remember what became of its calls."""
+        results, started = dict[CallRef, Entry](), set[CallRef]()
+        for later in dropwhile(lambda each: each is not entry, self._store.upcoming()):
+            match later.body:
+                case ToolResult(call=ref):
+                    results.setdefault(ref, later)
+                case Started(call=ref):
+                    started.add(ref)
+                case Assistant() if later is not entry:
+                    break
+                case _:
+                    pass
+        refs = [CallRef(assistant=entry.id, index=index) for index in range(len(body.calls))]
+        self._answer, self._steps = body, {ref: (ref in started, results.get(ref)) for ref in refs}
+        if body.finish != "interrupted":
+            return LoggedStream(entry)
+        following = self._store.next_compared(after=entry)
+        match following.body if following is not None else None:
+            case TurnEnd(stop="error", detail=detail):
+                return LoggedStream(entry, ModelError(detail))
+            case TurnEnd() | None:
+                return LoggedStream(entry, park=self.park)
+            case _:
+                return LoggedStream(entry, NetworkError("The stream broke."))
+
+    async def park(self) -> None:
+        """Cancel the turn, because the log says that it was cancelled or killed here."""
+        self._store.has_parked = True
+        self._scope.cancel()
+        await anyio.sleep_forever()
+
+    # The tools of the log.
+
+    def logged_call(self, call: ToolCall) -> tuple[Announcement | None, bool, Entry | None]:
+        """Return the announcement of a call of the newest answer, whether it was started, and its result."""
+        index = next(index for index, each in enumerate(self._answer.calls) if each is call)
+        shown = self._answer.announcements
+        was_started, result = next(state for ref, state in self._steps.items() if ref.index == index)
+        return shown[index] if index < len(shown) else None, was_started, result
+
+    def is_edit(self, tool: str) -> bool:
+        """Return whether a tool edits files, and is on offer. Of the two editors only one is listed, but both work."""
+        offered = {spec.name for spec in self.branch.prompt.tools} if self.branch.prompt is not None else set()
+        return tool in _EDITS and bool(offered & (_EDITORS if tool in _EDITORS else {tool}))
+
+    async def result_of(self, ref: CallRef) -> Entry:
+        """Wait until the results that came earlier were stored. Then return that of this call."""
+        store, result = self._store, self._steps.get(ref, (False, None))[1]
+        if result is None:
+            await self.park()
+        assert result is not None
+        cycles, seen = 0, store.taken
+        while (following := store.next_compared()) is not result:
+            await anyio.lowlevel.checkpoint()
+            cycles, seen = (cycles + 1, seen) if store.taken == seen else (0, store.taken)
+            if cycles > _CYCLES or store.difference:
+                store.diverge(f"today {named(result)} comes before {named(following)}, in the log after it")
+        return result
+
+
+class LoggedStream:
+    """An answer of the log, or the failure of a request; see :class:`crow.llm.Stream`."""
+
+    def __init__(
+        self,
+        entry: Entry | None,
+        failure: ModelError | None = None,
+        *,
+        text: str = "",
+        park: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`entry` holds the answer; without it, the answer is `text`. Afterwards `failure` is raised, or `park` waits
+        for the end of the turn."""
+        body = entry.body if entry is not None else None
+        self._usage = entry.usage if entry is not None else None
+        self._sent = sent_by(entry) if entry is not None else None
+        self._failure, self._park = failure, park
+        self.answer = Answer(text=text)
+        if isinstance(body, Assistant):
+            self.answer = Answer(
+                text=body.text,
+                thought=body.thought,
+                calls=body.calls,
+                finish=body.finish,
+                usage=self._usage,
+                opaque=body.opaque,
+                reasoning_field=body.reasoning_field,
+                wire=body.wire,
+            )
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        """Iterate over the answer. :raises ~crow.domain.errors.ModelError: the request failed."""
+        if self.answer.thought:
+            yield ThoughtDelta(text=self.answer.thought)
+        if self.answer.text:
+            yield TextDelta(text=self.answer.text)
+        if self._failure is not None:
+            raise self._failure
+        if self._park is not None:
+            await self._park()
+
+    def partial(self) -> Answer:
+        """See :class:`crow.llm.Stream`."""
+        return replace(self.answer, calls=(), finish="interrupted")
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Return only the attempt that gave the answer. The others are entries of the log."""
+        return (Attempt(usage=self._usage, sent=self._sent),)
+
+
+class _LoggedModel:
+    """The model of the next request in the log; see :class:`crow.llm.Model`."""
+
+    def __init__(self, turns: LoggedTurns, store: LoggedStore) -> None:
+        self._turns = turns
+        self._store = store
+
+    @property
+    def info(self) -> ModelInfo:
+        """See :class:`crow.llm.Model`."""
+        request = next(filter(is_request, self._store.upcoming()), None)
+        sent, limits = sent_by(request) if request is not None else None, self._store.limits_now()
+        return ModelInfo(
+            name=request.model if request is not None else "",
+            endpoint=sent.endpoint if sent is not None else self._store.endpoint,
+            context_window=limits.window if limits is not None else None,
+            is_window_configured=limits is not None and limits.is_configured,
+            max_output_tokens=limits.output if limits is not None else None,
+        )
+
+    def check(self) -> None:
+        """See :class:`crow.llm.Model`."""
+
+    async def close(self) -> None:
+        """See :class:`crow.llm.Model`."""
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[LoggedStream]:
+        """See :class:`crow.llm.Model`."""
+        first = request.messages[0]
+        is_transcript = isinstance(first, SystemMessage) and first.text == SYSTEM
+        if is_transcript or request.tool_choice == "none":
+            yield self._summary(is_transcript=is_transcript)
+        else:
+            yield await self._turns.answer_of(request)
+
+    def _summary(self, *, is_transcript: bool) -> _SummaryStream:
+        """Return the summary of the next checkpoint if this kind of request gave it."""
+        checkpoint = self._store.next_checkpoint()
+        method = checkpoint.method if checkpoint is not None else "fallback"
+        if checkpoint is None or method == "fallback" or (method == "serialised" and not is_transcript):
+            return _SummaryStream(None, ModelError("The log has no such summary."))
+        return _SummaryStream(None, text=checkpoint.summary)
+
+
+class _SummaryStream(LoggedStream):
+    """A request for a summary, which is an entry of the log anyway."""
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Return nothing."""
+        return ()
+
+
+class _LoggedToolbox:
+    """The tools: each call gets its result in the log."""
+
+    def __init__(self, turns: LoggedTurns) -> None:
+        self._turns = turns
+
+    def prepare(self) -> None:
+        """See :class:`crow.tools.Toolbox`."""
+
+    def understood(self, call: ToolCall) -> ToolCall:
+        """See :class:`crow.tools.Toolbox`. The log has the calls as they were understood."""
+        return call
+
+    async def plan(self, call: ToolCall) -> PlannedCall:
+        """See :class:`crow.tools.Toolbox`. A call that was refused has its answer in the log."""
+        announcement, was_started, result = self._turns.logged_call(call)
+        body = result.body if result is not None else None
+        return PlannedCall(
+            announcement=announcement or Announcement(title=call.name),
+            access="none",
+            is_barrier=self._turns.is_edit(call.name),
+            fault=body.text if isinstance(body, ToolResult) and not was_started else None,
+        )
+
+    async def run(
+        self,
+        call: ToolCall,  # noqa: ARG002
+        call_id: str,
+        on_output: OnOutput,  # noqa: ARG002
+        *,
+        planned: PlannedCall | None = None,  # noqa: ARG002
+    ) -> Outcome:
+        """See :class:`crow.tools.Toolbox`. The results come in the order of the log."""
+        ref = CallRef.parse(call_id)
+        assert ref is not None
+        entry = await self._turns.result_of(ref)
+        body = entry.body
+        assert isinstance(body, ToolResult)
+        return Outcome(
+            text=body.text,
+            is_error=body.is_error,
+            usage=entry.usage,
+            cost=entry.cost,
+            max_chars=body.cut if body.name in _SHELLS else None,
+        )
+
+
+class _LoggedBriefing(Briefing):
+    """Tells the model the facts of the log: date, mode, servers, skills, instructions."""
+
+    def __init__(self, branch: Branch, store: LoggedStore) -> None:
+        self._store = store
+        super().__init__(branch)
+
+    async def fresh_prompt(self) -> Prompt:
+        """Return the prompt entry that was stored with the next checkpoint."""
+        bodies = [entry.body for entry in self._store.ahead]
+        at = next((at for at, body in enumerate(bodies) if isinstance(body, Checkpoint)), 0)
+        before = bodies[at - 1] if at else None
+        return (
+            before
+            if isinstance(before, Prompt)
+            else self._branch.prompt or Prompt(system="", tools=(), cwd="", model="")
+        )
+
+    def reminder(self) -> tuple[str, list[NewEntry]] | None:
+        """Return the reminder that is due if the facts are now those that the log names next."""
+        following = self._store.next_compared()
+        self.look_back()
+        told = self._told | (facts_told([following]) if following and isinstance(following.body, Reminder) else {})
+        self.learn({name: told.get(name, "") for name in SECTIONS})
+        return super().reminder()
+
+
+class _LoggedWindow(ContextWindow):
+    """The context window at the next request of the log."""
+
+    def __init__(self, store: LoggedStore) -> None:
+        super().__init__()
+        self._log = store
+
+    def tokens(self, info: ModelInfo) -> int:
+        """See :class:`ContextWindow`."""
+        return self.declared(info)
+
+    def declared(self, info: ModelInfo) -> int:
+        """See :class:`ContextWindow`."""
+        return info.context_window or DEFAULT_WINDOW
+
+    def cautious_tokens(self, info: ModelInfo) -> int:
+        """See :class:`ContextWindow`."""
+        limits = self._log.limits_now()
+        return limits.cautious if limits is not None else self.declared(info)
+
+    def is_test_due(self, info: ModelInfo) -> bool:  # noqa: ARG002
+        """Return False: the log has the window that was used."""
+        return False
+
+    async def on_refusal(self, info: ModelInfo, error: ContextOverflow, *, used: int, fixed: int) -> int:  # noqa: ARG002
+        """Return the window that the next compaction of the log assumed."""
+        following = self._log.next_compared()
+        body = following.body if following is not None else None
+        window = body.window if isinstance(body, Checkpoint | Mask) else None
+        return window or min(self.declared(info), used * 9 // 10)
+
+
+class _LoggedBudget(Budget):
+    """The limits of the user, as far as a turn stopped at them."""
+
+    def __init__(self, store: LoggedStore) -> None:
+        self._store = store
+
+    async def why_stop(self, branch: Branch, info: ModelInfo) -> str:  # noqa: ARG002
+        """See :class:`Budget`."""
+        for entry in self._store.upcoming():
+            match entry.body:
+                case Remark(text=text) if any(words in text for words in _LIMITS):
+                    return text
+                case Assistant() | ToolResult() | Reminder():
+                    return ""
+                case _:
+                    pass
+        return ""
+
+
+class _LoggedStandby(Standby):
+    """Has the model that answered after a failure, if the log says that the turn went on."""
+
+    def __init__(self, store: LoggedStore, model: Model) -> None:
+        self._store = store
+        self._model = model
+
+    async def next(self, error: ModelError) -> Model | None:  # noqa: ARG002
+        """See :class:`Standby`."""
+        following = self._store.next_compared()
+        return self._model if following is not None and isinstance(following.body, Checkpoint | Mask) else None
+
+    async def answered(self) -> None:
+        """See :class:`Standby`."""
+
+
+class _LoggedInbox:
+    """What came from outside while the turn ran: prompts of the user, texts of hooks, work in the background."""
+
+    def __init__(self, turns: LoggedTurns, store: LoggedStore) -> None:
+        self._turns = turns
+        self._store = store
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the log has a text for the model next, and the turn goes on after it."""
+        following = self._store.next_compared()
+        if following is None or isinstance(following.body, TurnEnd):
+            return False
+        before = takewhile(lambda entry: entry is not following, self._store.upcoming())
+        return any(isinstance(entry.body, User | Custom | Skill) for entry in before)
+
+    async def deliver(self) -> None:
+        """Take it over."""
+        await self._turns.deliver()
+
+
+class _NobodyAsked:
+    """A client that shows nothing and asks nobody; see :class:`crow.agent.Client`. The calls that ask are not planned
+    again, so nothing is asked."""
+
+    takes_notices = True
+    shows_subagents = False
+    question_kinds: frozenset[ElicitationKind] = frozenset()
+
+    async def publish(self, event: Event) -> None:
+        """See :class:`crow.agent.Client`."""
+
+    async def ask(self, question: PermissionQuestion) -> PermissionAnswer:  # noqa: ARG002
+        """See :class:`crow.agent.Client`."""
+        return "cannot_ask"
+
+    async def elicit(self, question: Elicitation) -> ElicitationAnswer:  # noqa: ARG002
+        """See :class:`crow.agent.Client`."""
+        return ElicitationAnswer(action="cancel")
+
+    async def finish_question(self, question_id: str) -> None:
+        """See :class:`crow.agent.Client`."""
+
+    def open_subagent(self, session_id: str) -> Client:  # noqa: ARG002
+        """See :class:`crow.agent.Client`."""
+        return self
+
+    def close_subagent(self, session_id: str) -> None:
+        """See :class:`crow.agent.Client`."""
+
+
+async def _ignore(_: str) -> None:
+    """Tell nobody about a hook that was skipped. There are none."""

@@ -1,0 +1,122 @@
+"""Replays a session: runs each of its turns again, and compares each request with the log.
+
+A turn that does something else than the log says is named. The requests after that point of the turn are built from the
+log, and the next turn runs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+from crow.domain.conversation import Context
+from crow.domain.entries import Checkpoint, Command, Entry, Mask, ModelRequest, TurnEnd, User
+from crow.llm import Request
+from crow.replay.log import Diverged, LoggedStore, is_request, sent_by
+from crow.replay.loop import LoggedTurns
+from crow.replay.requests import LoggedRequest, Rebuilder, ReplayedRequest, paths
+from crow.store import Store
+from crow.tools import Workspace
+
+_COMPACT = "/compact"
+
+
+async def replayed_requests(
+    store: Store, session_id: str, rebuilder: Rebuilder, workspace: Workspace, *, is_case: bool = False
+) -> AsyncIterator[ReplayedRequest]:
+    """Yield the requests of a session and of all its branches, and the turns that would end otherwise. The current
+    branch comes first. `workspace` is an empty directory."""
+    known: set[int] = set()
+    row = await store.session(session_id)
+    async for path in paths(store, session_id):
+
+        async def until(entry_id: int, path: Callable[[], AsyncIterator[Entry]] = path) -> Sequence[Entry]:
+            return [entry async for entry in path() if entry.id <= entry_id]
+
+        logged = LoggedStore(row, path(), until, is_case=is_case)
+        replay = _PathReplay(logged, workspace, rebuilder, known, is_case=is_case)
+        async for each in replay.requests():
+            yield each
+
+
+class _PathReplay:
+    """Replays one path of a session, except for the requests in `known`, to which it adds its own."""
+
+    def __init__(
+        self, store: LoggedStore, workspace: Workspace, rebuilder: Rebuilder, known: set[int], *, is_case: bool
+    ) -> None:
+        self._store, self._rebuilder, self._known, self._is_case = store, rebuilder, known, is_case
+        self._turns = LoggedTurns(store, workspace, self._sent)
+        self._found: list[ReplayedRequest] = []
+        self._reason = ""
+        """Why the turn does not do what the log says. Told with the next request."""
+
+    async def requests(self) -> AsyncIterator[ReplayedRequest]:
+        """Yield the requests of the path."""
+        while await self._store.fill():
+            self._store.begin_turn()
+            try:
+                await self._run()
+            except Diverged as words:
+                self._reason = str(words)
+                self._turns.begin(self._turns.branch.entries)
+            while entry := next(self._store.upcoming(), None):
+                await self._take(entry)
+            for each in self._found:
+                yield each
+            self._found.clear()
+
+    async def _run(self) -> None:
+        """Run the turn that begins here, if it has requests that can be compared."""
+        entries = list(self._store.upcoming())
+        is_unknown = any(is_request(entry) and entry.id not in self._known and sent_by(entry) for entry in entries)
+        command = next((entry.body.text for entry in entries if isinstance(entry.body, Command)), "")
+        prompts = [number for number, entry in enumerate(entries) if isinstance(entry.body, User)]
+        if prompts and is_unknown:
+            await self._take_all(entries[: prompts[0] + 1])
+            await self._turns.run()
+        elif command.startswith(_COMPACT) and self._store.decides and not prompts:
+            at = next((at for at, entry in enumerate(entries) if isinstance(entry.body, Checkpoint | Mask)), None)
+            if at is not None:
+                await self._turns.deliver()
+                await self._turns.compact(command.removeprefix(_COMPACT))
+
+    async def _take_all(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            await self._take(entry)
+
+    async def _take(self, entry: Entry) -> None:
+        """Take an entry of the log over as it is. A request is built again from the entries before it."""
+        body = entry.body
+        if is_request(entry):
+            self._compare(entry, self._turns.branch.context())
+        elif isinstance(body, ModelRequest) and body.purpose == "summary":
+            await self._turns.prepare()
+        elif isinstance(body, TurnEnd) and self._reason and entry.id not in self._known:
+            self._known.add(entry.id)
+            self._add(entry, self._reason)
+        await self._turns.take(1)
+
+    def _sent(self, entry: Entry, request: Request) -> None:
+        """Compare a request that a turn sends."""
+        context = self._turns.branch.context()
+        self._compare(entry, replace(context, messages=request.messages, tools=request.tools))
+
+    def _compare(self, entry: Entry, context: Context) -> None:
+        if entry.id in self._known:
+            return
+        self._known.add(entry.id)
+        logged = LoggedRequest(
+            entry=entry, sent=sent_by(entry), context=context, projection=self._turns.branch.projection
+        )
+        found = self._rebuilder.replay(logged, is_case=self._is_case)
+        if self._reason:
+            found = replace(found, outcome="different", words=self._reason)
+        self._reason = ""
+        self._found.append(found)
+
+    def _add(self, entry: Entry, words: str) -> None:
+        self._found.append(
+            ReplayedRequest(session=entry.session, entry=entry.id, turn=entry.turn, outcome="different", words=words)
+        )
+        self._reason = ""

@@ -1,0 +1,238 @@
+"""Turns that run again from the log, and the words about a turn that does something else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+
+from crow.agent.compaction import budget
+from crow.agent.compaction.budget import CompactionPolicy
+from crow.agent.history.options import set_mode
+from crow.agent.turns import calls as calls_module
+from crow.agent.turns import news, prompt
+from crow.domain.errors import ModelError, NetworkError
+from crow.llm import Request
+from crow.replay.requests import ReplayedRequest
+from tests.agent.harness import NoteTaker, Tool, opened, text
+from tests.replay.harness import RecordingModel, replayed
+from tests.support.scripted_model import Say, call
+
+WORDS = "Twigs and string. " * 60
+
+
+async def slow(path: str) -> str:
+    await anyio.sleep(0.02)
+    return f"slow {path}"
+
+
+async def quick(path: str) -> str:
+    return f"quick {path}"
+
+
+async def long(path: str) -> str:
+    return f"{path} {WORDS}" * 8
+
+
+TOOLS = {
+    "slow": Tool("read", slow),
+    "quick": Tool("external", quick),
+    "long": Tool("read", long),
+    "write_file": Tool("write", quick, is_barrier=True),
+    "faulty": Tool("read", quick, fault="faulty: it never works"),
+}
+
+
+def identical(found: Sequence[ReplayedRequest]) -> int:
+    """How many requests there are, all of which are identical."""
+    assert [(each.outcome, each.words) for each in found] == [("identical", "")] * len(found)
+    return len(found)
+
+
+def differences(found: Sequence[ReplayedRequest]) -> list[str]:
+    """The words of the differences."""
+    return [each.words for each in found if each.outcome == "different"]
+
+
+async def test_results_that_came_in_another_order_come_in_it_again(tmp_path: Path) -> None:
+    model = RecordingModel(
+        Say(
+            text=("I look.",),
+            calls=(
+                call("slow", "c0", path="a"),
+                call("quick", "c1", path="b"),
+                call("write_file", "c2", path="c"),
+                call("faulty", "c3", path="d"),
+                call("unknown", "c4"),
+                call("quick", "c5", path="e"),
+            ),
+        ),
+        Say(text=("Done.",)),
+    )
+    async with opened(tmp_path, model, tools=TOOLS, mode="auto") as one:
+        await one.session.prompt(text("Build a nest."))
+    assert identical(await replayed(tmp_path)) == 2
+
+
+async def test_prompts_in_a_turn_come_where_they_came(tmp_path: Path) -> None:
+    held = anyio.Event()
+    first = Say(text=("I look.",), calls=(call("quick", path="a"),), hold=held)
+    model = RecordingModel(first, Say(text=("Now in blue.",)), Say(text=("Bye.",)))
+    async with opened(tmp_path, model, tools=TOOLS, mode="auto") as one, anyio.create_task_group() as tasks:
+        tasks.start_soon(one.session.prompt, text("Build a nest."))
+        await first.reached.wait()
+        await one.session.steer(text("In blue."))
+        held.set()
+        await one.session.prompt(text("Thank you."))
+    assert identical(await replayed(tmp_path)) == 3
+
+
+async def test_a_broken_stream_is_continued_again(tmp_path: Path) -> None:
+    broken = NetworkError("gone")
+    model = RecordingModel(
+        Say(text=("The nest is", " built of"), error=broken),
+        Say(text=("built of twigs.",)),
+        Say(text=("Half",), error=broken),
+        Say(text=("an ",), error=broken),
+    )
+    async with opened(tmp_path, model, tools=TOOLS) as one:
+        await one.session.prompt(text("What is it?"))
+        with pytest.raises(NetworkError):
+            await one.session.prompt(text("And now?"))
+    assert identical(await replayed(tmp_path)) == 4
+
+
+async def test_failures_and_cancels_end_turns_where_they_ended(tmp_path: Path) -> None:
+    held, client = anyio.Event(), NoteTaker("reject_once", "cancelled")
+    cut = Say(text=("It is ",), hold=held)
+    model = RecordingModel(
+        cut,
+        Say(error=ModelError("refused")),
+        Say(text=("Half a wo",), error=ModelError("too long")),
+        Say(calls=(call("quick", "c0", path="a"), call("slow", "c1", path="b"))),
+        Say(calls=(call("quick", "c0", path="a"), call("slow", "c1", path="b"))),
+        Say(text=("Bye.",)),
+    )
+    async with opened(tmp_path, model, tools=TOOLS, client=client) as one, anyio.create_task_group() as tasks:
+        tasks.start_soon(one.session.prompt, text("What is it?"))
+        await cut.reached.wait()
+        one.session.cancel()
+        for _ in range(2):
+            with pytest.raises(ModelError):
+                await one.session.prompt(text("And now?"))
+        assert await one.session.prompt(text("Look.")) == "cancelled"
+        await one.session.prompt(text("Bye."))
+    assert identical(await replayed(tmp_path)) >= 5
+
+
+async def compacting(tmp_path: Path, prompts: int = 8) -> None:
+    """Run a session that is compacted, with a summary or hidden outputs."""
+    model = RecordingModel(otherwise=_long_turns())
+    async with opened(tmp_path, model, tools=TOOLS, mode="auto", compaction=CompactionPolicy()) as one:
+        for number in range(prompts):
+            await one.session.prompt(text(f"Part {number}. {WORDS}"))
+        await one.session.prompt(text("/compact the nest"))
+        await one.session.prompt(text("Go on."))
+        assert {"Checkpoint"} <= set(await one.kinds())
+
+
+def _long_turns() -> object:
+    turns = iter(range(1_000))
+
+    def reply(request: Request) -> Say:
+        if request.tool_choice == "none" or "working notes" in str(request.messages[0]):
+            return Say(text=("## Goal\nA nest.",))
+        number = next(turns)
+        if number % 3 == 2:
+            return Say(text=(f"Done {number}.",))
+        return Say(calls=(call("long", "c0", path=f"a{number}"), call("long", "c1", path=f"b{number}")))
+
+    return reply
+
+
+async def test_compactions_are_decided_again(tmp_path: Path) -> None:
+    await compacting(tmp_path)
+    assert identical(await replayed(tmp_path)) > 20
+
+
+async def test_another_threshold_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await compacting(tmp_path)
+    monkeypatch.setattr(budget, "_THRESHOLD", 0.5)
+    found = differences(await replayed(tmp_path))
+    assert re.fullmatch(
+        r"today a compaction \(summary\) \(reason: threshold; the context has [\d,]+ tokens, the threshold is 10,000\) comes "
+        r"where the log has an answer \(entry \d+\)",
+        found[1],
+    )
+    monkeypatch.setattr(budget, "_THRESHOLD", 0.95)
+    monkeypatch.setattr(budget, "_RESERVE", 0)
+    assert re.fullmatch(
+        r"today a request comes where the log has a compaction \(hidden outputs\) \(entry \d+\); the context has "
+        r"[\d,]+ tokens today and the threshold is 19,000, in the log they were [\d,]+ and 16,000",
+        differences(await replayed(tmp_path))[0],
+    )
+
+
+async def test_another_shortening_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def huge(path: str) -> str:
+        return f"{path} {WORDS}" * 100
+
+    model = RecordingModel(Say(calls=(call("huge", path="a"),)), Say(text=("Done.",)))
+    async with opened(tmp_path, model, tools={"huge": Tool("read", huge)}) as one:
+        await one.session.prompt(text("Look."))
+    assert identical(await replayed(tmp_path)) == 2
+    monkeypatch.setattr(calls_module, "_CUT_CHARS", 5_000)
+    (found,) = differences(await replayed(tmp_path))
+    assert re.fullmatch(
+        r"the result of huge \(entry \d+\) is shortened to 5,000 characters today, shortened to [\d,]+ characters in the "
+        "log",
+        found,
+    )
+
+
+async def test_another_reminder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = RecordingModel(*[Say(text=("Done.",))] * 3)
+    async with opened(tmp_path, model, mode="auto") as one:
+        await one.session.prompt(text("Look."))
+        await set_mode(one.session.branch, "plan")
+        await one.session.prompt(text("Plan."))
+        await set_mode(one.session.branch, "ask")
+        await one.session.prompt(text("Go on."))
+    assert identical(await replayed(tmp_path)) == 3
+    monkeypatch.setitem(prompt.MODES, "plan", "Mode plan: look, and change nothing.")
+    (found,) = differences(await replayed(tmp_path))
+    assert re.fullmatch(
+        r"a reminder \(entry \d+\) differs: “.*look, and change nothing.*” today, “.*you may not .*” in the log", found
+    )
+
+
+async def test_another_rule_about_repetition_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = RecordingModel(*[Say(calls=(call("quick", path="a"),))] * 30)
+    async with opened(tmp_path, model, tools=TOOLS, mode="auto") as one:
+        assert await one.session.prompt(text("Look.")) == "max_turn_requests"
+    assert identical(await replayed(tmp_path)) == 30
+    monkeypatch.setattr(news, "_POINT_OUT", frozenset({10, 20}))
+    assert differences(await replayed(tmp_path)) == ["today a request comes where the log has a reminder (entry 14)"]
+    monkeypatch.setattr(news, "_POINT_OUT", frozenset({3, 10, 20}))
+    monkeypatch.setattr(news, "_GIVE_UP", 31)
+    assert differences(await replayed(tmp_path)) == [
+        "today a request comes where the log has the end of the turn (max_turn_requests) (entry 99)"
+    ]
+
+
+async def test_results_across_an_edit_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls run at once in the log, and one after the other today."""
+    calls = (call("slow", "c0", path="a"), call("write_file", "c1", path="b"), call("quick", "c2", path="c"))
+    model = RecordingModel(Say(calls=calls), Say(text=("Done.",)))
+    tools = {**TOOLS, "write_file": Tool("write", quick)}
+    async with opened(tmp_path, model, tools=tools, mode="auto") as one:
+        await one.session.prompt(text("Look."))
+    (found,) = differences(await replayed(tmp_path))
+    assert re.fullmatch(
+        r"today the result of slow \(entry \d+\) comes before the result of write_file \(entry \d+\), in the log after "
+        "it",
+        found,
+    )
