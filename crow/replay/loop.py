@@ -260,7 +260,11 @@ class LoggedTurns:
 
     def is_edit(self, tool: str) -> bool:
         """Return whether a tool edits files, and is on offer. Of the two editors only one is listed, but both work."""
-        offered = {spec.name for spec in self.branch.prompt.tools} if self.branch.prompt is not None else set()
+        offered = (
+            {spec.name for spec in self.branch.projection.prompt.tools}
+            if self.branch.projection.prompt is not None
+            else set()
+        )
         return tool in _EDITS and bool(offered & (_EDITORS if tool in _EDITORS else {tool}))
 
     async def result_of(self, ref: CallRef) -> Entry:
@@ -443,7 +447,7 @@ class _LoggedBriefing(Briefing):
         return (
             before
             if isinstance(before, Prompt)
-            else self._branch.prompt or Prompt(system="", tools=(), cwd="", model="")
+            else self._branch.projection.prompt or Prompt(system="", tools=(), cwd="", model="")
         )
 
     def reminder(self) -> tuple[str, list[NewEntry]] | None:

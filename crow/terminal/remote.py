@@ -20,9 +20,9 @@ from crow.bridge import USERS_FAULT, UnusableServer, server_at
 from crow.bridge.loop import Bridge, Times
 from crow.bridge.websocket import Address
 from crow.domain.errors import CrowError, UserError
+from crow.frontend.methods import PROTOCOL_VERSION
 from crow.protocol import frames
 from crow.protocol.frames import INTERNAL_ERROR, INVALID_PARAMS, FrameError, RequestError
-from crow.frontend.methods import PROTOCOL_VERSION
 from crow.protocol.transport import Observer
 from crow.terminal.connection import Params, TerminalClient, ask_client, error_object
 from crow.version import __version__

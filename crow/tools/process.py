@@ -77,7 +77,7 @@ class HiddenKeys:
     kept: frozenset[str] = frozenset()
     """Variables that commands do not get in any case. They hold what crow adds to the requests of commands."""
 
-    def _withholds(self, name: str, value: str) -> bool:
+    def withholds(self, name: str, value: str) -> bool:
         """Return whether a variable must not reach a command."""
         if self.hides(name, value) or name in self.kept:
             return True
@@ -100,7 +100,7 @@ class HiddenKeys:
 
     def withheld(self) -> frozenset[str]:
         """Return the names of this process's own variables that commands do not get."""
-        return frozenset(name for name, value in os.environ.items() if self._withholds(name, value))
+        return frozenset(name for name, value in os.environ.items() if self.withholds(name, value))
 
 
 @lru_cache(maxsize=8)

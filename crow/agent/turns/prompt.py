@@ -247,9 +247,9 @@ class Briefing:
         self._facts: dict[str, str] | None = None
         self._instructions = Instructions()
         self._may_read: Callable[[Path], bool] = anything
-        self._look_back()
+        self.look_back()
 
-    def _look_back(self) -> None:
+    def look_back(self) -> None:
         """Search the entries for what the model was told. Call this after the branch was loaded or its leaf was
         moved."""
         self._projection = self._branch.projection
@@ -294,7 +294,7 @@ class Briefing:
             text = f"This session worked in {newest.cwd} until now; from here on it works in {row.cwd}."
             entries.insert(0, new_remark(text))
         await self._branch.record(entries)
-        self._look_back()
+        self.look_back()
 
     async def fresh_prompt(self) -> Prompt:
         """Return a prompt entry with the current facts. Compaction also calls this, because it stores a new prompt
@@ -311,7 +311,7 @@ class Briefing:
         assert self._facts is not None, "a turn begins first"
         projection = self._branch.projection
         if projection is not self._projection or projection.checkpoint is not self._checkpoint:
-            self._look_back()  # the branch moved, or a new checkpoint covers earlier reminders
+            self.look_back()  # the branch moved, or a new checkpoint covers earlier reminders
         mode = self._branch.row.mode
         facts = self._facts | {"mode": MODES.get(mode, mode)}
         text = changes(self._told, facts)
