@@ -278,7 +278,7 @@ class SessionOpener:
             follower.begin(tail, start.draft)
         hosted = HostSession(session=session, clients=clients, request=request, follower=follower)
         opened = self._sessions.attach(hosted, contents=contents, is_watcher=request.is_watcher)
-        workspace.use(opened.attachment.editor)
+        workspace.use(opened.queue.editor)
         if contents is not None and contents.concerns_agents and not self._sessions.caps.notices:
             session.claims.remark_later(notice_of_workspace(contents))
         host.run(hosted)

@@ -26,7 +26,7 @@ _MESSAGES = {
 _QUOTED = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n"}
 
 
-class Wording:
+class Converter:
     """Converts the updates of version 1 of the protocol into updates of version 2.
 
     In a replay, the first chunk of each message becomes an update that replaces any earlier text of the message, and
