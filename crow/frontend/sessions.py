@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSession:
+class ConnectionSession:
     """A session that a connection has opened."""
 
     session: Session
@@ -60,7 +60,7 @@ class ClientSession:
         return self.hosted.clients.senders.has_sent(self.queue.origin, message_id)
 
 
-class ClientSessions:
+class ConnectionSessions:
     """The sessions that one connection has opened. The host runs them.
 
     Other connections may have opened the same sessions, and on a lasting host, a session may stay open after all its
@@ -83,7 +83,7 @@ class ClientSessions:
         self.store = ConnectionStore(self.requester, host.store)
         self.translate: Callable[[Outlet, Session], Outlet] | None = None
         """Puts a translation before the connection. None if the client uses version 1 of the protocol."""
-        self._opened: dict[str, ClientSession] = {}
+        self._opened: dict[str, ConnectionSession] = {}
 
     def use_capabilities(self, caps: ClientCapabilities) -> None:
         """Set the client's capabilities. If the host is not lasting, the client gets no cursors."""
@@ -94,7 +94,7 @@ class ClientSessions:
         """The identity of the client of this connection."""
         return self.requester.connection_id or self._connection
 
-    def opened(self, session_id: object) -> ClientSession:
+    def opened(self, session_id: object) -> ConnectionSession:
         """Return the session with this id.
 
         :raises NoSuchSession: this connection has not opened the session, or the session is being closed.
@@ -104,7 +104,7 @@ class ClientSessions:
             raise NoSuchSession(str(session_id))
         return opened
 
-    def find(self, session_id: object) -> ClientSession | None:
+    def find(self, session_id: object) -> ConnectionSession | None:
         """Return the session with this id if this connection has opened it, or None. The session may be closing."""
         return self._opened.get(session_id) if isinstance(session_id, str) else None
 
@@ -136,7 +136,7 @@ class ClientSessions:
                 "_meta.crow.watch."
             )
 
-    def _may_write(self, opened: ClientSession) -> bool:
+    def _may_write(self, opened: ConnectionSession) -> bool:
         return opened.queue.may_write
 
     async def check_again(self) -> None:
@@ -172,7 +172,7 @@ class ClientSessions:
         """Run `action` in a task right after the response to the current request."""
         self._connection.after_response(lambda: self._tasks.start_soon(action, *args))
 
-    def detach(self, opened: ClientSession) -> None:
+    def detach(self, opened: ConnectionSession) -> None:
         """Leave a session, which stays open."""
         if self._opened.get(opened.session.id) is opened:
             del self._opened[opened.session.id]
@@ -195,7 +195,7 @@ class ClientSessions:
 
     def attach(
         self, hosted: HostSession, *, contents: WorkspaceContents | None = None, is_watcher: bool = False
-    ) -> ClientSession:
+    ) -> ConnectionSession:
         """Add this connection's client to a session. Updates are held back until `SessionOpener.introduce` is
         called."""
         session = hosted.session
@@ -212,7 +212,7 @@ class ClientSessions:
         # The editor of a remote user has other files, so only the editor of a local user serves files.
         if self.requester.may_configure and isinstance(session.workspace, SharedWorkspace):
             queue.editor = self._editor(session.id, session.workspace.disk)
-        opened = ClientSession(session=session, hosted=hosted, contents=contents, queue=queue)
+        opened = ConnectionSession(session=session, hosted=hosted, contents=contents, queue=queue)
         self._opened[session.id] = opened
         return opened
 

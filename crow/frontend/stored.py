@@ -9,7 +9,7 @@ from typing import Any
 from crow.domain.errors import NoSuchSession
 from crow.domain.events import SessionChange, SessionListChanged, TitleChanged
 from crow.frontend.requests import Requests
-from crow.frontend.sessions import ClientSessions
+from crow.frontend.sessions import ConnectionSessions
 from crow.protocol import RequestParams
 from crow.protocol.params import new_title
 from crow.store import SessionChanges, SessionRow
@@ -18,7 +18,7 @@ from crow.store import SessionChanges, SessionRow
 class StoredSessions:
     """The stored sessions that a connection may see. Each method carries out the request of its name."""
 
-    def __init__(self, sessions: ClientSessions, requests: Requests) -> None:
+    def __init__(self, sessions: ConnectionSessions, requests: Requests) -> None:
         self._sessions = sessions
         self._requests = requests
         self._host = sessions.host

@@ -25,7 +25,7 @@ from crow.frontend.cursors import CURSOR_KEY, cursor_in
 from crow.frontend.methods import Methods, MethodTable, auth_methods
 from crow.frontend.options import session_commands
 from crow.frontend.prompts import PromptRun
-from crow.frontend.sessions import ClientSession
+from crow.frontend.sessions import ConnectionSession
 from crow.protocol import Outlet, RequestParams
 from crow.protocol.errors import REQUEST_CANCELLED, request_error, turn_error
 from crow.protocol.frames import INTERNAL_ERROR, INVALID_REQUEST, describe_member, text_in
@@ -294,7 +294,7 @@ class VersionTwo:
         self._translations[session.id] = translation = Translation(outlet, session)
         return translation
 
-    def _introduction(self, opened: ClientSession) -> dict[str, Any]:
+    def _introduction(self, opened: ConnectionSession) -> dict[str, Any]:
         """Return the response to a request that has opened a session. It has the commands, and the mode is only a
         config option."""
         answer = self._v1.opener.introduce(opened)
@@ -411,7 +411,7 @@ class VersionTwo:
         with self._v1.requests.cancelled_by(params.request_id, lambda: withdraw(session, prompt)):
             return {"messageId": await inserted}
 
-    async def _follow(self, run: PromptRun, opened: ClientSession, inserted: asyncio.Future[str]) -> None:
+    async def _follow(self, run: PromptRun, opened: ConnectionSession, inserted: asyncio.Future[str]) -> None:
         """Wait for the end of a prompt's turn. If the prompt has not become part of the conversation by then, set an
         error in `inserted`."""
         problem = request_error(REQUEST_CANCELLED, "The prompt was cancelled before its turn.")
