@@ -34,7 +34,6 @@ from crow.protocol.params import (
     OpenRequest,
     archived_filter,
     client_capabilities,
-    client_name,
     fork_entry,
     open_request_from,
     prompt_name,
@@ -156,7 +155,7 @@ class Methods:
 
     async def initialize(self, params: RequestParams) -> dict[str, Any]:
         self.sessions.use_capabilities(client_capabilities(params))
-        logger.info("Client: %s", client_name(params) or "no name")
+        logger.info("Client: %s", " ".join(map(str, self.sessions.caps.client.values())) or "no name")
         features = ("list", "resume", "close", "delete", "fork", "additionalDirectories", "archive", "status", "title")
         # Unsupported features are left out, because some clients only check whether the key exists.
         return {
