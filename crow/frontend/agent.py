@@ -16,7 +16,7 @@ from crow.frontend.host import ServerDependencies, SessionHost
 from crow.frontend.methods import CheckParams, Methods
 from crow.frontend.requester import Requester
 from crow.frontend.requests import OPENING, Requests
-from crow.frontend.sessions import ClientSessions
+from crow.frontend.sessions import ConnectionSessions
 from crow.protocol import ClientConnection, RequestParams
 from crow.protocol.errors import ID_BYTES, error_response, request_error
 from crow.protocol.frames import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, RequestError
@@ -120,7 +120,7 @@ class AcpAgent:
     ) -> None:
         self._host = host
         self._connection = connection
-        self._sessions = ClientSessions(host, connection, tasks, requester)
+        self._sessions = ConnectionSessions(host, connection, tasks, requester)
         self._requests = Requests()
         self._methods = Methods(host, connection, tasks, self._sessions, self._requests, check)
         if negotiate is not None:

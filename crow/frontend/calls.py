@@ -276,7 +276,7 @@ class ShownCalls:
                 pass
 
     def remember_others(self, known: Iterable[CallRef]) -> None:
-        """Take calls that the client has been shown and that are not in the log, because a subagent made them."""
+        """Take calls that the client has been shown, and that the log does not have: a subagent made them."""
         for call in known:
             if call not in self._open:
                 self._open[call] = ShownCall(call, "", None, Announcement(title=call.call_id), is_announced=True)

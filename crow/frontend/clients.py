@@ -77,12 +77,12 @@ class _OpenQuestion(Generic[Answer]):
         self._asked: dict[ClientQueue, anyio.CancelScope] = {}
         self._changed = anyio.Event()
 
-    def ask(self, attachment: ClientQueue, tasks: anyio.abc.TaskGroup) -> None:
+    def ask(self, queue: ClientQueue, tasks: anyio.abc.TaskGroup) -> None:
         """Ask a client, after all events that wait for the client have been sent. Do nothing if the client may not
         answer, or if it was already asked."""
-        if self._is_candidate(attachment) and attachment not in self._asked:
-            self._asked[attachment] = anyio.CancelScope()
-            attachment.put(partial(self._start, attachment, tasks))
+        if self._is_candidate(queue) and queue not in self._asked:
+            self._asked[queue] = anyio.CancelScope()
+            queue.put(partial(self._start, queue, tasks))
             self.note_change()
 
     def note_change(self) -> None:
@@ -90,12 +90,12 @@ class _OpenQuestion(Generic[Answer]):
         answer changes."""
         self._changed.set()
 
-    def forget(self, attachment: ClientQueue) -> None:
+    def forget(self, queue: ClientQueue) -> None:
         """Treat a client that is gone as if it had never been asked."""
-        if (scope := self._asked.pop(attachment, None)) is not None:
+        if (scope := self._asked.pop(queue, None)) is not None:
             scope.cancel()
-        self._failures.pop(attachment, None)
-        self._refusals.pop(attachment, None)
+        self._failures.pop(queue, None)
+        self._refusals.pop(queue, None)
         self.note_change()
 
     async def answer(self, wait_s: float) -> Answer | None:
@@ -103,7 +103,7 @@ class _OpenQuestion(Generic[Answer]):
         user, return the `answer` of a `_Failure`. Return None if for `wait_s` seconds there is no client that may
         answer."""
         while not self._answers:
-            candidates = [each for each in self.group.root.attachments if self._is_candidate(each)]
+            candidates = [each for each in self.group.root.queues if self._is_candidate(each)]
             if candidates and all(each in self._failures or each in self._refusals for each in candidates):
                 refusals = [self._refusals[each] for each in candidates if each in self._refusals]
                 return refusals[0] if refusals else self._failures[candidates[-1]]
@@ -119,15 +119,15 @@ class _OpenQuestion(Generic[Answer]):
         for scope in self._asked.values():
             scope.cancel()
 
-    def _is_candidate(self, attachment: ClientQueue) -> bool:
-        client = self.group.client_of(attachment)
-        return attachment.may_write and client is not None and self._can_ask(client)
+    def _is_candidate(self, queue: ClientQueue) -> bool:
+        client = self.group.client_of(queue)
+        return queue.may_write and client is not None and self._can_ask(client)
 
-    async def _start(self, attachment: ClientQueue, tasks: anyio.abc.TaskGroup) -> None:
-        tasks.start_soon(self._ask_one, attachment)
+    async def _start(self, queue: ClientQueue, tasks: anyio.abc.TaskGroup) -> None:
+        tasks.start_soon(self._ask_one, queue)
 
-    async def _ask_one(self, attachment: ClientQueue) -> None:
-        client, scope = self.group.client_of(attachment), self._asked.get(attachment)
+    async def _ask_one(self, queue: ClientQueue) -> None:
+        client, scope = self.group.client_of(queue), self._asked.get(queue)
         if client is None or scope is None:
             return
         with scope:
@@ -138,13 +138,13 @@ class _OpenQuestion(Generic[Answer]):
             except Exception:
                 logger.exception("A client could not be asked")
                 return
-            if not await attachment.has_access("write"):
+            if not await queue.has_access("write"):
                 self.note_change()
                 return
             if isinstance(answer, _Failure):
-                self._failures[attachment] = answer.answer
-            elif self._refuses(answer) and not self.group.root.senders.has_sent_running(attachment):
-                self._refusals[attachment] = answer
+                self._failures[queue] = answer.answer
+            elif self._refuses(answer) and not self.group.root.senders.has_sent_running(queue):
+                self._refusals[queue] = answer
             else:
                 self._answers.append(answer)
             self.note_change()
@@ -158,28 +158,28 @@ class _ClientGroup:
     def __init__(self, session_id: str, leaf: int | None = None) -> None:
         self.feed = Feed(session_id, leaf or 0)
 
-    def client_of(self, attachment: ClientQueue) -> SessionClient | None:
+    def client_of(self, queue: ClientQueue) -> SessionClient | None:
         """Return the object that shows this session or subagent to an attached client, or None if that client does
         not show it."""
         raise NotImplementedError
 
     def pairs(self) -> Iterator[tuple[ClientQueue, SessionClient]]:
-        """Yield all attachments with their clients."""
-        for attachment in tuple(self.root.attachments):
-            if (client := self.client_of(attachment)) is not None:
-                yield attachment, client
+        """Yield all queues with their clients."""
+        for queue in tuple(self.root.queues):
+            if (client := self.client_of(queue)) is not None:
+                yield queue, client
 
     async def publish(self, event: Event) -> None:
         """See :class:`crow.agent.Client`. Wait only for clients with a patient connection."""
         self.put(event)
-        for attachment in tuple(self.root.attachments):
-            await attachment.room()
+        for queue in tuple(self.root.queues):
+            await queue.room()
 
     def put(self, event: Event) -> None:
         """Add an event to the feed, and so to the queue of each client."""
         event = self.feed.put(event)
-        for attachment, client in self.pairs():
-            attachment.publish(client, event, is_own=self.root.senders.is_own(attachment, event))
+        for queue, client in self.pairs():
+            queue.publish(client, event, is_own=self.root.senders.is_own(queue, event))
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """See :class:`crow.agent.Client`."""
@@ -212,8 +212,8 @@ class _ClientGroup:
     async def _ask(self, question: _OpenQuestion[Answer]) -> Answer | None:
         self.root.questions.append(question)
         try:
-            for attachment, _client in self.pairs():
-                question.ask(attachment, self.root.tasks)
+            for queue, _client in self.pairs():
+                question.ask(queue, self.root.tasks)
             return await question.answer(self.root.wait_s)
         finally:
             self.root.questions.remove(question)
@@ -234,8 +234,8 @@ class _ClientGroup:
 
     async def finish_question(self, question_id: str) -> None:
         """See :class:`crow.agent.Client`."""
-        for attachment, client in self.pairs():
-            attachment.put(partial(client.finish_question, question_id))
+        for queue, client in self.pairs():
+            queue.put(partial(client.finish_question, question_id))
 
     @property
     def shows_subagents(self) -> bool:
@@ -247,17 +247,17 @@ class _ClientGroup:
     def open_subagent(self, session_id: str) -> _ClientGroup:
         """See :class:`crow.agent.Client`."""
         group = _SubagentGroup(self.root, session_id)
-        for attachment, client in self.pairs():
+        for queue, client in self.pairs():
             if client.caps.subagents:
-                group.clients[attachment] = client.subagents.open(session_id, group.feed)
+                group.clients[queue] = client.subagents.open(session_id, group.feed)
         self.root.subagents[session_id] = group
         return group
 
     def close_subagent(self, session_id: str) -> None:
         """See :class:`crow.agent.Client`."""
         self.root.subagents.pop(session_id, None)
-        for attachment, client in self.pairs():
-            attachment.put(partial(_close_subagent, client, session_id))
+        for queue, client in self.pairs():
+            queue.put(partial(_close_subagent, client, session_id))
 
 
 class _SubagentGroup(_ClientGroup):
@@ -268,9 +268,9 @@ class _SubagentGroup(_ClientGroup):
         self.root = root
         self.clients: dict[ClientQueue, SessionClient] = {}
 
-    def client_of(self, attachment: ClientQueue) -> SessionClient | None:
+    def client_of(self, queue: ClientQueue) -> SessionClient | None:
         """See `_ClientGroup`."""
-        return self.clients.get(attachment)
+        return self.clients.get(queue)
 
 
 class PromptSenders:
@@ -284,10 +284,10 @@ class PromptSenders:
         self._waiting: dict[str, ClientQueue] = {}
         """The clients that wait for the responses to their prompts."""
 
-    def note(self, message_id: str, attachment: ClientQueue) -> None:
+    def note(self, message_id: str, queue: ClientQueue) -> None:
         """Remember that a client has sent a prompt, and that it waits for the response."""
-        self._origins[message_id] = attachment.origin
-        self._waiting[message_id] = attachment
+        self._origins[message_id] = queue.origin
+        self._waiting[message_id] = queue
         for known in (self._origins, self._waiting):
             while len(known) > _MAX_ORIGINS:
                 del known[next(iter(known))]
@@ -310,20 +310,20 @@ class PromptSenders:
         """Whether crow remembers that this client has sent the prompt."""
         return self._origins.get(message_id) == origin
 
-    def has_sent_running(self, attachment: ClientQueue) -> bool:
+    def has_sent_running(self, queue: ClientQueue) -> bool:
         """Whether this client has sent the prompt whose turn runs."""
-        return attachment.origin == self._turn_origin
+        return queue.origin == self._turn_origin
 
-    def is_own(self, attachment: ClientQueue, event: Event) -> bool:
+    def is_own(self, queue: ClientQueue, event: Event) -> bool:
         """Whether the event shows a prompt that this client has sent, or the state of its turn."""
         match event:
             case (
                 EntryStored(entry=Entry(body=User(message_id=message_id) | Command(message_id=message_id)))
                 | TurnBegan(message_id=message_id)
             ):
-                return self._origins.get(message_id, self._turn_origin) == attachment.origin
+                return self._origins.get(message_id, self._turn_origin) == queue.origin
             case TurnEnded(message_id=message_id):
-                return attachment is self._waiting.get(message_id)
+                return queue is self._waiting.get(message_id)
             case _:
                 return False
 
@@ -351,7 +351,7 @@ class SessionClients(_ClientGroup):
         self.root = self
         self.tasks = tasks
         self.wait_s = wait_s
-        self.attachments: list[ClientQueue] = []
+        self.queues: list[ClientQueue] = []
         self.questions: list[_OpenQuestion[Any]] = []
         self.subagents: dict[str, _SubagentGroup] = {}
         self.known_kinds: frozenset[ElicitationKind] = frozenset()
@@ -360,9 +360,9 @@ class SessionClients(_ClientGroup):
         self.announce: Callable[[SessionListChanged], object] | None = None
         """Tells every client of the session's owner about a change of the list of sessions."""
 
-    def client_of(self, attachment: ClientQueue) -> SessionClient | None:
+    def client_of(self, queue: ClientQueue) -> SessionClient | None:
         """See `_ClientGroup`."""
-        return attachment.client
+        return queue.client
 
     def attach(
         self,
@@ -374,49 +374,49 @@ class SessionClients(_ClientGroup):
         drop: Callable[[str], None],
     ) -> ClientQueue:
         """Add a client, which gets all items from now on. `SessionClient.join` sends the unfinished items."""
-        attachment = ClientQueue(
+        queue = ClientQueue(
             client, origin=origin, may_write=may_write, is_patient=is_patient, drop=drop, leave=self.detach
         )
         for state in self._states.values():
             client.subagents.note(state)
         for session_id, group in self.subagents.items():
             if client.caps.subagents:
-                group.clients[attachment] = client.subagents.open(session_id, group.feed)
-        self.attachments.append(attachment)
+                group.clients[queue] = client.subagents.open(session_id, group.feed)
+        self.queues.append(queue)
         self._note_kinds()
-        self.tasks.start_soon(attachment.run)
+        self.tasks.start_soon(queue.run)
         for question in self.questions:
-            question.ask(attachment, self.tasks)
-        return attachment
+            question.ask(queue, self.tasks)
+        return queue
 
-    def detach(self, attachment: ClientQueue) -> None:
+    def detach(self, queue: ClientQueue) -> None:
         """Remove a client. Open questions then count this client as never asked."""
-        if attachment in self.attachments:
-            self.attachments.remove(attachment)
-        if attachment.editor is not None and attachment.editor is self.workspace.editor:
+        if queue in self.queues:
+            self.queues.remove(queue)
+        if queue.editor is not None and queue.editor is self.workspace.editor:
             self.workspace.use(None)
-        attachment.detach()
+        queue.detach()
         for group in self.subagents.values():
-            group.clients.pop(attachment, None)
+            group.clients.pop(queue, None)
         for question in tuple(self.questions):
-            question.forget(attachment)
+            question.forget(queue)
         self._note_kinds()
 
     async def flushed(self) -> None:
         """Wait until all items have been sent."""
-        for attachment in tuple(self.attachments):
-            await attachment.flushed()
+        for queue in tuple(self.queues):
+            await queue.flushed()
 
     def close(self) -> None:
         """Detach all clients, because the session has been closed."""
-        for attachment in tuple(self.attachments):
-            self.detach(attachment)
+        for queue in tuple(self.queues):
+            self.detach(queue)
 
-    def note_sender(self, message_id: str, attachment: ClientQueue) -> None:
+    def note_sender(self, message_id: str, queue: ClientQueue) -> None:
         """Remember which client sent a prompt. That client already shows the prompt, and waits for the response."""
-        self.senders.note(message_id, attachment)
+        self.senders.note(message_id, queue)
         if message_id == self.senders.turn:  # the client has repeated its prompt after connecting again
-            self.workspace.use(attachment.editor)
+            self.workspace.use(queue.editor)
 
     async def publish(self, event: Event) -> None:
         """See `_ClientGroup`."""
@@ -443,13 +443,13 @@ class SessionClients(_ClientGroup):
     def _editor_for(self, sender: ClientQueue | None) -> ClientEditor | None:
         """Return the editor of the client whose prompt runs. A turn that no client has asked for uses the only
         client's."""
-        if sender is None and len(self.attachments) == 1:
-            sender = self.attachments[0]
+        if sender is None and len(self.queues) == 1:
+            sender = self.queues[0]
         return None if sender is None or sender.is_detached else sender.editor
 
     def _note_kinds(self) -> None:
-        if self.attachments:
-            writers = [each.client.caps.question_kinds for each in self.attachments if each.may_write]
+        if self.queues:
+            writers = [each.client.caps.question_kinds for each in self.queues if each.may_write]
             self.known_kinds = frozenset().union(*writers)
 
 

@@ -122,7 +122,7 @@ class HostSession:
 
     def is_watched_without(self, origin: Origin) -> bool:
         """Whether any client other than the one with the identity `origin` has opened the session."""
-        return any(attachment.origin != origin for attachment in self.clients.attachments)
+        return any(queue.origin != origin for queue in self.clients.queues)
 
 
 class OfferedModels:
@@ -232,7 +232,7 @@ class SessionHost:
     def close_when_idle(self, hosted: HostSession) -> None:
         """Close a session that no client has open, about `unattended_s` seconds after its work has ended. If a client
         opens the session before that, the session stays open."""
-        if not hosted.clients.attachments and hosted not in self._closing:
+        if not hosted.clients.queues and hosted not in self._closing:
             self._closing.add(hosted)
             self.tasks.start_soon(self._close_when_idle, hosted)
 
@@ -240,12 +240,10 @@ class SessionHost:
         use_trace_context({})
         session = hosted.session
         try:
-            while not hosted.clients.attachments and self.open.get(session.id) is hosted:
+            while not hosted.clients.queues and self.open.get(session.id) is hosted:
                 await anyio.sleep(self.dependencies.unattended_s)
                 async with self.lock(session.id):
-                    if not (
-                        hosted.clients.attachments or session.busy or not session.branch.is_settled or session.closing
-                    ):
+                    if not (hosted.clients.queues or session.busy or not session.branch.is_settled or session.closing):
                         await self.close(hosted)
         finally:
             self._closing.discard(hosted)
@@ -327,7 +325,7 @@ class SessionHost:
         told: dict[Origin, tuple[ClientQueue, str]] = {}
         for hosted in self.open.values() if self.is_lasting else ():
             session = hosted.session
-            for each in hosted.clients.attachments if session.branch.row.principal == principal else ():
+            for each in hosted.clients.queues if session.branch.row.principal == principal else ():
                 if each.origin not in told or session.id == event.session_id:
                     told[each.origin] = each, session.id
         for origin, (queue, session_id) in told.items():

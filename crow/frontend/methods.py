@@ -24,7 +24,7 @@ from crow.frontend.opening import SessionOpener
 from crow.frontend.options import mode_named, option_value
 from crow.frontend.prompts import PromptRun
 from crow.frontend.requests import Method, Requests
-from crow.frontend.sessions import ClientSession, ClientSessions, iso_time
+from crow.frontend.sessions import ConnectionSession, ConnectionSessions, iso_time
 from crow.frontend.stored import StoredSessions
 from crow.frontend.subagents import Family
 from crow.protocol import ClientConnection, RequestParams
@@ -34,7 +34,6 @@ from crow.protocol.params import (
     OpenRequest,
     archived_filter,
     client_capabilities,
-    client_name,
     fork_entry,
     open_request_from,
     prompt_name,
@@ -91,7 +90,7 @@ class Methods:
         host: SessionHost,
         connection: ClientConnection,
         tasks: anyio.abc.TaskGroup,
-        sessions: ClientSessions,
+        sessions: ConnectionSessions,
         requests: Requests,
         check: CheckParams | None,
     ) -> None:
@@ -158,7 +157,7 @@ class Methods:
 
     async def initialize(self, params: RequestParams) -> dict[str, Any]:
         self.sessions.use_capabilities(client_capabilities(params))
-        logger.info("Client: %s", client_name(params) or "no name")
+        logger.info("Client: %s", " ".join(map(str, self.sessions.caps.client.values())) or "no name")
         features = ("list", "resume", "close", "delete", "fork", "additionalDirectories", "archive", "status", "title")
         # Unsupported features are left out, because some clients only check whether the key exists.
         return {
@@ -232,7 +231,7 @@ class Methods:
             return self.opener.introduce(opened)
 
     @asynccontextmanager
-    async def loaded(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[ClientSession]:
+    async def loaded(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[ConnectionSession]:
         """Open a stored session and send its history. If the client closes or deletes the session while a long history
         is sent, the request is cancelled."""
         limits, session_id = ViewLimits(is_full=wants_full_replay(params)), params["sessionId"]
@@ -252,7 +251,7 @@ class Methods:
             return self.opener.introduce(opened)
 
     @asynccontextmanager
-    async def resumed(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[ClientSession]:
+    async def resumed(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[ConnectionSession]:
         """Open a stored session. If the request has a cursor, also send the updates that the client missed after that
         cursor, except the prompts that the client has sent itself."""
         cursor, sent = cursor_in(params), sent_prompts(params)
@@ -314,7 +313,7 @@ class Methods:
         await opened.flushed()
         return {"stopReason": prompt.stop} | ({} if prompt.usage is None else {"usage": usage_object(prompt.usage)})
 
-    async def start_prompt(self, params: RequestParams) -> tuple[ClientSession, PromptRun]:
+    async def start_prompt(self, params: RequestParams) -> tuple[ConnectionSession, PromptRun]:
         """Run a prompt in the host.
 
         If a client sends a prompt again after its connection broke, or with the same name, crow does not run the prompt
@@ -334,7 +333,7 @@ class Methods:
         opened.note_sent(run.prompt.message_id)
         return opened, run
 
-    async def writable(self, session_id: object) -> ClientSession:
+    async def writable(self, session_id: object) -> ConnectionSession:
         """Return an open session that this client may change. :raises CrowError: the session is not open, or the
         client may not change it."""
         await self.sessions.store.require(session_id, "write")
@@ -343,7 +342,7 @@ class Methods:
         return opened
 
     @asynccontextmanager
-    async def _locked(self, session_id: str) -> AsyncIterator[ClientSession]:
+    async def _locked(self, session_id: str) -> AsyncIterator[ConnectionSession]:
         """Yield an open session that this client may change, and keep it open during the block. :raises CrowError: see
         `writable`."""
         await self.sessions.store.require(session_id, "write")  # others must not notice whether the session is locked

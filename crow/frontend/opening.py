@@ -25,7 +25,7 @@ from crow.frontend.clients import SessionClients
 from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.host import HostSession
 from crow.frontend.options import mode_state, session_commands
-from crow.frontend.sessions import ClientSession, ClientSessions, iso_time
+from crow.frontend.sessions import ConnectionSession, ConnectionSessions, iso_time
 from crow.frontend.workspace import SharedWorkspace
 from crow.protocol.params import OpenRequest
 from crow.protocol.updates import turn_state, usage_update
@@ -60,11 +60,11 @@ class SessionOpener:
     session's lock. A prompt needs no lock, so it may arrive meanwhile.
     """
 
-    def __init__(self, sessions: ClientSessions) -> None:
+    def __init__(self, sessions: ConnectionSessions) -> None:
         self._sessions = sessions
         self._host = sessions.host
 
-    async def create(self, request: OpenRequest, *, alias: str | None = None) -> ClientSession:
+    async def create(self, request: OpenRequest, *, alias: str | None = None) -> ConnectionSession:
         """Create and open a session. If a session already has the alias, open that session instead."""
         request = self._with_programs(request)
         self._sessions.requester.check(request)
@@ -85,7 +85,7 @@ class SessionOpener:
         async with self.reopened(row.id, request) as opened:
             return opened
 
-    async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> ClientSession:
+    async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> ConnectionSession:
         """Create and open a session that continues another session from `entry`. If `entry` is None, continue from
         the last entry."""
         request = self._with_programs(request)
@@ -107,7 +107,7 @@ class SessionOpener:
         return replace(request, config={**request.config, **programs})
 
     @asynccontextmanager
-    async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[ClientSession]:
+    async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[ConnectionSession]:
         """Open a stored session for the block. If the block fails and this connection had not opened the session
         before, the connection leaves it again; an editor's session on stdio is closed then."""
         self._sessions.requester.check(request)
@@ -133,7 +133,7 @@ class SessionOpener:
 
     async def _opened_way(
         self, store: Store, session_id: str, hosted: HostSession | None, request: OpenRequest
-    ) -> AbstractAsyncContextManager[ClientSession]:
+    ) -> AbstractAsyncContextManager[ConnectionSession]:
         """Choose how the session is opened."""
         if hosted is not None and self._may_join(hosted, request):
             return self._joined(hosted, request)
@@ -143,7 +143,7 @@ class SessionOpener:
         return self._started(start, hosted)
 
     @asynccontextmanager
-    async def _started(self, start: Start, before: HostSession | None) -> AsyncIterator[ClientSession]:
+    async def _started(self, start: Start, before: HostSession | None) -> AsyncIterator[ConnectionSession]:
         """Start a session, in place of `before` if it is open in the host. Leave it again if the block fails."""
         # Start the session before the next await: the next request may already be a prompt for this session.
         was_known = self._sessions.find(start.tail.row.id) is not None
@@ -163,7 +163,7 @@ class SessionOpener:
             raise
 
     @asynccontextmanager
-    async def _joined(self, hosted: HostSession, request: OpenRequest) -> AsyncIterator[ClientSession]:
+    async def _joined(self, hosted: HostSession, request: OpenRequest) -> AsyncIterator[ConnectionSession]:
         """Add this connection to a session that is open in the host and stays as it is."""
         known = self._sessions.find(hosted.session.id)
         opened = known if known is not None else self._sessions.attach(hosted, is_watcher=request.is_watcher)
@@ -260,7 +260,7 @@ class SessionOpener:
             if changed_config(known, request.config) != known:
                 await hosted.session.branch.change(SessionChanges(config=request.config))
 
-    def _start(self, start: Start) -> ClientSession:
+    def _start(self, start: Start) -> ConnectionSession:
         """Start a session in the host and open it on this connection. The method contains no await, so no other
         request can run in between."""
         tail, request, contents = start.tail, start.request, start.contents
@@ -278,7 +278,7 @@ class SessionOpener:
             follower.begin(tail, start.draft)
         hosted = HostSession(session=session, clients=clients, request=request, follower=follower)
         opened = self._sessions.attach(hosted, contents=contents, is_watcher=request.is_watcher)
-        workspace.use(opened.attachment.editor)
+        workspace.use(opened.queue.editor)
         if contents is not None and contents.concerns_agents and not self._sessions.caps.notices:
             session.claims.remark_later(notice_of_workspace(contents))
         host.run(hosted)
@@ -286,7 +286,7 @@ class SessionOpener:
             host.tasks.start_soon(offer_import_soon, session, host.store)  # crow's own terminal client says it itself
         return opened
 
-    def introduce(self, opened: ClientSession) -> dict[str, Any]:
+    def introduce(self, opened: ConnectionSession) -> dict[str, Any]:
         """Return the modes and config options of a session, for the response to the request that has just opened it.
 
         Right after that response has been sent, send the session's commands, usage and title, and then all other
@@ -302,7 +302,7 @@ class SessionOpener:
         answer = {"modes": mode_state(session.branch.row.mode), "configOptions": self._sessions.options(session)}
         return answer | ({"_meta": meta} if meta else {})
 
-    async def _introduce(self, opened: ClientSession) -> None:
+    async def _introduce(self, opened: ConnectionSession) -> None:
         client, session = opened.client, opened.session
         commands = session_commands(session)
         await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
@@ -323,7 +323,7 @@ class SessionOpener:
             session.runner.warm()
             await self._host.check_first_session()
 
-    def _warn_about_cwd(self, live: ClientSession, request: OpenRequest) -> None:
+    def _warn_about_cwd(self, live: ConnectionSession, request: OpenRequest) -> None:
         """Warn the user if the request asks for another directory but the session is busy and cannot move now. Send
         the warning after the response."""
         cwd = live.session.branch.row.cwd
@@ -335,7 +335,7 @@ class SessionOpener:
             notice = NoticeShown(severity="warning", title=title)
             self._sessions.after_response(live.client.show, notice)
 
-    async def _warn_about_files(self, opened: ClientSession) -> None:
+    async def _warn_about_files(self, opened: ConnectionSession) -> None:
         """Warn the user if the session's files are on another machine and the session can only be read here. Send the
         warning after the response."""
         problem = await opened.session.conversation.files_elsewhere()

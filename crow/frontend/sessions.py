@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSession:
+class ConnectionSession:
     """A session that a connection has opened."""
 
     session: Session
     """The session."""
     hosted: HostSession
     """What all its clients share."""
-    attachment: ClientQueue
+    queue: ClientQueue
     """The queue of updates for this connection's client."""
     contents: WorkspaceContents | None = None
     """Describes the session's directory, if the user has not worked there before."""
@@ -45,22 +45,22 @@ class ClientSession:
     @property
     def client(self) -> SessionClient:
         """The client that sends the session's updates over this connection."""
-        return self.attachment.client
+        return self.queue.client
 
     async def flushed(self) -> None:
         """Wait until all updates that were published before this call have been sent to the client."""
-        await self.attachment.flushed()
+        await self.queue.flushed()
 
     def note_sent(self, message_id: str) -> None:
         """Remember that this client sent the prompt with this id."""
-        self.hosted.clients.note_sender(message_id, self.attachment)
+        self.hosted.clients.note_sender(message_id, self.queue)
 
     def has_sent(self, message_id: str) -> bool:
         """Whether crow remembers that the client sent the prompt with this id. Crow forgets old prompts."""
-        return self.hosted.clients.senders.has_sent(self.attachment.origin, message_id)
+        return self.hosted.clients.senders.has_sent(self.queue.origin, message_id)
 
 
-class ClientSessions:
+class ConnectionSessions:
     """The sessions that one connection has opened. The host runs them.
 
     Other connections may have opened the same sessions, and on a lasting host, a session may stay open after all its
@@ -83,7 +83,7 @@ class ClientSessions:
         self.store = ConnectionStore(self.requester, host.store)
         self.translate: Callable[[Outlet, Session], Outlet] | None = None
         """Puts a translation before the connection. None if the client uses version 1 of the protocol."""
-        self._opened: dict[str, ClientSession] = {}
+        self._opened: dict[str, ConnectionSession] = {}
 
     def use_capabilities(self, caps: ClientCapabilities) -> None:
         """Set the client's capabilities. If the host is not lasting, the client gets no cursors."""
@@ -94,17 +94,17 @@ class ClientSessions:
         """The identity of the client of this connection."""
         return self.requester.connection_id or self._connection
 
-    def opened(self, session_id: object) -> ClientSession:
+    def opened(self, session_id: object) -> ConnectionSession:
         """Return the session with this id.
 
         :raises NoSuchSession: this connection has not opened the session, or the session is being closed.
         """
         opened = self.find(session_id)
-        if opened is None or opened.attachment.is_detached or opened.session.closing:
+        if opened is None or opened.queue.is_detached or opened.session.closing:
             raise NoSuchSession(str(session_id))
         return opened
 
-    def find(self, session_id: object) -> ClientSession | None:
+    def find(self, session_id: object) -> ConnectionSession | None:
         """Return the session with this id if this connection has opened it, or None. The session may be closing."""
         return self._opened.get(session_id) if isinstance(session_id, str) else None
 
@@ -136,8 +136,8 @@ class ClientSessions:
                 "_meta.crow.watch."
             )
 
-    def _may_write(self, opened: ClientSession) -> bool:
-        return opened.attachment.may_write
+    def _may_write(self, opened: ConnectionSession) -> bool:
+        return opened.queue.may_write
 
     async def check_again(self) -> None:
         """Check this connection's access to each open session again. Leave a session that the connection may no
@@ -147,7 +147,7 @@ class ClientSessions:
             if access is None:
                 self.detach(opened)
             elif access == "read":
-                opened.attachment.may_write = False
+                opened.queue.may_write = False
 
     async def close(self, session_id: str) -> None:
         """Cancel the turn of a session and close the session. If other clients use the session too, or if this
@@ -172,11 +172,11 @@ class ClientSessions:
         """Run `action` in a task right after the response to the current request."""
         self._connection.after_response(lambda: self._tasks.start_soon(action, *args))
 
-    def detach(self, opened: ClientSession) -> None:
+    def detach(self, opened: ConnectionSession) -> None:
         """Leave a session, which stays open."""
         if self._opened.get(opened.session.id) is opened:
             del self._opened[opened.session.id]
-        opened.hosted.clients.detach(opened.attachment)
+        opened.hosted.clients.detach(opened.queue)
         self.host.close_when_idle(opened.hosted)
 
     def detach_all(self) -> None:
@@ -195,12 +195,12 @@ class ClientSessions:
 
     def attach(
         self, hosted: HostSession, *, contents: WorkspaceContents | None = None, is_watcher: bool = False
-    ) -> ClientSession:
+    ) -> ConnectionSession:
         """Add this connection's client to a session. Updates are held back until `SessionOpener.introduce` is
         called."""
         session = hosted.session
         client = self._client(hosted)
-        attachment = hosted.clients.attach(
+        queue = hosted.clients.attach(
             client,
             origin=self.origin,
             may_write=not is_watcher,
@@ -208,11 +208,11 @@ class ClientSessions:
             drop=self._drop,
         )
         if self.requester.view is not None:
-            attachment.check = partial(self.store.require, session.id)
+            queue.check = partial(self.store.require, session.id)
         # The editor of a remote user has other files, so only the editor of a local user serves files.
         if self.requester.may_configure and isinstance(session.workspace, SharedWorkspace):
-            attachment.editor = self._editor(session.id, session.workspace.disk)
-        opened = ClientSession(session=session, hosted=hosted, contents=contents, attachment=attachment)
+            queue.editor = self._editor(session.id, session.workspace.disk)
+        opened = ConnectionSession(session=session, hosted=hosted, contents=contents, queue=queue)
         self._opened[session.id] = opened
         return opened
 

@@ -11,7 +11,7 @@ from crow.domain.errors import NoSuchSession
 from crow.domain.events import SessionChange, SessionListChanged, TitleChanged
 from crow.domain.text import first_line
 from crow.frontend.requests import Requests
-from crow.frontend.sessions import ClientSessions
+from crow.frontend.sessions import ConnectionSessions
 from crow.protocol import RequestParams
 from crow.protocol.frames import text_in
 from crow.protocol.params import new_title
@@ -24,7 +24,7 @@ _SCANNED_SESSIONS = 1_000
 class StoredSessions:
     """The stored sessions that a connection may see. Each method carries out the request of its name."""
 
-    def __init__(self, sessions: ClientSessions, requests: Requests) -> None:
+    def __init__(self, sessions: ConnectionSessions, requests: Requests) -> None:
         self._sessions = sessions
         self._requests = requests
         self._host = sessions.host

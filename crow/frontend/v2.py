@@ -25,7 +25,7 @@ from crow.frontend.cursors import CURSOR_KEY, cursor_in
 from crow.frontend.methods import Methods, MethodTable, auth_methods
 from crow.frontend.options import session_commands
 from crow.frontend.prompts import PromptRun
-from crow.frontend.sessions import ClientSession
+from crow.frontend.sessions import ConnectionSession
 from crow.protocol import Outlet, RequestParams
 from crow.protocol.errors import REQUEST_CANCELLED, request_error, turn_error
 from crow.protocol.frames import INTERNAL_ERROR, INVALID_REQUEST, describe_member, text_in
@@ -33,7 +33,7 @@ from crow.protocol.params import session_alias
 from crow.protocol.updates import Update, turn_state
 from crow.protocol.v2 import (
     FINAL_STATUSES,
-    Wording,
+    Converter,
     capabilities_from,
     commands,
     config_options,
@@ -66,7 +66,7 @@ class Translation:
         self._session = session
         self.known_commands: list[dict[str, Any]] | None = None
         """The slash commands that the client has been sent."""
-        self._wording = Wording()
+        self._converter = Converter()
         self._state = IDLE
         self._place: Mapping[str, Any] = {}
         """The cursor of the newest update, as `_meta`."""
@@ -96,7 +96,7 @@ class Translation:
             case {"sessionUpdate": "session_info_update", "_meta": {"acp/turnState": turn}}:
                 await self._show_turn(turn)
                 return
-        converted = tuple(self._wording.updates(update, is_history=HISTORY.items() <= meta.items()))
+        converted = tuple(self._converter.updates(update, is_history=HISTORY.items() <= meta.items()))
         for index, said in enumerate(converted, 1):
             shown = self._with_capabilities(said) if said["sessionUpdate"] == "tool_call_update" else said
             await self._send(shown, self._place if index == len(converted) else {})
@@ -151,7 +151,7 @@ class Translation:
 
     async def show_state(self, place: Mapping[str, Any]) -> None:
         """Send the state of the session. `place` is the cursor to send with it, as `_meta`."""
-        self._wording.end_replay()
+        self._converter.end_replay()
         self._place = place
         if self._state["state"] == "idle" and (self._session.queue or self._session.runs_elsewhere):
             self._state = _RUNNING
@@ -216,7 +216,7 @@ class Translation:
             self._names[call_id] = update["name"]
         if status == "in_progress":
             self._running_calls.add(call_id)
-            is_told = call_id in self._cancellable and not self._wording.is_replaying
+            is_told = call_id in self._cancellable and not self._converter.is_replaying
             if not is_told and call_id in self._session.runner.running_calls:
                 self._cancellable.add(call_id)
                 return update | {"capabilities": {"cancel": {}}}
@@ -294,7 +294,7 @@ class VersionTwo:
         self._translations[session.id] = translation = Translation(outlet, session)
         return translation
 
-    def _introduction(self, opened: ClientSession) -> dict[str, Any]:
+    def _introduction(self, opened: ConnectionSession) -> dict[str, Any]:
         """Return the response to a request that has opened a session. It has the commands, and the mode is only a
         config option."""
         answer = self._v1.opener.introduce(opened)
@@ -344,7 +344,7 @@ class VersionTwo:
     async def _revoke_waiting(self, session_id: object) -> None:
         """Withdraw the prompts that wait for the running turn. Do nothing if this client may not do that."""
         opened = self._sessions.find(session_id)
-        if opened is not None and opened.attachment.may_write:
+        if opened is not None and opened.queue.may_write:
             with suppress(CrowError):
                 await self._sessions.store.require(session_id, "write")
                 revoke_waiting(opened.session)
@@ -411,7 +411,7 @@ class VersionTwo:
         with self._v1.requests.cancelled_by(params.request_id, lambda: withdraw(session, prompt)):
             return {"messageId": await inserted}
 
-    async def _follow(self, run: PromptRun, opened: ClientSession, inserted: asyncio.Future[str]) -> None:
+    async def _follow(self, run: PromptRun, opened: ConnectionSession, inserted: asyncio.Future[str]) -> None:
         """Wait for the end of a prompt's turn. If the prompt has not become part of the conversation by then, set an
         error in `inserted`."""
         problem = request_error(REQUEST_CANCELLED, "The prompt was cancelled before its turn.")

@@ -85,7 +85,7 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
     counts as not supported."""
     offered = _object(params, "clientCapabilities")
     files, session = _object(offered, "fs"), _object(offered, "session")
-    elicitation, meta = _object(offered, "elicitation"), _object(offered, "_meta")
+    meta = _object(offered, "_meta")
     return ClientCapabilities(
         reads_files=files.get("readTextFile") is True,
         writes_files=files.get("writeTextFile") is True,
@@ -101,9 +101,14 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
         shows_error_objects=_object(params, "clientInfo").get("name") == _CODE_COMPANION,
         marked_remarks=_crow_meta(offered).get("remarks") is True,
         boolean_options=isinstance(_object(session, "configOptions").get("boolean"), dict),
-        question_kinds=frozenset(kind for kind in _ELICITATION_KINDS if isinstance(elicitation.get(kind), dict)),
+        question_kinds=question_kinds(_object(offered, "elicitation")),
         client=client_in(_object(params, "clientInfo")),
     )
+
+
+def question_kinds(offered: Mapping[str, Any]) -> frozenset[ElicitationKind]:
+    """Return the kinds of questions that a client offers to ask its user."""
+    return frozenset(kind for kind in _ELICITATION_KINDS if isinstance(offered.get(kind), dict))
 
 
 def client_in(info: Mapping[str, Any]) -> dict[str, object]:
@@ -113,12 +118,6 @@ def client_in(info: Mapping[str, Any]) -> dict[str, object]:
         for key in ("name", "version")
         if isinstance(info.get(key), str)
     }
-
-
-def client_name(params: Mapping[str, Any]) -> str:
-    """Return the client's name and version for the log, or an empty string if the client sent neither."""
-    info = _object(params, "clientInfo")
-    return " ".join(str(info[key]) for key in ("name", "version") if isinstance(info.get(key), str))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,8 @@ from typing import Any
 
 from crow.domain.diff import changed_regions
 from crow.domain.errors import ArgumentError
-from crow.domain.events import ElicitationKind
 from crow.protocol.frames import describe_member, text_in
-from crow.protocol.params import ClientCapabilities, OpenRequest, client_in, open_request_from
+from crow.protocol.params import ClientCapabilities, OpenRequest, client_in, open_request_from, question_kinds
 from crow.protocol.tool_calls import DiffFields, Fields
 from crow.protocol.updates import PLAN_ID, Update
 
@@ -26,7 +25,7 @@ _MESSAGES = {
 _QUOTED = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n"}
 
 
-class Wording:
+class Converter:
     """Converts the updates of version 1 of the protocol into updates of version 2.
 
     In a replay, the first chunk of each message becomes an update that replaces any earlier text of the message, and
@@ -246,7 +245,6 @@ def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
     elicitation, auth = (
         value if isinstance(value := offered.get(key), dict) else {} for key in ("elicitation", "auth")
     )
-    kinds: tuple[ElicitationKind, ...] = ("form", "url")
     return ClientCapabilities(
         terminal_output=True,
         terminal_auth=isinstance(auth.get("terminal"), dict),
@@ -254,7 +252,7 @@ def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
         compaction=True,
         boolean_options=True,
         cancelled_calls=True,
-        question_kinds=frozenset(kind for kind in kinds if isinstance(elicitation.get(kind), dict)),
+        question_kinds=question_kinds(elicitation),
         cursors=isinstance(meta := offered.get("_meta"), dict) and meta.get("acp/cursor") is True,
         client=client_in(info),
         is_translated=True,

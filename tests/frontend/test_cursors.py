@@ -105,7 +105,7 @@ async def test_a_cut_anywhere_loses_and_repeats_nothing(tmp_path: Path, seed: in
             prompting = asyncio.create_task(writer.prompt(session, f"go {number}"))
             for say in turn:
                 await say.reached.wait()
-                await host.host.open[session].clients.attachments[1].flushed()
+                await host.host.open[session].clients.queues[1].flushed()
                 for count in {0, len(watcher.updates) // 2, len(watcher.updates) - 1, len(watcher.updates)}:
                     cursor = cursor_of(watcher.updates[count - 1]) if count else start
                     come_back.append((count, await back(host, session, cursor, **version)))
@@ -114,7 +114,7 @@ async def test_a_cut_anywhere_loses_and_repeats_nothing(tmp_path: Path, seed: in
             assert (await prompting)["stopReason"] == "end_turn"
             typed = asyncio.create_task(writer.prompt(session, "/context"))
             await typed
-        for attachment in tuple(host.host.open[session].clients.attachments):
+        for attachment in tuple(host.host.open[session].clients.queues):
             await attachment.flushed()
         everything = seen(watcher.updates)
         assert everything == await reload(host, session)
@@ -196,7 +196,7 @@ async def test_a_cursor_that_lies_is_named_and_disturbs_nobody(tmp_path: Path, c
         assert raised.value.code == -32602
         assert raised.value.data["reason"] == "cursor_gap"
         assert host.host.open[session] is before
-        assert len(before.clients.attachments) == 1
+        assert len(before.clients.queues) == 1
         assert eve.updates == []
         await ann.prompt(session, "again")
 
@@ -208,7 +208,7 @@ async def test_a_cursor_of_another_branch_is_a_gap(tmp_path: Path) -> None:
         await bob.open("session/resume", session)
         for text in ("a", "b"):
             await ann.prompt(session, text)
-        await host.host.open[session].clients.attachments[1].flushed()
+        await host.host.open[session].clients.queues[1].flushed()
         cursor = cursor_of(bob.updates[-1])
         await ann.prompt(session, "/undo")
         await ann.prompt(session, "c")
@@ -365,7 +365,7 @@ async def test_a_turn_that_a_load_has_sent_already_moves_no_cursor_back(tmp_path
             await client.open("session/load", session)
         else:
             await client.open("session/resume", session, replayFrom={"type": "start"})
-        await host.host.open[session].clients.attachments[-1].flushed()
+        await host.host.open[session].clients.queues[-1].flushed()
         assert [text for kind, _, text in seen(client.updates)] == ["a", "One.", "b", "Two."]
         come_back = await back(host, session, cursor_of(client.updates[-1]), **version)
         assert seen(come_back.updates) == []

@@ -61,7 +61,7 @@ async def follows(host: Shared, client: Watcher, session: str) -> None:
     hosted = host.host.open[session]
     assert hosted.follower is not None
     await hosted.follower.reached(row.newest_entry)
-    for attachment in hosted.clients.attachments:
+    for attachment in hosted.clients.queues:
         await attachment.flushed()
 
 

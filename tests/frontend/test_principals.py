@@ -273,10 +273,10 @@ async def test_the_end_of_a_share_ends_what_the_other_sees(tmp_path: Path, monke
         await bob.until_kind("agent_message_chunk", "hi")
         hosted = made.host.host.open[session]
         await made.share(session, "bob", "read")
-        while any(each.may_write for each in hosted.clients.attachments[1:]):  # noqa: ASYNC110
+        while any(each.may_write for each in hosted.clients.queues[1:]):  # noqa: ASYNC110
             await anyio.sleep(0.01)
         await made.share(session, "bob", None)
-        while len(hosted.clients.attachments) > 1:  # noqa: ASYNC110
+        while len(hosted.clients.queues) > 1:  # noqa: ASYNC110
             await anyio.sleep(0.01)
         await ann.prompt(session, f"now {SECRET}")
         assert SECRET not in str(bob.updates)

@@ -583,7 +583,7 @@ async def test_a_client_for_which_too_much_waits_is_dropped(tmp_path: Path, monk
         bob.blocked = anyio.Event()
         for _ in range(3):
             assert (await ann.prompt(session, "go"))["stopReason"] == "end_turn"
-        assert [attachment.client is not None for attachment in host.host.open[session].clients.attachments] == [True]
+        assert [attachment.client is not None for attachment in host.host.open[session].clients.queues] == [True]
         assert len(ann.text()) == 15_000
         bob.blocked.set()
         with pytest.raises(ConnectionError):
@@ -621,7 +621,7 @@ async def test_a_client_whose_access_is_taken_away_sees_and_answers_nothing_more
 
         async def later(_method: str, _params: dict[str, Any]) -> dict[str, Any]:
             await eve.asked.wait()
-            while len(host.host.open[session].clients.attachments) > 1:
+            while len(host.host.open[session].clients.queues) > 1:
                 await anyio.lowlevel.checkpoint()
             return REJECT
 

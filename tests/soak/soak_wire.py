@@ -24,7 +24,7 @@ from crow.frontend.options import option_value
 from crow.frontend.questions import elicitation_answer, permission_answer
 from crow.protocol.content import parts_from
 from crow.protocol.frames import FrameError, LineSplitter, RequestError, encode, parse
-from crow.protocol.params import client_capabilities, client_name, open_request_from
+from crow.protocol.params import client_capabilities, open_request_from
 from tests.support.hostile import HostileClient, batches
 
 MESSAGES = int(os.environ.get("SOAK_MESSAGES", "50000"))
@@ -97,7 +97,6 @@ def read(data: bytes) -> None:
         assert json.loads(encode(message)) is not None
         readers: tuple[Callable[[Any], object], ...] = (
             client_capabilities,
-            client_name,
             open_request_from,
             lambda given: parts_from(given.get("prompt")),
             lambda given: option_value(given.get("configId"), given.get("value"), model="a", models=["b"]),

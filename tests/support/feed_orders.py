@@ -84,7 +84,7 @@ class Person:
     name: str
     node: Node | None = None
     line: Line | None = None
-    attachment: ClientQueue | None = None
+    queue: ClientQueue | None = None
     before: list[dict[str, Any]] = field(default_factory=list)
     start: str = ""
     """The cursor in the response to the request that opened the session."""
@@ -156,8 +156,8 @@ class World:
 
     def begin(self, node: Node, body: User, entry: Entry) -> None:
         sender = next((each for each in self.people if body.message_id in each.own), None)
-        if sender is not None and sender.attachment is not None and sender.node is node:
-            node.clients.note_sender(body.message_id, sender.attachment)
+        if sender is not None and sender.queue is not None and sender.node is node:
+            node.clients.note_sender(body.message_id, sender.queue)
         node.clients.put(TurnBegan(message_id=body.message_id, stored=entry))
 
     def show(self, event: Event) -> None:
@@ -323,7 +323,7 @@ class World:
             commands=list,
             dialogs=Dialogs(answer_s=60),
         )
-        person.attachment = node.clients.attach(
+        person.queue = node.clients.attach(
             client, origin=person.name, may_write=True, is_patient=False, drop=lambda _reason: None
         )
         return client
@@ -332,15 +332,15 @@ class World:
         """Breaks a connection. The client may not even have got everything that was sent."""
         assert person.node is not None
         assert person.line is not None
-        assert person.attachment is not None
+        assert person.queue is not None
         got = person.line.sent
         got = got[: self.chance.randint(0, len(got))] if self.chance.random() < 0.5 else list(got)
         person.before += got
-        person.node.clients.detach(person.attachment)
-        person.node = person.line = person.attachment = None
+        person.node.clients.detach(person.queue)
+        person.node = person.line = person.queue = None
 
     async def load(self, person: Person) -> None:
-        client = self.attach(person) if person.attachment is None else person.attachment.client
+        client = self.attach(person) if person.queue is None else person.queue.client
         assert person.line is not None
         client.hold()
         line = person.line
@@ -402,9 +402,9 @@ class World:
         for person in self.people:
             if person.node is None and (person.start or person.before):
                 await self.come_back(person)
-            if person.attachment is not None and person.line is not None:
+            if person.queue is not None and person.line is not None:
                 person.line.is_slow = False
-                await person.attachment.flushed()
+                await person.queue.flushed()
         fresh = Person(name="fresh")
         await self.load(fresh)
         everything = shown(fresh.updates())
