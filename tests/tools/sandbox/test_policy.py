@@ -21,7 +21,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def private(tmp_path: Path) -> PrivateDirectories:
     return PrivateDirectories(
-        temporary=tmp_path / "temporary", caches=tmp_path / "caches", blank=tmp_path / "temporary" / "blank"
+        temporary=tmp_path / "temporary",
+        caches=tmp_path / "caches",
+        blank=tmp_path / "temporary" / "blank",
+        trust=tmp_path / "trust",
     )
 
 
