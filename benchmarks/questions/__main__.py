@@ -42,7 +42,7 @@ from crow.tools import CommandAccess, Outcome, PlannedCall, Ports
 from crow.tools.layers import Changes
 from crow.tools.network import Host, HostVerdict, Use
 from crow.tools.network.hosts import parse_host
-from crow.tools.network.registries import siblings_of
+from crow.tools.network.registries import DEFAULT_REGISTRIES, siblings_of
 from tests.tools.conftest import FixedPlan
 
 __all__ = ["Command", "Result", "corpus", "summary"]
@@ -128,7 +128,8 @@ class Command:
     background: bool = False
     runs: bool = True
     hosts: tuple[str, ...] = ()
-    """What the line reaches over HTTP or HTTPS. Its end is not compared, because no command reaches the network."""
+    """What the line reaches over HTTP or HTTPS: in the file, hosts, or the tool whose `registry` it is. Its end is not
+    compared, because no command reaches the network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +165,9 @@ class Ran:
 def corpus() -> tuple[Command, ...]:
     """All lines of the corpus."""
     lines = Path(__file__).with_name("commands.jsonl").read_text("utf-8").splitlines()
-    values = (json.loads(line) for line in lines)
-    return tuple(Command(**value | {"hosts": tuple(value.get("hosts", ()))}) for value in values)
+    values = [json.loads(line) for line in lines]
+    hosts = [DEFAULT_REGISTRIES.get(value.pop("registry", ""), tuple(value.get("hosts", ()))) for value in values]
+    return tuple(Command(**value | {"hosts": each}) for value, each in zip(values, hosts, strict=True))
 
 
 class Worker:

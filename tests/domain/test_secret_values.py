@@ -15,7 +15,7 @@ SECRET = {
     "AWS_ACCESS_KEY_ID": "id",
     "AWS_SESSION_TOKEN": "/begins/with/a/slash",
     "NPM_CONFIG__AUTH": "Zm9v",
-    "npm_config_//registry.npmjs.org/:_authToken": "x",
+    "npm_config_//registry.example/:_authToken": "x",
     "authToken": "x",
     "PGPASSWORD": "pw",
     "MYSQL_PWD": "hunter",

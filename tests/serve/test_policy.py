@@ -206,7 +206,7 @@ async def test_tools_cannot_touch_anything_outside_a_bounded_workspace(tmp_path:
 
 def test_commands_see_no_other_workspace_of_the_server(tmp_path: Path, roots: Path) -> None:
     private = PrivateDirectories(
-        temporary=tmp_path / "t", caches=tmp_path / "c", blank=tmp_path / "b", trust=tmp_path / "ca"
+        temporary=tmp_path / "t", caches=tmp_path / "c", blank=tmp_path / "b", trust=tmp_path / "x"
     )
     (roots / ".git").mkdir()
     (roots / ".git" / "HEAD").write_text("ref: refs/heads/main\n")

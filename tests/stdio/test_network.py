@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from crow.programs import SYSTEM_PROGRAMS
+from crow.tools.network.registries import DEFAULT_REGISTRIES
 from tests.stdio.conftest import StartCrow
 from tests.stdio.test_confinement import CONFINED, place
 from tests.stdio.test_layers import User, overlay, run, shell, start
@@ -104,8 +105,8 @@ async def test_one_answer_allows_the_registries_of_a_project_but_no_private_addr
         session = await start(agent, place)
         told = await run(agent, endpoint, session, fetch(port), fetch(port))
         assert user.asked[0]["options"][2]["name"] == (
-            f"Always allow the registries of npm: registry.npmjs.org, and localhost:{port}, which files of this "
-            "project name"
+            f"Always allow the registries of npm: {DEFAULT_REGISTRIES['npm'][0]}, and localhost:{port}, which files of "
+            "this project name"
         )
         await agent.prompt(session, "/permissions")
     assert len(user.asked) == 1

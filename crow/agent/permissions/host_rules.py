@@ -33,8 +33,10 @@ def decide_about_host(
     asked = _plan_of_host(call, host, siblings_at(call, host, mode, rules), use)
     decision = decide(NETWORK, asked, mode, rules)
     if use is not None and use.place and not isinstance(decision, Refuse):
-        asked = _plan_of_write(call, use)
-        decision = decide(NETWORK_WRITE, asked, mode, rules)
+        change = _plan_of_write(call, use)
+        about_change = decide(NETWORK_WRITE, change, mode, rules)
+        if not (use.is_allowed and isinstance(about_change, Ask)):
+            decision, asked = about_change, change
     if not isinstance(decision, Ask):
         return decision, asked
     whole = replace(call, command_access="full", requested_access="full", changed=())

@@ -141,8 +141,12 @@ class Credentials:
         usual = next(filter(os.path.isfile, _SYSTEM_BUNDLES), None)
         variables = {}
         for name in (*_BUNDLE_VARIABLES, *_MORE_VARIABLES, *(name for name in _IF_SET if name in env)):
-            given = env.get(name) or (None if name in _MORE_VARIABLES else env.get("SSL_CERT_FILE") or usual)
-            variables[name] = str(own if given is None else self._bundle(given, folder))
+            is_whole = name not in _MORE_VARIABLES
+            given = env.get(name) or ((env.get("SSL_CERT_FILE") or usual) if is_whole else None)
+            if given is not None:
+                variables[name] = str(self._bundle(given, folder))
+            elif not is_whole:
+                variables[name] = str(own)
         settings = [setting for host in self._by_host for setting in _git_settings(host, own)]
         first = int(env["GIT_CONFIG_COUNT"]) if env.get("GIT_CONFIG_COUNT", "").isdecimal() else 0
         for number, (key, value) in enumerate(settings, first):

@@ -40,7 +40,7 @@ class Gate:
 
     async def verdict(self, host: Host, clock: Clock, use: Use | None = None) -> HostVerdict:
         """Return whether the command may reach a host, and use a credential there. `clock` stops meanwhile."""
-        about = str(host) if use is None or not use.place else use.place
+        about = str(host) if use is None or not use.place else use.words
         known = self._verdicts.get(about)
         if known is None:
             with _Stopped(self, clock):

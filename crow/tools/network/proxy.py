@@ -54,7 +54,7 @@ _HOP_BY_HOP = frozenset(
 """Headers that are not passed on. Those about the body are made anew."""
 _NOT_WITH_CREDENTIAL = frozenset(
     (
-        *(b"accept-encoding", b"range", b"if-range", b"forwarded", b"x-original-url", b"x-rewrite-url"),
+        *(b"cookie", b"accept-encoding", b"range", b"if-range", b"forwarded", b"x-original-url", b"x-rewrite-url"),
         *(b"x-http-method", b"x-http-method-override", b"x-method-override", b"x-forwarded-host"),
     )
 )
@@ -128,6 +128,8 @@ class _Connection:
 
     default_port: int
     """The port that URLs and the header Host may leave out."""
+    _kept_back: frozenset[bytes] = frozenset()
+    """Headers of responses that commands do not get."""
 
     def __init__(self, gate: Gate, resolve: Resolve, clock: Clock, stream: anyio.abc.ByteStream) -> None:
         self._gate = gate
@@ -249,7 +251,8 @@ class _Connection:
                 case h11.Response():
                     self._note_status(event.status_code)
                     has_body = method != b"HEAD" and event.status_code not in (204, 304)
-                    headers = [(name, masked.whole(value)) for name, value in _passed_on(event.headers)]
+                    passed = [pair for pair in _passed_on(event.headers) if pair[0] not in self._kept_back]
+                    headers = [(name, masked.whole(value)) for name, value in passed]
                     headers += _framing(event.headers) if has_body or method == b"HEAD" else []
                     reason = masked.whole(bytes(event.reason))
                     await self._send(h11.Response(status_code=event.status_code, reason=reason, headers=headers))
@@ -371,6 +374,9 @@ class _CredentialConnection(_Connection):
         await self._check_use(request, text)
         added = await self._added() if self._is_added else Added(b"", ())
         dropped = _NOT_WITH_CREDENTIAL if self._is_added else frozenset[bytes]()
+        self._kept_back = (
+            frozenset({b"set-cookie"}) if self._is_added else frozenset()
+        )  # it may stand for the credential
         headers = [(name, value) for name, value in _passed_on(request.headers) if name not in dropped]
         if self._is_added:
             headers += [(header, added.value), (b"Accept-Encoding", b"identity")]
@@ -399,7 +405,7 @@ class _CredentialConnection(_Connection):
                 raise _Refused(400, host, str(error)) from None
             if use.place and self._credential.access == "read":
                 raise _Refused(403, host, "the user's credential for it is only for reading")
-            use = use if self._credential.access == "ask" else replace(use, place="")
+            use = replace(use, is_allowed=self._credential.access == "write")
         verdict = await self._gate.verdict(host, self._clock, use)
         if verdict.refusal:
             raise _Refused(403, host, verdict.refusal)
@@ -410,7 +416,7 @@ class _CredentialConnection(_Connection):
         try:
             return await self._credentials.added(self._credential)
         except ConfigError as error:
-            logger.warning("There is no credential for %s: %s", self._credential.host, error)
+            logger.warning("There is no credential for %s: %s", self._credential.host, problem_of(error))
             reason = f"the user's credential for it cannot be read: {problem_of(error)}; `crow doctor` says more"
             raise _Refused(502, self._credential.host, reason) from None
 

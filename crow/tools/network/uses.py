@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote
 
 from crow.domain.errors import ArgumentError
+from crow.domain.text import shorten
 from crow.tools.network.hosts import Host
 from crow.tools.urls import normalize_url
 
 READING = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PROPFIND", b"REPORT"))
 _FETCH, _PUSH = "/git-upload-pack", "/git-receive-pack"
 _FETCH_TYPE = b"application/x-git-upload-pack-request"
+_MAX_PATH = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class Use:
     """In words for the user, such as `git push to git.example.com/team/app`."""
     place: str = ""
     """What the request may change: host and path, as rules for `network_write` name it. Empty if it only reads."""
+    is_allowed: bool = False
+    """The settings allow changes with this credential. Plan mode does not."""
 
 
 def use_of(host: Host, method: bytes, target: str, headers: Sequence[tuple[bytes, bytes]]) -> Use:
@@ -36,8 +40,8 @@ def use_of(host: Host, method: bytes, target: str, headers: Sequence[tuple[bytes
     url = normalize_url(f"https://{host}{target}")
     path, _, query = url.removeprefix(f"https://{host}").partition("?")
     path = re.sub("/+", "/", unquote(path))
-    if not path.isprintable():
-        raise ArgumentError("the path of the request has control characters")
+    if not path.isprintable() or len(path) > _MAX_PATH:
+        raise ArgumentError(f"the path of the request has control characters, or more than {_MAX_PATH:,} characters")
     if method == b"GET" and path.endswith("/info/refs") and _PUSH[1:] in parse_qs(query).get("service", ()):
         return _push(host, path.removesuffix("/info/refs"))
     types = [value.strip().lower() for name, value in headers if name == b"content-type"]
@@ -45,7 +49,8 @@ def use_of(host: Host, method: bytes, target: str, headers: Sequence[tuple[bytes
         return Use(f"connect to: {host}, with your credential")
     if method == b"POST" and path.endswith(_PUSH):
         return _push(host, path.removesuffix(_PUSH))
-    return Use(f"{method.decode('ascii')} https://{host}{path}, with your credential", f"{host}{path}")
+    shown = shorten(f"https://{host}{path}{query and '?'}{query}", _MAX_PATH)
+    return Use(f"{method.decode('ascii')} {shown}, with your credential", f"{host}{path}")
 
 
 def _push(host: Host, path: str) -> Use:

@@ -16,6 +16,7 @@ from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames
 from crow.programs import SYSTEM_PROGRAMS, Programs, needed_trees, own_trees
 from crow.tools.layers import Overlay
 from crow.tools.network.credentials import NO_CREDENTIALS, Credentials
+from crow.tools.network.registries import DEFAULT_REGISTRIES
 from crow.tools.protection import secret_places
 from crow.tools.sandbox import ConfinedAccess, Confinement
 from crow.tools.sandbox.protected import Snapshot
@@ -90,6 +91,9 @@ _CACHES = {
 }
 """The keys are variables that say where a cache is. Each value has the cache's name in the commands' own directory, and
 the cache's usual place below HOME."""
+
+_GO_PROXY = f"https://{DEFAULT_REGISTRIES['go'][0]},direct"
+"""What go uses if GOPROXY is not set."""
 
 _WORKSPACE_CACHES = {"MYPY_CACHE_DIR": "mypy", "RUFF_CACHE_DIR": "ruff", "CARGO_TARGET_DIR": "cargo-target"}
 """The keys are variables that move a tool's files out of the workspace. The values are the names of the directories
@@ -322,7 +326,7 @@ class Policy:
             variables[name] = f"{caches}{directory}"
         if "GOMODCACHE" in variables:
             downloads = Path(self.env.get("GOMODCACHE") or home / _CACHES["GOMODCACHE"][1], "cache", "download")
-            others = self.env.get("GOPROXY") or "https://proxy.golang.org,direct"
+            others = self.env.get("GOPROXY") or _GO_PROXY
             variables["GOPROXY"] = ",".join([downloads.as_uri(), others if has_network else "off"])
         if self._outer_repositories():  # git must look outside of the workspace, which is a mount of its own
             variables["GIT_DISCOVERY_ACROSS_FILESYSTEM"] = "1"
@@ -342,7 +346,7 @@ class Policy:
         variables = {}
         modules = Path(self.env.get("GOMODCACHE") or home / _CACHES["GOMODCACHE"][1])
         if not is_inside_any(modules, writable):
-            others = self.env.get("GOPROXY") or "https://proxy.golang.org,direct"
+            others = self.env.get("GOPROXY") or _GO_PROXY
             variables["GOPROXY"] = f"{(modules / 'cache' / 'download').as_uri()},{others}"
         cargo = Path(self.env.get("CARGO_HOME") or home / _CACHES["CARGO_HOME"][1])
         if not is_inside_any(cargo, writable) and not (cargo / "registry").is_dir():

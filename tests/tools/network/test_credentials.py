@@ -281,6 +281,15 @@ async def test_a_redirect_is_passed_on_and_not_followed(tmp_path: Path) -> None:
     assert SECRET.encode() not in answer
 
 
+async def test_no_cookie_takes_the_place_of_the_credential(tmp_path: Path) -> None:
+    response = b"HTTP/1.1 200 OK\r\nSet-Cookie: session=of-the-user\r\nX: y\r\nContent-Length: 0\r\n\r\n"
+    async with scene(tmp_path, response=response) as each:
+        answer = await each.inside(GET + "Cookie: a=b\r\nConnection: close\r\n\r\n")
+        assert b"cookie" not in each.good.received[0].lower()
+    assert b"x: y\r\n" in answer
+    assert b"of-the-user" not in answer
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 100])
 async def test_a_response_that_shows_the_credential_is_masked(tmp_path: Path, size: int) -> None:
     body = f"a {VALUE} b {SECRET}{SECRET} {SECRET[:-1]}".encode()
@@ -372,12 +381,17 @@ async def test_reading_allows_no_push(tmp_path: Path) -> None:
             assert answer.startswith(b"HTTP/1.1 403 ")
         assert len(each.good.received) == 1
         assert each.client.asked == [f"{each.place}/{name}" for name in ("a", "a.git/git-upload-pack", "a.git/x")]
+        for method in ("POST", "DELETE"):
+            await each.inside(f"{method} /b?c HTTP/1.1\r\n{HEAD}Content-Length: 0\r\nConnection: close\r\n\r\n")
+        assert each.client.asked[3:] == [f"{each.place}/b"] * 2, "each method asks"
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 @pytest.mark.parametrize(("options", "told"), [
     ({"access": "read"}, "the user's credential for it is only for reading"),
     ({"mode": "plan"}, "network_write is not available in plan mode"),
+    ({"mode": "plan", "access": "write"}, "network_write is not available in plan mode"),
+    ({"allow": [], "access": "write"}, "the user did not allow it"),
     ({"deny": ["network_write"]}, "The user has forbidden this"),
     ({"deny": ["network(good.test:*)"]}, "The user has forbidden this"),
     ({}, "the user did not allow it"),
@@ -432,7 +446,7 @@ PUSHED = Use("git push to git.test/a, with your credential", "git.test/a")
     (b"GET", "/a/info/refs?service=git-upload-pack", [], Use("connect to: git.test, with your credential")),
     (b"GET", "/a.git/info/refs?service=git-receive-pack", [], PUSHED),
     (b"GET", "/a/info/refs?service=git%2Dreceive-pack", [], PUSHED),
-    (b"POST", "/b/c%20d", [], Use("POST https://git.test/b/c d, with your credential", "git.test/b/c d")),
+    (b"PUT", "/b/c%20d?e=%0a", [], Use("PUT https://git.test/b/c d?e=%0A, with your credential", "git.test/b/c d")),
 ])  # fmt: skip
 def test_the_words_for_a_use(method: bytes, target: str, types: list[tuple[bytes, bytes]], expected: Use) -> None:
     assert use_of(HOST, method, target, types) == expected

@@ -9,15 +9,17 @@ import pytest
 from crow.agent.permissions.rules import typed_rule
 from crow.domain.errors import ArgumentError
 from crow.tools.network.hosts import Host, covers_host, is_host_pattern, names_host, parse_host
-from crow.tools.network.registries import find_registries
+from crow.tools.network.registries import DEFAULT_REGISTRIES, find_registries
+
+PIP, NPM = DEFAULT_REGISTRIES["pip"], DEFAULT_REGISTRIES["npm"]
 
 
 @pytest.mark.parametrize(
     ("text", "host"),
     [
-        ("pypi.org:443", "pypi.org"),
-        ("PyPI.org.:443", "pypi.org"),
-        ("pypi.org:8443", "pypi.org:8443"),
+        ("a.test:443", "a.test"),
+        ("A.Test.:443", "a.test"),
+        ("a.test:8443", "a.test:8443"),
         ("0x7f.1:80", "127.0.0.1"),
         ("[::1]:80", "[::1]"),
         ("[::1]:8080", "[::1]:8080"),
@@ -28,7 +30,7 @@ def test_a_host_has_one_form(text: str, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["pypi.org", "a@b:1", "a:0", "a:65536", "a b:1", "a%2e:1", "ä.test:1", ":1", "a..:1", ""]
+    "text", ["a.test", "a@b:1", "a:0", "a:65536", "a b:1", "a%2e:1", "ä.test:1", ":1", "a..:1", ""]
 )
 def test_what_is_not_a_host_is_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match="is not a host"):
@@ -45,7 +47,7 @@ def test_what_is_not_a_host_is_refused(text: str) -> None:
         ("*.a.test", ["b.a.test", "c.b.a.test"], ["a.test", "ba.test", "b.a.test:8080"]),
         ("*", ["a.test", "10.0.0.1"], ["a.test:8080"]),
         ("*:*", ["a.test", "a.test:8080"], []),
-        ("registries", ["pypi.org", "registry.npmjs.org"], ["registries", "evil.test", "pypi.org:8080"]),
+        ("registries", [*PIP, *NPM], ["registries", "evil.test", f"{PIP[0]}:8080"]),
         ("bücher.test", ["xn--bcher-kva.test"], ["bcher.test"]),
         ("10.0.0.1", ["10.0.0.1"], ["10.0.0.2"]),
         ("*.0.0.1", [], ["10.0.0.1"]),
@@ -77,10 +79,10 @@ def test_registries_are_found_by_the_files_of_a_project(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("--extra-index-url https://wheels.corp.example:8443/simple\nx\n")
     (tmp_path / ".npmrc").write_text("# registry=https://no.example/\n@corp:registry=https://npm.corp.example/\n")
     found = find_registries([tmp_path])
-    assert found.usual == ("pypi.org", "files.pythonhosted.org", "registry.npmjs.org")
+    assert found.usual == (*PIP, *NPM)
     assert found.named == ("wheels.corp.example:8443", "npm.corp.example")
     assert found.words() == (
-        "the registries of pip, npm: pypi.org, files.pythonhosted.org, registry.npmjs.org, and "
+        f"the registries of pip, npm: {', '.join((*PIP, *NPM))}, and "
         "wheels.corp.example:8443, npm.corp.example, which files of this project name"
     )
 

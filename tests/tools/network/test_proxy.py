@@ -13,7 +13,10 @@ from crow.agent.permissions.rules import user_rules
 from crow.tools.network import Host, HostVerdict, Use
 from crow.tools.network.gate import Gate
 from crow.tools.network.proxy import MAX_CONNECTIONS, resolve_host
+from crow.tools.network.registries import DEFAULT_REGISTRIES
 from tests.tools.network.servers import CALL, RESPONSE, hello, proxying, record, serving
+
+INDEX, FILES = DEFAULT_REGISTRIES["pip"]
 
 
 def get(port: int, path: str = "/", host: str = "good.test", more: str = "") -> bytes:
@@ -97,7 +100,7 @@ async def test_a_private_address_is_reached_only_if_a_rule_names_it() -> None:
 
 async def test_registries_are_only_read_where_crow_sees_the_request() -> None:
     async with proxying(["network(registries)"]) as client:
-        head = b" http://pypi.org/ HTTP/1.1\r\nHost: pypi.org\r\nContent-Length: 0\r\n\r\n"
+        head = f" http://{INDEX}/ HTTP/1.1\r\nHost: {INDEX}\r\nContent-Length: 0\r\n\r\n".encode()
         for method in (b"POST", b"PUT", b"DELETE", b"PATCH"):
             answer = await client.send(method + head)
             assert answer.startswith(b"HTTP/1.1 403 "), method
@@ -166,19 +169,19 @@ async def test_one_answer_covers_the_hosts_of_a_registry_for_this_command() -> N
 
     async def judge(host: Host, _use: Use | None) -> HostVerdict:
         asked.append(str(host))
-        rules = user_rules([], ["network(files.pythonhosted.org)"] if len(asked) > 2 else [])
+        rules = user_rules([], [f"network({FILES})"] if len(asked) > 2 else [])
         return HostVerdict(also=siblings_at(CALL, host, "ask", rules))
 
-    for expected in (["pypi.org"], ["pypi.org", "pypi.org"], ["pypi.org"] * 3 + ["files.pythonhosted.org"]):
+    for expected in ([INDEX], [INDEX] * 2, [INDEX] * 3 + [FILES]):
         gate = Gate(judge)
-        for name in ("pypi.org", "files.pythonhosted.org"):
+        for name in (INDEX, FILES):
             await gate.verdict(Host(name, 443), anyio.CancelScope())
         assert asked == expected, "a host that a rule denies is judged by itself"
 
 
 async def test_an_answer_about_another_host_covers_nothing_else() -> None:
     assert siblings_at(CALL, Host("a.test", 443), "ask", ()) == ()
-    assert siblings_at(CALL, Host("pypi.org", 8443), "ask", ()) == ()
+    assert siblings_at(CALL, Host(INDEX, 8443), "ask", ()) == ()
 
 
 async def test_connections_beyond_the_limit_wait_outside_of_crow() -> None:

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from crow.programs import SYSTEM_PROGRAMS
-from crow.tools.network import LISTENER_PORT, Host, HostVerdict, Use, enter
+from crow.tools.network import LISTENER_PORT, Credentials, Host, HostVerdict, Use, enter
+from crow.tools.network.authority import Authority
+from crow.tools.network.credentials import Credential
 from crow.tools.network.gate import Gate
 from crow.tools.network.proxy import Proxy
 from tests.tools.confined import USERS, Place, as_user, unwatched
@@ -99,6 +101,29 @@ def test_two_commands_after_each_other_both_have_a_proxy(user: str) -> None:
             return [(await run_line(place, line, [f"good.test:{good.port}"]))[1] for _ in range(2)]
 
     assert as_user(user, scenario, needs="bubblewrap") == ["hello\n"] * 2
+
+
+@users
+def test_a_command_uses_a_credential_that_it_cannot_see(user: str) -> None:
+    real = Authority(["good.test"])
+
+    async def scenario(place: Place) -> Any:
+        ca_file = place.base / "ca.pem"
+        ca_file.write_bytes(real.pem)
+        async with serving(tls=real.context("good.test")) as good:
+            host = Host("good.test", good.port)
+            credential = Credential(host=host, read=lambda: ("the-s3cret-1", "Bearer the-s3cret-1"), ca_file=ca_file)
+            url = f"https://good.test:{good.port}/"
+            line = python(f"URLS = ['{url}']{FETCH}") + "; cat /proc/*/environ; touch $(dirname $SSL_CERT_FILE)/x"
+            found = await run_line(place, line, [str(host)], credentials=Credentials([credential]))
+            return found, [request.decode() for request in good.received]
+
+    (_, output, told), requests = as_user(user, scenario, needs="bubblewrap")
+    assert output.startswith("hello\n")
+    assert "Read-only file system" in output
+    assert "the-s3cret-1" not in output
+    assert told == ""
+    assert ["\r\nAuthorization: Bearer the-s3cret-1\r\n" in request for request in requests] == [True]
 
 
 def test_with_the_whole_network_there_is_no_proxy() -> None:
