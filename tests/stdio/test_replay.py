@@ -37,6 +37,7 @@ async def random_session(
         write_config(home, endpoint.base_url, wire)
         imported = await run.imported(home, tmp_path) if run is not None and seed % 4 == 1 else ""
         async with crow(env=env) as agent:
+            agent.checks_schema = False  # this takes more time than everything else, and other tests do it
             await agent.initialize()
             one = ScriptedSession(agent, model, place, seed)
             one.prepare()
@@ -46,6 +47,7 @@ async def random_session(
                 await one.killed_prompt()
         if is_killed:
             async with crow(env=env) as one.agent:
+                one.agent.checks_schema = False
                 await one.agent.initialize()
                 await one.load(one.session)
                 await one.go_on(prompts=1)
