@@ -34,7 +34,7 @@ from crow.domain.messages import JsonObject, SentRequest
 from crow.domain.text import describe, on_one_line, quote
 from crow.store import SessionChanges, SessionRow, Tail
 
-_TURNS_AHEAD = 3
+_TURNS_AHEAD = 5
 _MOST_TOKENS = 10**9
 _CALIBRATION = (0.01, 100.0)
 _FROM_THE_MODEL = frozenset({"compaction_id", "method", "model_calls", "summary"})
@@ -116,7 +116,7 @@ class LoggedStore:
         """`source` yields the entries of the path. `until` returns those up to an entry again."""
         self.row = replace(row, calibration=1.0, mode="ask", leaf=None, config={}, permissions=())
         self.ahead: deque[Entry] = deque()
-        """The entries that the turn has not made yet: this turn, the next and the beginning of a third."""
+        """The entries that the turn has not made yet: this turn, and some that follow."""
         self.taken = 0
         """How many entries the branch has got."""
         self.has_parked = False
@@ -178,7 +178,7 @@ class LoggedStore:
         """Return what decides about compactions now: what was recorded with the next request or, until an endpoint
         refuses a request as too long, with the last one."""
         before = takewhile(lambda entry: not is_request(entry), self.upcoming())
-        is_refused = any(isinstance(e.body, Checkpoint | Mask) and e.body.reason == "overflow" for e in before)
+        is_refused = any(_is_overflow(entry.body) for entry in before)
         return self.limits if is_refused and self.limits is not None else self.limits_ahead() or self.limits
 
     def next_checkpoint(self) -> Checkpoint | None:
@@ -258,7 +258,7 @@ class LoggedStore:
         does what was stored with a checkpoint."""
         before: list[Entry] = []
         for entry in self.upcoming():
-            if self._is_compared(entry.body) or is_request(entry):
+            if self._is_compared(entry.body) or is_request(entry) or _is_overflow(entry.body):
                 if isinstance(entry.body, Checkpoint) and before and isinstance(before[-1].body, Prompt):
                     before.pop()
                 while isinstance(entry.body, Checkpoint) and before and isinstance(before[-1].body, ModelRequest):
@@ -266,6 +266,12 @@ class LoggedStore:
                 break
             before.append(entry)
         return len(before)
+
+    def overflowed(self) -> int:
+        """Return how many entries come up to the last compaction that follows the refusal of the next request, if that
+        compaction is not decided again."""
+        before = list(takewhile(lambda entry: not self._is_compared(entry.body), self.upcoming()))
+        return max((number for number, entry in enumerate(before, 1) if _is_overflow(entry.body)), default=0)
 
     def mode_ahead(self) -> str:
         """Return the mode at the next request if the log has a new one before it, or an empty string."""
@@ -293,6 +299,10 @@ def _turn_of(entry: Entry) -> tuple[str, int]:
     return entry.session, entry.turn
 
 
+def _is_overflow(body: Body) -> bool:
+    return isinstance(body, Checkpoint | Mask) and body.reason == "overflow"
+
+
 def _mode_at(mode: str, entry: Entry) -> str:
     """Return the mode after an entry."""
     match entry.body:
@@ -305,8 +315,12 @@ def _mode_at(mode: str, entry: Entry) -> str:
 def difference(new: Body, entry: Entry | None) -> str:
     """Say how an entry that today's code makes differs from that of the log. Return an empty string if it does not."""
     match new, entry.body if entry is not None else None:
+        case TurnEnd(), None:
+            return ""  # the session went back to the middle of the turn
         case TurnEnd(stop=now), TurnEnd(stop=then):
-            return "" if now == then else f"the turn ends with {now} today, with {then} in the log"
+            # the user, a kill or a full disk may end a turn at any moment
+            is_same = now == then or then in ("cancelled", "interrupted", "error")
+            return "" if is_same else f"the turn ends with {now} today, with {then} in the log"
         case Reminder(text=now), Reminder(text=then):
             return "" if now == then else f"{named(entry)} differs: {_apart(now, then)}"
         case (Assistant(cut=now), Assistant(cut=then)):

@@ -91,10 +91,17 @@ class LoggedTurns:
         await self.branch.store_only(())
 
     async def prepare(self) -> None:
-        """Write the summary that the next turn may use, if the log says that it was written between the turns."""
+        """Write the summary that the next turns may use, if the log says that it was written between two turns."""
         checkpoint = self._store.next_checkpoint()
         if checkpoint is not None and checkpoint.reason == "early" and self._compactor is not None:
             self._compactor.prepared = await self._compactor.prepare()
+
+    @property
+    def lacks_summary(self) -> bool:
+        """Whether the turn that begins uses a summary that is not written yet."""
+        following = next((entry.body for entry in self._store.upcoming() if isinstance(entry.body, Checkpoint)), None)
+        is_prepared = self._compactor is not None and self._compactor.prepared is not None
+        return following is not None and following.reason == "early" and not is_prepared
 
     async def compact(self, argument: str) -> None:
         """Compact as `/compact` does. :raises Diverged: the log says something else."""
@@ -173,6 +180,10 @@ class LoggedTurns:
         :raises ModelError: the request failed.
         """
         store, requests, last = self._store, list[Entry](), None
+        if count := store.overflowed():
+            await self.take(count)
+            context = self.branch.context()
+            request = replace(request, messages=context.messages, tools=context.tools)
         for entry in store.upcoming():
             if is_request(entry):
                 requests.append(entry)
@@ -537,7 +548,8 @@ class _LoggedInbox:
     def has_news(self) -> bool:
         """Whether the log has a text for the model next, and the turn goes on after it."""
         following = self._store.next_compared()
-        if following is None or isinstance(following.body, TurnEnd):
+        end = following.body if following is not None else None
+        if end is None or (isinstance(end, TurnEnd) and end.stop != "max_turn_requests"):
             return False
         before = takewhile(lambda entry: entry is not following, self._store.upcoming())
         return any(isinstance(entry.body, User | Custom | Skill) for entry in before)

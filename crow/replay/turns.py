@@ -73,6 +73,8 @@ class _PathReplay:
         command = next((entry.body.text for entry in entries if isinstance(entry.body, Command)), "")
         prompts = [number for number, entry in enumerate(entries) if isinstance(entry.body, User)]
         if prompts and is_unknown:
+            if self._turns.lacks_summary:
+                await self._turns.prepare()
             await self._take_all(entries[: prompts[0] + 1])
             await self._turns.run()
         elif command.startswith(_COMPACT) and self._store.decides and not prompts:

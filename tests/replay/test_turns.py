@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
@@ -139,7 +139,7 @@ async def compacting(tmp_path: Path, prompts: int = 8) -> None:
         assert {"Checkpoint"} <= set(await one.kinds())
 
 
-def _long_turns() -> object:
+def _long_turns() -> Callable[[Request], Say]:
     turns = iter(range(1_000))
 
     def reply(request: Request) -> Say:
@@ -163,8 +163,8 @@ async def test_another_threshold_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(budget, "_THRESHOLD", 0.5)
     found = differences(await replayed(tmp_path))
     assert re.fullmatch(
-        r"today a compaction \(summary\) \(reason: threshold; the context has [\d,]+ tokens, the threshold is 10,000\) comes "
-        r"where the log has an answer \(entry \d+\)",
+        r"today a compaction \(summary\) \(reason: threshold; the context has [\d,]+ tokens, the threshold is 10,000\) "
+        r"comes where the log has an answer \(entry \d+\)",
         found[1],
     )
     monkeypatch.setattr(budget, "_THRESHOLD", 0.95)
@@ -187,8 +187,8 @@ async def test_another_shortening_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(calls_module, "_CUT_CHARS", 5_000)
     (found,) = differences(await replayed(tmp_path))
     assert re.fullmatch(
-        r"the result of huge \(entry \d+\) is shortened to 5,000 characters today, shortened to [\d,]+ characters in the "
-        "log",
+        r"the result of huge \(entry \d+\) is shortened to 5,000 characters today, shortened to [\d,]+ characters in "
+        "the log",
         found,
     )
 

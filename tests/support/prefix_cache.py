@@ -342,6 +342,31 @@ class ScriptedSession:
         await self.agent.notify("session/cancel", {"sessionId": self.session})
         assert (await call.result())["stopReason"] == "cancelled"
 
+    async def killed_prompt(self) -> None:
+        """Kill the process in the middle of an answer that is saved as a draft."""
+        mark = self.mark()
+        steps = self.model.steps[self.session]
+        steps.clear()
+        steps.extend([self.some_calls(), endless(mark)])
+        since = len(self.agent.log)
+        await self.agent.start_prompt(self.session, self.words())
+        await self.agent.wait_for_text(self.session, mark, since=since)
+        await self.agent.kill()
+
+    async def go_on(self, *, prompts: int, changes: bool = True) -> None:
+        """Prompt so often, with a change before every second prompt if there are `changes`."""
+        for number in range(prompts):
+            if changes and number % 2:
+                await self.change()
+            await self.prompt()
+
+    async def load(self, session: str) -> None:
+        """Load a stored session."""
+        self.session = session
+        self.model.sessions[str(self.place)] = session
+        self.model.steps.setdefault(session, deque())
+        await self.agent.request("session/load", {**self.opening, "sessionId": session})
+
     async def command(self, text: str) -> str:
         since = len(self.agent.log)
         await self.agent.prompt(self.session, text)
@@ -395,8 +420,5 @@ async def run_session(
     session = ScriptedSession(agent, model, place, seed)
     session.prepare()
     await session.open()
-    for number in range(prompts):
-        if changes and number % 2:
-            await session.change()
-        await session.prompt()
+    await session.go_on(prompts=prompts, changes=changes)
     return await session.command("/context")
