@@ -399,17 +399,26 @@ def _import_all() -> None:
         assert hasattr(sys.modules[module], name)
         setattr(sys.modules[module], name, seconds)
     from crow.adapters import prepare_calls
+    from crow.cli.arguments import command_parser
     from crow.llm.wires import wire_named
     from crow.protocol.connection import MODELS
+    from crow.settings.load import load_settings
     from crow.settings.types import Section
 
     prepare_calls()
     for wire in get_args(WireName):
         wire_named(wire)
-    for model in (*MODELS.values(), *Section.__subclasses__()):
+    for model in (*MODELS.values(), *_below(Section)):
         model.model_rebuild()
+    load_settings({}, {"CROW_HOME": os.devnull, "CROW_MODEL": "offline"})
+    command_parser(["acp"])
     gc.collect()
     gc.freeze()
+
+
+def _below(kind: type[Any]) -> list[type[Any]]:
+    """The subclasses of a class, and theirs."""
+    return [each for child in kind.__subclasses__() for each in (child, *_below(child))]
 
 
 def _run(request: dict[str, object], fds: Sequence[int]) -> NoReturn:
