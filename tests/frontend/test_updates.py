@@ -57,6 +57,7 @@ from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import LINE_BYTES, result_contents, text_content
 from crow.frontend.updates import ViewLimits, plan_updates
 from crow.frontend.view import View
+from tests.support.amounts import examples
 from tests.support.views import reading
 
 PLAIN = ClientCapabilities()
@@ -681,7 +682,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 @given(st.lists(events, max_size=12), st.builds(ClientCapabilities, terminal_output=st.booleans()))
 def test_any_sequence_of_events_gives_valid_updates(sequence: list[Event], caps: ClientCapabilities) -> None:
     updates_for(live(caps), *sequence)
