@@ -40,6 +40,7 @@ from crow.domain.messages import (
     UserMessage,
 )
 from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NO_ANSWER, NO_QUESTION, NOT_RUN
+from tests.support.amounts import examples
 from tests.support.paths import (
     PathBuilder,
     breaks,
@@ -313,13 +314,13 @@ def test_restore_of_entries_that_are_not_in_memory_is_incomplete() -> None:
 
 
 @given(entries=damaged())
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 def test_any_damaged_path_gives_a_valid_request(entries: list[Entry]) -> None:
     assert problems(for_model(entries).messages) == []
 
 
 @given(entries=histories())
-@settings(max_examples=50)
+@settings(max_examples=examples(20))
 def test_folding_entry_by_entry_gives_the_same_as_all_at_once(entries: list[Entry]) -> None:
     projection = Projection()
     for count, entry in enumerate(entries, 1):
@@ -334,14 +335,14 @@ def test_folding_entry_by_entry_gives_the_same_as_all_at_once(entries: list[Entr
 
 
 @given(entries=histories())
-@settings(max_examples=50)
+@settings(max_examples=examples(20))
 def test_the_entries_in_memory_are_enough_for_the_context(entries: list[Entry]) -> None:
     whole = Projection(entries)
     assert for_model(whole.entries) == whole.context()
 
 
 @given(entries=plain_histories())
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 def test_between_breaks_a_request_is_a_prefix_of_the_next_one(entries: list[Entry]) -> None:
     projection = Projection()
     sent: tuple[Message, ...] = ()
@@ -357,7 +358,7 @@ def test_between_breaks_a_request_is_a_prefix_of_the_next_one(entries: list[Entr
 
 
 @given(entries=histories(), later=st.integers(0, 3))
-@settings(max_examples=50)
+@settings(max_examples=examples(20))
 def test_no_entry_is_both_covered_and_rendered(entries: list[Entry], later: int) -> None:
     context = for_model(entries)
     checkpoint = Projection(entries).checkpoint

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.domain.diff import changed_regions, diff_lines, diff_text
+from tests.support.amounts import examples
 
 lines = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "\n", "same\n", *(f"{n}\n" for n in range(30))]), max_size=40)
 
@@ -24,7 +25,7 @@ def test_equal_texts_have_no_regions() -> None:
     assert changed_regions("a\nb\n", "a\nb\n") == ()
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(20))
 @given(lines, lines)
 def test_applying_the_regions_to_the_old_text_gives_the_new_text(before: list[str], after: list[str]) -> None:
     old, new = "".join(before), "".join(after)
@@ -45,7 +46,7 @@ def test_a_diff_has_hunks_with_three_lines_of_context() -> None:
     assert diff_text("same\n", "same\n") == ""
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(20))
 @given(lines, lines)
 def test_a_diff_removes_old_lines_and_adds_new_ones(before: list[str], after: list[str]) -> None:
     shown = diff_lines("".join(before), "".join(after))

@@ -13,6 +13,7 @@ from markdown_it import MarkdownIt
 from crow.domain.messages import ToolCall
 from crow.domain.rendering import CUT_NOTES_CHARS, SecretMask, code, cut_arguments, cut_calls, in_title
 from crow.domain.text import safe, title_line
+from tests.support.amounts import examples
 
 MARKDOWN = MarkdownIt("commonmark").enable("strikethrough")
 TEXTS = st.text(
@@ -146,7 +147,7 @@ JSON_VALUES = st.recursive(
 ARGUMENTS = st.dictionaries(st.text(max_size=40), JSON_VALUES, max_size=40)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(20))
 @given(ARGUMENTS, st.integers(0, 2_000))
 def test_shortened_arguments_are_a_json_object_of_bounded_size(arguments: dict[str, object], chars: int) -> None:
     text = json.dumps(arguments, ensure_ascii=False)

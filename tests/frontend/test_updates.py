@@ -59,6 +59,7 @@ from crow.protocol.params import ClientCapabilities
 from crow.protocol.sizes import LINE_BYTES
 from crow.protocol.tool_calls import result_contents, text_content
 from crow.protocol.updates import plan_updates
+from tests.support.amounts import examples
 from tests.support.views import reading
 
 PLAIN = ClientCapabilities()
@@ -683,7 +684,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 @given(st.lists(events, max_size=12), st.builds(ClientCapabilities, terminal_output=st.booleans()))
 def test_any_sequence_of_events_gives_valid_updates(sequence: list[Event], caps: ClientCapabilities) -> None:
     updates_for(live(caps), *sequence)

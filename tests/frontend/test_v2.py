@@ -67,6 +67,7 @@ from crow.protocol.tool_calls import diff_contents
 from crow.protocol.v2 import call_content, capabilities_from
 from crow.tools import Coverage, PlannedCall
 from tests.support.acp_v2 import SchemaV2, SessionView
+from tests.support.amounts import examples
 from tests.support.paths import PathBuilder, damaged, histories
 
 V1 = ClientCapabilities(notices=True, compaction=True)
@@ -317,7 +318,7 @@ def comparable(item: Any) -> Any:
     return item | {"content": content, "status": item["status"].replace("cancelled", "failed")}
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(20))
 @given(entries=sessions())
 def test_load_and_resume_give_the_same_history(entries: list[Entry]) -> None:
     async def both() -> None:

@@ -30,6 +30,7 @@ from crow.domain.events import EntryStored
 from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN
 from crow.frontend.view import View
 from crow.protocol.params import ClientCapabilities
+from tests.support.amounts import examples
 from tests.support.paths import PathBuilder, damaged, histories, result_of, said, user
 from tests.support.shared_host import transcript
 from tests.support.views import Params, read_log, reading, texts
@@ -114,7 +115,7 @@ def test_compactions_remarks_and_commands_are_shown_but_reminders_are_not() -> N
 
 
 @given(entries=histories())
-@settings(max_examples=50)
+@settings(max_examples=examples(20))
 def test_compactions_add_only_themselves(entries: list[Entry]) -> None:
     marks = {each.body.compaction_id for each in entries if isinstance(each.body, Checkpoint)}
     marks |= {f"mask_{each.id}" for each in entries if isinstance(each.body, Mask)}
@@ -123,7 +124,7 @@ def test_compactions_add_only_themselves(entries: list[Entry]) -> None:
 
 
 @given(entries=damaged())
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 def test_every_call_and_result_of_a_damaged_path_is_shown(entries: list[Entry]) -> None:
     statuses = {update["toolCallId"]: update["status"] for update in read_log(entries) if "toolCallId" in update}
     for entry in entries:
@@ -136,7 +137,7 @@ def test_every_call_and_result_of_a_damaged_path_is_shown(entries: list[Entry]) 
 
 
 @given(entries=histories())
-@settings(max_examples=50)
+@settings(max_examples=examples(20))
 def test_an_entry_that_comes_twice_or_late_is_shown_once(entries: list[Entry]) -> None:
     once, again = (View(ClientCapabilities(), session_id="s") for _ in range(2))
     for at, entry in enumerate(entries):

@@ -19,6 +19,7 @@ from crow.llm.chat.parser import StreamParser
 from crow.llm.endpoint import Endpoint
 from crow.llm.errors import ErrorBody, Origin, max_output_tokens, model_error, parse_error_response, retry_after_s
 from crow.llm.models import EndpointFacts, facts_of, read_listing
+from tests.support.amounts import examples
 
 NUMBERS: st.SearchStrategy[Any] = st.one_of(
     st.sampled_from([0, 1, -1, 10**30, -(10**30), 10**400, 1e308, math.nan, math.inf, -math.inf, None, True, False]),
@@ -50,7 +51,7 @@ ITEMS = st.builds(
 )
 ENDPOINT = Endpoint(base_url="http://localhost/v1", model="m")
 PRICED = ModelLimits(input_price=3.0, cached_price=0.3, cache_write_price=3.75, output_price=15.0)
-many = settings(max_examples=50, database=None)
+many = settings(max_examples=examples(20), database=None)
 
 
 def is_sane(limits: ModelLimits) -> bool:

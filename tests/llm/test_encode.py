@@ -25,6 +25,7 @@ from crow.domain.messages import (
 from crow.llm import Request
 from crow.llm.chat.encode import ChatEncoder as Encoder
 from crow.llm.dialect import Dialect
+from tests.support.amounts import examples
 
 HERE = "http://here/v1 m"
 SYSTEM = SystemMessage(text="Be brief.")
@@ -189,7 +190,7 @@ TURN = st.tuples(st.text(max_size=5), st.integers(0, 3), st.booleans(), st.text(
 
 
 @given(turns=st.lists(TURN, max_size=6), takes_images=st.booleans(), system_role=st.sampled_from(["system", "user"]))
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 def test_the_messages_of_one_request_are_a_prefix_of_the_next(
     turns: list[tuple[str, int, bool, str]], takes_images: bool, system_role: Any
 ) -> None:

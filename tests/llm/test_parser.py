@@ -20,6 +20,7 @@ from crow.llm.parser import LOOP_CHARS, MAX_CHARS
 from crow.llm.reasoning import ThinkSplitter
 from crow.llm.tool_calls import new_call_id
 from tests.llm.streams import FIXTURES, TOOLS, Fixture, Outcome, outcome_of
+from tests.support.amounts import examples
 
 KEYS = (
     *("choices", "delta", "message", "content", "tool_calls", "function", "name", "arguments", "id", "index", "error"),
@@ -84,7 +85,7 @@ def test_any_split_of_a_stream_gives_the_same_answer(fixture: Fixture) -> None:
     opening=st.sampled_from(["", "<think>", "\n<think>\n", "[THINK]", "<thinking>"]),
     cuts=st.lists(st.integers(0, 60), max_size=12),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 def test_any_split_of_the_content_gives_the_same_thought_and_text(answer: str, opening: str, cuts: list[int]) -> None:
     content = opening + answer
 
@@ -99,7 +100,7 @@ def test_any_split_of_the_content_gives_the_same_thought_and_text(answer: str, o
 
 
 @given(data=st.text(max_size=200))
-@settings(max_examples=50)
+@settings(max_examples=examples(20))
 def test_any_split_of_arguments_gives_the_same_object(data: str) -> None:
     wanted = {"path": data, "content": data[::-1]}
     text = json.dumps(wanted, ensure_ascii=bool(len(data) % 2))
@@ -251,7 +252,7 @@ def test_new_call_ids_are_nine_letters_or_digits() -> None:
         max_leaves=25,
     )
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 def test_a_chunk_of_any_shape_raises_nothing_but_a_model_error(chunk: object) -> None:
     fixture = Fixture(
         name="",

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.llm.sse import EventTooLarge, SseDecoder
+from tests.support.amounts import examples
 
 
 def decoded(pieces: list[bytes]) -> list[str]:
@@ -22,7 +23,7 @@ def decoded(pieces: list[bytes]) -> list[str]:
     ).map(b"".join),
     cuts=st.lists(st.integers(0, 100), max_size=8),
 )
-@settings(max_examples=80)
+@settings(max_examples=examples(20))
 def test_any_split_gives_the_same_events(stream: bytes, cuts: list[int]) -> None:
     at = sorted(min(cut, len(stream)) for cut in cuts)
     pieces = [stream[start:end] for start, end in zip([0, *at], [*at, len(stream)], strict=True)]

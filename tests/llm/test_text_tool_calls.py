@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from crow.llm.text_tool_calls import _CLOSING, _STARTS, CallDetector
 from tests.llm.streams import TOOLS
+from tests.support.amounts import examples
 
 ROOT = Path(__file__).parents[2]
 TOKEN = re.compile(r"\s?\w{1,6}|\s+|[^\w\s]{1,3}")
@@ -249,7 +250,7 @@ KNOWN = frozenset((*_STARTS, *_CLOSING))
     cuts=st.lists(st.integers(0, 300), max_size=8),
     ends_at=st.integers(0, 400),
 )
-@settings(max_examples=80)
+@settings(max_examples=examples(20))
 def test_an_unknown_form_is_shown_whole_or_run_whole(
     before: str,
     name: str,

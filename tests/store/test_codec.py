@@ -41,6 +41,7 @@ from crow.store.codec import (
     merged_metadata,
 )
 from tests.store.scenes import result, said
+from tests.support.amounts import examples
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -78,7 +79,7 @@ def read_back(body: Body) -> Body:
 
 
 @pytest.mark.parametrize("cls", BODIES, ids=lambda cls: cls.__name__)
-@settings(max_examples=40, database=None)
+@settings(max_examples=examples(20), database=None)
 @given(data=st.data())
 def test_every_body_is_read_back_unchanged(cls: type, data: st.DataObject) -> None:
     body = data.draw(record(cls))
@@ -87,13 +88,13 @@ def test_every_body_is_read_back_unchanged(cls: type, data: st.DataObject) -> No
 
 
 @given(parts=value(typing.get_type_hints(User)["parts"]))
-@settings(max_examples=40, database=None)
+@settings(max_examples=examples(20), database=None)
 def test_parts_of_a_waiting_prompt_are_read_back_unchanged(parts: tuple[Part, ...]) -> None:
     assert decode_parts(encode_parts(parts)) == parts
 
 
 @given(kind=st.sampled_from(sorted(KINDS.values())), junk=JSON)
-@settings(max_examples=50, database=None)
+@settings(max_examples=examples(20), database=None)
 def test_any_json_is_a_body_or_unreadable(kind: str, junk: object) -> None:
     try:
         body = decode(kind, json.dumps(junk), lambda _: None)

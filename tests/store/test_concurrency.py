@@ -24,6 +24,7 @@ from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.store import SqliteStore
 from tests.store.conftest import AnyStores
 from tests.store.scenes import add, begin, bodies, converse, history, ids, new_session, said
+from tests.support.amounts import some
 from tests.support.postgres import new_database
 
 PROJECT = Path(__file__).parents[2]
@@ -332,14 +333,14 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("lines", [2, 5, 6, 33, 80])
+@pytest.mark.parametrize("lines", some([2, 5, 6, 33, 80], 2))
 async def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path, lines: int) -> None:
     path = tmp_path / "crow.db"
     await killed_after(lines, str(path), lambda: SqliteStore.open(path))
     check(path).close()
 
 
-@pytest.mark.parametrize("lines", [2, 5, 6, 33, 80])
+@pytest.mark.parametrize("lines", some([2, 5, 6, 33, 80], 2))
 async def test_a_killed_process_loses_nothing_that_postgres_acknowledged(lines: int) -> None:
     async with new_database() as url:
         await killed_after(lines, url, lambda: PostgresStore.open(url))

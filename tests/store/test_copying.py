@@ -26,6 +26,7 @@ from crow.store import SessionChanges, Store
 from crow.store.copying import CopiedConversation, SessionCopy
 from tests.store.scenes import add, begin, bodies, converse, history, new_session, said
 from tests.store.test_exchange import OPERATIONS, build, told
+from tests.support.amounts import examples
 from tests.support.fork_server import run_script
 from tests.support.postgres import new_database
 
@@ -109,7 +110,9 @@ async def copies_are_equal(operations: list[tuple[str, int, typing.Any]]) -> Non
         assert all(one.outcome == "known" for one in await copied(first, third))
 
 
-@settings(max_examples=4, database=None, phases=(Phase.explicit, Phase.generate))  # shrinking would take minutes
+@settings(
+    max_examples=examples(4), database=None, phases=(Phase.explicit, Phase.generate)
+)  # shrinking would take minutes
 @example(operations=[("append", 0, NewEntry(body=User(parts=(), message_id="u"))), ("sub", 0, "/repo")])
 @given(operations=OPERATIONS)
 def test_any_copy_is_exported_byte_for_byte(operations: list[tuple[str, int, typing.Any]]) -> None:

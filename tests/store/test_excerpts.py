@@ -19,6 +19,7 @@ from crow.store.excerpts import excerpt_of_result
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, ids, new_session, result, said
 from tests.store.scenes import history as whole_history
+from tests.support.amounts import examples
 
 MOST = 600
 CALL = CallRef(assistant=7, index=1)
@@ -75,7 +76,7 @@ def test_an_excerpt_has_the_ends_of_the_text_and_everything_else_of_the_result()
     assert replace(found, text="") == replace(body, text="")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(st.sampled_from(HOSTILE) | st.text(max_size=5), min_size=1, max_size=40), st.data())
 def test_whatever_the_text_contains_its_ends_are_read_exactly(pieces: list[str], data: st.DataObject) -> None:
     body = replace(

@@ -26,6 +26,7 @@ from crow.store.principals import PrincipalStore, session_view
 from crow.store.sqlite.store import SqliteStore
 from crow.store.watching import Watcher
 from tests.store.scenes import add, begin, converse, history, ids, make_older, new_session, result, row_ids, said
+from tests.support.amounts import examples
 
 SECRET = "xylophone"
 
@@ -596,7 +597,7 @@ async def undo(view: Store, name: str) -> None:
     await view.move_leaf(name, leaf=row.leaf, to=prompts[-1].parent, reason="undo")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(steps=STEPS)
 def test_whatever_principals_do_each_sees_what_the_rules_say(steps: list[tuple[str, str, str, int, bool]]) -> None:
     anyio.run(live, steps)

@@ -19,6 +19,7 @@ from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, bodies, converse, history, ids, new_session, result, said
+from tests.support.amounts import examples
 from tests.support.killing import HALVES, POSTGRES_HALVES
 from tests.support.postgres import new_database
 
@@ -184,13 +185,13 @@ async def live_on_postgres(steps: list[tuple[str, int, int]]) -> None:
             await connection.close()
 
 
-@settings(max_examples=3, database=None, deadline=None)
+@settings(max_examples=examples(3), database=None, deadline=None)
 @given(steps=STEPS)
 def test_what_is_left_on_postgres_after_any_life_is_whole_and_nothing_else(steps: list[tuple[str, int, int]]) -> None:
     anyio.run(live_on_postgres, steps)
 
 
-@settings(max_examples=6, database=None)
+@settings(max_examples=examples(6), database=None)
 @given(steps=STEPS)
 def test_what_is_left_after_any_life_is_whole_and_nothing_else(steps: list[tuple[str, int, int]]) -> None:
     anyio.run(live, steps)

@@ -6,12 +6,19 @@ import os
 from collections.abc import Sequence
 from typing import TypeVar
 
-__all__ = ["EXAMPLES", "IS_SOAK", "some"]
+__all__ = ["EXAMPLES", "IS_SOAK", "examples", "some"]
 
 T = TypeVar("T")
 
 IS_SOAK = bool(os.environ.get("CROW_SOAK"))
-EXAMPLES = 1_000 if IS_SOAK else 20
+
+
+def examples(few: int) -> int:
+    """Return how many examples a property is tried with: a `few`, or many times as many in `make soak`."""
+    return few * 50 if IS_SOAK else few
+
+
+EXAMPLES = examples(20)
 """How many examples a property is tried with, if its test does not say."""
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.tools.limits import FairLimiter
+from tests.support.amounts import examples
 
 
 @dataclass(eq=False)
@@ -46,7 +47,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 @given(ACTIONS, st.integers(1, 4), st.integers(1, 4))
 def test_no_order_of_ends_and_cancels_exceeds_or_loses_a_slot(
     actions: list[tuple[str, str | int | None]], total: int, each: int

@@ -16,6 +16,7 @@ from crow.domain.messages import ToolCall
 from crow.tools import Ports, builtin
 from crow.tools.mcp.client import open_toolbox
 from crow.tools.workspace import DiskWorkspace
+from tests.support.amounts import examples
 from tests.tools.conftest import FixedPlan, RecordingLog
 
 PATHS = st.sampled_from(["a.txt", "new.txt", "sub", "sub/b.txt", "link", "../outside.txt", ".", "/", "a.txt/x", ""])
@@ -78,7 +79,7 @@ async def act(root: Path, calls: list[ToolCall]) -> None:
     await workspace.reap()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 @given(st.lists(CALLS, min_size=1, max_size=4))
 def test_no_sequence_of_built_in_calls_changes_files_in_plan_mode(calls: list[ToolCall]) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -18,6 +18,7 @@ from crow.domain.events import OptionsChanged, TitleChanged
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, Text, ToolMessage, UserMessage
 from crow.store import NewSession
 from tests.agent.harness import NoteTaker, Opened, opened, text
+from tests.support.amounts import examples
 from tests.support.scripted_model import Say, ScriptedModel
 
 
@@ -408,7 +409,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(20))
 @given(steps=STEPS)
 async def test_any_walk_leaves_a_valid_path_and_redo_inverts_undo(steps: list[str]) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -28,6 +28,7 @@ from crow.llm import ModelInfo, Request
 from crow.llm.facts import LearnedWindow, learned_window
 from crow.tools.workspace import DiskWorkspace
 from tests.agent.harness import NoteTaker, Tool, Tools
+from tests.support.amounts import examples
 from tests.support.compaction import SUMMARY, Notes, branch_of
 from tests.support.hooks import hooks_on
 from tests.support.memory_store import MemoryStore
@@ -224,7 +225,7 @@ async def check_phases(
     reports=st.booleans(),
     burps=st.booleans(),
 )
-@settings(max_examples=15)
+@settings(max_examples=examples(8))
 async def test_every_prompt_reaches_the_endpoint_and_succeeds_if_the_endpoint_would_answer(
     phases: list[tuple[int, Habit, int]], seed: int, ratio: float, reports: bool, burps: bool
 ) -> None:

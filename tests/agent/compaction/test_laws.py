@@ -37,13 +37,14 @@ from crow.domain.messages import SystemMessage, Text, UserMessage
 from crow.domain.rendering import parts_text, user_parts
 from crow.llm import ModelInfo
 from crow.protocol.params import ClientCapabilities
+from tests.support.amounts import examples
 from tests.support.compaction import PROMPT, Notes, Simulation, Way, compactor_on, flaky, same_prompt, summariser
 from tests.support.memory_store import MemoryStore
 from tests.support.paths import damaged, problems
 from tests.support.shared_host import transcript
 from tests.support.views import read_log
 
-SESSIONS = 150
+SESSIONS = examples(50)
 WINDOWS = st.sampled_from([4_000, 5_000, 6_000, 8_000, 16_000])
 TINY = st.sampled_from([500, 1_500, 2_500])
 """Nobody configures such windows, but crow may learn them."""
@@ -201,7 +202,7 @@ def replayed_differently(path: list[Entry]) -> bool:
 
 
 @given(simulation=simulations(), steps=st.integers(1, 25))
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 async def test_second_pass_changes_nothing(simulation: Simulation, steps: int) -> None:
     await simulation.run(steps, lambda _: None)
     if simulation.compactor.gauge.limits().is_tiny:
@@ -218,7 +219,7 @@ async def test_second_pass_changes_nothing(simulation: Simulation, steps: int) -
 
 
 @given(entries=damaged(), window=WINDOWS, reason=st.sampled_from(REASONS), rate=FAILURE_RATES)
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 async def test_damaged_history_is_compacted_like_any_other(
     entries: list[Entry], window: int, reason: Reason, rate: float
 ) -> None:
@@ -284,7 +285,7 @@ async def test_pass_that_cannot_be_stored_leaves_everything_as_it_was() -> None:
 
 
 @given(simulation=simulations())
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 async def test_when_compaction_is_off_nothing_is_ever_compacted(simulation: Simulation) -> None:
     simulation.settings = CompactionPolicy(auto=False)
     await simulation.run(3, lambda _: None)

@@ -13,17 +13,18 @@ from crow.domain.entries import Checkpoint, Mask, NewEntry
 from crow.llm import ModelInfo, Request
 from crow.tools.workspace import DiskWorkspace
 from tests.agent.harness import NoteTaker, Tool, Tools
+from tests.support.amounts import IS_SOAK
 from tests.support.compaction import SUMMARY, AnsweringModel, Notes, branch_of, compactor_on
 from tests.support.hooks import hooks_on
 from tests.support.memory_store import MemoryStore
 from tests.support.paths import problems, user
 from tests.support.scripted_model import Say, call
 
-STEPS = 2_000
+STEPS = 2_000 if IS_SOAK else 600
 INFO = ModelInfo(name="scripted", endpoint="test scripted", context_window=32_000)
 
 
-async def test_turn_of_2000_steps_ends_with_bounded_requests_and_linear_cost() -> None:
+async def test_turn_of_many_steps_ends_with_bounded_requests_and_linear_cost() -> None:
     sizes: list[int] = []
     summaries = 0
 

@@ -264,7 +264,7 @@ async def test_a_turn_whose_every_call_has_huge_arguments_goes_on(tmp_path: Path
         written.append(content)
         return "Written."
 
-    contents = [f"{number} " * 300_000 for number in range(20)]
+    contents = [f"{number} " * 300_000 for number in range(6)]
     script = iter([*(Say(calls=(call("write", content=content),)) for content in contents), Say(text=["done"])])
     info = ModelInfo(name="tiny", endpoint="test tiny", context_window=window, is_window_configured=True)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from crow.agent.permissions.command_line import MAX_CHARS, read_commands, runs, simple_words
 from crow.agent.permissions.command_risks import find_risk
+from tests.support.amounts import examples
 
 YES = [
     "git push",
@@ -184,7 +185,7 @@ AROUND = st.sampled_from(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 @given(QUOTED, st.lists(AROUND, max_size=4))
 def test_a_denied_command_is_found_however_it_is_wrapped(line: str, around: list[str]) -> None:
     for frame in around:
@@ -192,13 +193,13 @@ def test_a_denied_command_is_found_however_it_is_wrapped(line: str, around: list
     assert runs(line, "git push") != "no"
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 @given(st.text(alphabet=";&|<>()$`\n\\'\"*?[]{}#~! ab=-/", max_size=40))
 def test_any_text_is_read_without_an_error(line: str) -> None:
     assert runs(line, "a b") in ("yes", "no", "maybe")
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 @given(st.text(alphabet=";&|()$`\n\\'\" ab{}#=!", max_size=24))
 def test_what_bash_runs_is_found(line: str) -> None:
     """Bash runs the line with a function `ab`, in an empty directory with an empty PATH."""

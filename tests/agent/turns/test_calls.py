@@ -16,6 +16,7 @@ from crow.domain.entries import Assistant, ToolResult
 from crow.domain.messages import ToolCall
 from tests.agent.harness import NoteTaker, text
 from tests.agent.subagents.test_subagents import Casting, running
+from tests.support.amounts import examples
 from tests.support.scripted_model import Say, call
 
 START = "one\n"
@@ -79,7 +80,7 @@ async def done_in_one_step(root: Path, actions: Sequence[Edit | Write | Show]) -
     return (root / "work" / "a.txt").read_text(), results
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(STEPS)
 def test_edits_writes_and_commands_of_one_step_take_effect_in_call_order(actions: list[Edit | Write | Show]) -> None:
     held, expected = START, []

@@ -18,6 +18,7 @@ from crow.domain.events import Event, ThoughtShown
 from crow.domain.messages import ToolCall
 from crow.llm import Delta, Request, TextDelta, ThoughtDelta
 from tests.agent.harness import NoteTaker, Opened, Tool, opened, text
+from tests.support.amounts import some
 from tests.support.scripted_model import Say, ScriptedModel, ScriptedStream, call
 
 AT_ONCE = -1
@@ -71,7 +72,8 @@ async def quickly() -> str:
 async def test_a_cancel_at_any_moment_stores_the_shown_text_once_and_answers_like_the_stored_end(
     tmp_path: Path, client: type[NoteTaker], error: ModelError | None, calls: tuple[ToolCall, ...]
 ) -> None:
-    for after in range(AT_ONCE, 24, 2) if client is NoteTaker else range(0, 24, 2):
+    moments = range(AT_ONCE, 24, 2) if client is NoteTaker else range(0, 24, 2)
+    for after in some(moments, 3, first=(len(calls) + (error is not None)) % 3):
         say = Say(text=["some ", "words"], thought="hm", calls=calls, error=error, hold=anyio.Event())
         model = ScriptedModel(say, Say(text=["more"]), Say(text=["more"]))
         directory = tmp_path / str(after)

@@ -13,6 +13,7 @@ from crow.domain.entries import Assistant, Reminder
 from crow.domain.errors import NetworkError, RateLimited
 from crow.domain.messages import AssistantMessage
 from tests.agent.harness import Tool, opened, text
+from tests.support.amounts import examples
 from tests.support.scripted_model import Say, ScriptedModel, call
 
 
@@ -45,7 +46,7 @@ def test_a_repeated_end_is_removed_and_a_chance_match_stays(before: str, new: st
     again=st.integers(0, 30),
     cuts=st.lists(st.integers(0, 70), max_size=8),
 )
-@settings(max_examples=80)
+@settings(max_examples=examples(20))
 def test_any_split_gives_the_same_new_text(before: str, new: str, again: int, cuts: list[int]) -> None:
     new = before[len(before) - min(again, len(before)) :] + new
     whole = without_overlap(before, new)

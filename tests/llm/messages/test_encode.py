@@ -28,6 +28,7 @@ from crow.llm.items import Item, stored_items
 from crow.llm.messages import schema
 from crow.llm.messages.claude import claude
 from crow.llm.messages.encode import MessagesEncoder as Encoder
+from tests.support.amounts import examples
 from tests.support.messages_endpoint import shape_faults
 
 HERE = "https://api.anthropic.com/v1 claude-opus-5-5"
@@ -444,7 +445,7 @@ def unmarked(raw: bytes) -> bytes:
 
 
 @given(messages=conversations(), dialect=st.sampled_from([DIALECT, replace(DIALECT, left_out=frozenset({"opaque"}))]))
-@settings(max_examples=150)
+@settings(max_examples=examples(40))
 def test_each_request_is_a_prefix_of_the_next_and_has_a_valid_shape(messages: list[Message], dialect: Dialect) -> None:
     encoder, before = Encoder(), b""
     for end in range(2, len(messages) + 1):

@@ -21,6 +21,7 @@ from crow.llm.parser import LOOP_CHARS, MAX_CHARS
 from tests.llm.messages.streams import FIXTURES, Fixture, block_events, outcome_of, sse
 from tests.llm.streams import TOOLS
 from tests.llm.test_parser import TWIGS, described, plain
+from tests.support.amounts import examples
 
 KEYS = (
     *("type", "index", "delta", "content_block", "message", "usage", "content", "text", "thinking", "signature", "id"),
@@ -171,7 +172,7 @@ def test_endless_tool_calls_are_cut_at_the_limit() -> None:
     ),
     kind=st.sampled_from(KINDS),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(40))
 def test_an_event_of_any_shape_raises_nothing_but_a_model_error(event: object, kind: str) -> None:
     events = [
         {"type": kind, "index": event, "delta": event, "content_block": event, "message": event, "usage": event},

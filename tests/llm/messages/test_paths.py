@@ -16,6 +16,7 @@ from crow.llm import Request
 from crow.llm.dialect import Dialect
 from crow.llm.items import Item, stored_items
 from crow.llm.messages.encode import MessagesEncoder as Encoder
+from tests.support.amounts import examples
 from tests.support.messages_endpoint import before, check_loop, check_results, shape_faults
 from tests.support.paths import breaks, damaged, histories, plain_histories
 
@@ -55,7 +56,7 @@ def raw(path: Sequence[Entry], dialect: Dialect = DIALECT) -> bytes:
 
 
 @given(entries=damaged())
-@settings(max_examples=100)
+@settings(max_examples=examples(40))
 def test_any_stored_path_gives_a_request_that_the_endpoint_accepts(entries: list[Entry]) -> None:
     asked = json.loads(raw(with_thoughts(entries)))
     assert list(shape_faults(asked)) == []
@@ -65,7 +66,7 @@ def test_any_stored_path_gives_a_request_that_the_endpoint_accepts(entries: list
 
 
 @given(entries=plain_histories())
-@settings(max_examples=100)
+@settings(max_examples=examples(40))
 def test_between_breaks_each_request_is_a_prefix_of_the_next(entries: list[Entry]) -> None:
     path = asked_for(entries)
     last = b""
@@ -82,7 +83,7 @@ def test_between_breaks_each_request_is_a_prefix_of_the_next(entries: list[Entry
 
 
 @given(entries=histories())
-@settings(max_examples=150)
+@settings(max_examples=examples(40))
 def test_an_endpoint_that_binds_thoughts_gets_only_those_that_are_still_valid(entries: list[Entry]) -> None:
     path = asked_for(entries)
     made: dict[str, str] = {}

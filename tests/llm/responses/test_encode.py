@@ -32,6 +32,7 @@ from crow.llm.dialect import Dialect
 from crow.llm.items import Item, stored_items
 from crow.llm.responses.encode import ResponsesEncoder as Encoder
 from crow.llm.responses.encode import is_strict
+from tests.support.amounts import examples
 
 HERE = "https://here/v1 gpt-x"
 PLAIN = Dialect(wires=("responses",))
@@ -286,7 +287,7 @@ STEPS: st.SearchStrategy[Any] = st.one_of(
 
 
 @given(steps=st.lists(STEPS, max_size=6), level=st.sampled_from([None, "off", "low", "high"]))
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 def test_requests_are_valid_by_the_published_types_and_prefixes_of_the_next(
     steps: list[tuple[Message, ...]], level: ThoughtLevel | None
 ) -> None:

@@ -23,6 +23,7 @@ from crow.llm.responses.parser import ResponsesParser
 from tests.llm.responses.streams import FIXTURES, TOOLS
 from tests.llm.streams import Fixture, Outcome, outcome_of
 from tests.llm.test_parser import described, plain
+from tests.support.amounts import examples
 
 COUNTED = {
     "input_tokens": 10,
@@ -226,7 +227,7 @@ KINDS = sorted(
         max_size=6,
     )
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(40))
 def test_events_of_any_shape_give_an_answer_or_an_error(events: list[dict[str, Any]]) -> None:
     stream = "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
     outcome = read(Fixture(name="any", stream=stream, tools=tuple(TOOLS.values()), expect={}), [stream])

@@ -42,6 +42,7 @@ from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import history
 from tests.support import foreign_sessions as foreign
+from tests.support.amounts import examples
 from tests.support.foreign_sessions import ANSWER, CWD, LAST, NEXT, PLAN, PROMPT, SUMMARY, THOUGHT, UUID
 from tests.support.paths import problems as faults_of_request
 
@@ -551,7 +552,7 @@ async def test_the_model_sees_the_head_and_tail_of_huge_imported_arguments(
 IN_FILES = [name for name in foreign.WRITERS if not name.endswith("-database")]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(20))
 @given(st.data())
 def test_any_mixture_of_a_tools_lines_gives_a_valid_conversation(data: st.DataObject) -> None:
     """Lines are missing, repeated, in any order, and damaged at any place."""

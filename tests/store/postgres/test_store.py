@@ -37,6 +37,7 @@ from crow.store.postgres.store import PostgresStore
 from crow.store.search import hit_of, patterns_of
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, history, ids, new_session, result, said
+from tests.support.amounts import examples
 from tests.support.postgres import Pooler, Wire, new_database, server_url
 
 PROJECT = Path(__file__).parents[3]
@@ -709,7 +710,7 @@ def test_both_engines_find_the_same_in_any_text(tmp_path: Path) -> None:
     names = count()
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(both_engines(tmp_path)) as stores:
 
-        @settings(max_examples=8, database=None, deadline=None)
+        @settings(max_examples=examples(8), database=None, deadline=None)
         @given(texts=st.lists(WORDS, min_size=1, max_size=4), queries=st.lists(WORDS, min_size=4, max_size=8))
         def compare(texts: list[str], queries: list[str]) -> None:
             portal.call(compare_searches, stores, names, texts, queries)

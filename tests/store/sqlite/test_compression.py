@@ -24,6 +24,7 @@ from crow.store.sqlite.compression import compress, content_of, open_blob
 from crow.store.sqlite.repair import damaged_entries, problems, repair
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, compress_all, history, new_session, result, said
+from tests.support.amounts import examples
 
 DAY_MS = 86_400_000
 NOISE = random.Random(7)
@@ -272,7 +273,7 @@ async def test_a_damaged_blob_is_not_compressed(sqlite_store: SqliteStore) -> No
 MARK = b"\0\0\xff\xff"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0, 1, 4_095, 4_096, 4_097, 5_000, 40_000]), st.data())
 @example(0, 40_000, None)
 def test_parts_of_a_compressed_blob_equal_those_of_its_content(

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.store.sqlite.pages import Pages, Value
+from tests.support.amounts import examples
 
 VALUES = st.one_of(
     st.none(),
@@ -51,7 +52,7 @@ def comparable(rows: Sequence[Sequence[Value]]) -> list[str]:
     )
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(rows=ROWS, vacuum=st.sampled_from(["NONE", "INCREMENTAL"]), page_bytes=st.sampled_from([512, 4096, 65536]))
 def test_pages_have_the_rows_that_sqlite_reads(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[Value, ...]], vacuum: str, page_bytes: int
@@ -68,7 +69,7 @@ def test_pages_have_the_rows_that_sqlite_reads(
     assert comparable(indexed(row.values for row in pages.tree(pages.roots["i"]))) == comparable(truth)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(20))
 @given(content=st.binary(max_size=20_000), header=st.booleans())
 def test_any_bytes_can_be_read_as_pages(content: bytes, header: bool) -> None:
     pages = Pages((b"SQLite format 3\0\x10\0" if header else b"") + content)

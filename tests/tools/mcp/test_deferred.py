@@ -25,6 +25,7 @@ from crow.tools.mcp.deferred import (
     understood_inner,
 )
 from crow.tools.servers import ServerOptions
+from tests.support.amounts import some
 from tests.support.tool_catalogue import catalogue
 from tests.tools.conftest import Box, OpenBox, call, stdio
 from tests.tools.mcp.test_more import User
@@ -57,8 +58,8 @@ def spec(name: str, description: str = "", /, **properties: object) -> ToolSpec:
 def test_each_of_500_tools_is_among_the_ten_that_words_for_it_find() -> None:
     missed = [
         (words, tool.full_name)
-        for tool in TOOLS
-        for words in (tool.words, tool.name.replace("_", " "), tool.full_name)
+        for place, tool in enumerate(TOOLS)
+        for words in some((tool.words, tool.name.replace("_", " "), tool.full_name), 3, first=place % 3)
         if tool.full_name not in [found.name for found in best_tools(words, SPECS)[:10]]
     ]
     assert missed == []
