@@ -37,6 +37,7 @@ MAX_LISTED = 5_000
 """At most so many changed files are listed one by one."""
 COMPARED_BYTES = 4_000_000
 MAX_DROPPED = 100
+SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,33 +342,39 @@ class _Look:
         if len(self._changes.dropped) < MAX_DROPPED:
             self._changes.dropped.append(f"{self._root}/{path}")
 
-    def _clean(self, name: str, above: int, status: os.stat_result | None = None) -> None:
+    def _clean(self, name: str, above: int) -> None:
         """Remove the kernel's notes from what will be moved into the workspace, and what cannot be kept there."""
         place = proc_path(above, name)
         strip_xattrs(place)
-        status = status or os.lstat(place)
-        if stat.S_ISREG(status.st_mode):
-            if status.st_mode & (stat.S_ISUID | stat.S_ISGID):
-                os.chmod(place, stat.S_IMODE(status.st_mode) & 0o1777)
-            return
-        if not stat.S_ISDIR(status.st_mode):
-            return
+        status = os.lstat(place)
+        if stat.S_ISDIR(status.st_mode):
+            self._clean_inside(name, above)
+        else:
+            plain_mode(place, status)
+
+    def _clean_inside(self, name: str, above: int) -> None:
+        """Do the same with everything in a directory, except for modes: `_list_below` removes the bits that no file
+        keeps, as it has to find out the modes anyway."""
         with opened(name, above) as inner:
-            times = os.fstat(inner)
+            times, base = os.fstat(inner), proc_path(inner)
+            others, folders = [], []
             with os.scandir(inner) as entries:
-                found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
-            has_removed = False
-            for each, state in found:
-                self._count()
-                if kind_of(state.st_mode) == "other":
-                    if not is_whiteout(state):
-                        self._drop(f"{self._relative(inner)}/{each}")
-                    with changeable(inner):
-                        os.unlink(each, dir_fd=inner)
-                    has_removed = True
-                else:
-                    self._clean(each, inner, state)
-            if has_removed:
+                for entry in entries:
+                    self._count()
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.name)
+                    elif not entry.is_file(follow_symlinks=False) and not entry.is_symlink():
+                        others.append(entry.name)
+                        continue
+                    strip_xattrs(f"{base}/{entry.name}")
+            for each in others:
+                if not is_whiteout(os.lstat(each, dir_fd=inner)):
+                    self._drop(f"{self._relative(inner)}/{each}")
+                with changeable(inner):
+                    os.unlink(each, dir_fd=inner)
+            for each in folders:
+                self._clean_inside(each, inner)
+            if others:
                 os.utime(inner, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def _relative(self, directory: int) -> str:
@@ -410,8 +417,11 @@ class _Look:
             count = 0
             ignored_below = ""
             fingerprint = Fingerprint(Walked())
-            for below, each in walk(inner):
+            for below, found in walk(inner):
                 self._count()
+                each = found
+                if action == "created" and not self._changes.is_live and found.st_mode & SET_ID:
+                    each = plain_mode(proc_path(inner, below), found)
                 fingerprint.add(below, each)
                 full = f"{path}/{below}"
                 is_directory = stat.S_ISDIR(each.st_mode)
@@ -465,6 +475,14 @@ class _Look:
                 target=os.readlink(name, dir_fd=directory) if kind == "link" else "",
             )
         )
+
+
+def plain_mode(path: str, status: os.stat_result) -> os.stat_result:
+    """Remove the bits of a file that would let it run as its owner or group. Return its new status."""
+    if not stat.S_ISREG(status.st_mode) or not status.st_mode & SET_ID:
+        return status
+    os.chmod(path, stat.S_IMODE(status.st_mode) & ~SET_ID)
+    return os.lstat(path)
 
 
 def is_git_index(path: str) -> bool:

@@ -200,7 +200,7 @@ def set_up(kernel: Kernel, report: socket.socket, *, has_own_network: bool) -> t
     give_up(kernel, plan["filter"])
     try:
         return start_command(plan, handles[1:]), listener
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise NotStartedError(error) from error
 
 
