@@ -14,6 +14,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _LASTS = timedelta(days=365)
+_USAGE = {
+    **dict.fromkeys(("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"), False),
+    **dict.fromkeys(("key_agreement", "encipher_only", "decipher_only"), False),
+    **dict.fromkeys(("key_cert_sign", "crl_sign"), True),
+}
 
 
 class Authority:
@@ -30,7 +35,7 @@ class Authority:
             self._begin(self._name, self._key)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(places, critical=True)
-            .add_extension(_usage(signs=True), critical=True)
+            .add_extension(x509.KeyUsage(**_USAGE), critical=True)
             .sign(self._key, hashes.SHA256())
         )
         self.pem = certificate.public_bytes(serialization.Encoding.PEM)
@@ -44,7 +49,6 @@ class Authority:
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-            .add_extension(_usage(signs=False), critical=True)
             .sign(self._key, hashes.SHA256())
         )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -76,17 +80,3 @@ class Authority:
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(own), critical=False)
         )
-
-
-def _usage(*, signs: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs,
-        key_cert_sign=signs,
-        crl_sign=signs,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )

@@ -339,8 +339,7 @@ class _ProxyConnection(_Connection):
             self._gate.refuse(credential.host, _failed_handshake(error))
             return
         async with inner:
-            connection = _CredentialConnection(self._gate, self._resolve, self._clock, inner, credential)
-            await connection.serve_with(self._credentials, checking)
+            await _CredentialConnection(self, inner, credential, self._credentials, checking).serve()
 
 
 class _CredentialConnection(_Connection):
@@ -349,17 +348,19 @@ class _CredentialConnection(_Connection):
     default_port = HTTPS_PORT
 
     def __init__(
-        self, gate: Gate, resolve: Resolve, clock: Clock, stream: anyio.abc.ByteStream, credential: Credential
+        self,
+        outer: _ProxyConnection,
+        stream: anyio.abc.ByteStream,
+        credential: Credential,
+        credentials: Credentials,
+        checking: ssl.SSLContext,
     ) -> None:
-        super().__init__(gate, resolve, clock, stream)
+        """`checking` checks the certificate of the host."""
+        super().__init__(outer._gate, outer._resolve, outer._clock, stream)  # noqa: SLF001 (the same base class)
         self._credential = credential
-        self._is_added = False
-
-    async def serve_with(self, credentials: Credentials, checking: ssl.SSLContext) -> None:
-        """Serve requests until the connection ends. `checking` checks the certificate of the host."""
         self._credentials = credentials
         self._checking = checking
-        await self.serve()
+        self._is_added = False
 
     async def _handle(self, request: h11.Request) -> bool:
         host, text = self._credential.host, request.target.decode("ascii", "replace")

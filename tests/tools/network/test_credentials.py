@@ -486,3 +486,19 @@ async def test_the_certificates_of_crow_are_good_for_these_hosts_alone(tmp_path:
             with nullcontext() if works else pytest.raises(ssl.SSLCertVerificationError, match="subtree violation"):
                 _, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=trusting, server_hostname=name)
                 writer.close()
+
+
+REFUSED = (
+    *(f"{method} / HTTP/1.1\r\n{HEAD}Connection: close\r\n\r\n" for method in ("TRACE", "CONNECT", "TRACK")),
+    *(f"GET / HTTP/1.1\r\nHost: {other}\r\nConnection: close\r\n\r\n" for other in ("evil.test", "good.test:{evil}")),
+    "GET /\r\n\r\n",
+    f"POST / HTTP/1.1\r\n{HEAD}Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+)
+
+
+async def test_what_is_no_request_to_the_host_is_refused_even_if_all_is_allowed(tmp_path: Path) -> None:
+    async with scene(tmp_path, access="write") as each:
+        for text in REFUSED:
+            answer = await each.inside(text)
+            assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 5")), text
+        assert each.good.received == []
