@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import shutil
 import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from crow.terminal.keyboard import (
     open_history,
 )
 from crow.terminal.picker import Choice, pick
-from crow.terminal.prompt import IMAGE_TYPES, image_block, text_block
+from crow.terminal.prompt import mentioned_block, text_block
 from crow.terminal.question import keys_of, question_of
 from crow.terminal.remote import RemoteConnection, connect_to
 from crow.terminal.render import look_of, plan_of, usage_of, wrapped
@@ -51,11 +51,14 @@ from crow.terminal.sessions import (
     alias_of,
     check_session_options,
     find_session,
+    line_of,
     list_sessions,
     open_session,
 )
 from crow.terminal.status import notification, status_line
 from crow.terminal.typed import ENTERS, TypedText
+
+logger = logging.getLogger(__name__)
 
 CAPABILITIES: Mapping[str, Any] = {
     "session": {"notices": {}, "compaction": {}},
@@ -81,6 +84,9 @@ _STOPS = {
     "max_turn_requests": "Stopped at the limit of steps for one turn. Send a prompt to continue.",
     "refusal": "The model refused to answer.",
 }
+
+
+_STOPPING = "Cancelling; press Ctrl-C again to leave"
 
 
 class _NoModel(Exception):
@@ -352,7 +358,7 @@ class Chat:
             )
         try:
             cwd = self._choices.cwd
-            files = [] if cwd is None else [_file_block(path) for path in mentioned_files(text, cwd)]
+            files = [] if cwd is None else [mentioned_block(path) for path in mentioned_files(text, cwd)]
         except ArgumentError as error:
             await self._display.problem(str(error))
             return None
@@ -361,6 +367,10 @@ class Chat:
     # What is typed during a turn.
 
     def _typed_changed(self, steering: tuple[str, ...]) -> None:
+        if self._typed.is_stop_asked:
+            if not self._interrupts:
+                self._stop_turn()
+            return
         self._show_typed()
         if not self._look.has_styles:
             self._start(self._say_queue(steering))
@@ -420,7 +430,7 @@ class Chat:
         if not name:
             await self._display.say(f"This session is {before}. {await self._how_to_return()}")
             others = await self._other_sessions(_PICKED_SESSIONS)
-            name = await self._pick([Choice(each["sessionId"], _line_of(each)) for each in others], "/session") or ""
+            name = await self._pick([Choice(each["sessionId"], line_of(each)) for each in others], "/session") or ""
         if not name:
             return
         options = argparse.Namespace(session=name, newest=False, model=None, mode=None)
@@ -489,15 +499,26 @@ class Chat:
             if not self._keyboard.interrupt():
                 main.cancel()
             return
-        self._interrupts += 1
-        if self._interrupts > 1:
+        if self._interrupts:
             main.cancel()
-            return
-        self._screen.label = "Cancelling; press Ctrl-C again to leave"
+        else:
+            self._stop_turn()
+
+    def _stop_turn(self) -> None:
+        self._interrupts += 1
+        self._screen.refresh()
         self._start(self._connection.cancel(self._session.id))
 
-    def _start(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
+    def _start(self, work: Coroutine[Any, Any, object]) -> None:
+        """Do work in the background. Its failure is only logged."""
+
+        async def logged() -> None:
+            try:
+                await work
+            except Exception:
+                logger.exception("Work in the background failed")
+
+        task = asyncio.create_task(logged())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -643,7 +664,7 @@ class Chat:
     def _turn_status(self, label: str, columns: int) -> str:
         seconds, is_stopping = time.monotonic() - self._begun_at, self._interrupts > 0
         return status_line(
-            (not is_stopping and self._trouble) or label,
+            _STOPPING if is_stopping else self._trouble or label,
             columns,
             seconds=seconds,
             tokens=self._tokens,
@@ -673,18 +694,3 @@ class Chat:
                 self._replayed.append(deque(maxlen=_REPLAYED_UPDATES))
         if self._replayed:
             self._replayed[-1].append(update)
-
-
-def _line_of(session: Params) -> str:
-    """Return a session as a line of a list: when it was used, its title, its alias and its workspace."""
-    when = datetime.fromisoformat(session["updatedAt"]).astimezone().strftime("%b %d %H:%M")
-    title = session.get("title") or session["sessionId"]
-    return f"{when}  " + " · ".join(filter(None, [title, alias_of(session), session["cwd"]]))
-
-
-def _file_block(path: str) -> dict[str, Any]:
-    """Return the content of an image file, or a link to any other file. The front end attaches the content of small
-    text files."""
-    if Path(path).suffix.lower() in IMAGE_TYPES:
-        return image_block(path)
-    return {"type": "resource_link", "uri": Path(path).as_uri(), "name": Path(path).name}

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from crow.agent.commands.context import CommandContext
 from crow.agent.compaction.budget import Limits
+from crow.agent.history.restore import holds_change_sets, names_of
 from crow.agent.history.rewind import (
     ABSENT,
     content_of,
@@ -291,7 +292,9 @@ async def export(context: CommandContext, argument: str) -> str:
 
 async def diff(context: CommandContext, argument: str) -> str:
     """Show what the built-in tools changed on this branch. The diffs come from file contents that crow stored."""
-    by_path, results = group_by_path(await context.store.file_changes(context.branch.leaf, None))
+    changes = await context.store.file_changes(context.branch.leaf, None)
+    by_commands = [entry for entry in changes if holds_change_sets([entry])]
+    by_path, results = group_by_path([entry for entry in changes if not holds_change_sets([entry])])
     wanted = str(context.workspace.resolve(argument)) if argument else None
     if wanted is not None and wanted not in by_path:
         names = ", ".join(code(name_in(context.workspace, Path(path))) for path in list(by_path)[:_MAX_HITS])
@@ -303,9 +306,14 @@ async def diff(context: CommandContext, argument: str) -> str:
         lines = [] if file.is_binary else diff_lines(file.before, file.after)
         sections.append(_describe_change(file, lines, min(room, most)))
         room -= min(room, len(lines))
+    if not argument and (changed := await names_of(context.workspace, by_commands)):
+        some, hidden = ", ".join(map(code, changed[:_MAX_HITS])), max(0, len(changed) - _MAX_HITS)
+        more = f" and {hidden} more" if hidden else ""
+        number = plural(len(changed), "file")
+        sections.append(f"Commands changed {number}: {some}{more}. `/show CALL` shows the diff of one.")
     if not sections:
-        return "This session changed no files with its own tools. Changes by commands are not recorded."
-    total = f"This session changed {plural(len(found), 'file')}. Changes by commands are not included."
+        return "This session changed no files. What a command changes outside of a layer is not recorded."
+    total = f"This session changed {plural(len(found), 'file')} with its own tools."
     return "\n\n".join([total, *sections])
 
 
