@@ -306,15 +306,26 @@ async def diff(context: CommandContext, argument: str) -> str:
         lines = [] if file.is_binary else diff_lines(file.before, file.after)
         sections.append(_describe_change(file, lines, min(room, most)))
         room -= min(room, len(lines))
-    if not argument and (changed := await names_of(context.workspace, by_commands)):
-        some, hidden = ", ".join(map(code, changed[:_MAX_HITS])), max(0, len(changed) - _MAX_HITS)
-        more = f" and {hidden} more" if hidden else ""
-        number = plural(len(changed), "file")
-        sections.append(f"Commands changed {number}: {some}{more}. `/show CALL` shows the diff of one.")
-    if not sections:
-        return "This session changed no files. What a command changes outside of a layer is not recorded."
-    total = f"This session changed {plural(len(found), 'file')} with its own tools."
-    return "\n\n".join([total, *sections])
+    told = [f"This session changed {plural(len(found), 'file')} with its own tools.", *sections] if sections else []
+    if not argument:
+        told += await _changes_by_commands(context.workspace, by_commands)
+    return (
+        "\n\n".join(told) or "This session changed no files. What commands change outside of a layer is not recorded."
+    )
+
+
+async def _changes_by_commands(workspace: Workspace, changes: Sequence[Entry]) -> list[str]:
+    """Return a list of the files that each command changed, as at most one text."""
+    lines = []
+    for entry in changes:
+        assert isinstance(entry.body, File), "a command's changes are a file entry"
+        names = [code(name_in(workspace, Path(name))) for name in await names_of(workspace, [entry])]
+        some = ", ".join(names[:_MAX_HITS]) + (f" and {len(names) - _MAX_HITS} more" if len(names) > _MAX_HITS else "")
+        lines.append(
+            f"- {some or 'files whose names are not kept on this machine'}; `/show {entry.body.call.call_id}` shows how"
+        )
+    hidden = [f"- … and {len(lines) - _MAX_HITS} commands before"] if len(lines) > _MAX_HITS else []
+    return ["\n".join(["Commands changed:", *hidden, *lines[-_MAX_HITS:]])] if lines else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
