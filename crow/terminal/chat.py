@@ -11,13 +11,14 @@ import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from crow.agent.permissions.rules import MODES
+from crow.app import recording
 from crow.domain.errors import ArgumentError
 from crow.domain.text import plural, safe
 from crow.frontend.frames import RequestError
@@ -175,7 +176,7 @@ class Chat:
         self._replayed: deque[deque[Params]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._plan: Any = None
-        self._has_prompted = self._has_said_where_files_are = self._runs_elsewhere = False
+        self._has_prompted = self._has_said_where_files_are = self._runs_elsewhere = self._is_lost = False
         self._mode = self._model = self._usage = self._unfinished = ""
         self._tokens = 0
 
@@ -206,10 +207,16 @@ class Chat:
                 self._screen.clear()
         return 0
 
-    def _connect(self) -> AbstractAsyncContextManager[Connection]:
+    @asynccontextmanager
+    async def _connect(self) -> AsyncIterator[Connection]:
         if not self._server:
-            return connect(self._loaded, self, reload=self._reload, capabilities=CAPABILITIES)
-        return connect_to(self._server, self._options.token_file, self, capabilities=CAPABILITIES)
+            async with connect(self._loaded, self, reload=self._reload, capabilities=CAPABILITIES) as local:
+                yield local
+            return
+        token, caps = self._options.token_file, CAPABILITIES
+        with recording(self._loaded) as recorder:
+            async with connect_to(self._server, token, self, capabilities=caps, observe=recorder) as remote:
+                yield remote
 
     @property
     def _server(self) -> str:
@@ -574,9 +581,9 @@ class Chat:
     def connection_changed(self) -> None:
         """See `RemoteClient`."""
         self._keyboard.refresh()
-        if not self._look.has_styles:  # nothing else shows it
-            trouble = self._trouble or f"Connected to {self._server}."
-            self._start(self.warn(trouble))
+        was_lost, self._is_lost = self._is_lost, bool(self._trouble)
+        if not self._look.has_styles and was_lost is not self._is_lost:  # nothing else shows it
+            self._start(self.warn(f"{self._trouble}." if self._is_lost else "Connected again."))
 
     async def warn(self, words: str) -> None:
         """See `RemoteClient`."""
@@ -662,15 +669,9 @@ class Chat:
         return " · ".join(filter(None, [self._trouble, turn, self._model or "no model", self._mode, self._usage]))
 
     def _turn_status(self, label: str, columns: int) -> str:
-        seconds, is_stopping = time.monotonic() - self._begun_at, self._interrupts > 0
-        return status_line(
-            _STOPPING if is_stopping else self._trouble or label,
-            columns,
-            seconds=seconds,
-            tokens=self._tokens,
-            mode=self._mode,
-            is_stopping=is_stopping,
-        )
+        seconds, stops = time.monotonic() - self._begun_at, self._interrupts > 0
+        words = _STOPPING if stops else self._trouble or label
+        return status_line(words, columns, seconds=seconds, tokens=self._tokens, mode=self._mode, is_stopping=stops)
 
     async def _write(self, text: str) -> None:
         text = self._unfinished + text
