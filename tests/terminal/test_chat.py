@@ -74,7 +74,9 @@ def test_escape_stops_the_turn_but_an_arrow_key_does_not(shell: Shell, look: tup
         terminal.type(f"go{ENTER}")
         terminal.wait_for("half of it")
         terminal.type("" if look else "\x1b[A\x1bOB")
-        terminal.type(f"x{ENTER}{ESCAPE}{end}")  # takes back what is queued
+        terminal.type(f"x{ENTER}")
+        terminal.wait_for("Queued for after this turn: x" if look else "queued: x")
+        terminal.type(f"{ESCAPE}{end}")  # takes it back
         terminal.wait_for("Nothing is queued" if look else "x▏")
         if not look:
             terminal.type("\x15")
