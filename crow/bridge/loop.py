@@ -156,6 +156,11 @@ class Bridge:
         """Whether messages reach the server now. Another thread may ask."""
         return self._gone_since is None
 
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, as soon as it is known. Another thread may ask."""
+        return self._exit_code
+
     def _set_gone_since(self, time_s: float | None) -> None:
         has_changed = (time_s is None) is not self.is_connected
         self._gone_since = time_s

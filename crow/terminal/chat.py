@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import shutil
 import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from datetime import datetime
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from crow.agent.permissions.rules import MODES
+from crow.app import recording
 from crow.domain.errors import ArgumentError
 from crow.domain.text import plural, safe
 from crow.protocol.frames import RequestError
@@ -40,7 +41,7 @@ from crow.terminal.keyboard import (
     open_history,
 )
 from crow.terminal.picker import Choice, pick
-from crow.terminal.prompt import IMAGE_TYPES, image_block, text_block
+from crow.terminal.prompt import mentioned_block, text_block
 from crow.terminal.question import keys_of, question_of
 from crow.terminal.remote import RemoteConnection, connect_to
 from crow.terminal.render import look_of, plan_of, usage_of, wrapped
@@ -51,11 +52,14 @@ from crow.terminal.sessions import (
     alias_of,
     check_session_options,
     find_session,
+    line_of,
     list_sessions,
     open_session,
 )
 from crow.terminal.status import notification, status_line
 from crow.terminal.typed import ENTERS, TypedText
+
+logger = logging.getLogger(__name__)
 
 CAPABILITIES: Mapping[str, Any] = {
     "session": {"notices": {}, "compaction": {}},
@@ -81,6 +85,9 @@ _STOPS = {
     "max_turn_requests": "Stopped at the limit of steps for one turn. Send a prompt to continue.",
     "refusal": "The model refused to answer.",
 }
+
+
+_STOPPING = "Cancelling; press Ctrl-C again to leave"
 
 
 class _NoModel(Exception):
@@ -169,7 +176,7 @@ class Chat:
         self._replayed: deque[deque[Params]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._plan: Any = None
-        self._has_prompted = self._has_said_where_files_are = self._runs_elsewhere = False
+        self._has_prompted = self._has_said_where_files_are = self._runs_elsewhere = self._is_lost = False
         self._mode = self._model = self._usage = self._unfinished = ""
         self._tokens = 0
 
@@ -200,10 +207,16 @@ class Chat:
                 self._screen.clear()
         return 0
 
-    def _connect(self) -> AbstractAsyncContextManager[Connection]:
+    @asynccontextmanager
+    async def _connect(self) -> AsyncIterator[Connection]:
         if not self._server:
-            return connect(self._loaded, self, reload=self._reload, capabilities=CAPABILITIES)
-        return connect_to(self._server, self._options.token_file, self, capabilities=CAPABILITIES)
+            async with connect(self._loaded, self, reload=self._reload, capabilities=CAPABILITIES) as local:
+                yield local
+            return
+        token, caps = self._options.token_file, CAPABILITIES
+        with recording(self._loaded) as recorder:
+            async with connect_to(self._server, token, self, capabilities=caps, observe=recorder) as remote:
+                yield remote
 
     @property
     def _server(self) -> str:
@@ -352,7 +365,7 @@ class Chat:
             )
         try:
             cwd = self._choices.cwd
-            files = [] if cwd is None else [_file_block(path) for path in mentioned_files(text, cwd)]
+            files = [] if cwd is None else [mentioned_block(path) for path in mentioned_files(text, cwd)]
         except ArgumentError as error:
             await self._display.problem(str(error))
             return None
@@ -361,6 +374,10 @@ class Chat:
     # What is typed during a turn.
 
     def _typed_changed(self, steering: tuple[str, ...]) -> None:
+        if self._typed.is_stop_asked:
+            if not self._interrupts:
+                self._stop_turn()
+            return
         self._show_typed()
         if not self._look.has_styles:
             self._start(self._say_queue(steering))
@@ -420,7 +437,7 @@ class Chat:
         if not name:
             await self._display.say(f"This session is {before}. {await self._how_to_return()}")
             others = await self._other_sessions(_PICKED_SESSIONS)
-            name = await self._pick([Choice(each["sessionId"], _line_of(each)) for each in others], "/session") or ""
+            name = await self._pick([Choice(each["sessionId"], line_of(each)) for each in others], "/session") or ""
         if not name:
             return
         options = argparse.Namespace(session=name, newest=False, model=None, mode=None)
@@ -489,15 +506,26 @@ class Chat:
             if not self._keyboard.interrupt():
                 main.cancel()
             return
-        self._interrupts += 1
-        if self._interrupts > 1:
+        if self._interrupts:
             main.cancel()
-            return
-        self._screen.label = "Cancelling; press Ctrl-C again to leave"
+        else:
+            self._stop_turn()
+
+    def _stop_turn(self) -> None:
+        self._interrupts += 1
+        self._screen.refresh()
         self._start(self._connection.cancel(self._session.id))
 
-    def _start(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
+    def _start(self, work: Coroutine[Any, Any, object]) -> None:
+        """Do work in the background. Its failure is only logged."""
+
+        async def logged() -> None:
+            try:
+                await work
+            except Exception:
+                logger.exception("Work in the background failed")
+
+        task = asyncio.create_task(logged())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -553,9 +581,9 @@ class Chat:
     def connection_changed(self) -> None:
         """See `RemoteClient`."""
         self._keyboard.refresh()
-        if not self._look.has_styles:  # nothing else shows it
-            trouble = self._trouble or f"Connected to {self._server}."
-            self._start(self.warn(trouble))
+        was_lost, self._is_lost = self._is_lost, bool(self._trouble)
+        if not self._look.has_styles and was_lost is not self._is_lost:  # nothing else shows it
+            self._start(self.warn(f"{self._trouble}." if self._is_lost else "Connected again."))
 
     async def warn(self, words: str) -> None:
         """See `RemoteClient`."""
@@ -641,15 +669,9 @@ class Chat:
         return " · ".join(filter(None, [self._trouble, turn, self._model or "no model", self._mode, self._usage]))
 
     def _turn_status(self, label: str, columns: int) -> str:
-        seconds, is_stopping = time.monotonic() - self._begun_at, self._interrupts > 0
-        return status_line(
-            (not is_stopping and self._trouble) or label,
-            columns,
-            seconds=seconds,
-            tokens=self._tokens,
-            mode=self._mode,
-            is_stopping=is_stopping,
-        )
+        seconds, stops = time.monotonic() - self._begun_at, self._interrupts > 0
+        words = _STOPPING if stops else self._trouble or label
+        return status_line(words, columns, seconds=seconds, tokens=self._tokens, mode=self._mode, is_stopping=stops)
 
     async def _write(self, text: str) -> None:
         text = self._unfinished + text
@@ -673,18 +695,3 @@ class Chat:
                 self._replayed.append(deque(maxlen=_REPLAYED_UPDATES))
         if self._replayed:
             self._replayed[-1].append(update)
-
-
-def _line_of(session: Params) -> str:
-    """Return a session as a line of a list: when it was used, its title, its alias and its workspace."""
-    when = datetime.fromisoformat(session["updatedAt"]).astimezone().strftime("%b %d %H:%M")
-    title = session.get("title") or session["sessionId"]
-    return f"{when}  " + " · ".join(filter(None, [title, alias_of(session), session["cwd"]]))
-
-
-def _file_block(path: str) -> dict[str, Any]:
-    """Return the content of an image file, or a link to any other file. The front end attaches the content of small
-    text files."""
-    if Path(path).suffix.lower() in IMAGE_TYPES:
-        return image_block(path)
-    return {"type": "resource_link", "uri": Path(path).as_uri(), "name": Path(path).name}

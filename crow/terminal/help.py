@@ -10,7 +10,7 @@ HELP = """\
 
 - `Enter` sends; `Alt-Enter`, `Ctrl-J`, or `\\` at the end of the line breaks the line
 - `Tab` completes `/commands`, their arguments and `@files`; `Ctrl-R` searches earlier prompts
-- `Ctrl-C` cancels the turn, and clears an unfinished prompt; `Ctrl-D` leaves
+- `Esc` or `Ctrl-C` stops the turn; `Ctrl-C` also clears an unfinished prompt; `Ctrl-D` leaves
 - While crow works, `Enter` queues what you type for after the turn; a second `Enter` sends it into this turn, and `Esc`
   takes it back
 

@@ -35,6 +35,12 @@ MAX_WALKED = 20_000
 """The maximum number of files and directories that are examined to complete an `@` without a directory."""
 
 _MAX_COMPLETIONS = 50
+_ESCAPE_S = 0.05
+"""If nothing follows the byte of Esc for so many seconds, it is the key and not the beginning of another key's code."""
+
+_PLAIN_LOOP = {"handle_sigint": False, "set_exception_handler": False}
+"""Makes the line editor leave signals to the chat, and failures of tasks to the log."""
+
 ESCAPE, END = "escape", "end"
 """`Keyboard.key` returns `ESCAPE` for Esc, and `END` for Ctrl-D or the end of input."""
 
@@ -238,13 +244,17 @@ class LineEditor:
 
     async def prompt(self, message: str, *, default: str = "") -> str:
         """See `Keyboard`."""
-        return await self._session.prompt_async(message, default=default, handle_sigint=False)
+        return await self._session.prompt_async(
+            message, default=default, handle_sigint=False, set_exception_handler=False
+        )
 
     async def line(self, message: str, *, default: str = "") -> str:
         """See `Keyboard`."""
         session: PromptSession[str] = PromptSession(interrupt_exception=Interrupted)
         with self._collector.suspended():
-            return await session.prompt_async(message, default=default, handle_sigint=False)
+            return await session.prompt_async(
+                message, default=default, handle_sigint=False, set_exception_handler=False
+            )
 
     async def key(self, keys: Collection[str]) -> str:
         """See `Keyboard`."""
@@ -299,6 +309,7 @@ class PlainKeyboard:
     def __init__(self) -> None:
         self._interrupted: asyncio.Future[bytes] | None = None
         self._message = ""
+        self._is_aside = False
         self._collector = _KeyCollector()
 
     async def prompt(self, message: str, *, default: str = "") -> str:  # noqa: ARG002  the terminal edits the line
@@ -331,10 +342,15 @@ class PlainKeyboard:
     async def set_aside(self) -> AsyncIterator[None]:
         """See `Keyboard`."""
         waiting, message = self._interrupted, self._message
-        if waiting is not None:
-            await write(sys.stdout, "\n")
-        yield
-        if waiting is not None:  # a question may have read lines itself meanwhile
+        if waiting is None or self._is_aside:
+            yield
+            return
+        self._is_aside = True
+        await write(sys.stdout, "\n")
+        try:
+            yield
+        finally:  # a question may have read lines itself meanwhile
+            self._is_aside = False
             self._interrupted, self._message = waiting, message
             read_into(sys.stdin.fileno(), waiting)
             await write(sys.stdout, message)
@@ -387,6 +403,8 @@ class _KeyCollector:
 
     def __init__(self) -> None:
         self._take: Callable[[bytes], object] | None = None
+        self._escape: asyncio.TimerHandle | None = None
+        """Set after the byte of Esc has arrived, with which the codes of other keys begin too."""
 
     @contextmanager
     def running(self, take: Callable[[bytes], object]) -> Iterator[None]:
@@ -397,6 +415,7 @@ class _KeyCollector:
             yield
         finally:
             self._take = None
+            self._end_escape()
             asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
 
     @contextmanager
@@ -422,7 +441,23 @@ class _KeyCollector:
         if not data:
             asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
         elif self._take is not None:
-            self._take(data)
+            data = self._end_escape() + data
+            if data == b"\x1b":
+                self._escape = asyncio.get_running_loop().call_later(_ESCAPE_S, self._press_escape)
+            else:
+                self._take(data)
+
+    def _end_escape(self) -> bytes:
+        """Return the byte of Esc if it has arrived and was not passed on yet."""
+        escape, self._escape = self._escape, None
+        if escape is None:
+            return b""
+        escape.cancel()
+        return b"\x1b"
+
+    def _press_escape(self) -> None:
+        if self._end_escape() and self._take is not None:
+            self._take(b"\x1b")
 
 
 def _prompt_keys() -> KeyBindings:

@@ -43,7 +43,7 @@ async def pick(
         if len(shown) < len(listed):
             lines.append(f"     … {len(listed) - len(shown)} more; type a word to find them")
         await show("\n".join(lines))
-        typed = (await ask("Number or words, Enter to leave it: ")).strip()
+        typed = (await ask("Type a number, or words to search; Enter changes nothing: ")).strip()
         if not typed:
             return None
         numbers = [str(number) for number in range(1, len(choices) + 1)]

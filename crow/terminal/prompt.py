@@ -107,3 +107,11 @@ def image_block(path: str) -> dict[str, Any]:
     if len(data) > IMAGE_BYTES:
         raise ArgumentError(f"--image {path} has more than {IMAGE_BYTES:,} bytes; scale the image down.")
     return {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": mime_type}
+
+
+def mentioned_block(path: str) -> dict[str, Any]:
+    """Return the content of an image that a prompt mentions, or a link to any other file. The front end attaches the
+    content of small text files."""
+    if Path(path).suffix.lower() in IMAGE_TYPES:
+        return image_block(path)
+    return {"type": "resource_link", "uri": Path(path).as_uri(), "name": Path(path).name}

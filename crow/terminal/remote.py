@@ -126,7 +126,7 @@ async def _bridged(
 
     def carry() -> None:
         try:
-            connection.exit_code = bridge.run()
+            bridge.run()
         finally:
             theirs.close()
             os.close(sink)
@@ -165,8 +165,6 @@ class RemoteConnection:
         self._failure: BaseException | None = None
         self.cwd: str | None = None
         """See :class:`crow.terminal.connection.Connection`."""
-        self.exit_code = 0
-        """The bridge's exit code, once it has ended."""
         self.ended = asyncio.Event()
         """This event is set when the connection has ended for good."""
 
@@ -178,8 +176,8 @@ class RemoteConnection:
     @property
     def failure(self) -> BaseException | None:
         """Why the connection has ended for good, or None."""
-        if self._failure is None and self.exit_code:
-            return (UserError if self.exit_code == USERS_FAULT else CrowError)(self._bridge.problem)
+        if self._failure is None and (exit_code := self._bridge.exit_code):
+            return (UserError if exit_code == USERS_FAULT else CrowError)(self._bridge.problem)
         return self._failure
 
     async def call(self, method: str, params: Params) -> Any:

@@ -535,6 +535,8 @@ def diff_of(look: Look, part: Mapping[str, Any], *, most: int, has_path: bool = 
     hidden = max(0, len(lines) - most)
     if hidden:
         shown.append(look.paint("dim", f"... ({hidden} more lines)"))
+    if not lines:
+        shown.append(look.paint("dim", "(the text stays the same)" if part.get("oldText") else "(an empty file)"))
     return "".join(f"{'' if look.has_words else '  '}{line}\n" for line in shown), hidden
 
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,10 @@ async def list_sessions(connection: Connection, most: int, cwd: str | None = Non
 def alias_of(session: Mapping[str, Any]) -> str:
     """Return the alias of an item of `session/list`, or an empty text."""
     return str(session.get("_meta", {}).get("crow", {}).get("alias", ""))
+
+
+def line_of(session: Params) -> str:
+    """Return a session as a line of a list: when it was used, its title, its alias and its workspace."""
+    when = datetime.fromisoformat(session["updatedAt"]).astimezone().strftime("%b %d %H:%M")
+    title = session.get("title") or session["sessionId"]
+    return f"{when}  " + " · ".join(filter(None, [title, alias_of(session), session["cwd"]]))

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from crow.domain.text import safe
 from crow.terminal.render import cut
 
-_HINTS = ("Ctrl-C stops · type to queue or steer", "Ctrl-C stops", "")
+_HINTS = ("Esc stops · type to queue or steer", "Esc stops", "")
 _LABEL_COLUMNS = 24
 """The columns that a label gets before anything else is left out for it."""
 

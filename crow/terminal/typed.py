@@ -24,12 +24,15 @@ class TypedText:
     """The texts typed during a turn.
 
     Enter moves the line to the queue, from which each text becomes a prompt after the turn. Enter on an empty line
-    takes the oldest text from the queue, to be sent into the running turn. Esc moves the newest text back to the line.
+    takes the oldest text from the queue, to be sent into the running turn. Esc moves the newest text back to the line;
+    if there is no text, it asks for the end of the turn.
     Lines that arrive together, such as pasted ones, stay together.
     """
 
     line: str = ""
     queue: list[str] = field(default_factory=list)
+    is_stop_asked: bool = False
+    """Whether the last key was Esc without any text."""
     _decode: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"), repr=False
     )
@@ -37,6 +40,7 @@ class TypedText:
     def feed(self, data: bytes) -> tuple[str, ...]:
         """Take the bytes of typed keys. Return the texts to send into the running turn."""
         text = self._decode.decode(data)
+        self.is_stop_asked = text == _ESCAPE and not (self.line or self.queue)
         if text == _ESCAPE:
             self.take_back()
             return ()
@@ -49,6 +53,7 @@ class TypedText:
     def feed_lines(self, data: bytes) -> tuple[str, ...]:
         """Take whole lines from a terminal that edits lines itself. A line with Esc alone takes a text back."""
         lines = data.decode("utf-8", "replace").splitlines() or [""]
+        self.is_stop_asked = lines == [_ESCAPE] and not self.queue
         if lines == [_ESCAPE]:
             self.take_back()
             self.line = ""

@@ -328,6 +328,17 @@ def test_a_completion_for_no_shell_is_an_error(capsys: pytest.CaptureFixture[str
     assert "bash, zsh or fish" in capsys.readouterr().err
 
 
+def test_the_help_fits_into_a_terminal_of_24_lines_and_names_every_command() -> None:
+    parser = whole_parser()
+    lines = parser.format_help().splitlines()
+    assert len(lines) < 24
+    assert max(map(len, lines)) < 80
+    table = parser.format_help().split("\n\n")[2].splitlines()
+    assert sorted(line[11:].split()[0] for line in table) == sorted(
+        one.path[-1] for one in reference_of(parser).commands
+    )
+
+
 def test_help_needs_no_argument_parser() -> None:
     program = "import sys; from crow.__main__ import main; sys.argv = ['crow', '--help']; main(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)

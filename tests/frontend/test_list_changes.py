@@ -81,3 +81,29 @@ async def test_a_list_has_the_directories_if_the_client_asks(tmp_path: Path) -> 
         assert [(Path(each["cwd"]).name, each["sessions"]) for each in found] == [("two", 1), ("one", 2)]
         assert all(each["updatedAt"].endswith("Z") or "+" in each["updatedAt"] for each in found)
         assert await directories() is None
+
+
+async def test_a_word_finds_sessions_by_id_alias_title_or_the_start_of_the_id(tmp_path: Path) -> None:
+    async with shared(tmp_path, *(Say(text=["hi"]) for _ in range(3))) as on:
+        client = await on.client()
+        first = (await client.call("session/new", cwd=str(tmp_path), mcpServers=[], _meta={"crow": {"alias": "work"}}))[
+            "sessionId"
+        ]
+        second = await client.new()
+        await client.prompt(first, "hello\nthere")
+        await client.prompt(second, "/title The nest")
+
+        async def found(name: str) -> list[str]:
+            listed = await client.call("session/list", _meta={"crow": {"name": name}})
+            return [each["sessionId"] for each in listed["sessions"]]
+
+        assert await found(first) == await found("work") == [first]
+        assert await found(second) == await found("The nest") == await found(second[:-1]) == [second]
+        assert set(await found("crow-")) == {first, second}
+        assert await found("nest") == []
+        (info,) = (await client.call("session/list", _meta={"crow": {"name": "work"}}))["sessions"]
+        assert info["_meta"]["crow"]["alias"] == "work"
+        await client.prompt(first, "again")
+        assert await client.call("_session/prompts", sessionId=first) == {
+            "prompts": [{"number": 1, "text": "hello"}, {"number": 2, "text": "again"}]
+        }

@@ -94,6 +94,7 @@ def requests_about(session: str, cwd: str) -> list[tuple[str, dict[str, Any]]]:
         ("session/status", named),
         ("session/close", named),
         ("_session/steering", named | {"prompt": [{"type": "text", "text": "now do this"}]}),
+        ("_session/prompts", named),
     ]
 
 
@@ -117,6 +118,8 @@ async def test_a_stranger_gets_from_every_request_what_it_gets_for_an_unknown_se
         assert await bob.call("session/delete", sessionId=secret) == {}
         await bob.connection.notify("session/cancel", {"sessionId": secret})
         assert (await bob.call("session/list"))["sessions"] == []
+        for name in (secret, secret[:12], "home"):
+            assert (await bob.call("session/list", _meta={"crow": {"name": name}}))["sessions"] == []
         own = await made.new(bob, "bob", _meta={"crow": {"alias": "home"}})
         assert own != secret
         hold.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -101,6 +102,13 @@ async def test_the_user_is_asked_about_what_a_command_changed_and_can_undo_it(
         assert len(user.asked) == 1
         assert f"changed {files}/src/a.py" in user.texts()[0]
         assert f"deleted {files}/b" in user.texts()[0]
+        before_diff = len(agent.text(session))
+        await agent.prompt(session, "/diff")
+        listed = re.fullmatch(
+            r"Commands changed:\n- (.*); `/show call_\d+_0` shows how", agent.text(session)[before_diff:]
+        )
+        assert listed is not None
+        assert sorted(listed[1].split(", ")) == ["`b`", "`src/a.py`"]
         await agent.prompt(session, "/undo files")
         assert picture(str(files)) == before
         await agent.prompt(session, "/redo files")

@@ -64,6 +64,35 @@ def test_a_chat_streams_markdown_asks_in_place_and_continues_tomorrow(shell: She
     assert "Done" in shell.asked()
 
 
+@pytest.mark.parametrize("look", [(), ("--plain",)], ids=["styled", "plain"])
+def test_escape_stops_the_turn_but_an_arrow_key_does_not(shell: Shell, look: tuple[str, ...]) -> None:
+    slow, gate = held("half of it \n", "and the rest.")
+    begun = sse(chunk({"role": "assistant", "content": "again \n"}), done=False)
+    shell.endpoint.script(slow, Reply(steps=(begun, HANG)))
+    with shell.in_terminal("chat", *look) as terminal:
+        ready, end = ("You: ", ENTER) if look else (READY, "")
+        terminal.wait_for(ready)
+        terminal.type(f"go{ENTER}")
+        terminal.wait_for("half of it")
+        terminal.type("" if look else "\x1b[A\x1bOB")
+        terminal.type(f"x{ENTER}")
+        terminal.wait_for("Queued for after this turn: x" if look else "queued: x")
+        terminal.type(f"{ESCAPE}{end}")  # takes it back
+        terminal.wait_for("Nothing is queued" if look else "x▏")
+        if not look:
+            terminal.type("\x15")
+        gate.open()
+        terminal.wait_for("and the rest.")
+        terminal.wait_for(ready)
+        terminal.type(f"go on{ENTER}")
+        terminal.wait_for("again")
+        terminal.type(f"{ESCAPE}{end}")
+        terminal.wait_for("Cancelled.")
+        terminal.wait_for(ready)
+        terminal.type(CTRL_D)
+        assert terminal.wait() == 0
+
+
 def test_ctrl_c_cancels_the_turn_and_the_chat_goes_on(shell: Shell) -> None:
     begun = sse(chunk({"role": "assistant", "content": "half of it \n"}), done=False)
     shell.endpoint.script(Reply(steps=(begun, HANG)), text("More."))
@@ -193,7 +222,7 @@ def test_a_status_is_shown_in_a_pause_and_a_long_turn_calls_the_user(shell: Shel
         terminal.wait_for(READY)
         terminal.type(f"begin{ENTER}")
         terminal.wait_for("half of it")
-        terminal.wait_for(" tokens · ask · Ctrl-C stops · type to queue or steer\x1b8")
+        terminal.wait_for(" tokens · ask · Esc stops · type to queue or steer\x1b8")
         gate.open()
         terminal.wait_for("\x1b]9;crow has finished\x07\a")
         terminal.wait_for(READY)

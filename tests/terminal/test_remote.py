@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.fake_endpoint import Gate, Reply, calls, chunk, sse, text, usage
 from tests.support.fake_server import Connection, FakeServer, Message
-from tests.support.terminal import Program, Shell
+from tests.support.terminal import Program, Shell, Terminal
 
 ENTER, CTRL_C, CTRL_D, ESCAPE = "\r", "\x03", "\x04", "\x1b"
 READY = "\x1b[?2004h"
@@ -36,6 +36,11 @@ def serving(shell: Shell, *options: str) -> Iterator[tuple[Program, str]]:
             yield server, str(path)
         finally:
             server.kill()
+
+
+def unstyled(terminal: Terminal) -> str:
+    """What a terminal shows, without the codes of styles."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", terminal.shown)
 
 
 def elsewhere(shell: Shell) -> dict[str, str]:
@@ -61,7 +66,7 @@ def test_a_chat_elsewhere_asks_lists_rewinds_and_continues(shell: Shell) -> None
             terminal.wait_for(READY)
             terminal.type(f"read @note.txt{ENTER}")
             terminal.wait_for("@ attaches no files here")
-            terminal.wait_for("Esc")
+            terminal.wait_for("stop the turn")
             terminal.type("y")
             terminal.wait_for("Done.")
             terminal.wait_for(READY)
@@ -86,7 +91,9 @@ def test_a_chat_elsewhere_asks_lists_rewinds_and_continues(shell: Shell) -> None
             terminal.wait_for(READY)
             terminal.type(CTRL_D)
             assert terminal.wait() == 0
-            back = re.search(r"Come back with: crow chat --connect '\S+'\s+--session (crow-\S+)", terminal.shown)
+            back = re.search(
+                r"Come back with: crow chat --connect '\S+'\s+--session\s+(crow-[0-9a-f]+)", unstyled(terminal)
+            )
             assert back is not None
         assert (shell.place / "a.txt").read_text() == "hello\n"
         with shell.in_terminal("chat", "--session", back[1][:16], "--connect", address, "--plain", **env) as terminal:

@@ -18,8 +18,8 @@ def line(label: str, columns: int, *, is_stopping: bool = False) -> str:
 @pytest.mark.parametrize(
     ("columns", "shown"),
     [
-        (117, "Run make test · 1 min 12 s · 4.1k tokens · ask · Ctrl-C stops · type to queue or steer"),
-        (77, "Run make test · 1 min 12 s · 4.1k tokens · ask · Ctrl-C stops"),
+        (117, "Run make test · 1 min 12 s · 4.1k tokens · ask · Esc stops · type to queue or steer"),
+        (77, "Run make test · 1 min 12 s · 4.1k tokens · ask · Esc stops"),
         (50, "Run make test · 1 min 12 s · 4.1k tokens · ask"),
         (30, "Run make test · 1 min 12 s"),
         (12, "Run make te…"),

@@ -73,3 +73,20 @@ def test_a_character_that_arrives_in_pieces_is_typed_whole() -> None:
     for byte in "é🐦".encode():
         typed.feed(bytes([byte]))
     assert typed.line == "é🐦"
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_asked"),
+    [
+        (["\x1b"], True),
+        (["a", "\x1b"], False),
+        (["a", "\x1b", "\x1b"], True),
+        (["a\r", "\x1b"], False),
+        (["\x1b[A"], False),
+    ],
+)
+def test_escape_without_any_text_asks_for_the_end_of_the_turn(keys: list[str], is_asked: bool) -> None:
+    typed = TypedText()
+    for each in keys:
+        typed.feed(each.encode())
+    assert typed.is_stop_asked is is_asked

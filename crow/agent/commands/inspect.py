@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from crow.agent.commands.context import CommandContext
 from crow.agent.compaction.budget import Limits
+from crow.agent.history.restore import holds_change_sets, names_of
 from crow.agent.history.rewind import (
     ABSENT,
     content_of,
@@ -291,7 +292,9 @@ async def export(context: CommandContext, argument: str) -> str:
 
 async def diff(context: CommandContext, argument: str) -> str:
     """Show what the built-in tools changed on this branch. The diffs come from file contents that crow stored."""
-    by_path, results = group_by_path(await context.store.file_changes(context.branch.leaf, None))
+    changes = await context.store.file_changes(context.branch.leaf, None)
+    by_commands = [entry for entry in changes if holds_change_sets([entry])]
+    by_path, results = group_by_path([entry for entry in changes if not holds_change_sets([entry])])
     wanted = str(context.workspace.resolve(argument)) if argument else None
     if wanted is not None and wanted not in by_path:
         names = ", ".join(code(name_in(context.workspace, Path(path))) for path in list(by_path)[:_MAX_HITS])
@@ -303,10 +306,26 @@ async def diff(context: CommandContext, argument: str) -> str:
         lines = [] if file.is_binary else diff_lines(file.before, file.after)
         sections.append(_describe_change(file, lines, min(room, most)))
         room -= min(room, len(lines))
-    if not sections:
-        return "This session changed no files with its own tools. Changes by commands are not recorded."
-    total = f"This session changed {plural(len(found), 'file')}. Changes by commands are not included."
-    return "\n\n".join([total, *sections])
+    told = [f"This session changed {plural(len(found), 'file')} with its own tools.", *sections] if sections else []
+    if not argument:
+        told += await _changes_by_commands(context.workspace, by_commands)
+    return (
+        "\n\n".join(told) or "This session changed no files. What commands change outside of a layer is not recorded."
+    )
+
+
+async def _changes_by_commands(workspace: Workspace, changes: Sequence[Entry]) -> list[str]:
+    """Return a list of the files that each command changed, as at most one text."""
+    lines = []
+    for entry in changes:
+        assert isinstance(entry.body, File), "a command's changes are a file entry"
+        names = [code(name_in(workspace, Path(name))) for name in await names_of(workspace, [entry])]
+        some = ", ".join(names[:_MAX_HITS]) + (f" and {len(names) - _MAX_HITS} more" if len(names) > _MAX_HITS else "")
+        lines.append(
+            f"- {some or 'files whose names are not kept on this machine'}; `/show {entry.body.call.call_id}` shows how"
+        )
+    hidden = [f"- … and {len(lines) - _MAX_HITS} commands before"] if len(lines) > _MAX_HITS else []
+    return ["\n".join(["Commands changed:", *hidden, *lines[-_MAX_HITS:]])] if lines else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

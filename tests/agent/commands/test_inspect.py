@@ -145,7 +145,7 @@ async def test_diff_shows_what_the_session_changed_file_by_file(tmp_path: Path) 
         await it.session.prompt(text("go on"))
         (tmp_path / "c.txt").write_text("mine\n")
         assert await typed(it, "/diff") == (
-            "This session changed 3 files. Changes by commands are not included.\n\n"
+            "This session changed 3 files with its own tools.\n\n"
             "**`a.txt`** +2 −1\n\n```diff\n@@ -1,2 +1,3 @@\n one\n-two\n+2\n+three\n```\n\n"
             "**`b.txt`** +1 −0 (new)\n\n```diff\n@@ -1,0 +1,1 @@\n+new\n```\n\n"
             "**`c.txt`** +1 −0 (new; changed by someone else since)\n\n```diff\n@@ -1,0 +1,1 @@\n+c\n```"
