@@ -31,7 +31,7 @@ from crow.domain.entries import (
 )
 from crow.domain.errors import StoreError
 from crow.domain.messages import JsonObject, SentRequest
-from crow.domain.text import describe, on_one_line, quote
+from crow.domain.text import describe, on_one_line, quote, shorten
 from crow.store import SessionChanges, SessionRow, Tail
 
 _TURNS_AHEAD = 5
@@ -372,7 +372,7 @@ def _kind(body: Body) -> str:
         case Assistant():
             return "an answer"
         case ToolResult(name=name):
-            return f"the result of {name}"
+            return f"the result of {shorten(name, 60)}"
         case TurnEnd(stop=stop):
             return f"the end of the turn ({stop})"
         case _:
