@@ -31,7 +31,7 @@ from crow.domain.entries import (
 )
 from crow.domain.errors import StoreError
 from crow.domain.messages import JsonObject, SentRequest
-from crow.domain.text import describe, on_one_line, quote
+from crow.domain.text import describe, on_one_line, quote, shorten
 from crow.store import SessionChanges, SessionRow, Tail
 
 _TURNS_AHEAD = 5
@@ -227,7 +227,8 @@ class LoggedStore:
                     count += 1
                     if self._is_compared(found.body):
                         break
-                if words := difference(new.body, found if found and self._is_compared(found.body) else None):
+                logged = found if found and self._is_compared(found.body) else None
+                if words := difference(new.body, logged, are_sizes_known=self.decides):
                     self.diverge(words)
         return self._take(count)
 
@@ -312,8 +313,10 @@ def _mode_at(mode: str, entry: Entry) -> str:
             return mode
 
 
-def difference(new: Body, entry: Entry | None) -> str:
-    """Say how an entry that today's code makes differs from that of the log. Return an empty string if it does not."""
+def difference(new: Body, entry: Entry | None, *, are_sizes_known: bool = True) -> str:
+    """Say how an entry that today's code makes differs from that of the log. Return an empty string if it does not.
+
+    What is shortened is compared only if `are_sizes_known`."""
     match new, entry.body if entry is not None else None:
         case TurnEnd(), None:
             return ""  # the session went back to the middle of the turn
@@ -324,9 +327,11 @@ def difference(new: Body, entry: Entry | None) -> str:
         case Reminder(text=now), Reminder(text=then):
             return "" if now == then else f"{named(entry)} differs: {_apart(now, then)}"
         case (Assistant(cut=now), Assistant(cut=then)):
-            return "" if now == then else f"the calls of {named(entry)} are {_cut(now)} today, {_cut(then)} in the log"
+            is_same = now == then or not are_sizes_known
+            return "" if is_same else f"the calls of {named(entry)} are {_cut(now)} today, {_cut(then)} in the log"
         case (ToolResult(call=call, cut=now), ToolResult(call=other, cut=then)) if call == other:
-            return "" if now == then else f"{named(entry)} is {_cut(now)} today, {_cut(then)} in the log"
+            is_same = now == then or not are_sizes_known
+            return "" if is_same else f"{named(entry)} is {_cut(now)} today, {_cut(then)} in the log"
         case (Checkpoint() as now, Checkpoint() as then) | (Mask() as now, Mask() as then):
             return _between(now, then, entry)
         case _:
@@ -372,7 +377,7 @@ def _kind(body: Body) -> str:
         case Assistant():
             return "an answer"
         case ToolResult(name=name):
-            return f"the result of {name}"
+            return f"the result of {shorten(name, 60)}"
         case TurnEnd(stop=stop):
             return f"the end of the turn ({stop})"
         case _:

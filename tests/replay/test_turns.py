@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from crow.agent.compaction import budget
@@ -14,13 +17,19 @@ from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.history.options import set_mode
 from crow.agent.turns import calls as calls_module
 from crow.agent.turns import news, prompt
-from crow.domain.errors import ModelError, NetworkError
+from crow.domain.entries import Assistant, Checkpoint, Mask, Prompt, TurnEnd
+from crow.domain.errors import ContextOverflow, ModelError, NetworkError
+from crow.domain.messages import SentRequest, ToolCall
 from crow.llm import Request
 from crow.replay.requests import ReplayedRequest
+from crow.store.sqlite.store import SqliteStore
 from tests.agent.harness import NoteTaker, Tool, opened, text
-from tests.replay.harness import RecordingModel, replayed
+from tests.replay.harness import INFO, RecordingModel, replayed
+from tests.store.scenes import add, begin, new_session, result
+from tests.support.hooks import python_hooks
 from tests.support.scripted_model import Say, call
 
+SPARE = replace(INFO, name="spare", endpoint="http://127.0.0.1:1/v1 spare")
 WORDS = "Twigs and string. " * 60
 
 
@@ -55,6 +64,11 @@ def identical(found: Sequence[ReplayedRequest]) -> int:
 def differences(found: Sequence[ReplayedRequest]) -> list[str]:
     """The words of the differences."""
     return [each.words for each in found if each.outcome == "different"]
+
+
+def files_in(folder: Path) -> set[Path]:
+    """All files and folders below a folder."""
+    return set(folder.rglob("*"))
 
 
 async def test_results_that_came_in_another_order_come_in_it_again(tmp_path: Path) -> None:
@@ -236,3 +250,110 @@ async def test_results_across_an_edit_are_named(tmp_path: Path, monkeypatch: pyt
         "it",
         found,
     )
+
+
+async def test_limits_hooks_and_another_model_take_part_as_in_the_log(tmp_path: Path) -> None:
+    again = iter(["Check it."])
+
+    def ask_again(event: dict[str, Any]) -> object:
+        return {"prompt": text} if (text := next(again, "")) else None
+
+    def change(event: dict[str, Any]) -> object:
+        return {"arguments": {"path": "other"}} if event["tool"] == "slow" else {"deny": "Not now."}
+
+    hooks = python_hooks(
+        {"turn_end": [ask_again], "before_tool": [change], "before_request": [lambda _: {"context": "It rains."}]}
+    )
+    spare = RecordingModel(otherwise=lambda _: Say(text=("Here is the spare.",)), info=SPARE)
+    model = RecordingModel(
+        Say(calls=(call("quick", "c0", path="a"), call("slow", "c1", path="b"))),
+        Say(text=("Done.",)),
+        Say(text=("Checked.",)),
+        Say(error=NetworkError("down")),
+        *[Say(calls=(call("quick", path=str(number)),)) for number in range(9)],
+    )
+    async with opened(
+        tmp_path, model, tools=TOOLS, mode="auto", hooks=hooks, others={"spare": spare}, fallback="spare", steps=4
+    ) as one:
+        await one.session.prompt(text("Build a nest."))
+        await one.session.prompt(text("Is it there?"))
+        assert await one.session.prompt(text("And now?")) == "max_turn_requests"
+    assert identical(await replayed(tmp_path)) == 9
+
+
+async def test_a_request_that_was_too_long_is_compacted_again(tmp_path: Path) -> None:
+    reply, errors = _long_turns(), iter([ContextOverflow("too long", limit=9_000, size=9_500)])
+    model = RecordingModel(
+        otherwise=lambda request: (
+            Say(error=next(errors)) if len(model.requests) == 7 and request.tool_choice != "none" else reply(request)
+        )
+    )
+    async with opened(tmp_path, model, tools=TOOLS, mode="auto") as one:
+        for number in range(5):
+            await one.session.prompt(text(f"Part {number}. {WORDS}"))
+        reasons = [body.reason for body in (*one.client.stored(Checkpoint), *one.client.stored(Mask))]
+        assert "overflow" in reasons
+    assert identical(await replayed(tmp_path)) >= 14
+
+
+async def test_a_summary_that_was_written_early_is_used_again(tmp_path: Path) -> None:
+    long = [Say(text=("a" * 6_000,))] * 4
+    model = RecordingModel(*long, Say(text=("## Goal\nA nest.",)), Say(text=("Done.",)), Say(text=("Bye.",)))
+    async with opened(tmp_path, model, compaction=CompactionPolicy(early=0.6)) as one:
+        one.session.conversation.rest_s = 0.0
+        for _ in long:
+            await one.session.prompt(text("q" * 6_000))
+        while "ModelRequest" not in await one.kinds():
+            await anyio.lowlevel.checkpoint()
+        await one.session.prompt(text("Go on."))
+        await one.session.prompt(text("Bye."))
+        assert [checkpoint.reason for checkpoint in one.client.stored(Checkpoint)] == ["early"]
+    assert identical(await replayed(tmp_path)) == 6
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"window": 10**30, "calibration": 1.0},
+        {"window": "20000", "calibration": 1.0},
+        {"window": 20_000, "calibration": -1},
+        {"window": 1, "calibration": 1.0, "threshold": 5.0, "target": -1.0, "keep_tokens": 0, "output": -5},
+        {"window": 20_000, "calibration": 0.02, "threshold": 10**9, "cautious": [], "configured": 3, "manual": "no"},
+    ],
+)
+async def test_a_hostile_record_does_not_stop_the_replay(tmp_path: Path, limits: dict[str, Any]) -> None:
+    store = await SqliteStore.open(tmp_path / "crow.db")
+    await store.create_session(new_session("s1"))
+    await begin(store, "s1", "Look.")
+    sent = SentRequest(digest="0" * 32, size=9, endpoint=INFO.endpoint, limits=limits)
+    prompt = Prompt(system="s", tools=(), cwd="/repo", model="m1", recorded_here=True)
+    calls = (ToolCall(id="c0", name="read_file", arguments="{}"),)
+    (_, answer) = await add(store, "s1", prompt, Assistant(text="", message_id="a1", calls=calls, sent=sent))
+    done = Assistant(text="Done.", message_id="a2", sent=sent)
+    await add(store, "s1", result(answer.id, WORDS * 100), done, TurnEnd(stop="end_turn"), release=True)
+    await store.close()
+    assert [each.outcome for each in await replayed(tmp_path)] == ["different"] * 2
+
+
+async def test_a_replay_writes_and_runs_nothing(tmp_path: Path) -> None:
+    """Whatever the calls in the log are: their results come from the log."""
+    victim = tmp_path / "victim.txt"
+    victim.write_text("safe\n")
+    calls = [
+        call("write_file", "c0", path=str(victim), content="gone"),
+        call("shell", "c1", command=f"rm {victim}", access="full"),
+        call("../../etc/passwd\x00", "c2", path=f"{'../' * 30}{victim}"),
+        ToolCall(id="c" * 100_000, name="x" * 100_000, arguments="{" * 100_000),
+    ]
+
+    async def done(**_: str) -> str:
+        return "done " * 500_000
+
+    model = RecordingModel(Say(calls=tuple(calls)), Say(text=("Done.",)), info=replace(INFO, context_window=10**6))
+    tools = {each.name: Tool("external", done, is_barrier=each.name == "write_file") for each in calls[:3]}
+    async with opened(tmp_path, model, tools=tools, mode="auto") as one:
+        await one.session.prompt(text("Do it."))
+    before = files_in(tmp_path)
+    assert identical(await replayed(tmp_path)) == 2
+    assert victim.read_text() == "safe\n"
+    assert files_in(tmp_path) - before <= {tmp_path / "scratch"}

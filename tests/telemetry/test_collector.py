@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import tracemalloc
 from dataclasses import replace
 
 import anyio
@@ -11,8 +13,10 @@ import pytest
 from crow.domain.entries import Body, TurnEnd
 from crow.domain.messages import ToolCall
 from crow.telemetry import collector as module
+from crow.telemetry import live
 from crow.telemetry.collector import OtlpCollector
 from crow.telemetry.live import Sender
+from crow.telemetry.spans import Redact
 from crow.telemetry.turns import Turn, Turns
 from tests.support.collector import refuse, start_collector
 from tests.support.paths import result_of, said, user
@@ -65,6 +69,48 @@ def test_only_so_many_spans_and_turns_wait(monkeypatch: pytest.MonkeyPatch) -> N
         sender.send(turn(2), None)
     assert len(back.spans) == 10
     assert back.spans[-1].attributes["gen_ai.conversation.id"] == "s2"
+
+
+def test_an_hour_without_a_collector_costs_nothing_but_the_traces() -> None:
+    """No prompt waits, memory does not grow, and the metrics stay exact."""
+    with start_collector() as down:
+        pass
+    turns, sizes = [turn(number, answers=30) for number in range(120)], list[int]()
+    collector = OtlpCollector(down.url)
+    tracemalloc.start()
+    for each in turns:
+        collector.send(each, None)
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert max(sizes[80:]) - max(sizes[:80]) < 500_000, "once 2,048 spans wait, nothing grows"
+    with start_collector(port=int(down.url.rpartition(":")[2])) as back:
+        collector._retry_at = 0.0  # half a minute has passed
+        collector.send(turn(120), None)
+    assert len(back.spans) == module._SPANS
+    assert back.spans[-1].attributes["gen_ai.conversation.id"] == "s120"
+    assert back.metrics["gen_ai.invoke_agent.duration"] == pytest.approx(0.002 * 121)
+
+
+async def test_no_turn_waits_for_a_collector_that_hangs() -> None:
+    taken, hangs = list[Turn](), threading.Event()
+
+    class Hanging:
+        is_failing = True
+
+        def send(self, turn: Turn, redact: Redact | None) -> None:
+            taken.append(turn)
+            hangs.wait(60)
+
+    sender = Sender(Hanging, None)
+    for number in range(3_600):
+        sender.put(turn(number))  # returns at once, although the first turn is still being sent
+    assert len(taken) <= 1
+    hangs.set()
+    with anyio.fail_after(60):
+        while len(taken) < live._TURNS:  # noqa: ASYNC110  # another thread takes them
+            await anyio.sleep(0.01)
+    await sender.close()
+    assert len(taken) <= live._TURNS + 1, "the others were dropped"
 
 
 def test_the_variables_of_the_sdk_apply(monkeypatch: pytest.MonkeyPatch) -> None:
