@@ -431,8 +431,8 @@ class SessionClients(_ClientGroup):
         await super().publish(event)
 
     def put(self, event: Event) -> None:
-        """See `_ClientGroup`. If another process has taken over and runs a turn already, the end of the lost turn is not
-        shown."""
+        """See `_ClientGroup`. If another process has taken over and runs a turn already, the end of the lost turn is
+        not shown."""
         if isinstance(event, TurnEnded) and self.senders.turn not in ("", event.message_id):
             self.senders.drop(event.message_id)
             return
