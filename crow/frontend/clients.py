@@ -431,7 +431,11 @@ class SessionClients(_ClientGroup):
         await super().publish(event)
 
     def put(self, event: Event) -> None:
-        """See `_ClientGroup`."""
+        """See `_ClientGroup`. If another process has taken over and runs a turn already, the end of the lost turn is
+        not shown."""
+        if isinstance(event, TurnEnded) and self.senders.turn not in ("", event.message_id):
+            self.senders.drop(event.message_id)
+            return
         if isinstance(event, TurnBegan):
             self.workspace.use(self._editor_for(self.senders.begin_turn(event.message_id)))
             if event.stored is not None:

@@ -11,13 +11,14 @@ import anyio
 import pytest
 
 from crow.domain.entries import CallRef, Entry, Started, TurnEnd
-from crow.domain.events import CallProgressed, EntryStored, Event, SubagentChanged, TextShown
+from crow.domain.events import CallProgressed, EntryStored, Event, SubagentChanged, TextShown, TurnBegan, TurnEnded
 from crow.frontend.client import SessionClient
 from crow.frontend.clients import SessionClients
 from crow.frontend.questions import Dialogs
 from crow.frontend.workspace import SharedWorkspace
 from crow.protocol import ClientConnection
 from crow.protocol.params import ClientCapabilities
+from crow.protocol.updates import turn_state
 from crow.tools.workspace import DiskWorkspace
 from tests.support.paths import PathBuilder, result_of, said, user
 from tests.support.shared_host import transcript
@@ -120,6 +121,23 @@ async def test_what_happens_before_a_loaded_client_is_introduced_is_shown_once_a
     assert Counter(each["sessionUpdate"] for each in updates)["tool_call"] == 1
     statuses = [each["status"] for each in updates if "toolCallId" in each]
     assert statuses == ["pending", "in_progress", "in_progress", "completed"]
+
+
+async def test_the_end_of_a_lost_turn_does_not_end_the_turn_of_the_process_that_took_over() -> None:
+    async with anyio.create_task_group() as tasks:
+        clients = SessionClients(SESSION, tasks, SharedWorkspace(DiskWorkspace("/")), wait_s=60)
+        client, wire = attached(clients)
+        await introduce(client)
+        for event in (TurnBegan(message_id="lost"), TurnBegan(message_id="other"), TurnEnded(message_id="lost")):
+            await clients.publish(event)
+        await clients.flushed()
+        assert turn_state(clients.feed.last_turn) == {"state": "running"}
+        await clients.publish(TurnEnded(message_id="other"))
+        await clients.flushed()
+        assert turn_state(clients.feed.last_turn) == {"state": "idle", "stopReason": "end_turn"}
+        tasks.cancel_scope.cancel()
+    states = [update["_meta"]["acp/turnState"]["state"] for update in wire.updates(SESSION)]
+    assert states == ["running", "running", "idle"]
 
 
 async def test_a_client_that_is_attached_to_a_running_turn_is_shown_the_rest_of_it_once() -> None:

@@ -123,6 +123,7 @@ class World:
         self.tasks = tasks
         self.log: list[Entry] = []
         self.saved = ("", "", "")
+        self.prompt = ""
         self.newest = self.turn = self.messages = 0
         self.is_running = False
         self.runner: Node | None = None
@@ -175,6 +176,7 @@ class World:
         sender = self.chance.choice([None, *(each for each in self.people if each.node is self.runner)])
         if sender is not None:
             sender.own.add(message_id)
+        self.prompt = message_id
         self.store(User(parts=(Text(text="go "), Text(text="on")), message_id=message_id))
         stop: str | None = None
         for step in range(self.chance.randint(1, 3)):
@@ -193,7 +195,7 @@ class World:
         self.is_running = False
         self.store(TurnEnd(stop=cast(Any, stop)))
         for node in self.nodes:
-            node.clients.put(TurnEnded(message_id=""))
+            node.clients.put(TurnEnded(message_id=self.prompt))
 
     async def run_step(self, *, is_last: bool) -> str | None:
         """Streams an answer and runs its calls. Returns how the turn was broken off, or None."""

@@ -36,7 +36,7 @@ PAUSE_S = 0.5
 class Follower:
     """Follows a session in the store, and shows its clients the entries that other processes add.
 
-    This class implements :class:`crow.agent.sessions.session.SessionFollower`. The store reports each entry of the
+    This class implements :class:`crow.agent.sessions.conversation.SessionFollower`. The store reports each entry of the
     session exactly once and in order. Entries that this process stored are skipped, because the clients of this process
     got the updates when the entries were stored. For entries of another process, the clients here get the same updates
     as the clients of that process. They do not get questions or the progress of calls.
@@ -83,7 +83,7 @@ class Follower:
                 self._feed.put(item)
 
     async def until_free(self) -> None:
-        """See :class:`crow.agent.sessions.session.SessionFollower`."""
+        """See :class:`crow.agent.sessions.conversation.SessionFollower`."""
         with anyio.move_on_after(_TRY_AGAIN_S):
             if self._is_free:  # the store has not reported the other turn yet
                 await self._news.wait()
@@ -91,7 +91,7 @@ class Follower:
                 await self._news.wait()
 
     async def reached(self, entry_id: int) -> None:
-        """See :class:`crow.agent.sessions.session.SessionFollower`."""
+        """See :class:`crow.agent.sessions.conversation.SessionFollower`."""
         self._awaited = max(self._awaited, entry_id)
         self._hurry()
         with anyio.move_on_after(CATCH_UP_S):
