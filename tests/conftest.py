@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 # Processes that tests start may keep what they compile. Otherwise, each of them would compile all of crow again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell starts what runs in its background without SIGINT, and all processes of the tests would ignore it, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # In the process only tasks may use anyio, not the callbacks of timers. The plugin would let them pass for tasks.
 setattr(pytest_plugin, "set_current_async_library", lambda _: None)  # noqa: B010  not a public name

@@ -16,9 +16,10 @@ from crow.domain.messages import Text
 from crow.frontend.calls import REPLAY_RESULT_BYTES, REPLAY_RESULTS_BYTES
 from crow.protocol.sizes import LINE_BYTES
 from crow.store.sqlite.store import SqliteStore
-from tests.stdio.conftest import FRESH, ROOT, StartCrow
+from tests.stdio.conftest import ROOT, StartCrow
 from tests.store.scenes import add, begin, history, new_session, result, said
 from tests.support.acp_client import RpcError
+from tests.support.fork_server import command
 
 SMALL = Size(entries=1_500, output_bytes=30_000_000, compactions=8, branches=3, sessions=2, other_bytes=10_000)
 
@@ -131,7 +132,7 @@ async def stuck_load(home: Path, place: Path) -> tuple[Agent, int]:
     await add(store, "s1", turn=user.turn, release=True)
     await store.close()
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home), "CROW_MODEL": "offline"}
-    agent = Agent(FRESH, env, place)
+    agent = Agent([*command(), "acp"], env, place)
     agent.initialize()
     request = agent.send_request("session/load", {"sessionId": "s1", "cwd": str(place), "mcpServers": []})
     assert agent.process.stdout is not None

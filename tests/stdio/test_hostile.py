@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.hostile import HostileClient, HostileClientV2, batches, batches_v2
 
-BATCH, BATCHES = 100, 8
+BATCH, BATCHES = 100, 4
 
 
 @pytest.mark.parametrize(

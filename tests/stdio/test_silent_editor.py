@@ -96,7 +96,9 @@ async def session_in(agent: CrowProcess, place: Path, mode: str, **capabilities:
 async def test_an_unanswered_editor_request_fails_with_a_message_and_a_late_answer_is_ignored(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
-    configured(home, "[editor]\nterminals = true\nanswer_timeout_s = 1\nuser_timeout_s = 1\n[receipts]\nshow = false\n")
+    configured(
+        home, "[editor]\nterminals = true\nanswer_timeout_s = 0.5\nuser_timeout_s = 0.5\n[receipts]\nshow = false\n"
+    )
     editor = Editor()
 
     async def run(session: str, silent: set[str], *calls: tuple[str, dict[str, Any]]) -> list[tuple[str, str]]:
@@ -127,10 +129,10 @@ async def test_an_unanswered_editor_request_fails_with_a_message_and_a_late_answ
         ((status, words),) = await run(
             auto, {"fs/write_text_file"}, ("write_file", {"path": "new.txt", "content": "one"})
         )
-        assert (status, "within 1 s; the file may or may not have been written" in words) == ("failed", True)
+        assert (status, "within 0.5 s; the file may or may not have been written" in words) == ("failed", True)
         terminal = await session_in(agent, place, "auto", terminal=True)
         ((status, words),) = await run(terminal, {"terminal/create"}, ("shell", {"command": "echo hi"}))
-        assert (status, "within 1 s; the command may be running" in words) == ("failed", True)
+        assert (status, "within 0.5 s; the command may be running" in words) == ("failed", True)
         silent = {"terminal/wait_for_exit", "terminal/output", "terminal/kill", "terminal/release"}
         ((status, words),) = await run(terminal, silent, ("shell", {"command": "echo hi", "timeout_s": 1}))
         assert (status, "1 s" in words) == ("failed", True)
