@@ -64,13 +64,13 @@ def text_tool_calls() -> None:
     )
     pieces = (" ", "\n", "</arg_key><arg_value>", "<parameter=", "<escape>", "f(a=1),", "```\n", "<function=f>", "<|")
     ends = ("!", "</tool_call>")
-    texts = [opening + piece * (30_000 // len(piece)) + end for opening in openings for piece in pieces for end in ends]
-    anyio.run(tell, texts)
+    bodies = [opening + piece * (30_000 // len(piece)) for opening in openings for piece in pieces]
+    anyio.run(tell, [body + ends[place % len(ends)] for place, body in enumerate(bodies)])
 
 
 def answers() -> None:
     pieces = ("</think>", "<think></think>", "<|channel|>final<|message|>", "<think>\n", "[think]")
-    anyio.run(tell, [piece * (4_000_000 // len(piece)) for piece in pieces])
+    anyio.run(tell, [piece * (2_000_000 // len(piece)) for piece in pieces])
     tool_name("f" + " " * 400_000 + "x", {})
     without_overlap("-" * 64_000, "-" * 64_000)
     without_overlap(" " * 64_000, " " * 64_000)
@@ -89,18 +89,18 @@ async def tell(texts: list[str]) -> None:
 
 def failures() -> None:
     for piece in ("<title>", "<title", "<h1>", "<", "1,111,", "tokens 5000 ", "max_tokens ", "image ", "try again in "):
-        text = piece * (2_000_000 // len(piece))
+        text = piece * (1_000_000 // len(piece))
         for body in (f"<html>{text}", json.dumps({"error": {"message": f"context {text}"}}), text):
             model_error(parse_error_response(400, body.encode()), Origin())
 
 
 def titles_and_rules() -> None:
     for piece in (" _", "_ ", " _a", "&a", "]", "`"):
-        in_title("x" + piece * 200_000 + "y")
-        list(included_names("x" + piece * 200_000 + " @y"))
+        in_title("x" + piece * 100_000 + "y")
+        list(included_names("x" + piece * 100_000 + " @y"))
     for piece in ("@", " @", "`@a", "```\n", "@a,,,"):
-        list(included_names(piece * 200_000))
-    simple_words("git " * 200_000)
+        list(included_names(piece * 100_000))
+    simple_words("git " * 100_000)
     for piece in (
         "git ",
         "`",
@@ -116,18 +116,18 @@ def titles_and_rules() -> None:
         "((",
         "a=$(",
     ):
-        runs(piece * 200_000, "git push")
+        runs(piece * 100_000, "git push")
         runs(piece * (MAX_CHARS // len(piece)), "git push")
-    for words in (("python", *["-a"] * 200_000), ("sed", *["p"] * 200_000), ("git", "log", *["--a"] * 200_000)):
+    for words in (("python", *["-a"] * 50_000), ("sed", *["p"] * 50_000), ("git", "log", *["--a"] * 50_000)):
         find_risk(words, 1)
-    for word in ("s/" + "a" * 200_000, "/" * 200_000, ";" * 200_000, "-" * 200_000, "a/." * 60_000):
+    for word in ("s/" + "a" * 50_000, "/" * 50_000, ";" * 50_000, "-" * 50_000, "a/." * 20_000):
         find_risk(("sed", word), 1)
         find_risk(("cp", word), 1)
 
 
 def edits_and_files() -> None:
-    file = "  }\n" * 400_000
-    for old in ("}\n" * 200_000 + "{\n", "{\n" + "}\n" * 200_000, " }\n" * 200_000):
+    file = "  }\n" * 200_000
+    for old in ("}\n" * 100_000 + "{\n", "{\n" + "}\n" * 100_000, " }\n" * 100_000):
         with suppress(ArgumentError):
             replace_text(file, old, "x", every=False, name="a")
     similar_names("ab" * 100, ["ba" * 99 + f"{number:05}" for number in range(10_000)])
@@ -152,10 +152,10 @@ def exports() -> None:
         "C:\\Users\\",
     )
     for unit in tokens:
-        redact(unit * 100_000)
+        redact(unit * 50_000)
     marks = ("*a ", "[", "[a](", "> ", "`a", "a**b", "- ", "|a", "<a ", "![a", "\\[", "_a __b ", "a\n\n  ", "[x](y)")
     for unit in marks:
-        markdown.render_markdown(unit * 100_000)
-        markdown.render_markdown((unit * 30_000)[: markdown.MAX_CHARS])
+        markdown.render_markdown(unit * 50_000)
+        markdown.render_markdown((unit * 15_000)[: markdown.MAX_CHARS])
     for old, new in (("a\n", "b\n"), ("a\nb\n", "b\na\n"), ("a\n", "a\nb\n")):
-        diff_lines(old * 100_000, new * 100_000)
+        diff_lines(old * 50_000, new * 50_000)

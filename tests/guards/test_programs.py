@@ -42,6 +42,13 @@ FORBIDDEN = {
 """These look up a program on PATH, or start one by its bare name."""
 
 
+def dotted(node: ast.expr) -> str:
+    """Return the text of a name, also of one with dots. Return an empty text for anything else."""
+    if isinstance(node, ast.Attribute):
+        return f"{inner}.{node.attr}" if (inner := dotted(node.value)) else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def full_names(tree: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
     """All uses of imported names with a dot, and all imports, by the names that the modules themselves have."""
     imported: dict[str, str] = {}
@@ -56,7 +63,7 @@ def full_names(tree: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
     types = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Subscript)}  # such as Popen[bytes]
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and id(node) not in types:
-            inner = ast.unparse(node.value)
+            inner = dotted(node.value)
             yield node, f"{imported.get(inner, inner)}.{node.attr}"
             yield node, f"*.{node.attr}"
 
@@ -76,7 +83,7 @@ def findings(code: str, module: str) -> list[str]:
         first = call.args[0]
         if isinstance(first, (ast.List, ast.Tuple)) and first.elts:
             first = first.elts[0]
-        starts = ast.unparse(call.func).rpartition(".")[2] in {"run", "Popen", "start"}
+        starts = getattr(call.func, "attr", getattr(call.func, "id", "")) in {"run", "Popen", "start"}
         is_bare = isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value[:1] != "/"
         if starts and is_bare and module in STARTING_MODULES:
             found.append(f"line {call.lineno}: a program is started by its bare name")
