@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import sys
 import tempfile
 import traceback
 import warnings
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from crow.programs import SYSTEM_PROGRAMS
 from crow.tools import CommandAccess
 from crow.tools.process import orphans_ended
 from crow.tools.sandbox.confiner import KernelConfiner, Sandboxes
@@ -127,6 +129,7 @@ def in_child(scenario: Callable[[Place], Coroutine[Any, Any, Any]], place: Place
     """Run a scenario as the user `nobody` in a forked process."""
     Sandboxes().choose()  # imports everything, since the user may be unable to read this Python's files
     asyncio.run(asyncio.sleep(0))
+    python = SYSTEM_PROGRAMS.find("python3")
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the child uses none of the parent's threads
@@ -139,6 +142,8 @@ def in_child(scenario: Callable[[Place], Coroutine[Any, Any, Any]], place: Place
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
+            if python is not None and not os.access(sys.executable, os.X_OK):
+                sys.executable = python  # for the sandbox's helper, which needs no package
             text = json.dumps({"result": asyncio.run(scenario(place))}, default=str)
         except BaseException:  # noqa: BLE001 - the parent raises it
             text = json.dumps({"error": traceback.format_exc()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
@@ -90,9 +91,15 @@ class Layers:
 
     async def close(self) -> None:
         """Wait a short time until dropped layers are removed. The next start of crow removes what is left."""
-        for removal in self._removals:
+
+        def wait() -> None:
+            end = time.monotonic() + CLOSE_S
+            for removal in self._removals:
+                removal.join(max(0.0, end - time.monotonic()))
+
+        if self._removals:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(removal.join, CLOSE_S)
+                await anyio.to_thread.run_sync(wait)
 
     async def prepare(self, layer: Layer, changes: Changes, about: Mapping[str, str]) -> ChangeSet:
         """Write a change set to disk. See :func:`crow.tools.layers.prepare`."""

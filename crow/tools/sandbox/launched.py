@@ -17,10 +17,13 @@ import anyio.to_thread
 
 from crow.tools.network import LISTENER_PORT
 from crow.tools.process import KILL, Process, start, starting
-from crow.tools.sandbox import Confinement, launcher
+from crow.tools.sandbox import Confinement
 from crow.tools.sandbox.bubblewrap import descendants_of, mount_options, overlays_of
 from crow.tools.sandbox.seccomp import missing_architecture, namespace_filter
 from crow.tools.sandbox.transport import adopt
+
+_PROGRAM = str(Path(__file__).with_name("launcher.py"))
+"""The program is not imported, because crow needs nothing of what it imports."""
 
 _TIMEOUT_S = 10.0
 _REPORT_BYTES = 2_048
@@ -82,7 +85,7 @@ class Launcher:
             with other:
                 try:
                     self._process = await start(
-                        [sys.executable, "-I", "-S", launcher.__file__, str(other.fileno())],
+                        [sys.executable, "-I", "-S", _PROGRAM, str(other.fileno())],
                         cwd=Path(os.sep),
                         env={},  # commands are started from a copy of this process
                         on_output=lambda _: None,
