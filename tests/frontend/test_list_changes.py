@@ -91,6 +91,7 @@ async def test_a_word_finds_sessions_by_id_alias_title_or_the_start_of_the_id(tm
         ]
         second = await client.new()
         await client.prompt(first, "hello\nthere")
+        await client.prompt(second, "build it")
         await client.prompt(second, "/title The nest")
 
         async def found(name: str) -> list[str]:
