@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama interop-page soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay bench compare eval site pictures build archives registry clean
+.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama interop-page soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay soak-tests bench compare eval site pictures build archives registry clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,7 +102,7 @@ conformance: $(READY) ## run the official conformance suite of MCP against crow:
 	  '@modelcontextprotocol/conformance@0.2.0-alpha.12' node@22.23.3
 	$(BIN)/python -m tests.interop.conformance $(SCENARIOS)
 
-soak: soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay ## what takes minutes: kills, mutated streams, random sessions, hostile messages
+soak: soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay soak-tests ## what takes minutes: kills, mutated streams, random sessions, hostile messages
 
 # SOAK_S seconds (120) each, at every statement of the store and at random instants of the process.
 soak-store: $(READY)
@@ -115,6 +115,10 @@ soak-layers: $(READY)
 # ROUNDS random orders of a session and nine subagents in layers (1000) from SEED (1), with kills.
 soak-children: $(READY)
 	$(BIN)/python -m tests.soak.children $(or $(ROUNDS),1000) $(or $(SEED),1)
+
+# The tests of the suite, with all cases and ten times as many examples.
+soak-tests: $(READY)
+	CROW_SOAK=1 $(BIN)/pytest --timeout 0 --numprocesses 2
 
 soak-repair: $(READY)
 	$(BIN)/python -m tests.soak.repair $(or $(ROUNDS),3) $(or $(SEED),1)

@@ -14,8 +14,8 @@ IS_SOAK = bool(os.environ.get("CROW_SOAK"))
 
 
 def examples(few: int) -> int:
-    """Return how many examples a property is tried with: a `few`, or many times as many in `make soak`."""
-    return few * 50 if IS_SOAK else few
+    """Return how many examples a property is tried with: a `few`, or ten times as many in `make soak`."""
+    return few * 10 if IS_SOAK else few
 
 
 EXAMPLES = examples(20)

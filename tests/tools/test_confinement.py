@@ -21,8 +21,7 @@ import pytest
 
 from crow import programs
 from crow.programs import SYSTEM_PROGRAMS, Programs
-from crow.tools import CommandAccess, Ports, jobs
-from crow.tools import workspace as workspaces
+from crow.tools import CommandAccess, Ports
 from crow.tools.mcp.client import open_toolbox
 from crow.tools.sandbox import Sandbox, confiner
 from crow.tools.sandbox.bubblewrap import Bubblewrap
@@ -415,11 +414,9 @@ UNTIL_GONE = "echo x >.envrc; mkdir .vscode; until ! [ -e .envrc ] && ! [ -e .vs
 
 @pytest.mark.parametrize("sandbox", ["bubblewrap", "landlock"])
 def test_protected_files_go_while_the_command_that_created_them_still_runs(
-    sandbox: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    sandbox: str, request: pytest.FixtureRequest
 ) -> None:
     """The commands wait for the files to go, so they would never end."""
-    monkeypatch.setattr(workspaces, "CHECK_S", 0.1)
-    monkeypatch.setattr(jobs, "CHECK_S", 0.1)
     if sandbox == "landlock":
         request.getfixturevalue("no_bubblewrap")
 
