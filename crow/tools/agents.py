@@ -16,9 +16,9 @@ from pathlib import Path
 
 from crow.domain.errors import ArgumentError
 from crow.tools import AGENT_CONTEXT, AGENT_FOLDERS, AGENT_MODES, AgentKind
+from crow.tools.disk import read_file
 from crow.tools.front_matter import front_matter
 from crow.tools.skills import HEAD_BYTES, NAME, clean_line
-from crow.tools.workspace import read_file
 
 _SUFFIX = ".md"
 FILE_BYTES = 64 * 1024

@@ -30,12 +30,12 @@ from crow.tools import (
     Workspace,
 )
 from crow.tools.builtin.tool import ToolContext
+from crow.tools.disk import file_stat, read_file, replace_file
 from crow.tools.jobs import Jobs
 from crow.tools.layers import Changes, ChildLayer, Layer
 from crow.tools.layers.session import Layers
 from crow.tools.layers.view import View
 from crow.tools.network import CommandNetwork
-from crow.tools.workspace import file_stat, read_file, replace_file
 
 _ONLY_CONFINED = (
     "this task works on a copy of the workspace, where commands have no full access and do not run in the background"

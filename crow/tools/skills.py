@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from crow.tools import SKILL_FOLDERS, SkillInfo
+from crow.tools.disk import read_file
 from crow.tools.front_matter import front_matter
-from crow.tools.workspace import read_file
 
 _FILE = "SKILL.md"
 _FILE_BYTES = 256 * 1024

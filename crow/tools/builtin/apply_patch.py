@@ -50,7 +50,7 @@ from crow.tools.builtin.tool import (
     describe_error,
     tool_spec,
 )
-from crow.tools.workspace import FILE, open_resolved
+from crow.tools.disk import FILE, open_resolved
 
 _MAX_NAMED = 3
 _MAX_FAULTS = 3

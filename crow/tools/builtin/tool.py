@@ -31,10 +31,10 @@ from crow.tools import (
 from crow.tools.builtin.checks import Checks
 from crow.tools.builtin.output import OutputFiles
 from crow.tools.builtin.text_file import SeenFiles
+from crow.tools.disk import shared_inode
 from crow.tools.jobs import Jobs
 from crow.tools.limits import FairLimiter
 from crow.tools.process import HiddenKeys, KeySource
-from crow.tools.workspace import shared_inode
 
 Arguments: TypeAlias = Mapping[str, Any]
 """The arguments of a call, checked against the tool's schema. Optional arguments may be absent."""

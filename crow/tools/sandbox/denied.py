@@ -15,6 +15,7 @@ from unicodedata import normalize
 
 from crow.domain.protected_names import SKIPPED
 from crow.tools import ExcludedPaths
+from crow.tools.disk import shared_inode
 from crow.tools.sandbox.scan import (
     FOLDER_DEPTH,
     GIT_FOLDERS,
@@ -24,7 +25,6 @@ from crow.tools.sandbox.scan import (
     make_stamp,
     quick_fold,
 )
-from crow.tools.workspace import shared_inode
 
 MAX_DENIED = 500
 """The maximum number of paths to hide. It is limited because each hidden path delays a command by up to 1 ms."""

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames
+from crow.tools.disk import open_folder, replace_file
 from crow.tools.git import GitFiles
 from crow.tools.sandbox.scan import FileState, Listing, Scan, is_inside, is_related, kind_of, opened, quick_fold
-from crow.tools.workspace import open_folder, replace_file
 
 _ROUNDS = 6
 _MAX_SEARCHED = 100_000

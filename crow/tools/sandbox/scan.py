@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from crow.domain.protected_names import REPOSITORY_PARTS, SKIPPED, WORKING_PARTS, ProtectedNames, fold_name
+from crow.tools.disk import open_folder, read_file
 from crow.tools.git import (
     UNFINISHED,
     GitFiles,
@@ -22,7 +23,6 @@ from crow.tools.git import (
     repositories_above,
     steps,
 )
-from crow.tools.workspace import open_folder, read_file
 
 FOLDER_DEPTH = 4
 MAX_FOLDERS = 4_000

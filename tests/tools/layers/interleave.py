@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from crow.tools.disk import replace_file
 from crow.tools.layers import Conflict, Place, apply, recover
 from crow.tools.layers.children import ChildLayer, has_child, keeping, open_child
 from crow.tools.layers.merge import Merge, merge, prepare_merge
 from crow.tools.layers.view import View
-from crow.tools.workspace import replace_file
 from tests.tools.layers.trees import in_layer, killed_after
 
 Files = dict[str, bytes]

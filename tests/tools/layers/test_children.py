@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from crow.domain.merge import merged_text
+from crow.tools.disk import replace_file
 from crow.tools.layers import LayerBusy, Place, RootsChanged, apply
 from crow.tools.layers.children import children, keeping, open_child, remove_child, surplus
 from crow.tools.layers.merge import merge, prepare_merge
 from crow.tools.layers.view import View
-from crow.tools.workspace import replace_file
 from tests.support.amounts import some
 from tests.tools.layers.interleave import check_interleaving
 from tests.tools.layers.trees import in_layer
