@@ -216,7 +216,7 @@ class LoggedStore:
         if count:
             return self._take(count)
         if release and self.has_parked:
-            return self._take(sum(1 for _ in self.upcoming()))
+            return ()
         if not entries:
             return self._take(self._outside())
         ahead = self.upcoming()

@@ -44,6 +44,7 @@ from crow.domain.entries import (
 from crow.domain.errors import ContextOverflow, CrowError, ModelError, NetworkError
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
 from crow.domain.messages import Answer, SystemMessage, ToolCall
+from crow.domain.text import shorten
 from crow.llm import Attempt, Delta, Model, ModelInfo, Request, TextDelta, ThoughtDelta
 from crow.replay.log import Diverged, LoggedStore, is_request, named, sent_by
 from crow.store import BranchStore, Tail
@@ -103,11 +104,6 @@ class LoggedTurns:
         is_prepared = self._compactor is not None and self._compactor.prepared is not None
         return following is not None and following.reason == "early" and not is_prepared
 
-    async def compact(self, argument: str) -> None:
-        """Compact as `/compact` does. :raises Diverged: the log says something else."""
-        self._sync()
-        await self._new_compactor().on_command(argument)
-
     async def run(self) -> None:
         """Run the turn whose prompt was taken.
 
@@ -133,16 +129,19 @@ class LoggedTurns:
         )
         end = TurnEnd(stop="cancelled")
         with anyio.CancelScope() as self._scope:
-            end = TurnEnd(stop=await self._stop_of(turn))
+            end = TurnEnd(stop=await self._end_of(turn.run()))
         await turn.end(end)
 
-    async def _stop_of(self, turn: Turn) -> Any:
+    async def _end_of(self, work: Awaitable[Any]) -> Any:
+        """Return what `work` returns, or `error` if it fails as a turn may fail."""
         try:
-            return await turn.run()
+            return await work
         except Diverged:
             raise
         except CrowError:
             return "error"
+        except Exception as error:  # noqa: BLE001  # a damaged log must not end the replay
+            self._store.diverge(f"today crow fails: {type(error).__name__}: {shorten(str(error), 200)}")
 
     def _new_compactor(self) -> Compactor:
         limits = self._store.limits_now()
@@ -179,16 +178,16 @@ class LoggedTurns:
         :raises Diverged: the log has no request here.
         :raises ModelError: the request failed.
         """
-        store, requests, last = self._store, list[Entry](), None
+        store, requests = self._store, list[Entry]()
         if count := store.overflowed():
             await self.take(count)
             context = self.branch.context()
             request = replace(request, messages=context.messages, tools=context.tools)
+        last = store.next_compared()
         for entry in store.upcoming():
             if is_request(entry):
                 requests.append(entry)
-            if entry is store.next_compared():
-                last = entry
+            if entry is last:
                 break
         body = last.body if last is not None else None
         is_early_end = isinstance(body, TurnEnd) and body.stop not in ("error", "cancelled", "interrupted")

@@ -10,15 +10,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from crow.domain.conversation import Context
-from crow.domain.entries import Checkpoint, Command, Entry, Mask, ModelRequest, TurnEnd, User
+from crow.domain.entries import Entry, ModelRequest, User
 from crow.llm import Request
 from crow.replay.log import Diverged, LoggedStore, is_request, sent_by
 from crow.replay.loop import LoggedTurns
 from crow.replay.requests import LoggedRequest, Rebuilder, ReplayedRequest, paths
 from crow.store import Store
 from crow.tools import Workspace
-
-_COMPACT = "/compact"
 
 
 async def replayed_requests(
@@ -50,6 +48,7 @@ class _PathReplay:
         self._found: list[ReplayedRequest] = []
         self._reason = ""
         """Why the turn does not do what the log says. Told with the next request."""
+        self._newest: Entry | None = None
 
     async def requests(self) -> AsyncIterator[ReplayedRequest]:
         """Yield the requests of the path."""
@@ -62,6 +61,9 @@ class _PathReplay:
                 self._turns.begin(self._turns.branch.entries)
             while entry := next(self._store.upcoming(), None):
                 await self._take(entry)
+                self._newest = entry
+            if self._reason and self._newest is not None:  # the turn has no further request
+                self._add(self._newest, self._reason)
             for each in self._found:
                 yield each
             self._found.clear()
@@ -70,18 +72,12 @@ class _PathReplay:
         """Run the turn that begins here, if it has requests that can be compared."""
         entries = list(self._store.upcoming())
         is_unknown = any(is_request(entry) and entry.id not in self._known and sent_by(entry) for entry in entries)
-        command = next((entry.body.text for entry in entries if isinstance(entry.body, Command)), "")
         prompts = [number for number, entry in enumerate(entries) if isinstance(entry.body, User)]
         if prompts and is_unknown:
             if self._turns.lacks_summary:
                 await self._turns.prepare()
             await self._take_all(entries[: prompts[0] + 1])
             await self._turns.run()
-        elif command.startswith(_COMPACT) and self._store.decides and not prompts:
-            at = next((at for at, entry in enumerate(entries) if isinstance(entry.body, Checkpoint | Mask)), None)
-            if at is not None:
-                await self._turns.deliver()
-                await self._turns.compact(command.removeprefix(_COMPACT))
 
     async def _take_all(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -94,9 +90,6 @@ class _PathReplay:
             self._compare(entry, self._turns.branch.context())
         elif isinstance(body, ModelRequest) and body.purpose == "summary":
             await self._turns.prepare()
-        elif isinstance(body, TurnEnd) and self._reason and entry.id not in self._known:
-            self._known.add(entry.id)
-            self._add(entry, self._reason)
         await self._turns.take(1)
 
     def _sent(self, entry: Entry, request: Request) -> None:
@@ -118,7 +111,10 @@ class _PathReplay:
         self._found.append(found)
 
     def _add(self, entry: Entry, words: str) -> None:
-        self._found.append(
-            ReplayedRequest(session=entry.session, entry=entry.id, turn=entry.turn, outcome="different", words=words)
-        )
         self._reason = ""
+        if entry.id not in self._known:
+            self._known.add(entry.id)
+            found = ReplayedRequest(
+                session=entry.session, entry=entry.id, turn=entry.turn, outcome="different", words=words
+            )
+            self._found.append(found)

@@ -239,9 +239,19 @@ async def test_another_rule_about_repetition_is_named(tmp_path: Path, monkeypatc
 
 async def test_results_across_an_edit_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls run at once in the log, and one after the other today."""
-    calls = (call("slow", "c0", path="a"), call("write_file", "c1", path="b"), call("quick", "c2", path="c"))
+    written = anyio.Event()
+
+    async def write(path: str) -> str:
+        written.set()
+        return path
+
+    async def read(path: str) -> str:
+        await written.wait()
+        return path
+
+    calls = (call("slow", "c0", path="a"), call("write_file", "c1", path="b"))
     model = RecordingModel(Say(calls=calls), Say(text=("Done.",)))
-    tools = {**TOOLS, "write_file": Tool("write", quick)}
+    tools = {"slow": Tool("read", read), "write_file": Tool("write", write)}
     async with opened(tmp_path, model, tools=tools, mode="auto") as one:
         await one.session.prompt(text("Look."))
     (found,) = differences(await replayed(tmp_path))
