@@ -9,9 +9,9 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator
+from jsonschema_rs import Draft202012Validator
 
-from acp_check.schema import Side, violation
+from acp_check.schema import Side, violation, words_of
 from tests.support.acp_client import Call, CrowProcess
 
 OPEN = ("other", "unknown")
@@ -64,8 +64,7 @@ def check(name: str, value: Any, *, is_strict: bool = True, message: Any = None)
 @lru_cache(maxsize=1_000)
 def errors_in(text: str, name: str, is_strict: bool) -> str:
     """What is wrong with a value in JSON, or an empty string. Connections repeat many messages."""
-    errors = validator(name, is_strict).iter_errors(json.loads(text))
-    return "; ".join(f"{error.json_path}: {error.message[:300]}" for error in errors)
+    return "; ".join(words_of(validator(name, is_strict), json.loads(text)))
 
 
 @cache

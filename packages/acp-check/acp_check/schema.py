@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from jsonschema import Draft202012Validator
+from jsonschema_rs import Draft202012Validator
 
 Side: TypeAlias = Literal["agent", "client"]
 
@@ -139,10 +140,7 @@ def problems(name: str, value: Any, *, strict: bool = False) -> tuple[str, ...]:
     for file in (STABLE, UNSTABLE):
         place = _place(name, file)
         if place is not None:
-            errors = tuple(
-                f"{error.json_path}: {error.message[:300]}"
-                for error in _validator(place, strict=strict, file=file).iter_errors(value)
-            )
+            errors = words_of(_validator(place, strict=strict, file=file), value)
             if not errors:
                 return ()
             found = errors if not found or len(errors) < len(found) else found
@@ -213,8 +211,21 @@ def _errors(name: str, value: Any, *, strict: bool, file: str = STABLE) -> str:
 def _errors_in(text: str, name: str, *, strict: bool, file: str) -> str:
     """Return the same as `_errors` for a value in JSON. Connections repeat many messages, and a check takes
     milliseconds."""
-    errors = _validator(name, strict=strict, file=file).iter_errors(json.loads(text))
-    return "; ".join(f"{error.json_path}: {error.message[:300]}" for error in errors)
+    return "; ".join(words_of(_validator(name, strict=strict, file=file), json.loads(text)))
+
+
+def words_of(validator: Draft202012Validator, value: Any) -> tuple[str, ...]:
+    """Return what is wrong with `value`, and where: `$.content[0]: "x" is not of type "integer"`."""
+    try:
+        errors = list(validator.iter_errors(value))
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON allows
+        text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+        errors = list(validator.iter_errors(json.loads(text)))
+    return tuple(f"{_json_path(error.instance_path)}: {error.message[:300]}" for error in errors)
+
+
+def _json_path(steps: Sequence[str | int]) -> str:
+    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
 
 
 def _definition(receiver: Side, method: str, kind: str) -> str | None:

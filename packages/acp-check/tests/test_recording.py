@@ -170,7 +170,7 @@ def test_faults_of_the_client_are_shown_but_do_not_count(tmp_path: Path, capsys:
     recorded = [{"from": "agent" if n in (1, 3, 5, 7) else "client", "message": m} for n, m in enumerate(messages)]
     assert main(["--recording", str(written(tmp_path / "null.jsonl", recorded))]) == 0
     told = capsys.readouterr().out
-    assert "(the client, line 7: $: None is not of type 'object'" in told
+    assert '(the client, line 7: $: null is not of type "object"' in told
     assert "FAILED MUST" not in told
 
 
