@@ -21,7 +21,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import anyio
 
@@ -32,13 +31,14 @@ from crow.agent.permissions.rules import user_rules
 from crow.agent.sessions.session import Session
 from crow.agent.turns.adapters import Adapters, SessionSettings
 from crow.domain.messages import Text, ToolCall
+from crow.programs import SYSTEM_PROGRAMS, Programs
 from crow.store import NewSession
 from crow.store.sqlite.store import SqliteStore
 from crow.tools import CommandAccess, Ports, RecallQuery
 from crow.tools.mcp.client import McpToolbox, open_toolbox
-from crow.tools.sandbox import Sandbox, confiner
+from crow.tools.sandbox import Sandbox
 from crow.tools.sandbox.bubblewrap import Bubblewrap
-from crow.tools.sandbox.confiner import Choice, KernelConfiner, choose_sandbox
+from crow.tools.sandbox.confiner import Choice, KernelConfiner, Sandboxes, choose_sandbox
 from crow.tools.sandbox.landlock import Landlock
 from crow.tools.sandbox.policy import SandboxOptions
 from crow.tools.workspace import DiskWorkspace
@@ -153,18 +153,22 @@ def confined(root: Path, sandbox: Sandbox | None) -> Iterator[DiskWorkspace]:
     if sandbox is None:
         yield DiskWorkspace(root)
         return
-    with tempfile.TemporaryDirectory() as caches, chosen(sandbox):
+    with tempfile.TemporaryDirectory() as caches:
         place = Path(caches)
-        yield DiskWorkspace(
-            root, confiner=KernelConfiner([root], SandboxOptions(caches=place, layers=place / "layers"))
-        )
+        options = SandboxOptions(caches=place, layers=place / "layers")
+        yield DiskWorkspace(root, confiner=KernelConfiner([root], options, Chosen(sandbox)))
 
 
-@contextmanager
-def chosen(sandbox: Sandbox) -> Iterator[None]:
-    """Commands are confined by this sandbox, whichever crow would choose."""
-    with patch.object(confiner, "choose_sandbox", lambda _: Choice(sandbox)):
-        yield
+class Chosen(Sandboxes):
+    """Finds always this sandbox, whichever crow would choose."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        super().__init__()
+        self._sandbox = sandbox
+
+    def choose(self, programs: Programs = SYSTEM_PROGRAMS) -> Choice:  # noqa: ARG002
+        """Return the sandbox."""
+        return Choice(self._sandbox)
 
 
 def sandboxes() -> dict[str, Sandbox]:

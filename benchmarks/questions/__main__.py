@@ -22,10 +22,11 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 from benchmarks.questions.repository import changes, ignored, make_area, toolchains
 from benchmarks.rows import Row, arguments, report
-from benchmarks.tools import NoLog, call, chosen, sandboxes, unwatched
+from benchmarks.tools import Chosen, NoLog, call, sandboxes, unwatched
 from crow.adapters import open_toolbox, open_workspace
 from crow.agent.permissions.host_rules import decide_about_host
 from crow.agent.permissions.judge import about_changes
@@ -43,6 +44,7 @@ from crow.tools.layers import Changes
 from crow.tools.network import Host, HostVerdict
 from crow.tools.network.hosts import parse_host
 from crow.tools.network.registries import siblings_of
+from crow.tools.sandbox.confiner import SANDBOXES
 from tests.tools.conftest import FixedPlan
 
 __all__ = ["Command", "Result", "corpus", "summary"]
@@ -369,7 +371,7 @@ def share(what: str, fraction: float, *, limit: float | None = None) -> Row:
 
 def measure(root: Path, number: int, commands: Sequence[Command], sandbox: str | None) -> list[Result]:
     """Run commands in this process, confined by what has this name; None: by what crow chooses."""
-    with nullcontext() if sandbox is None else chosen(sandboxes()[sandbox]):
+    with nullcontext() if sandbox is None else patch.object(SANDBOXES, "choose", Chosen(sandboxes()[sandbox]).choose):
         worker = Worker(root, number)
         return [worker.measure(command) for command in commands]
 

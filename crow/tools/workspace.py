@@ -429,6 +429,8 @@ class DiskWorkspace:
 
     async def close(self) -> None:
         """See :meth:`crow.tools.Workspace.close`."""
+        if self.layers is not None:
+            await self.layers.close()
         if self._confiner is not None:
             await self._confiner.close()
 

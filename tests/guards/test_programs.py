@@ -20,6 +20,7 @@ STARTING_MODULES = {
     "crow/tools/process.py": "the commands, servers and hooks that other modules pass to it",
     "crow/tools/sandbox/bubblewrap.py": "bubblewrap and its helpers, by absolute path",
     "crow/tools/sandbox/landlock.py": "the model's commands",
+    "crow/tools/sandbox/launcher.py": "the model's commands, inside the sandbox",
     "crow/tools/sandbox/seatbelt.py": "/usr/bin/sandbox-exec",
 }
 """The modules that start programs, and what they start."""

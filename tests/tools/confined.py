@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from crow.programs import SYSTEM_PROGRAMS
 from crow.tools import CommandAccess
 from crow.tools.process import orphans_ended
 from crow.tools.sandbox.confiner import KernelConfiner, Sandboxes
@@ -27,8 +28,6 @@ from crow.tools.workspace import DiskWorkspace
 
 NOBODY = 65_534
 USERS = ("root", "nobody") if os.geteuid() == 0 else ("user",)
-INTERPRETER = (sys.prefix, sys.base_prefix)
-"""Where the tests' own Python is, for commands that use it."""
 
 
 async def unwatched(_text: str) -> None: ...
@@ -40,6 +39,8 @@ class Place:
 
     base: Path
     sandboxes: Sandboxes = field(default_factory=Sandboxes)
+    opened: list[DiskWorkspace] = field(default_factory=list)
+    """What `open` has returned. It is closed at the end of the scenario."""
 
     @property
     def home(self) -> Path:
@@ -60,12 +61,10 @@ class Place:
     def open(self, root: Path | None = None, *more: Path, **options: Any) -> DiskWorkspace:
         """A workspace whose commands are confined. `options` are fields of `SandboxOptions`."""
         directories = [root or self.root, *more]
-        settings = {"own": (self.own,), "caches": self.base / "caches", "readable": INTERPRETER, **options}
-        return DiskWorkspace(
-            directories[0],
-            directories[1:],
-            confiner=KernelConfiner(directories, SandboxOptions(**settings), self.sandboxes),
-        )
+        settings = {"own": (self.own,), "caches": self.base / "caches", **options}
+        confiner = KernelConfiner(directories, SandboxOptions(**settings), self.sandboxes)
+        self.opened.append(DiskWorkspace(directories[0], directories[1:], confiner=confiner))
+        return self.opened[-1]
 
 
 @contextmanager
@@ -119,13 +118,18 @@ async def guarded(scenario: Callable[[Place], Awaitable[Any]], needs: str, place
     if not choice.sandbox.name.startswith(needs):
         return {"no sandbox": f"needs {needs}; {choice.sandbox.name} confines commands here"}
     async with orphans_ended():  # as in crow itself
-        return await scenario(place)
+        try:
+            return await scenario(place)
+        finally:
+            for workspace in place.opened:
+                await workspace.close()
 
 
 def in_child(scenario: Callable[[Place], Coroutine[Any, Any, Any]], place: Place) -> Any:
     """Run a scenario as the user `nobody` in a forked process."""
     Sandboxes().choose()  # imports everything, since the user may be unable to read this Python's files
     asyncio.run(asyncio.sleep(0))
+    python = SYSTEM_PROGRAMS.find("python3")
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the child uses none of the parent's threads
@@ -138,6 +142,8 @@ def in_child(scenario: Callable[[Place], Coroutine[Any, Any, Any]], place: Place
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
+            if python is not None and not os.access(sys.executable, os.X_OK):
+                sys.executable = python  # for the sandbox's helper, which needs no package
             text = json.dumps({"result": asyncio.run(scenario(place))}, default=str)
         except BaseException:  # noqa: BLE001 - the parent raises it
             text = json.dumps({"error": traceback.format_exc()})

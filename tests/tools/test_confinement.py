@@ -608,7 +608,10 @@ class Found(Sandboxes):
         return self._found
 
 
-async def test_a_sandbox_that_stops_working_fails_the_call_and_runs_nothing(root: Path, tmp_path: Path) -> None:
+async def test_a_sandbox_that_stops_working_fails_the_call_and_runs_nothing(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")  # the helper does not start either
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
     broken.chmod(0o755)

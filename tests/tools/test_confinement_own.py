@@ -64,6 +64,28 @@ def test_a_command_cannot_change_the_python_that_runs_crow(
     assert asks == ["ask", "none"]
 
 
+@pytest.mark.parametrize("starter", ["helper", "bubblewrap"])
+def test_a_confined_command_can_start_the_python_of_crow_in_a_place_that_it_does_not_see(
+    starter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(place: Place) -> Any:
+        python = place.base / "installed" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.symlink_to(sys.executable)
+        (place.base / "installed" / "pyvenv.cfg").write_text(f"home = {Path(sys.base_prefix) / 'bin'}\n")
+        with installed_in(place.base / "installed"):
+            workspace = place.open()
+            if starter == "bubblewrap":
+                monkeypatch.setattr(sys, "executable", "/bin/false")
+            command = f"{python} -c 'import sys; print(sys.prefix)'; cat {programs.__file__}; touch {python.parent}/new"
+            return place.base, [await run(workspace, access, command) for access in ("read", "write")]
+
+    base, results = as_user(USERS[0], scenario, needs="bubblewrap")
+    for code, output in results:
+        assert output.startswith(f"{base}/installed\n{Path(programs.__file__).read_text()}")
+        assert (code, "Read-only file system" in output) == (1, True)
+
+
 @users
 def test_no_directory_above_the_caches_can_be_changed_by_others(user: str) -> None:
     async def scenario(place: Place) -> Any:

@@ -14,6 +14,7 @@ from crow.tools.layers.states import (
     MAX_DEPTH,
     MAX_ENTRIES,
     OPEN_DIRECTORY,
+    Fingerprint,
     State,
     TooLargeError,
     Walked,
@@ -27,6 +28,7 @@ from crow.tools.layers.states import (
     state_of,
     status_of,
     strip_xattrs,
+    tree_state,
     walk,
     xattrs_of,
 )
@@ -35,6 +37,7 @@ MAX_LISTED = 5_000
 """At most so many changed files are listed one by one."""
 COMPARED_BYTES = 4_000_000
 MAX_DROPPED = 100
+SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +144,17 @@ def look(layer: Layer, rules: LookRules | None = None, *, is_live: bool = False)
     if all(is_time(each) for each in changes.operations):  # such as a directory with a file that was removed again
         changes.operations.clear()
     return changes
+
+
+def is_untouched(layer: Layer) -> bool:
+    """Return whether commands have changed nothing in a layer, judged by its top directories."""
+    for overlay in layer.overlays:
+        own, before = os.lstat(overlay.upper), os.lstat(overlay.root)
+        if own.st_mode != before.st_mode or os.listdir(overlay.upper):
+            return False
+        if xattrs_of(str(overlay.upper)) != xattrs_of(str(overlay.root)):
+            return False
+    return True
 
 
 def is_time(operation: Operation) -> bool:
@@ -250,10 +264,11 @@ class _Look:
         if not self._changes.is_live and (kind == "directory" or before is not None or status.st_mode & 0o6000):
             self._clean(name, above)
         is_same = before is not None and self._has_same_content(name, above, below, status, before)
+        after = None
         if kind == "directory":
             if before is not None:
                 self._list_below(path, name, below, "deleted", is_ignored)
-            self._list_below(path, name, above, "created", is_ignored)
+            after = self._list_below(path, name, above, "created", is_ignored)
         else:
             action: Literal["created", "changed"] = "created" if before is None else "changed"
             self._list(action, path, status, is_ignored, name, above, is_same=is_same)
@@ -262,7 +277,7 @@ class _Look:
                 root=self._root,
                 path=path,
                 before=old,
-                after=state_of(name, above),
+                after=after or state_of(name, above),
                 source=f"{self._overlay.upper}/{path}",
                 inode=status.st_ino,
                 is_ignored=is_ignored,
@@ -332,28 +347,34 @@ class _Look:
         place = proc_path(above, name)
         strip_xattrs(place)
         status = os.lstat(place)
-        if stat.S_ISREG(status.st_mode):
-            if status.st_mode & (stat.S_ISUID | stat.S_ISGID):
-                os.chmod(place, stat.S_IMODE(status.st_mode) & 0o1777)
-            return
-        if not stat.S_ISDIR(status.st_mode):
-            return
+        if stat.S_ISDIR(status.st_mode):
+            self._clean_inside(name, above)
+        else:
+            plain_mode(place, status)
+
+    def _clean_inside(self, name: str, above: int) -> None:
+        """Do the same with everything in a directory, except for modes: `_list_below` removes the bits that no file
+        keeps, as it has to find out the modes anyway."""
         with opened(name, above) as inner:
-            times = os.fstat(inner)
+            times, base = os.fstat(inner), proc_path(inner)
+            others, folders = [], []
             with os.scandir(inner) as entries:
-                found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
-            has_removed = False
-            for each, state in found:
-                self._count()
-                if kind_of(state.st_mode) == "other":
-                    if not is_whiteout(state):
-                        self._drop(f"{self._relative(inner)}/{each}")
-                    with changeable(inner):
-                        os.unlink(each, dir_fd=inner)
-                    has_removed = True
-                else:
-                    self._clean(each, inner)
-            if has_removed:
+                for entry in entries:
+                    self._count()
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.name)
+                    elif not entry.is_file(follow_symlinks=False) and not entry.is_symlink():
+                        others.append(entry.name)
+                        continue
+                    strip_xattrs(f"{base}/{entry.name}")
+            for each in others:
+                if not is_whiteout(os.lstat(each, dir_fd=inner)):
+                    self._drop(f"{self._relative(inner)}/{each}")
+                with changeable(inner):
+                    os.unlink(each, dir_fd=inner)
+            for each in folders:
+                self._clean_inside(each, inner)
+            if others:
                 os.utime(inner, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def _relative(self, directory: int) -> str:
@@ -386,17 +407,22 @@ class _Look:
 
     def _list_below(
         self, path: str, name: str, directory: int, action: Literal["created", "deleted"], is_ignored: bool
-    ) -> None:
-        """List a file, or all files in a directory."""
+    ) -> State | None:
+        """List a file, or all files in a directory. Return the state of a directory."""
         status = os.lstat(name, dir_fd=directory)
         if not stat.S_ISDIR(status.st_mode):
             self._list(action, path, status, is_ignored, name, directory)
-            return
+            return None
         with opened(name, directory) as inner:
             count = 0
             ignored_below = ""
-            for below, each in walk(inner):
+            fingerprint = Fingerprint(Walked())
+            for below, found in walk(inner):
                 self._count()
+                each = found
+                if action == "created" and not self._changes.is_live and found.st_mode & SET_ID:
+                    each = plain_mode(proc_path(inner, below), found)
+                fingerprint.add(below, each)
                 full = f"{path}/{below}"
                 is_directory = stat.S_ISDIR(each.st_mode)
                 is_inside = bool(ignored_below) and full.startswith(ignored_below)
@@ -414,6 +440,7 @@ class _Look:
                 self._list(action, full, each, is_out, below, inner)
             if not count:
                 self._list(action, path, status, is_ignored, name, directory)
+            return tree_state(status, inner, fingerprint)
 
     def _list(
         self,
@@ -448,6 +475,14 @@ class _Look:
                 target=os.readlink(name, dir_fd=directory) if kind == "link" else "",
             )
         )
+
+
+def plain_mode(path: str, status: os.stat_result) -> os.stat_result:
+    """Remove the bits of a file that would let it run as its owner or group. Return its new status."""
+    if not stat.S_ISREG(status.st_mode) or not status.st_mode & SET_ID:
+        return status
+    os.chmod(path, stat.S_IMODE(status.st_mode) & ~SET_ID)
+    return os.lstat(path)
 
 
 def is_git_index(path: str) -> bool:

@@ -29,7 +29,7 @@ class Overlay:
     upper: Path
     """Holds what commands have written."""
     work: Path
-    """For the kernel's own use."""
+    """For the kernel's own use. `Layer.renew` makes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,9 +56,9 @@ class Layer:
 
     def renew(self) -> tuple[Overlay, ...]:
         """Return the overlays with new work directories, as each mount needs one of its own."""
-        overlays = []
+        number, overlays = secrets.token_hex(4), []
         for overlay in self.overlays:
-            work = overlay.work.with_name(f"{overlay.work.name}-{secrets.token_hex(4)}")
+            work = overlay.work.with_name(f"{overlay.work.name}-{number}")
             work.mkdir()
             overlays.append(Overlay(overlay.root, overlay.upper, work))
         return tuple(overlays)
@@ -141,7 +141,6 @@ class Place:
             for number, root in enumerate(roots):
                 upper, work = new / f"{number}-upper", new / f"{number}-work"
                 make_upper(upper, root)
-                work.mkdir()
                 overlays.append(Overlay(root, directory / upper.name, directory / work.name))
             new.rename(directory)
         except BaseException:

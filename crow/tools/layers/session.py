@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import anyio
 import anyio.to_thread
 
-from crow.tools.layers.changes import Changes, LookRules, look
+from crow.tools.layers.changes import Changes, LookRules, is_untouched, look
 from crow.tools.layers.children import UNNEEDED_S, ChildLayer, children, has_child, open_child, remove_child, surplus
 from crow.tools.layers.keep import Recovered, apply, forget, invert, old_sets, prepare, recover
 from crow.tools.layers.merge import Merge, merge, prepare_merge
@@ -18,6 +20,10 @@ from crow.tools.layers.place import Layer, Place
 from crow.tools.layers.sets import ChangeSet, find_set
 from crow.tools.layers.snapshots import Snapshot
 from crow.tools.layers.states import TooLargeError
+
+MAX_REMOVALS = 4
+"""At most so many layers are removed at once. More would take the disk from the next commands."""
+CLOSE_S = 0.3
 
 
 class Layers:
@@ -39,6 +45,7 @@ class Layers:
         self._open_layer = open_layer
         self._rules_for = rules_for
         self._works: bool | None = None
+        self._removals: set[threading.Thread] = set()
 
     async def works(self) -> bool:
         """Return whether commands can run in layers here. The first call tries it."""
@@ -60,12 +67,39 @@ class Layers:
 
     async def look(self, layer: Layer, *, is_live: bool = False) -> Changes:
         """Return what commands have changed in a layer. They must have ended, unless `is_live`."""
-        return await anyio.to_thread.run_sync(lambda: look(layer, self._rules_for(layer), is_live=is_live))
+
+        def find() -> Changes:
+            # most commands change nothing, and to find the rules takes longer than to look
+            rules = LookRules() if is_untouched(layer) else self._rules_for(layer)
+            return look(layer, rules, is_live=is_live)
+
+        return await anyio.to_thread.run_sync(find)
 
     async def drop(self, layer: Layer) -> None:
-        """Remove a layer with everything in it."""
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(layer.drop)
+        """Remove a layer with everything in it, after this call has returned. `close` waits for that."""
+        self._removals = {each for each in self._removals if each.is_alive()}
+        if len(self._removals) >= MAX_REMOVALS:
+            await self._removed()
+        removal = threading.Thread(target=layer.drop, name="remove a layer", daemon=True)
+        self._removals.add(removal)
+        removal.start()
+
+    async def _removed(self) -> None:
+        for removal in [*self._removals]:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(removal.join)
+
+    async def close(self) -> None:
+        """Wait a short time until dropped layers are removed. The next start of crow removes what is left."""
+
+        def wait() -> None:
+            end = time.monotonic() + CLOSE_S
+            for removal in self._removals:
+                removal.join(max(0.0, end - time.monotonic()))
+
+        if self._removals:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(wait)
 
     async def prepare(self, layer: Layer, changes: Changes, about: Mapping[str, str]) -> ChangeSet:
         """Write a change set to disk. See :func:`crow.tools.layers.prepare`."""

@@ -131,31 +131,54 @@ def state_of(name: str, directory: int, *, is_whole: bool = True, walked: Walked
         return State(kind=kind, mode=mode, size=status.st_size, mtime_ns=mtime, uid=uid, gid=gid, files=1)
     handle = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
     try:
-        xattrs = xattrs_of(handle)
-        tree = fingerprint(handle, walked) if is_whole else ""
+        if not is_whole:
+            return tree_state(status, handle, None)
+        fingerprint = Fingerprint(walked)
+        for path, each in walk(handle):
+            fingerprint.add(path, each)
+        return tree_state(status, handle, fingerprint)
     finally:
         os.close(handle)
-    files, size = (walked.files, walked.size) if is_whole else (0, 0)
-    return State(
-        kind=kind, mode=mode, mtime_ns=mtime, uid=uid, gid=gid, tree=tree, xattrs=xattrs, files=files, size=size
-    )
 
 
-def fingerprint(directory: int, walked: Walked) -> str:
-    """Return a digest of the names, kinds, modes, sizes and times in a tree. Sizes of sparse files do not count."""
-    digest = hashlib.sha256()
-    for path, status in walk(directory):
+class Fingerprint:
+    """A digest of the names, kinds, modes, sizes and times in a tree. Sizes of sparse files do not count."""
+
+    def __init__(self, walked: Walked) -> None:
+        self.walked = walked
+        self._digest = hashlib.sha256()
+
+    def add(self, path: str, status: os.stat_result) -> None:
+        """Add a path, relative to the tree. They must be added in the order of :func:`walk`."""
+        walked, mode = self.walked, status.st_mode
         walked.entries += 1
         note_change(walked, status, path)
-        kind = kind_of(status.st_mode)
-        if kind == "directory":
-            text = f"{path}\0d{status.st_mode}\n"
+        if stat.S_ISDIR(mode):
+            text = f"{path}\0d{mode}\n"
         else:
             walked.files += 1
             walked.size += status.st_blocks * 512
-            text = f"{path}\0{status.st_mode} {status.st_size} {status.st_mtime_ns if kind == 'file' else 0}\n"
-        digest.update(os.fsencode(text))
-    return digest.hexdigest()
+            text = f"{path}\0{mode} {status.st_size} {status.st_mtime_ns if stat.S_ISREG(mode) else 0}\n"
+        self._digest.update(os.fsencode(text))
+
+    def hexdigest(self) -> str:
+        """Return the digest."""
+        return self._digest.hexdigest()
+
+
+def tree_state(status: os.stat_result, directory: int, fingerprint: Fingerprint | None) -> State:
+    """Return the state of an open directory: with everything in it if there is a fingerprint, otherwise without."""
+    return State(
+        kind="directory",
+        mode=stat.S_IMODE(status.st_mode),
+        mtime_ns=status.st_mtime_ns,
+        uid=status.st_uid,
+        gid=status.st_gid,
+        tree="" if fingerprint is None else fingerprint.hexdigest(),
+        xattrs=xattrs_of(directory),
+        files=0 if fingerprint is None else fingerprint.walked.files,
+        size=0 if fingerprint is None else fingerprint.walked.size,
+    )
 
 
 def note_change(walked: Walked, status: os.stat_result, path: str) -> None:

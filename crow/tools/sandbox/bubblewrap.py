@@ -121,12 +121,17 @@ class _ConfinedProcess(Process):
 def _processes_inside(outer: int) -> list[int]:
     """Return the processes in the sandbox of the bubblewrap process `outer`, except for bubblewrap's own inner
     process."""
-    children = _child_table() if not os.path.exists(f"/proc/{outer}/task/{outer}/children") else None
-    first = _children_of(outer, children)
-    found, level = [], [pid for parent in first for pid in _children_of(parent, children)]
+    return [pid for inner in _children_of(outer, _child_table(outer)) for pid in descendants_of(inner)]
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Return all processes below a process."""
+    table = _child_table(pid)
+    found: list[int] = []
+    level = _children_of(pid, table)
     while level:
         found += level
-        level = [pid for parent in level for pid in _children_of(parent, children)]
+        level = [child for parent in level for child in _children_of(parent, table)]
     return found
 
 
@@ -141,8 +146,10 @@ def _children_of(pid: int, table: Mapping[int, Sequence[int]] | None) -> Sequenc
     return found
 
 
-def _child_table() -> dict[int, list[int]]:
-    """Map each process to its children, for kernels that do not list the children of a process."""
+def _child_table(pid: int) -> dict[int, list[int]] | None:
+    """Map each process to its children, if the kernel does not list the children of a process such as `pid`."""
+    if os.path.exists(f"/proc/{pid}/task/{pid}/children"):
+        return None
     table: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +33,7 @@ from crow.tools.process import Process
 from crow.tools.protection import is_protected
 from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
 from crow.tools.sandbox.denied import DeniedFiles
+from crow.tools.sandbox.launched import LaunchedProcess, Launcher, NotLaunchedError
 from crow.tools.sandbox.policy import (
     MAX_READ_ONLY,
     PYTEST_CACHE,
@@ -184,6 +185,7 @@ class KernelConfiner:
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._listeners = Listeners()
+        self._launcher = Launcher()
 
     @property
     def confines(self) -> bool:
@@ -233,27 +235,38 @@ class KernelConfiner:
                 f'The command was not run, because no sandbox can limit it to the access "{access}": {problem} '
                 'Use the access "full"; the user will be asked.',
             )
-        prepared = await anyio.to_thread.run_sync(self._prepare, choice.sandbox, access, directory, excluded, layer)
-        variables = {name: value for name, value in env.items() if name not in REMOVED} | dict(prepared.env)
-        begin = choice.sandbox.start
-        if (
-            on_listener is not None
-            and isinstance(choice.sandbox, bubblewrap.Bubblewrap)
-            and not prepared.confinement.has_network
-        ):
-            variables |= proxy_environment(variables, self._policy.download_places(prepared.places))
+        has_network = access == "write" and self.options.network
+        is_connected = False
+        begin: Callable[..., Awaitable[Process]] = choice.sandbox.start
+        if isinstance(choice.sandbox, bubblewrap.Bubblewrap) and on_listener is not None and not has_network:
+            is_connected = True
             begin = partial(choice.sandbox.start, before=partial(self._listen, on_listener))
-        process = await begin(
-            argv,
-            prepared.confinement,
-            cwd=cwd,
-            env=variables,
-            on_output=on_output,
-            on_errors=on_errors,
-            takes_input=takes_input,
-        )
-        self._prepared[process] = prepared
-        return process
+        prepare = partial(self._prepare, choice.sandbox, access, directory, excluded, layer)
+
+        async def run(begin: Callable[..., Awaitable[Process]]) -> Process:
+            prepared = await anyio.to_thread.run_sync(prepare)
+            variables = {name: value for name, value in env.items() if name not in REMOVED} | dict(prepared.env)
+            if is_connected:
+                variables |= proxy_environment(variables, self._policy.download_places(prepared.places))
+            process = await begin(
+                argv,
+                prepared.confinement,
+                cwd=cwd,
+                env=variables,
+                on_output=on_output,
+                on_errors=on_errors,
+                takes_input=takes_input,
+            )
+            self._prepared[process] = prepared
+            return process
+
+        if isinstance(choice.sandbox, bubblewrap.Bubblewrap) and self._launcher.works:
+            try:
+                async with self._launcher.reserved(has_network=has_network) as reservation:
+                    return await run(partial(reservation.start, on_listener=on_listener if is_connected else None))
+            except NotLaunchedError as error:
+                logger.warning("The sandbox's helper could not start a command, so bubblewrap starts it: %s", error)
+        return await run(begin)
 
     async def _listen(self, on_listener: Callable[[socket.socket], None], pid: int) -> None:
         try:
@@ -275,7 +288,9 @@ class KernelConfiner:
         roots = () if prepared is None else [each.root for each in prepared.confinement.overlays]
         if roots and not process.exited.is_set():
             try:
-                await self._listeners.refresh(process.pid, roots)
+                # nobody may look into the first process of the helper's sandboxes
+                pid = process.command_pid if isinstance(process, LaunchedProcess) else process.pid
+                await self._listeners.refresh(pid, roots)
             except (OSError, TimeoutError) as error:
                 logger.warning("A command in the background may see old files: %s", error)
 
@@ -354,6 +369,7 @@ class KernelConfiner:
     async def close(self) -> None:
         """See :class:`crow.tools.sandbox.Confiner`."""
         await self._listeners.close()
+        await self._launcher.close()
         private, self._private = self._private, None
         if private is not None:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_S):
@@ -408,7 +424,8 @@ class KernelConfiner:
         """See :class:`crow.tools.sandbox.Confiner`."""
         if self.options.enabled == "off" or self.options.layers is None:
             return None
-        sandbox = (await self._choose()).sandbox
+        # only the start of a command has to know whether the sandbox can still be trusted
+        sandbox = (self._choice or await self._choose()).sandbox
         if sandbox is None or not sandbox.has_overlay:
             return None
         return await anyio.to_thread.run_sync(self._open_layer, sandbox)
@@ -434,7 +451,7 @@ class KernelConfiner:
         except OSError:
             return False
         try:
-            tried = self._policy.confinement("write", private.directories, overlays=layer.overlays)
+            tried = self._policy.confinement("write", private.directories, overlays=layer.renew())
             return sandbox.run(["/bin/sh", "-c", ":"], tried, cwd=self._policy.roots[0]).returncode == 0
         finally:
             layer.drop()

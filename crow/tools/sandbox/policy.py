@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames
-from crow.programs import SYSTEM_PROGRAMS, Programs, own_trees
+from crow.programs import SYSTEM_PROGRAMS, Programs, needed_trees, own_trees
 from crow.tools.layers import Overlay
 from crow.tools.protection import secret_places
 from crow.tools.sandbox import ConfinedAccess, Confinement
@@ -184,6 +184,7 @@ class Policy:
     """The environment that crow adapts for commands."""
     _places: list[FoundPlaces] = field(default_factory=list, repr=False)
     _repositories: dict[Path, OuterRepository | None] = field(default_factory=dict, repr=False)
+    _fixed: dict[tuple[Path, ...], tuple[Path, ...]] = field(default_factory=dict, repr=False)
 
     @property
     def home(self) -> Path | None:
@@ -252,7 +253,7 @@ class Policy:
         shown = [path for path in sockets if path not in masked]
         others = listening_sockets(shown) if sockets else ()
         hidden = tuple(dict.fromkeys([*found.hidden, *denied, *others]))
-        fixed = own_trees(writable)
+        fixed = self._own_trees(writable)
         readable = [path for path in found.toolchains if is_inside_any(path, masked)]
         readable += shown
         readable += self._named(self.options.readable)
@@ -272,7 +273,7 @@ class Policy:
         else:
             throwaway = tuple(root for root in self.roots if not is_inside_any(root, set(self.roots) - {root}))
             readable += [path for path in writable if path not in self.roots]
-        visible = (*readable, *own_writable, *throwaway)
+        visible, hiding = prefixes_of((*readable, *own_writable, *throwaway)), prefixes_of(masked)
         return Confinement(
             access=access,
             masked=masked,
@@ -280,7 +281,7 @@ class Policy:
             writable=tuple(dict.fromkeys(own_writable)),
             read_only=tuple(read_only),
             fixed=fixed if access == "write" else (),
-            hidden=tuple(path for path in hidden if _is_visible(path, masked, visible)),
+            hidden=tuple(path for path in hidden if _is_visible(path, hiding, visible)),
             throwaway=throwaway,
             overlays=tuple(overlays),
             temporary=private.temporary,
@@ -288,6 +289,12 @@ class Policy:
             has_network=has_network,
             sockets=sockets,
         )
+
+    def _own_trees(self, writable: tuple[Path, ...]) -> tuple[Path, ...]:
+        """Return crow's own trees in these directories. They stay where they are as long as crow runs."""
+        if writable not in self._fixed:
+            self._fixed[writable] = own_trees(writable)
+        return self._fixed[writable]
 
     def environment(
         self, access: ConfinedAccess, private: PrivateDirectories, *, has_overlay: bool = False
@@ -298,14 +305,15 @@ class Policy:
         write into the workspace, but everything that it writes there is discarded.
         """
         home = self.home or Path(os.sep)
-        writable = self.writable_roots() if access == "write" else ()
+        inside = prefixes_of(self.writable_roots() if access == "write" else ())
+        caches = f"{private.caches}{os.sep}"
         variables = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(private.temporary))
         has_network = access == "write" and self.options.network
         for name, (directory, place) in _CACHES.items():
-            usual = Path(self.env.get(name) or home / place)
-            if is_inside_any(usual, writable) or (name == "CARGO_HOME" and not has_network):
+            usual = self.env.get(name) or f"{home}{os.sep}{place}"
+            if f"{usual}{os.sep}".startswith(inside) or (name == "CARGO_HOME" and not has_network):
                 continue
-            variables[name] = str(private.caches / directory)
+            variables[name] = f"{caches}{directory}"
         if "GOMODCACHE" in variables:
             downloads = Path(self.env.get("GOMODCACHE") or home / _CACHES["GOMODCACHE"][1], "cache", "download")
             others = self.env.get("GOPROXY") or "https://proxy.golang.org,direct"
@@ -317,8 +325,8 @@ class Policy:
             pytest = f"-o cache_dir={shlex.quote(str(private.caches / PYTEST_CACHE))}"
             variables["PYTEST_ADDOPTS"] = f"{self.env.get('PYTEST_ADDOPTS', '')} {pytest}".strip()
         for name, place in _KEPT_PLACES.items():
-            if name not in self.env and os.path.isdir(home / place):
-                variables[name] = str(home / place)
+            if name not in self.env and os.path.isdir(found := f"{home}{os.sep}{place}"):
+                variables[name] = found
         return variables
 
     def download_places(self, private: PrivateDirectories) -> dict[str, str]:
@@ -341,7 +349,7 @@ class Policy:
         folders = [Path("/etc"), *(() if home is None else (home, *(home / name for name in _FOLDERS)))]
         stamp = tuple(_modified_ns(folder) for folder in (*folders, *self.options.own))
         if not self._places or self._places[0].stamp != stamp:
-            toolchains, hidden = tuple(self._toolchains(home)), tuple(self._hidden())
+            toolchains, hidden = (*self._toolchains(home), *self._needed(home)), tuple(self._hidden())
             self._places[:] = [FoundPlaces(stamp=stamp, toolchains=toolchains, hidden=hidden)]
         return self._places[0]
 
@@ -381,6 +389,13 @@ class Policy:
         yield from self._program_places(chain(*named), home)
         for place in self._program_places(self.env.get("PATH", "").split(os.pathsep), home):
             yield _installed_tree(place, home)
+
+    def _needed(self, home: Path | None) -> Iterator[Path]:
+        """Return where crow and its Python are, because some tools are programs of crow that run confined."""
+        own = self.writable_roots()
+        for tree in needed_trees():
+            if os.path.isdir(tree) and not is_inside_any(tree, own) and (home is None or not _is_general(tree, home)):
+                yield tree
 
     def _program_places(self, paths: Iterable[str], home: Path) -> Iterator[Path]:
         own = self.writable_roots()
@@ -429,7 +444,7 @@ class Policy:
     def _find_repository(self, root: Path) -> OuterRepository | None:
         """Return the repository that git would use in this root. None if there is no such repository, if its git
         directory is inside a root, or if commands must not see its whole tree."""
-        tree = next((folder for folder in (root, *root.parents) if os.path.lexists(folder / ".git")), None)
+        tree = next((folder for folder in (root, *root.parents) if os.path.lexists(f"{folder}/.git")), None)
         if tree is None or (tree != root and not self._may_show(tree, root)):
             return None
         common = tree / ".git" if _is_repository(tree / ".git") else linked_repository(tree)
@@ -529,8 +544,13 @@ def _existing(paths: Iterable[str | Path]) -> Iterator[Path]:
 
 def is_inside_any(path: Path, roots: Iterable[Path]) -> bool:
     """Return whether the path is one of the roots or below one. All are absolute."""
-    place = f"{path}{os.sep}"  # `is_relative_to` would take a third of the time in which a command is prepared
-    return any(place.startswith(f"{str(root).rstrip(os.sep)}{os.sep}") for root in roots)
+    # `is_relative_to` would take a third of the time in which a command is prepared
+    return f"{path}{os.sep}".startswith(prefixes_of(roots))
+
+
+def prefixes_of(roots: Iterable[Path]) -> tuple[str, ...]:
+    """Return with what all paths in these directories begin."""
+    return tuple([f"{str(root).rstrip(os.sep)}{os.sep}" for root in roots])
 
 
 def _is_general(place: Path, home: Path) -> bool:
@@ -557,9 +577,10 @@ def folders_above(paths: Iterable[Path], roots: Sequence[Path]) -> Iterator[Path
                 yield from (parent for parent in path.parents if parent.is_relative_to(root))
 
 
-def _is_visible(path: Path, masked: Iterable[Path], visible: Iterable[Path]) -> bool:
-    """Return whether a command would see the path: nothing masks it, or it is in a visible tree."""
-    return is_inside_any(path, visible) or not is_inside_any(path, masked)
+def _is_visible(path: Path, masked: tuple[str, ...], visible: tuple[str, ...]) -> bool:
+    """Return whether a command would see the path: nothing masks it, or it is in a visible tree. Both are prefixes."""
+    place = f"{path}{os.sep}"
+    return place.startswith(visible) or not place.startswith(masked)
 
 
 def _protected_parts(snapshot: Snapshot | None) -> tuple[tuple[Path, ...], tuple[Path, ...]]:

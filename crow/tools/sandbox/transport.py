@@ -10,11 +10,33 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import IO, Protocol
 
 from crow.tools.process import Process
 
 
-async def _adopt(child: subprocess.Popen[bytes], process: Process) -> None:
+class Child(Protocol):
+    """What this module needs of a child. :class:`subprocess.Popen` has it, without buffers."""
+
+    pid: int
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+    returncode: int | None
+    """The exit code, or the negative number of the signal that ended the child. None until `poll` or `wait` has seen
+    its end."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the child runs."""
+
+    def wait(self) -> int:
+        """Wait for the end of the child."""
+
+    def send_signal(self, sig: int, /) -> None:
+        """Signal the child, unless it has ended."""
+
+
+async def adopt(child: Child, process: Process) -> None:
     """Connect a child to the running event loop. The child's pipes must be unbuffered.
 
     :raises OSError: the child's pipes cannot be used; the child is killed.
@@ -34,8 +56,8 @@ class _ChildTransport(asyncio.SubprocessTransport):
     asyncio's own transport works only for children that asyncio itself started.
     """
 
-    def __init__(self, child: subprocess.Popen[bytes], process: Process) -> None:
-        super().__init__()
+    def __init__(self, child: Child, process: Process) -> None:
+        super().__init__({"child": child})
         self._child = child
         self._process = process
         self._loop = asyncio.get_running_loop()
@@ -92,11 +114,11 @@ class _ChildTransport(asyncio.SubprocessTransport):
 
     def terminate(self) -> None:
         """Send SIGTERM."""
-        self._child.terminate()
+        self._child.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Send SIGKILL."""
-        self._child.kill()
+        self._child.send_signal(signal.SIGKILL)
 
     def is_closing(self) -> bool:
         """Return whether `close` was called."""
@@ -114,7 +136,7 @@ class _ChildTransport(asyncio.SubprocessTransport):
             elif pipe is not None:
                 pipe.close()
         if self._child.poll() is None:
-            self._child.kill()
+            self._child.send_signal(signal.SIGKILL)
             # the event loop may be closed before it notices that the child has ended
             threading.Thread(target=self._child.wait, name="wait for a child", daemon=True).start()
 
@@ -163,7 +185,7 @@ async def start_in_thread(start: Callable[[], subprocess.Popen[bytes]], process:
     except asyncio.CancelledError:
         started.add_done_callback(_kill_child)
         raise
-    await _adopt(child, process)
+    await adopt(child, process)
 
 
 def _kill_child(started: asyncio.Future[subprocess.Popen[bytes]]) -> None:

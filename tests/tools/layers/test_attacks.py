@@ -111,6 +111,20 @@ def test_a_rewritten_file_with_the_same_content_is_no_reason_to_ask(world: World
     assert not changes.matters
 
 
+def test_set_uid_bits_are_never_kept_and_an_undo_still_knows_the_files(world: World) -> None:
+    before = world.picture()
+    line = "cp /bin/true t; mkdir -p n/m; cp t n/m/u; cp t n/g; mkfifo n/m/f; chmod 6755 t n/m/u n/g; chmod 1777 n/m"
+    made = world.keep(line)
+
+    modes = {name: stat.S_IMODE((world.root / name).stat().st_mode) for name in ("t", "n/m/u", "n/g", "n/m")}
+    assert modes == {"t": 0o755, "n/m/u": 0o755, "n/g": 0o755, "n/m": 0o1777}
+    assert os.listdir(world.root / "n" / "m") == ["u"]
+    undone = invert(world.place, made)
+    assert undone.skipped == ()
+    apply(undone)
+    assert world.picture() == before
+
+
 def test_a_dropped_layer_leaves_nothing(world: World) -> None:
     before = world.picture()
     in_layer(world.layer, world.root, "rm -rf src; mkdir -p $(seq -s / 60); chmod 000 1; echo > x")
