@@ -157,7 +157,7 @@ def test_a_chat_escapes_what_endpoints_and_servers_say(hostile: Shell) -> None:
             terminal.wait_for("You: ")
             terminal.type(f"{line}\n")
             if line in ("/model", "/rewind"):
-                terminal.wait_for("Enter to leave it: ")
+                terminal.wait_for("Enter changes nothing: ")
                 terminal.type("\n")
         terminal.wait_for("does not accept")
         terminal.wait_for("You: ")

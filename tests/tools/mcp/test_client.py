@@ -438,7 +438,8 @@ async def test_built_in_tools_do_not_block_the_event_loop(open_box: OpenBox, roo
     async with open_box() as box:
         with blockbuster_ctx("crow") as guard:
             for function in guard.functions.values():  # resolving and judging a path is synchronous by contract
-                function.can_block_in("crow/tools/workspace.py", {"resolve", "read_protection", "shared_inode"})
+                function.can_block_in("crow/tools/workspace.py", {"resolve", "read_protection"})
+                function.can_block_in("crow/tools/disk.py", {"shared_inode"})
                 function.can_block_in("crow/tools/process.py", {"_children_of", "_families"})  # /proc is no disk
                 function.can_block_in("crow/tools/process.py", {"of", "has_mark"})
             assert (await box.run("read_file", path="a.txt")).text == "one"
