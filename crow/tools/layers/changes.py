@@ -123,11 +123,6 @@ class Changes:
         return [change for change in self.listed if not (change.is_same or change.is_ignored) or change.is_protected]
 
     @property
-    def matters(self) -> bool:
-        """Whether there is something that a user would want to know about."""
-        return bool(self.problem or self.dropped or self.shown)
-
-    @property
     def protected(self) -> list[Change]:
         """The changes to protected files."""
         return [change for change in self.listed if change.is_protected]

@@ -23,7 +23,6 @@ from crow.tools.layers.place import Overlay, Place, discard
 from crow.tools.layers.sets import ChangeSet, directory_of
 from crow.tools.layers.states import (
     OPEN_DIRECTORY,
-    State,
     has_xattr,
     is_whiteout,
     kind_of,
@@ -226,9 +225,3 @@ def prepare_merge(place: Place, child: ChildLayer, merge: Merge, about: dict[str
             discard(made.directory)
         raise Conflict(sorted(missing))
     return made
-
-
-def base_state(child: ChildLayer, path: str) -> State:
-    """Return what the workspace had at a path when the subagent changed it first."""
-    base = child.bases.get(path)
-    return UNKNOWN if base is None else base.state

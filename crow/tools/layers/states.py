@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -114,8 +114,8 @@ def status_of(name: str, directory: int | None) -> os.stat_result | None:
         return None
 
 
-def state_of(name: str, directory: int, *, is_whole: bool = True, walked: Walked | None = None) -> State:
-    """Return the state of a name in an open directory. With `is_whole`, a directory counts with everything in it."""
+def state_of(name: str, directory: int, *, walked: Walked | None = None) -> State:
+    """Return the state of a name in an open directory. A directory counts with everything in it."""
     status = status_of(name, directory)
     if status is None:
         return ABSENT
@@ -131,8 +131,6 @@ def state_of(name: str, directory: int, *, is_whole: bool = True, walked: Walked
         return State(kind=kind, mode=mode, size=status.st_size, mtime_ns=mtime, uid=uid, gid=gid, files=1)
     handle = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
     try:
-        if not is_whole:
-            return tree_state(status, handle, None)
         fingerprint = Fingerprint(walked)
         for path, each in walk(handle):
             fingerprint.add(path, each)
@@ -312,11 +310,10 @@ def set_xattrs(handle: int, wanted: tuple[tuple[str, str], ...]) -> None:
 
 class Copier:
     """Copies files and trees with their modes, times, attributes, holes and the hard links among them. Sockets, devices
-    and named pipes are left out. `leaves_out` says what else is left out."""
+    (whiteouts among them) and named pipes are left out."""
 
-    def __init__(self, leaves_out: Callable[[os.stat_result], bool] = is_whiteout) -> None:
+    def __init__(self) -> None:
         self._links: dict[tuple[int, int], tuple[int, str]] = {}
-        self._leaves_out = leaves_out
         self._handles: list[int] = []
 
     def copy(self, name: str, source: int, to: str, target: int) -> bool:
@@ -332,7 +329,7 @@ class Copier:
     def _copy(self, name: str, source: int, to: str, target: int, depth: int) -> bool:
         status = os.lstat(name, dir_fd=source)
         kind = kind_of(status.st_mode)
-        if kind == "other" or self._leaves_out(status):
+        if kind == "other":
             return False
         if depth > MAX_DEPTH:
             raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
